@@ -93,7 +93,7 @@ def test_nothing_is_wider_than_a_terminal(words):
     assert max(map(len, help_of(*words).splitlines())) <= 80
 
 
-def test_bench_says_what_a_round_is():
+def test_bench_says_what_its_interval_is_and_when_it_ends():
     text = " ".join(help_of("bench").split())
-    assert "A round is one answer of each side to every prompt" in text
-    assert "five are a compromise" in text
+    assert "The interval in brackets contains the true ratio 95 times in 100" in text
+    assert "It ends when all intervals are narrow, or with the time limit or Ctrl-C" in text

@@ -328,7 +328,7 @@ def test_measurements_and_checks_run_where_the_models_are(server, tmp_path):
     prompts.write_text("Tell me a story.\n")
     common = ("--rpc", server.address, "--draft-tokens", "3", "--prompts", str(prompts))
     measured = CliRunner().invoke(
-        main, ["bench", *common, "--rounds", "2", "--max-tokens", "20", "--json"]
+        main, ["bench", *common, "--seconds", "60", "--max-tokens", "64", "--json"]
     )
     assert measured.exit_code == 0, measured.output
     assert json.loads(measured.stdout)["costs"]["ratios"][0] == 1.0
@@ -343,7 +343,7 @@ def test_measurements_and_checks_run_where_the_models_are(server, tmp_path):
 def test_bench_of_a_server_that_dies_says_so(server):
     timer = threading.Timer(2.0, server.kill)
     timer.start()
-    found = CliRunner().invoke(main, ["bench", "--rpc", server.address, "--rounds", "50"])
+    found = CliRunner().invoke(main, ["bench", "--rpc", server.address, "--seconds", "600"])
     timer.join()
     assert found.exit_code == 1
     assert f"{server.address} cannot be reached" in found.stderr

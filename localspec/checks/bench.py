@@ -1,34 +1,38 @@
-"""Measures the speed-up over plain decoding: both take turns on the same prompts."""
+"""Measures the speed-up over plain decoding, by kind of text: both sides take turns."""
 
 from __future__ import annotations
 
 import enum
 import math
-import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from localspec.checks.identity import GREEDY
 from localspec.checks.limit import EndedBy, ended_by, limited
-from localspec.checks.prompts import check_lengths
-from localspec.checks.ratio_estimate import RatioEstimate, estimate_ratio
+from localspec.checks.prompts import KindOfText, Task
+from localspec.checks.ratio_estimate import (
+    FEWEST,
+    RatioEstimate,
+    estimate_ratio,
+    in_equal_parts,
+)
 from localspec.checks.step_bench import StepCosts, measure_steps
+from localspec.checks.turns import SHORTEST_ANSWER, Stretch, TurnTaking
 from localspec.engine.engine import Engine
-from localspec.errors import Interrupted, OptionError
-from localspec.isolated.watch import OnMeasured, Watch
+from localspec.errors import ContextError, Interrupted, OptionError
+from localspec.isolated.watch import Watch
 from localspec.machine import peak_memory_bytes
-from localspec.policy.speedup import Curve, break_even_acceptance, expected_speedup
-from localspec.sampling.params import SamplingParams
+from localspec.policy.speedup import Curve, break_even_acceptance
 from localspec.speculative.metrics import Stats
-from localspec.speculative.policy_api import DraftOff, DraftPolicy, FixedDraftPolicy
+from localspec.speculative.policy_api import DraftOff, DraftPolicy, ProposerKind
 from localspec.streaming.cancellation import Cancellation
 
-SWEEP = (1, 2, 3, 5, 7, 11, 15)  # numbers of draft tokens that are tried one by one
-NUM_STEP_ROUNDS = 5
-_SWEEP_TOKENS = 48
-_COSTS_SHARE = 0.25  # of the time, that timing decodes may take
+COST_ROUNDS = 5  # at most, of timing decodes
+_COSTS_SHARE = 0.1  # of the time, that they may take
+NARROW = 1.05  # an interval that reaches less far needs no more text
+NOT_FEW = 8  # stretches that an interval needs to count as that narrow
 
 
 class Outcome(enum.Enum):
@@ -38,89 +42,80 @@ class Outcome(enum.Enum):
     SLOWER = "slower"
     NO_DIFFERENCE = "no difference seen"  # the interval holds 1
     NOTHING_DRAFTED = "nothing was drafted"  # both sides are plain decoding
-    ONE_ROUND = "one round cannot tell"  # it does not show the noise
-    PART_OF_A_ROUND = "part of a round cannot tell"
+    TOO_LITTLE = "not enough text"
+
+
+def _outcome(estimate: RatioEstimate | None, num_drafted: int) -> Outcome:
+    if estimate is None:
+        return Outcome.TOO_LITTLE
+    if not num_drafted:
+        return Outcome.NOTHING_DRAFTED
+    if estimate.low > 1.0:
+        return Outcome.FASTER
+    return Outcome.SLOWER if estimate.high < 1.0 else Outcome.NO_DIFFERENCE
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """Plain or speculative answers.
+class KindSpeed:
+    """How fast text of a kind is.
 
-    tokens_per_s: of each round, over all prompts, without the prefill and its token.
-    time_to_first_token_s: the median of all answers. answers: their statistics, in order.
+    stretches: of text that both sides wrote in turn. answers: their statistics, in order, of
+    both sides together; an answer may have been cut.
     """
 
-    tokens_per_s: tuple[float, ...]
-    time_to_first_token_s: float
+    kind: KindOfText
+    stretches: tuple[Stretch, ...]
     answers: tuple[Stats, ...]
 
     @property
-    def token_s(self) -> tuple[float, ...]:
-        """Seconds per token, of each round."""
-        return tuple(1 / rate for rate in self.tokens_per_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Both sides on the same prompts and options, in turn. round_s: seconds of a round.
-
-    num_prompts: prompts that both sides answered in each round; missing_prompts: the others,
-    if the only round is incomplete.
-    """
-
-    name: str
-    plain: Side
-    speculative: Side
-    round_s: float
-    num_prompts: int
-    missing_prompts: int = 0
-
-    @property
-    def ratios(self) -> tuple[float, ...]:
-        """Speculative ÷ plain, of each round."""
-        pairs = zip(self.speculative.tokens_per_s, self.plain.tokens_per_s, strict=True)
-        return tuple(ours / plain for ours, plain in pairs)
-
-    @property
-    def speedup(self) -> float:
-        """Plain ÷ speculative seconds per token, each the mean of the rounds."""
-        return sum(self.plain.token_s) / sum(self.speculative.token_s)
-
-    @property
     def estimate(self) -> RatioEstimate | None:
-        """The speed-up with its interval; None after one round."""
-        return estimate_ratio(self.plain.token_s, self.speculative.token_s)
+        """The speed-up with its interval; None for too little text."""
+        plain_s = [stretch.plain_s for stretch in self.stretches]
+        return estimate_ratio(plain_s, [stretch.drafting_s for stretch in self.stretches])
 
     @property
     def outcome(self) -> Outcome:
         """The result; wrong about equally fast sides 5 times in 100."""
-        if not any(self.steps_per_length[1:]):
-            return Outcome.NOTHING_DRAFTED
-        if (estimate := self.estimate) is None:
-            return Outcome.PART_OF_A_ROUND if self.missing_prompts else Outcome.ONE_ROUND
-        if estimate.low > 1.0:
-            return Outcome.FASTER
-        return Outcome.SLOWER if estimate.high < 1.0 else Outcome.NO_DIFFERENCE
+        return _outcome(self.estimate, self.num_drafted)
 
     @property
-    def draft_off(self) -> DraftOff | None:
-        """The most frequent reason for not drafting; None if every step drafted."""
-        reasons: Counter[DraftOff] = Counter()
-        for stats in self.speculative.answers:
-            reasons.update(stats.draft_off_steps)
-        return max(reasons, key=lambda reason: reasons[reason], default=None)
+    def plain_tokens_per_s(self) -> float | None:
+        """Of plain decoding; None without a stretch."""
+        return self._rate(sum(stretch.plain_s for stretch in self.stretches))
 
     @property
-    def acceptance_rate(self) -> float:
-        """Accepted ÷ proposed tokens; 0 if none was proposed."""
-        proposed = sum(stats.num_draft_tokens for stats in self.speculative.answers)
-        accepted = sum(stats.num_accepted for stats in self.speculative.answers)
-        return accepted / proposed if proposed else 0.0
+    def tokens_per_s(self) -> float | None:
+        """With drafts; None without a stretch."""
+        return self._rate(sum(stretch.drafting_s for stretch in self.stretches))
+
+    def _rate(self, seconds: float) -> float | None:
+        return sum(each.num_tokens for each in self.stretches) / seconds if seconds else None
+
+    @property
+    def num_drafted(self) -> int:
+        """Draft tokens."""
+        return sum(stats.num_draft_tokens for stats in self.answers)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted ÷ proposed tokens; None if none was proposed."""
+        num_accepted = sum(stats.num_accepted for stats in self.answers)
+        return num_accepted / self.num_drafted if self.num_drafted else None
+
+    @property
+    def acceptance_by_proposer(self) -> dict[ProposerKind, float]:
+        """The same of each proposer that proposed something."""
+        drafted: Counter[ProposerKind] = Counter()
+        accepted: Counter[ProposerKind] = Counter()
+        for stats in self.answers:
+            drafted.update(stats.drafted_per_proposer)
+            accepted.update(stats.accepted_per_proposer)
+        return {kind: accepted[kind] / drafted[kind] for kind in drafted}
 
     @property
     def steps_per_length(self) -> tuple[int, ...]:
-        """Steps that proposed 0, 1, 2 … tokens."""
-        columns = zip(*(s.steps_per_length for s in self.speculative.answers), strict=True)
+        """Steps that proposed 0, 1, 2 … tokens, both sides together."""
+        columns = zip(*(s.steps_per_length for s in self.answers), strict=True)
         return tuple(sum(column) for column in columns)
 
 
@@ -128,116 +123,131 @@ class Comparison:
 class Bench:
     """Everything measured.
 
-    comparisons: those with a prompt that both sides answered. costs: None if no round of timing
-    was complete. sweep: number of draft tokens → speed-up over plain, greedy. num_rounds: the
-    requested number. ended_by: the reason if the measurement ended early. round_s: estimated
-    seconds of a round, None if unknown.
+    kinds: in the order in which they are asked, also those with too little text. left_out:
+    kinds that this model cannot be asked, or whose prompts do not fit its context. costs: None
+    if timing decodes was interrupted. ended_by: None if all intervals are narrow.
     """
 
-    comparisons: tuple[Comparison, ...]
+    kinds: tuple[KindSpeed, ...]
+    left_out: tuple[KindOfText, ...]
     costs: StepCosts | None
-    sweep: dict[int, float]
     peak_memory_bytes: int
-    num_rounds: int
     time_s: float
     ended_by: EndedBy | None
-    round_s: float | None
+
+    @property
+    def over_all(self) -> RatioEstimate | None:
+        """The speed-up for as much text of each kind that was measured; None for no kind."""
+        known = [found.estimate for found in self.kinds if found.estimate]
+        return in_equal_parts(known) if known else None
+
+    @property
+    def outcome(self) -> Outcome:
+        """The result over all."""
+        return _outcome(self.over_all, sum(found.num_drafted for found in self.kinds))
+
+    @property
+    def draft_off(self) -> DraftOff | None:
+        """The most frequent reason for not drafting but the turns; None if there is none."""
+        reasons: Counter[DraftOff] = Counter()
+        for found in self.kinds:
+            for stats in found.answers:
+                reasons.update(stats.draft_off_steps)
+        reasons[DraftOff.SET_TO_ZERO] = min(reasons[DraftOff.SET_TO_ZERO], 1)
+        return max(+reasons, key=lambda reason: reasons[reason], default=None)
 
     @property
     def break_even(self) -> float | None:
         """The lowest acceptance rate at which the draft model pays; None if it never does."""
+        has_draft = self.costs is not None and self.costs.draft_token_s is not None
+        return self._break_even(self.curve) if has_draft else None
+
+    @property
+    def free_break_even(self) -> float | None:
+        """The same for draft tokens that cost nothing, as those of the lookup."""
         curve = self.curve
-        if curve is None or self.costs is None:
-            return None
-        return break_even_acceptance(curve, len(self.costs.target_s) - 1)
+        return self._break_even(None if curve is None else Curve(curve.steps, 0.0))
+
+    @staticmethod
+    def _break_even(curve: Curve | None) -> float | None:
+        return None if curve is None else break_even_acceptance(curve, len(curve.steps) - 2)
 
     @property
     def curve(self) -> Curve | None:
-        """The costs in target-only steps; None without a draft model or costs."""
-        if self.costs is None or self.costs.draft_token_s is None:
+        """The costs in target-only steps; None without costs."""
+        if self.costs is None:
             return None
-        target_only_s = self.costs.target_s[0]
-        return Curve((0.0, *self.costs.ratios), self.costs.draft_token_s / target_only_s)
-
-    def predicted(self, acceptance: float) -> dict[int, float]:
-        """Number of draft tokens → speed-up at that acceptance; empty without a curve."""
-        curve = self.curve
-        if curve is None or self.costs is None:
-            return {}
-        return {
-            count: expected_speedup(curve, acceptance, count)
-            for count in range(len(self.costs.target_s))
-        }
+        draft_s = self.costs.draft_token_s or 0.0
+        return Curve((0.0, *self.costs.ratios), draft_s / self.costs.target_s[0])
 
 
 def run_bench(
     engine: Engine,
-    prompts: Sequence[list[int]],
+    tasks: Sequence[Task],
+    asked: Mapping[str, Any],
     *,
-    num_rounds: int,
-    max_tokens: int,
-    seconds: float | None,
+    seconds: float,
     watch: Watch,
 ) -> Bench:
-    """Measure an engine on prompts of token ids. Its policy is restored afterwards.
+    """Measure an engine on tasks. Its policy is restored afterwards, and keeps what it learned.
 
-    seconds: the time limit. It and the watch's cancellation end the measurement even within a
-    decode; the results so far are returned.
+    First each kind is asked, then those whose interval is widest, until all are narrow. asked:
+    keywords of `Task.ask`, its options among them. seconds: the time limit. It and the watch's
+    cancellation end the measurement even within a decode; the results so far are returned.
 
-    Raises ContextError for a prompt that leaves no room for an answer, OptionError if no
-    answer has a second token: the first one comes from the prompt's decode.
+    Raises OptionError for answers that are too short to time both sides, ContextError if no
+    task leaves room for an answer.
     """
-    if max_tokens < 2:
+    max_tokens = asked["options"].max_tokens
+    if max_tokens is not None and max_tokens < SHORTEST_ANSWER:
         raise OptionError(
-            f"answers of {max_tokens} tokens have no decode after the prompt",
-            "Choose --max-tokens 2 or more.",
+            f"answers of {max_tokens} tokens are too short to time both sides",
+            f"Choose --max-tokens {SHORTEST_ANSWER} or more.",
         )
-    check_lengths(prompts, engine.context_length)
     policy = engine._draft_policy
     ending: EndedBy | None = None
     with limited(watch.cancellation, seconds) as ended:
-        run = _BenchRun(engine, policy, prompts, num_rounds, max_tokens, watch.progress, ended)
+        run = _BenchRun(engine, policy, asked, seconds, watch, ended)
         try:
-            run.measure_costs(seconds)
-            for kind in run.kinds:
-                run.compare(kind)
-            run.sweep()
+            run.measure_costs()
+            run.compare(tasks)
         except Interrupted:
             ending = ended_by(watch.cancellation)
         finally:
             engine._draft_policy = policy
+    engine._save_profile()
     return run.found(ending)
 
 
 @dataclass(slots=True)
 class _Kind:
-    """A kind of sampling. rounds: the plain and the speculative answer to each prompt."""
+    """The tasks of a kind, and what was found with them."""
 
-    name: str
-    sampling: SamplingParams
-    rounds: list[list[tuple[Stats, Stats]]] = field(default_factory=list)
-    time_s: float = 0.0
+    name: KindOfText
+    tasks: list[Task]
+    stretches: list[Stretch] = field(default_factory=list)
+    answers: list[Stats] = field(default_factory=list)
 
-    def comparison(self, num_prompts: int) -> Comparison | None:
-        """The comparison over complete rounds; if there are none, over a part of the first.
+    @property
+    def speed(self) -> KindSpeed:
+        return KindSpeed(self.name, tuple(self.stretches), tuple(self.answers))
 
-        A part of a later round is left out, since its prompts are not those of a whole round.
-        None if no prompt was answered by both sides, or no answer has tokens to compare.
-        """
-        whole = [pairs for pairs in self.rounds if len(pairs) == num_prompts]
-        counted = whole or self.rounds[:1]
-        num_pairs = len(counted[0]) if counted else 0
-        has_tokens = num_pairs > 0 and all(
-            any(pair[side].decoded_tokens for pair in counted[0]) for side in (0, 1)
-        )
-        if not whole and not has_tokens:
-            return None
-        plain, speculative = (
-            _side([[pair[side] for pair in pairs] for pairs in counted]) for side in (0, 1)
-        )
-        round_s = self.time_s * num_prompts / sum(map(len, self.rounds))
-        missing = num_prompts - num_pairs
-        return Comparison(self.name, plain, speculative, round_s, num_pairs, missing)
+    @property
+    def next_task(self) -> Task:
+        return self.tasks[len(self.answers) % len(self.tasks)]
+
+    @property
+    def needs_more(self) -> bool:
+        is_narrow = self.reach <= NARROW and len(self.stretches) >= NOT_FEW
+        # Answers may be too short for a stretch.
+        is_hopeless = not self.stretches and len(self.answers) >= len(self.tasks)
+        return not (is_narrow or is_hopeless)
+
+    @property
+    def reach(self) -> float:
+        """Of the interval; without one infinite."""
+        estimate = self.speed.estimate
+        return math.inf if estimate is None else estimate.reach
 
 
 @dataclass(slots=True)
@@ -246,150 +256,75 @@ class _BenchRun:
 
     engine: Engine
     policy: DraftPolicy
-    prompts: Sequence[list[int]]
-    num_rounds: int
-    max_tokens: int
-    progress: OnMeasured
+    asked: Mapping[str, Any]
+    seconds: float
+    watch: Watch
     ended: Cancellation
     costs: StepCosts | None = None
-    sweep_found: dict[int, float] = field(default_factory=dict)
-    num_pairs: int = 0
-    pairs_s: float = 0.0
+    kinds: dict[KindOfText, _Kind] = field(default_factory=dict)
+    left_out: list[KindOfText] = field(default_factory=list)
     started_s: float = field(default_factory=time.perf_counter)
-    kinds: list[_Kind] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.kinds = [_Kind("greedy", GREEDY)]
-        if not self.engine.sampling.is_greedy:
-            self.kinds.append(_Kind("sampling", self.engine.sampling))
 
     def found(self, ending: EndedBy | None) -> Bench:
-        found = [kind.comparison(len(self.prompts)) for kind in self.kinds]
-        comparisons = tuple(each for each in found if each is not None)
-        pair_s = self._pair_s()
         return Bench(
-            comparisons,
+            tuple(kind.speed for kind in self.kinds.values()),
+            tuple(self.left_out),
             self.costs,
-            self.sweep_found,
             peak_memory_bytes(),
-            self.num_rounds,
-            time.perf_counter() - self.started_s,
+            self._spent_s(),
             ending,
-            None if pair_s is None else pair_s * len(self.prompts),
         )
 
-    def measure_costs(self, seconds: float | None) -> None:
-        """Time decodes five times, or as often as a share of the time limit allows."""
-        enough_s = math.inf if seconds is None else _COSTS_SHARE * seconds
+    def _spent_s(self) -> float:
+        return time.perf_counter() - self.started_s
+
+    def measure_costs(self) -> None:
+        """Time decodes, as often as a share of the time allows."""
 
         def show(done: int, of: int) -> None:
-            self.progress(f"Timing decodes of 1 to 17 tokens, {done} of {of}", None)
+            self.watch.progress(f"timing decodes, {done} of {of} at most", None)
 
         def is_enough() -> bool:
-            return time.perf_counter() - self.started_s > enough_s
+            return self._spent_s() > _COSTS_SHARE * self.seconds
 
         with self.engine.exclusively() as loop, self.ended.obeyed(self.engine.cancel):
-            self.costs = measure_steps(loop, NUM_STEP_ROUNDS, show, is_enough)
+            self.costs = measure_steps(loop, COST_ROUNDS, show, is_enough)
 
-    def compare(self, kind: _Kind) -> None:
-        """Add rounds, one pair of answers at a time."""
-        policies = (FixedDraftPolicy(0), self.policy)
-        for number in range(self.num_rounds):
-            pairs: list[tuple[Stats, Stats]] = []
-            kind.rounds.append(pairs)
-            for place, prompt in enumerate(self.prompts):
-                self.progress(
-                    f"Comparing {kind.name}: round {number + 1} of {self.num_rounds}, "
-                    f"prompt {place + 1} of {len(self.prompts)}",
-                    self._seconds_left(),
-                )
-                started = time.perf_counter()
-                # The order alternates, so that neither side always has the warm machine.
-                order = (0, 1) if (number + place) % 2 == 0 else (1, 0)
-                answers = {
-                    side: self._answer(prompt, policies[side], kind.sampling, number)
-                    for side in order
-                }
-                pairs.append((answers[0], answers[1]))
-                pair_s = time.perf_counter() - started
-                kind.time_s += pair_s
-                self.pairs_s += pair_s
-                self.num_pairs += 1
+    def compare(self, tasks: Sequence[Task]) -> None:
+        """Ask each kind once, then those that are known least. Raises Interrupted."""
+        for task in tasks:
+            if task.suits(self.engine, self.asked["template"]):
+                self.kinds.setdefault(task.kind, _Kind(task.kind, [])).tasks.append(task)
+            elif task.kind not in self.left_out:
+                self.left_out.append(task.kind)
+        refused: ContextError | None = None
+        for number, kind in enumerate(list(self.kinds.values())):
+            left_s = self.seconds - self._spent_s()
+            share_s = left_s / (len(self.kinds) + len(self.left_out) - number)
+            try:
+                self._ask(kind, self._spent_s() + share_s)
+            except ContextError as error:
+                refused = error
+                del self.kinds[kind.name]
+                self.left_out.append(kind.name)
+        if refused is not None and not self.kinds:
+            raise refused
+        while waiting := [kind for kind in self.kinds.values() if kind.needs_more]:
+            self._ask(max(waiting, key=lambda kind: kind.reach), self.seconds)
 
-    def sweep(self) -> None:
-        """Fixed numbers of draft tokens, each in turn with plain decoding."""
-        if self.engine.shared_vocabulary is None:
-            return  # no draft model
-        [first] = self.kinds[0].rounds[:1]
-        longest = max(range(len(first)), key=lambda place: first[place][0].completion_tokens)
-        prompt = self.prompts[longest]
-        for index, count in enumerate(SWEEP):
-            left = self._sweep_s(len(SWEEP) - index)
-            self.progress(f"Trying each number of draft tokens: {count}", left)
-            plain = self._answer(prompt, FixedDraftPolicy(0), GREEDY, 0, _SWEEP_TOKENS)
-            drafted = self._answer(prompt, FixedDraftPolicy(count), GREEDY, 0, _SWEEP_TOKENS)
-            self.sweep_found[count] = _rate([drafted]) / _rate([plain])
-
-    def _answer(
-        self,
-        prompt: list[int],
-        policy: DraftPolicy,
-        sampling: SamplingParams,
-        seed: int,
-        most_tokens: int | None = None,
-    ) -> Stats:
-        """The statistics of a whole answer. Raises Interrupted for one that is cut off."""
-        # Emptied, so that every answer reads its whole prompt.
-        with self.engine.exclusively():
-            pass
-        self.engine._draft_policy = policy
-        answer = self.engine.generate_raw(
-            prompt,
-            sampling=sampling,
-            seed=None if sampling.is_greedy else seed,
-            rule=None if sampling.is_greedy else "block",
-            max_tokens=min(self.max_tokens, most_tokens or self.max_tokens),
-        )
+    def _ask(self, kind: _Kind, until_s: float) -> None:
+        """Add an answer, which ends at that time if it has enough for an estimate."""
+        estimates = ((each.name, each.speed.estimate) for each in self.kinds.values())
+        known = [f"{name} {found.value:.2f}" for name, found in estimates if found]
+        self.watch.progress("; ".join((f"writing {kind.name}", *known)), None)
+        self.engine._draft_policy = turns = TurnTaking(self.policy)
+        answer = kind.next_task.ask(self.engine, **self.asked)
         with self.ended.obeyed(answer.cancel):
+            for _ in answer:
+                if self._spent_s() > until_s and len(turns.stretches) >= FEWEST:
+                    answer.cancel()
             reply = answer.reply()
-        if reply.finish_reason == "cancelled":
+        kind.stretches += turns.stretches
+        kind.answers.append(reply.stats)
+        if self.ended.is_requested:
             raise Interrupted("the measurement was ended")
-        return reply.stats
-
-    def _pair_s(self) -> float | None:
-        """Seconds of a pair of answers: as measured, or at first as the costs predict."""
-        if self.num_pairs:
-            return self.pairs_s / self.num_pairs
-        return None if self.costs is None else 2 * self.max_tokens * self.costs.target_s[0]
-
-    def _seconds_left(self) -> float | None:
-        if (pair_s := self._pair_s()) is None:
-            return None
-        num_all = len(self.kinds) * self.num_rounds * len(self.prompts)
-        return (num_all - self.num_pairs) * pair_s + self._sweep_s(len(SWEEP))
-
-    def _sweep_s(self, num_sizes: int) -> float:
-        if self.engine.shared_vocabulary is None:
-            return 0.0
-        share = min(1.0, _SWEEP_TOKENS / self.max_tokens)
-        return num_sizes * share * (self._pair_s() or 0.0)
-
-
-def _side(rounds: list[list[Stats]]) -> Side:
-    every = [stats for answers in rounds for stats in answers]
-    return Side(
-        tokens_per_s=tuple(_rate(answers) for answers in rounds),
-        time_to_first_token_s=statistics.median(s.time_to_first_token_s for s in every),
-        answers=tuple(every),
-    )
-
-
-def _rate(answers: list[Stats]) -> float:
-    """Tokens per second after the prefill, over all answers. Raises OptionError."""
-    num_tokens = sum(s.decoded_tokens for s in answers)
-    if num_tokens == 0:
-        raise OptionError(
-            "every answer ended with its first token, which comes from the prompt's decode",
-            "Use --prompts with longer answers, or a larger --ctx.",
-        )
-    return num_tokens / sum(s.decode_time_s for s in answers)

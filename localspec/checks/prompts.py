@@ -18,8 +18,9 @@ from localspec.presets.toml_text import parse_toml
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
     from localspec.streaming.answer import Answer
+    from localspec.streaming.options import AnswerOptions
 
-KindOfText = Literal["code", "edit", "chat", "arithmetic", "summary", "json", "tool", "own"]
+KindOfText = Literal["code", "chat", "edit", "arithmetic", "json", "tool", "summary", "own"]
 KINDS: tuple[KindOfText, ...] = get_args(KindOfText)  # "own" are a user's, from a file
 
 
@@ -53,6 +54,7 @@ class Task:
     def ask(
         self,
         engine: BaseEngine,
+        options: AnswerOptions | None = None,
         *,
         system: str | None = None,
         template: str | None = None,
@@ -60,12 +62,14 @@ class Task:
     ) -> Answer:
         """The answer, by the chat template; if there is none, the model goes on with the text.
 
-        system, template, keywords: of `BaseEngine.generate`, which count beside the task's own.
+        As `BaseEngine.generate` has it; the task's own keywords count beside those given.
         """
-        options = {**self.keywords, **keywords}
+        keywords = {**self.keywords, **keywords}
         if engine.chat_template is None and template is None:
-            return engine.generate_raw(self.text, **options)
-        return engine.generate(self.messages, system=system, template=template, **options)
+            return engine.generate_raw(self.text, options, **keywords)
+        return engine.generate(
+            self.messages, options, system=system, template=template, **keywords
+        )
 
 
 @functools.cache

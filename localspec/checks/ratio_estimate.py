@@ -1,10 +1,10 @@
 """The ratio of the speeds of two sides that took turns, with a confidence interval.
 
-Every round times both sides in the same minute, so the state of the machine affects both alike.
-The estimate is the ratio of the sums, its error that of a ratio estimator (Cochran, Sampling
-Techniques, 1977, section 6.3), taken for the logarithm, so that it does not depend on which
-side is the numerator; the interval is Student's t. Rounds are assumed to be independent. Drifts
-that last longer than a round cancel within each round.
+Every stretch times both sides in the same moment, so the state of the machine affects both
+alike. The estimate is the ratio of the sums, its error that of a ratio estimator (Cochran,
+Sampling Techniques, 1977, section 6.3), taken for the logarithm, so that it does not depend on
+which side is the numerator; the interval is Student's t. Stretches are assumed to be
+independent. Drifts that last longer than a stretch cancel within each.
 """
 
 from __future__ import annotations
@@ -15,61 +15,60 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 CONFIDENCE = 0.95  # of an interval
-_POWER_OF_TEST = 0.9  # probability of seeing a difference that "would have been seen"
+FEWEST = 3  # stretches that show their noise
 _NEARLY_NORMAL = 200  # degrees of freedom above which Student's t counts as normal
 
 
 @dataclass(frozen=True, slots=True)
 class RatioEstimate:
-    """value: the ratio. low, high: its interval, which holds the true one 95 times in 100.
-
-    deviation: of the logarithm of one round's ratio. num_rounds: 2 or more.
-    """
+    """value: the ratio. error: the standard error of its logarithm; freedom: of the error."""
 
     value: float
-    low: float
-    high: float
-    deviation: float
-    num_rounds: int
+    error: float
+    freedom: int
 
     @property
-    def visible(self) -> float:
-        """The share by which the sides must differ to be told apart 9 times in 10."""
-        return math.expm1(_reach(self.num_rounds) * self.deviation)
+    def reach(self) -> float:
+        """The factor between the value and the ends of its interval."""
+        return math.exp(student_quantile((1 + CONFIDENCE) / 2, self.freedom) * self.error)
 
-    def rounds_to_see(self, share: float) -> int:
-        """How many rounds with this noise are needed to see a difference of that share."""
-        most = math.log1p(share)
-        quantiles = student_quantile((1 + CONFIDENCE) / 2, _NEARLY_NORMAL)
-        quantiles += student_quantile(_POWER_OF_TEST, _NEARLY_NORMAL)
-        # The first guess treats the deviation as known; few rounds know it less well.
-        num_rounds = max(2, math.ceil((quantiles * self.deviation / most) ** 2))
-        while _reach(num_rounds) * self.deviation > most:
-            num_rounds += 1
-        return num_rounds
+    @property
+    def low(self) -> float:
+        """The interval holds the true ratio 95 times in 100."""
+        return self.value / self.reach
+
+    @property
+    def high(self) -> float:
+        """The upper end of the interval."""
+        return self.value * self.reach
 
 
 def estimate_ratio(above: Sequence[float], below: Sequence[float]) -> RatioEstimate | None:
-    """The sum of `above` ÷ the sum of `below`. Both have one number above 0 per round.
+    """The sum of `above` ÷ the sum of `below`. Both have one number above 0 per stretch.
 
-    None for fewer than two rounds, which do not show their noise.
+    None for fewer than three stretches.
     """
-    num_rounds = len(below)
-    if num_rounds < 2:
+    count = len(below)
+    if count < FEWEST:
         return None
-    ratio, mean = sum(above) / sum(below), sum(below) / num_rounds
+    ratio, freedom = sum(above) / sum(below), count - 1
     residuals = ((a - ratio * b) ** 2 for a, b in zip(above, below, strict=True))
-    deviation = math.sqrt(sum(residuals) / (num_rounds - 1)) / (ratio * mean)
-    quantile = student_quantile((1 + CONFIDENCE) / 2, num_rounds - 1)
-    reach = math.exp(quantile * deviation / math.sqrt(num_rounds))
-    return RatioEstimate(ratio, ratio / reach, ratio * reach, deviation, num_rounds)
+    error = math.sqrt(sum(residuals) * count / freedom) / sum(above)
+    return RatioEstimate(ratio, error, freedom)
 
 
-def _reach(num_rounds: int) -> float:
-    """The smallest visible difference, in deviations of one round, by the usual formula."""
-    freedom = num_rounds - 1
-    seen_beyond = student_quantile((1 + CONFIDENCE) / 2, freedom)
-    return (seen_beyond + student_quantile(_POWER_OF_TEST, freedom)) / math.sqrt(num_rounds)
+def in_equal_parts(ratios: Sequence[RatioEstimate]) -> RatioEstimate:
+    """The ratio for as much of each: the harmonic mean. ratios: one or more.
+
+    The degrees of freedom are Welch's and Satterthwaite's.
+    """
+    value = len(ratios) / sum(1 / each.value for each in ratios)
+    shares = [value / (len(ratios) * each.value) for each in ratios]
+    parts = [(share * each.error) ** 2 for share, each in zip(shares, ratios, strict=True)]
+    total = sum(parts)
+    doubt = sum(part**2 / each.freedom for part, each in zip(parts, ratios, strict=True))
+    freedom = int(total**2 / doubt) if doubt else sum(each.freedom for each in ratios)
+    return RatioEstimate(value, math.sqrt(total), max(freedom, 1))
 
 
 def student_quantile(share: float, freedom: int) -> float:

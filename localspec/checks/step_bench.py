@@ -6,8 +6,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
-from localspec.errors import Interrupted
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import LARGEST_STEP
 from localspec.speculative.loop import SpeculativeDecoder
@@ -41,20 +41,17 @@ def measure_steps(
     """Time every size num_rounds times, in turn, after a text that is removed afterwards.
 
     The loop's text must be empty. An adaptive policy of the loop learns the costs. show: called
-    before each size with how many are done, of how many. is_enough: called after each round.
-    An interrupt returns the results so far; raises Interrupted if there is no complete round.
+    before each size with how many are done, of how many. is_enough: called before each but the
+    first; then the largest sizes may be missing. Raises Interrupted.
     """
     timer = _Timer(loop)
     num_sizes = len(timer.target_s)
     try:
         for number in range(num_rounds):
             for done in timer.measured_round():
+                if (number or done) and is_enough():
+                    return timer.costs()
                 show(number * num_sizes + done, num_rounds * num_sizes)
-            if is_enough():
-                break
-    except Interrupted:
-        if not timer.is_complete:
-            raise
     finally:
         loop.target.truncate(0)
         if timer.draft is not None:
@@ -75,12 +72,6 @@ class _Timer:
         self.target_s: dict[int, list[float]] = {size: [] for size in sizes}
         self._draft_s: list[float] = []
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether everything was measured at least once."""
-        has_draft = self.draft is None or bool(self._draft_s)
-        return has_draft and all(self.target_s.values())
-
     def measured_round(self) -> Iterator[int]:
         """Measure every size once. Before each, yields how many are done."""
         for done, (size, found) in enumerate(self.target_s.items()):
@@ -92,16 +83,16 @@ class _Timer:
             if size > 1:
                 seconds = _timed(self._target, self._num_cached, size)
                 found.append(seconds)
+            elif self.draft is not None:
+                room = self.draft.context_length - LARGEST_STEP
+                self._draft_s.append(_timed_draft(self.draft, min(self._num_cached, room)))
             if self._learner is not None:
                 self._learner.target_cost.learn(1, self._num_cached, target_only_s)
                 self._learner.target_cost.learn(size, self._num_cached, seconds)
-        if self.draft is not None:
-            room = self.draft.context_length - LARGEST_STEP
-            self._draft_s.append(_timed_draft(self.draft, min(self._num_cached, room)))
 
     def costs(self) -> StepCosts:
         """The medians. The policy learns the draft's cost as well."""
-        target_s = tuple(map(statistics.median, self.target_s.values()))
+        target_s = tuple(map(statistics.median, takewhile(bool, self.target_s.values())))
         if self.draft is None:
             return StepCosts(target_s, None)
         draft_token_s = statistics.median(self._draft_s)

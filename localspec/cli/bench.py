@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from localspec.checks import prompts as questions
+from localspec.checks.prompts import built_in_tasks, own_tasks
 from localspec.cli import exit_codes
 from localspec.cli.completion import complete_file
 from localspec.cli.flags import json_option
 from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
 from localspec.cli.model_options import model_argument
-from localspec.cli.options import PairOptions, pair_options, prompt_tokens, seconds_option
+from localspec.cli.options import PairOptions, pair_options, seconds_option
 
 _DEFAULT_TOKENS = 128
 
@@ -26,18 +27,9 @@ _DEFAULT_TOKENS = 128
     default="builtin",
     show_default=True,
     shell_complete=complete_file,
-    help="Prompts, one per line.",
+    help="Prompts of your own, one per line.",
 )
-@click.option(
-    "--rounds",
-    type=click.IntRange(min=1),
-    default=5,
-    show_default=True,
-    help="How often each side answers every prompt. One round does not show the noise; five "
-    "are a compromise between time and precision. If no difference is seen, the verdict says "
-    "how many rounds would show a smaller one.",
-)
-@seconds_option(default=None)
+@seconds_option(default=90)
 @click.option("--details", is_flag=True, help="Show all measurements, too.")
 @json_option("object with everything measured")
 @click.option(
@@ -48,50 +40,51 @@ _DEFAULT_TOKENS = 128
     help="Plot costs and speed-ups into this file.",
 )
 @pair_options
-def bench(  # noqa: PLR0913  each is an option of the command
+def bench(
     options: PairOptions,
     *,
     prompts: str,
-    rounds: int,
-    seconds: float | None,
+    seconds: float,
     details: bool,
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """Measure the speed-up over plain decoding.
+    """Measure the speed-up over plain decoding, by kind of text.
 
-    On your machine, with your pair: plain and speculative decoding take turns answering the
-    same prompts. A round is one answer of each side to every prompt, and gives one ratio of
-    their speeds. The interval in brackets contains the true ratio 95 times in 100. If it
-    contains 1, no difference was seen; more rounds make it narrower. The measured costs are
-    kept for later runs. Ctrl-C and the time limit print the results so far. MODEL: as for
-    chat.
+    On your machine, with your pair: code, chat, editing, arithmetic, JSON, calls of tools,
+    summaries. Plain and speculative decoding take turns every few tokens of the same answers.
+    The interval in brackets contains the true ratio 95 times in 100. If it contains 1, no
+    difference was seen; more --seconds make it narrower. It ends when all intervals are
+    narrow, or with the time limit or Ctrl-C, which print the results so far. The measured
+    costs are kept for later runs. MODEL: as for chat.
 
     \b
         localspec bench
         localspec bench T.gguf --draft D.gguf --plot costs.png
-        localspec bench --seconds 60
+        localspec bench --prompts mine.txt --temp 0 --seconds 180
     """
     # Imported here, because shell completion must not load an engine.
-    from localspec.checks.bench import run_bench
+    from localspec.checks.bench import Outcome, run_bench
     from localspec.checks.limit import EndedBy
     from localspec.cli.bench_report import bench_json, bench_text, check_plot, write_plot
     from localspec.cli.measured import measured
 
     if plot is not None:
         check_plot(plot)
-    texts = (
-        questions.QUESTIONS if prompts == "builtin" else questions.read_prompts(Path(prompts))
-    )
+    tasks = built_in_tasks() if prompts == "builtin" else own_tasks(Path(prompts))
+    if options.max_tokens is None:
+        options = replace(options, max_tokens=_DEFAULT_TOKENS)
     with options.open_engine() as engine:
-        tokens = [prompt_tokens(engine, options, text) for text in texts]
         found = measured(
             engine,
             run_bench,
-            tokens,
+            tasks,
+            {
+                "options": options.for_answer(engine),
+                "system": options.system,
+                "template": options.template(),
+            },
             seconds=seconds,
-            num_rounds=rounds,
-            max_tokens=_DEFAULT_TOKENS if options.max_tokens is None else options.max_tokens,
         )
         if as_json:
             write_json(bench_json(found))
@@ -101,5 +94,5 @@ def bench(  # noqa: PLR0913  each is an option of the command
         write_plot(found, plot)
     if found.ended_by is EndedBy.INTERRUPT:
         raise click.Abort
-    if not found.comparisons:
+    if found.outcome is Outcome.TOO_LITTLE:
         raise click.exceptions.Exit(exit_codes.NOT_ENOUGH_EVIDENCE)

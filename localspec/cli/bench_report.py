@@ -4,193 +4,123 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from localspec.checks.bench import Bench, Comparison, Outcome
+from localspec.checks.bench import Bench, KindSpeed, Outcome
 from localspec.checks.limit import EndedBy
-from localspec.checks.step_bench import StepCosts
+from localspec.checks.ratio_estimate import RatioEstimate
 from localspec.cli.json_output import to_json
 from localspec.cli.quantities import counted, duration, readable_bytes
-from localspec.cli.screen import printable
+from localspec.cli.screen import PROPOSER_NAMES, printable
 from localspec.engine.base import BaseEngine
 from localspec.errors import OptionError
 from localspec.speculative.reasons import why_off
 
-_MORE_ROUNDS = "Use --rounds 2 or more: one round does not show the noise."
-_SIZES = (0.1, 0.05, 0.02, 0.01)  # differences for which the number of rounds is worked out
-
 
 def bench_text(found: Bench, engine: BaseEngine, *, details: bool) -> str:
     """The measurement as text."""
-    more = _MORE_ROUNDS if found.ended_by is None else _more_time(found)
-    lines = verdict(found.comparisons, more)
-    if found.ended_by is not None:
-        lines.append(_what_ended(found))
+    lines = [*verdict(found), "", *_why(found), _what_ended(found)]
     if details:
         lines += ["", *_details(found, engine)]
-    elif found.ended_by is None:
-        num_rounds = counted(len(found.comparisons[0].ratios), "round")
-        lines.append(f"Measured in {num_rounds}. For costs and more: --details.")
     return printable("\n".join(lines))
 
 
-def _what_ended(found: Bench) -> str:
-    """Why the measurement ended early, and what was measured by then."""
-    parts = [
-        f"{c.name} {c.num_prompts} of {c.num_prompts + c.missing_prompts} prompts"
-        if c.missing_prompts
-        else f"{c.name} {len(c.ratios)} of {counted(found.num_rounds, 'round')}"
-        for c in found.comparisons
-    ]
-    after = duration(found.time_s)
-    why = (
-        f"The time limit of {after} was reached"
-        if found.ended_by is EndedBy.TIME
-        else f"Stopped after {after}"
-    )
-    known = f"{why}: {', '.join(parts)} answered by both sides." if parts else f"{why}."
-    return f"{known} For costs and more: --details."
-
-
-def _more_time(found: Bench) -> str:
-    if found.round_s is None:
-        return "How long a round takes is not known yet: use more --seconds."
-    seconds = math.ceil((found.time_s + 2 * found.round_s) / 10) * 10
-    return (
-        f"A verdict needs at least two rounds, about {duration(found.round_s)} each here: "
-        f"--seconds {seconds}."
-    )
-
-
-def verdict(comparisons: Sequence[Comparison], more: str = _MORE_ROUNDS) -> list[str]:
-    """The result in one line, then advice.
-
-    more: the advice if there is too little data for a verdict.
-    """
-    if not comparisons:
-        return ["Nothing to compare yet: no prompt was answered by both sides.", more]
-    outcomes = {c.outcome: c for c in comparisons}
-    if len(outcomes) == 1:
-        [outcome] = outcomes
-        ratios = ", ".join(f"{c.name} {_times(c)}" for c in comparisons)
-        headline = f"{outcome.value.capitalize()}: {ratios}."
+def verdict(found: Bench) -> list[str]:
+    """The result over all in one line, that of each kind, then advice."""
+    known = [each for each in found.kinds if each.outcome is not Outcome.TOO_LITTLE]
+    if found.over_all is None:
+        headline = "Not enough text for a verdict: use more --seconds."
     else:
-        headline = " ".join(
-            f"{c.name.capitalize()}: {c.outcome.value}, {_times(c)}." for c in comparisons
-        )
-    advice = [_advice(outcome, comparison, more) for outcome, comparison in outcomes.items()]
-    if len(outcomes) > 1:  # each piece of advice concerns one of them
-        names = [comparison.name.capitalize() for comparison in outcomes.values()]
-        advice = [
-            f"{name}: {said}" if said else "" for name, said in zip(names, advice, strict=True)
-        ]
-    if Outcome.NO_DIFFERENCE in outcomes:
-        advice.append(_what_it_takes(comparisons))
-    return [headline, *filter(None, advice)]
-
-
-def _times(found: Comparison) -> str:
-    """The speed-up, with its interval in brackets if there is one."""
-    estimate = found.estimate
-    interval = "" if estimate is None else f" ({estimate.low:.2f} to {estimate.high:.2f})"
-    return f"{found.speedup:.2f} times plain{interval}"
-
-
-def _advice(outcome: Outcome, found: Comparison, more: str) -> str:
-    if outcome is Outcome.SLOWER:
-        return "Drafting costs more than it gains here: use --no-draft."
-    if outcome in (Outcome.ONE_ROUND, Outcome.PART_OF_A_ROUND):
-        return more
-    if outcome is Outcome.NOTHING_DRAFTED:
+        headline = f"{found.outcome.value.capitalize()}: {_times(found.over_all)}"
+        headline += " over all." if len(known) > 1 else f", {known[0].kind} text."
+    lines = [headline]
+    if len(known) > 1:
+        lines += ["", *map(_kind_line, known), ""]
+    if missing := [each.kind for each in found.kinds if each not in known]:
+        lines.append(f"Too little text so far, use more --seconds: {', '.join(missing)}.")
+    if found.left_out:
+        lines.append(f"Left out, as this model cannot be asked: {', '.join(found.left_out)}.")
+    if found.outcome is Outcome.SLOWER:
+        lines.append("Drafting costs more than it gains here: use --no-draft.")
+    if found.outcome is Outcome.NOTHING_DRAFTED:
         reason = "" if found.draft_off is None else f" ({why_off(found.draft_off)})"
-        return f"No tokens were drafted{reason}: both sides are plain decoding."
-    return ""
+        lines.append(f"No tokens were drafted{reason}: both sides are plain decoding.")
+    return lines
 
 
-def _what_it_takes(comparisons: Sequence[Comparison]) -> str:
-    """How many rounds would show a smaller difference."""
-    unclear = [
-        c.estimate for c in comparisons if c.outcome is Outcome.NO_DIFFERENCE and c.estimate
-    ]
-    noisiest = max(unclear, key=lambda estimate: estimate.visible)
-    aim = next((size for size in _SIZES if size < noisiest.visible), _SIZES[-1])
-    num_rounds = noisiest.rounds_to_see(aim)
-    seconds = num_rounds * sum(comparison.round_s for comparison in comparisons)
-    return (
-        f"A difference of {noisiest.visible:.0%} would have been seen 9 times in 10. To see "
-        f"one of {aim:.0%}: --rounds {num_rounds}, about {duration(seconds)}."
-    )
+def _times(estimate: RatioEstimate) -> str:
+    """The speed-up, with its interval in brackets."""
+    return f"{estimate.value:.2f} times plain ({estimate.low:.2f} to {estimate.high:.2f})"
+
+
+def _kind_line(found: KindSpeed) -> str:
+    estimate = found.estimate
+    assert estimate is not None
+    line = f"  {found.kind:<11} {found.outcome.value:<19} {_times(estimate)}"
+    if found.acceptance_rate is None:
+        return line
+    return f"{line}, {found.acceptance_rate:.0%} accepted"
+
+
+def _why(found: Bench) -> list[str]:
+    """What decodes cost, and from which acceptance on drafting pays."""
+    if found.costs is None:
+        return []
+    ratios = "  ".join(f"{n}: {ratio:.2f}" for n, ratio in enumerate(found.costs.ratios, 1))
+    lines = [f"Cost of decoding n tokens, in target-only steps:  {ratios}"]
+    edges = [("the lookup", 0.0, found.free_break_even)]
+    if found.curve is not None and found.costs.draft_token_s is not None:
+        edges.append(("the draft model", found.curve.draft, found.break_even))
+    for name, cost, edge in edges:
+        pays = "never pays" if edge is None else f"pays from an acceptance of {edge:.2f}"
+        lines.append(f"At these costs {name} ({cost:.2f} a token) {pays}.")
+    return lines
+
+
+def _what_ended(found: Bench) -> str:
+    """How long it took, and why it ended."""
+    num_tokens = sum(stats.completion_tokens for each in found.kinds for stats in each.answers)
+    after = f"{duration(found.time_s)}, {counted(num_tokens, 'token')}"
+    if found.ended_by is EndedBy.INTERRUPT:
+        return f"Stopped after {after}. For more: --details."
+    why = "the time limit" if found.ended_by is EndedBy.TIME else "all intervals are narrow"
+    return f"Measured in {after}: {why}. For more: --details."
 
 
 def _details(found: Bench, engine: BaseEngine) -> list[str]:
-    lines = [engine.description, ""]
-    for comparison in found.comparisons:
-        lines += _comparison_lines(comparison)
+    lines = [engine.description]
+    for each in found.kinds:
+        lines += _kind_details(each)
     if found.costs is not None:
-        lines += _cost_lines(found.costs, found.break_even)
-    if found.sweep:
-        each = "  ".join(f"K {k}: {ratio:.2f}" for k, ratio in found.sweep.items())
-        lines.append(
-            f"Speed-up with a fixed number K of draft tokens, greedy, one answer each:  {each}"
-        )
+        lines.append(f"A target-only step: {1000 * found.costs.target_s[0]:.2f} ms")
+        if found.costs.draft_token_s is not None:
+            lines.append(f"A draft token: {1000 * found.costs.draft_token_s:.2f} ms")
     return [*lines, f"Peak memory: {readable_bytes(found.peak_memory_bytes)}"]
 
 
-def _cost_lines(costs: StepCosts, edge: float | None) -> list[str]:
-    ratios = "  ".join(f"{n}: {ratio:.2f}" for n, ratio in enumerate(costs.ratios, 1))
-    target_only_s = costs.target_s[0]
-    lines = [
-        f"Cost of decoding n tokens, in target-only steps:  {ratios}",
-        f"A target-only step: {1000 * target_only_s:.2f} ms",
-    ]
-    if costs.draft_token_s is None:
-        return lines
-    pays = (
-        "At these costs drafting never pays."
-        if edge is None
-        else f"At these costs drafting pays from an acceptance of {edge:.2f}."
-    )
-    draft = (
-        f"A draft token: {1000 * costs.draft_token_s:.2f} ms, "
-        f"{costs.draft_token_s / target_only_s:.2f} target-only steps"
-    )
-    return [*lines, draft, pays]
-
-
-def _comparison_lines(found: Comparison) -> list[str]:
-    lengths = ", ".join(
-        f"{k}: {count}" for k, count in enumerate(found.steps_per_length) if count
-    )
-    rounds = "  ".join(f"{ratio:.2f}" for ratio in found.ratios)
-    lines = [f"{found.name.capitalize()}: {_times(found)}; by round:  {rounds}"]
-    for name, side in (("plain", found.plain), ("speculative", found.speculative)):
-        rates = sorted(side.tokens_per_s)
+def _kind_details(found: KindSpeed) -> list[str]:
+    ratios = "  ".join(f"{each.plain_s / each.drafting_s:.2f}" for each in found.stretches)
+    lines = [f"{found.kind.capitalize()}: times plain by stretch:  {ratios}"]
+    if found.stretches:
         lines.append(
-            f"  {name:<12}{rates[len(rates) // 2]:8.1f} tokens/s ({rates[0]:.1f} to "
-            f"{rates[-1]:.1f}), first token after {1000 * side.time_to_first_token_s:.0f} ms"
+            f"  {found.plain_tokens_per_s:.1f} tokens/s plain, {found.tokens_per_s:.1f} with "
+            "drafts"
         )
-    lines.append(
-        f"  {found.acceptance_rate:.0%} of drafted tokens accepted; steps by number of draft "
-        f"tokens: {lengths}"
-    )
-    return [*lines, ""]
+    for kind, rate in found.acceptance_by_proposer.items():
+        lines.append(f"  {rate:.0%} of the tokens of {PROPOSER_NAMES[kind]} accepted")
+    lengths = [f"{k}: {count}" for k, count in enumerate(found.steps_per_length) if count]
+    return [*lines, f"  steps by number of draft tokens: {', '.join(lengths)}"]
 
 
 def bench_json(found: Bench) -> dict[str, Any]:
     """Everything measured, for --json.
 
-    partial: whether the measurement ended before it was complete; ended_by: by what.
-    rounds_to_see: how many rounds show a difference of each size.
+    partial: whether it was interrupted, or a kind has too little text.
     """
-    written: dict[str, Any] = to_json(found) | {"partial": found.ended_by is not None}
-    for comparison, each in zip(found.comparisons, written["comparisons"], strict=True):
-        if estimate := comparison.estimate:
-            rounds = {size: estimate.rounds_to_see(size) for size in _SIZES}
-            each["estimate"]["rounds_to_see"] = rounds
-    return written
+    lacks = any(each.outcome is Outcome.TOO_LITTLE for each in found.kinds)
+    written: dict[str, Any] = to_json(found)
+    return written | {"partial": lacks or found.ended_by is EndedBy.INTERRUPT}
 
 
 def check_plot(path: Path) -> None:
@@ -214,20 +144,12 @@ def write_plot(found: Bench, path: Path) -> None:
     ratios = () if found.costs is None else found.costs.ratios
     costs.plot(range(1, len(ratios) + 1), ratios, marker="o")
     costs.set(title="What a step costs", xlabel="tokens in a step", ylabel="target-only steps")
-    acceptance = found.comparisons[0].acceptance_rate if found.comparisons else 0.0
-    if predicted := found.predicted(acceptance):
-        label = f"predicted at acceptance {acceptance:.2f}"
-        gains.plot(list(predicted), list(predicted.values()), label=label)
-    if found.sweep:
-        gains.plot(list(found.sweep), list(found.sweep.values()), "o", label="measured")
-    for comparison in found.comparisons:
-        gains.axhline(
-            comparison.speedup, linestyle="--", label=f"{comparison.name}, as it drafts"
-        )
+    known = {each.kind: each.estimate for each in found.kinds if each.estimate is not None}
+    reaches = [(e.value - e.low, e.high - e.value) for e in known.values()]
+    values = [estimate.value for estimate in known.values()]
+    gains.errorbar(list(known), values, yerr=list(zip(*reaches, strict=True)) or None, fmt="o")
     gains.axhline(1.0, color="grey")
-    gains.set(title="What it gains", xlabel="draft tokens", ylabel="times plain")
-    if found.comparisons:
-        gains.legend()
+    gains.set(title="What it gains", ylabel="times plain")
     try:
         if path.suffix == ".png":
             figure.savefig(path, format="png", dpi=150)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.quantities import clock_time
+from localspec.cli.standard_streams import is_terminal, num_columns
 from localspec.cli.waiting import waiting
 from localspec.engine.base import BaseEngine
 from localspec.isolated.watch import Watch
 
 Measured = TypeVar("Measured")
+_PIPE_S = 5.0  # between two lines where no terminal shows one
+_SHORTEST_BAR, _LONGEST_BAR = 4, 20  # characters
 
 
 def measured(
@@ -25,18 +29,22 @@ def measured(
     """The function's result for the engine; after Ctrl-C or the limit, the result so far."""
     line = ProgressLine(seconds, time.monotonic)
     watch = Watch(line.report)
-    with cancel_on_interrupt(watch.cancellation.request), waiting(line.text):
+
+    def describe() -> str:
+        return line.text(num_columns(err=True) - 1 if is_terminal(sys.stderr) else 0)
+
+    with cancel_on_interrupt(watch.cancellation.request), waiting(describe, _PIPE_S):
         return engine._measure(function, *arguments, watch=watch, seconds=seconds, **keywords)
 
 
 class ProgressLine:
-    """The progress line: the stage, the time spent and the time left."""
+    """The progress line: a bar, the time spent, the time left, and the stage."""
 
     def __init__(self, limit_s: float | None, clock: Callable[[], float]) -> None:
         self._limit_s = limit_s
         self._clock = clock
         self._started_s = clock()
-        self._reported: tuple[str, float | None] = ("Starting", None)
+        self._reported: tuple[str, float | None] = ("starting", None)
         self._reported_s = self._started_s
 
     def report(self, stage: str, seconds_left: float | None) -> None:
@@ -44,15 +52,23 @@ class ProgressLine:
         if (stage, seconds_left) != self._reported:
             self._reported, self._reported_s = (stage, seconds_left), self._clock()
 
-    def text(self) -> str:
-        """The line now; from any thread."""
+    def text(self, width: int) -> str:
+        """The line now, with a bar if there are columns left for it; from any thread."""
         now = self._clock()
         stage, seconds_left = self._reported
         spent_s = now - self._started_s
-        text = f"{stage} · {clock_time(spent_s)}"
-        most_s = None if self._limit_s is None else max(0.0, self._limit_s - spent_s)
+        text = clock_time(spent_s)
+        left_s = None if self._limit_s is None else max(0.0, self._limit_s - spent_s)
+        how = "at most"
         if seconds_left is not None:
-            left_s = max(0.0, seconds_left - (now - self._reported_s))
-            if most_s is None or left_s < most_s:
-                return f"{text}, about {clock_time(left_s)} left"
-        return text if most_s is None else f"{text}, at most {clock_time(most_s)} left"
+            probable_s = max(0.0, seconds_left - (now - self._reported_s))
+            if left_s is None or probable_s < left_s:
+                how, left_s = "about", probable_s
+        if left_s is None:
+            return f"{text} · {stage}"
+        text += f", {how} {clock_time(left_s)} left · {stage}"
+        size = min(_LONGEST_BAR, width - len(text) - len("[] "))
+        if size < _SHORTEST_BAR:
+            return text
+        share = spent_s / (spent_s + left_s) if spent_s else 0.0
+        return f"[{'#' * round(share * size):-<{size}}] {text}"

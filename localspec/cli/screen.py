@@ -28,7 +28,7 @@ _MARKS = {
     Provenance.BONUS: ("cyan", "{", "}", "after a fully accepted draft"),
     Provenance.PLAIN: (None, "[", "]", "nothing was drafted"),
 }
-_PROPOSERS = {
+PROPOSER_NAMES = {
     ProposerKind.DRAFT: "the draft model",
     ProposerKind.HEAD: "the head",
     ProposerKind.LOOKUP: "lookup",
@@ -200,7 +200,9 @@ def stats_lines(stats: Stats, context_length: int) -> list[str]:
         f"bonus {stats.num_bonus}, plain {stats.num_plain}",
     ]
     if stats.steps_per_proposer:
-        steps = (f"{_PROPOSERS[kind]} in {n}" for kind, n in stats.steps_per_proposer.items())
+        steps = (
+            f"{PROPOSER_NAMES[kind]} in {n}" for kind, n in stats.steps_per_proposer.items()
+        )
         lines.append(f"steps by proposer: {', '.join(steps)} of {stats.num_steps}")
     positions = zip(stats.accepted_per_position, stats.drafted_per_position, strict=True)
     shares = [f"{accepted / drafted:.0%}" for accepted, drafted in positions if drafted]

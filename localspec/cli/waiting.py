@@ -18,18 +18,22 @@ _length = [0]  # of the longest text on the line that waits
 
 
 @contextlib.contextmanager
-def waiting(describe: Callable[[], str]) -> Iterator[None]:
+def waiting(describe: Callable[[], str], pipe_s: float | None = None) -> Iterator[None]:
     """While the block runs, show the text of `describe`, which another thread calls.
 
     The line is rewritten with carriage returns, and blank when the block ends: no mode of the
-    terminal is changed that would have to be restored.
+    terminal is changed that would have to be restored. pipe_s: where stderr is no terminal, a
+    new line comes every so many seconds; None for nothing.
     """
-    if not is_terminal(sys.stderr):
+    is_shown = is_terminal(sys.stderr)
+    if not is_shown and pipe_s is None:
         yield
         return
     done = threading.Event()
 
     def show() -> None:
+        while not is_shown and not done.wait(pipe_s):
+            click.echo(describe(), err=True)
         pause = _PATIENCE_S
         while not done.wait(pause):
             text = describe()[: _room()]

@@ -1,0 +1,117 @@
+"""Plain decoding and a draft policy take turns within one answer, and both are timed.
+
+Both sides meet the same text and the same moment of the machine, nothing is copied or decoded
+twice, and what a plain turn writes the next one goes on with. The first step of a turn is not
+counted: it pays for the change, as a draft that reads what was written meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localspec.speculative.policy_api import (
+    Decision,
+    DraftOff,
+    DraftPolicy,
+    PolicyContext,
+    PolicyEstimate,
+    Replay,
+    ReplayScores,
+    StepRecord,
+)
+
+_PLAIN_STEPS = 6
+_DRAFTING_STEPS = 3  # at least, and until they have written so many tokens:
+_DRAFTING_TOKENS = 16
+SHORTEST_ANSWER = 1 + _PLAIN_STEPS + _DRAFTING_TOKENS  # that has a turn of each side
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The steps of a turn, and what the counted ones took and wrote."""
+
+    num_steps: int = 0
+    num_tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, record: StepRecord) -> None:
+        if self.num_steps:
+            self.num_tokens += record.num_emitted
+            self.seconds += record.draft_time_s + record.replay_s
+            self.seconds += record.target_time_s + record.sampler_time_s
+        self.num_steps += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A turn of each side. drafting_s: seconds for num_tokens; plain_token_s: for one."""
+
+    num_tokens: int
+    plain_token_s: float
+    drafting_s: float
+
+    @property
+    def plain_s(self) -> float:
+        """What plain decoding would have taken for the same tokens."""
+        return self.num_tokens * self.plain_token_s
+
+
+class TurnTaking(DraftPolicy):
+    """Plain steps and those of another policy in turn. That one sees only its own."""
+
+    def __init__(self, policy: DraftPolicy) -> None:
+        self._policy = policy
+        self._plain, self._drafting = _Turn(), _Turn()
+        self._is_prefill = True
+        self._stretches: list[Stretch] = []
+
+    @property
+    def stretches(self) -> list[Stretch]:
+        """Those of the answer so far; the last one may be short."""
+        return [*self._stretches, *self._last()]
+
+    def begin(self) -> None:
+        self._policy.begin()
+
+    def use_threads(self, num_threads: int) -> None:
+        self._policy.use_threads(num_threads)
+
+    def choose(self, context: PolicyContext) -> Decision | Replay:
+        if self._is_plain:
+            return Decision(None, draft_off=DraftOff.SET_TO_ZERO)
+        return self._policy.choose(context)
+
+    def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
+        self._policy.replay(proposer, replay_scores, seconds)
+
+    def padded(self, num_tokens: int, limit: int) -> int:
+        return self._policy.padded(num_tokens, limit)
+
+    def estimate(self) -> PolicyEstimate | None:
+        return self._policy.estimate()
+
+    def learn(self, record: StepRecord) -> None:
+        if self._is_prefill:
+            self._is_prefill = False
+            self._policy.learn(record)
+        elif self._is_plain:
+            self._plain.add(record)
+        else:
+            self._drafting.add(record)
+            self._policy.learn(record)
+            is_over = self._drafting.num_steps > _DRAFTING_STEPS
+            if is_over and self._drafting.num_tokens >= _DRAFTING_TOKENS:
+                self._stretches += self._last()
+                self._plain, self._drafting = _Turn(), _Turn()
+
+    @property
+    def _is_plain(self) -> bool:
+        return self._plain.num_steps < _PLAIN_STEPS
+
+    def _last(self) -> list[Stretch]:
+        """The stretch at the end, if both sides have counted steps."""
+        plain, drafting = self._plain, self._drafting
+        if not drafting.num_tokens:
+            return []
+        plain_token_s = plain.seconds / plain.num_tokens
+        return [Stretch(drafting.num_tokens, plain_token_s, drafting.seconds)]
