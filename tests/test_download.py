@@ -125,6 +125,10 @@ def test_a_model_by_its_quantisation(hub: StandinHub):
         ("mtp-Q4_0", ["a-Q4_0.gguf", "eagle3-a-Q4_0.gguf"], ["eagle3-a-Q4_0.gguf"]),
         ("Q4_0", ["a-Q4_0.gguf", "eagle3-a-Q4_0.gguf"], ["a-Q4_0.gguf"]),
         ("mtp-Q4_0", ["mtp-a-Q4_0.gguf", "eagle3-a-Q4_0.gguf"], None),
+        ("mtp-Q4_0", ["a-Q4_0.gguf", "dflash-a-Q4_0.gguf"], ["dflash-a-Q4_0.gguf"]),
+        ("mtp-Q4_0", ["a-DFlash-Q4_0.gguf"], ["a-DFlash-Q4_0.gguf"]),
+        ("mtp-Q4_0", ["a-Q4_0.gguf", "dspark-a-Q4_0.gguf"], ["dspark-a-Q4_0.gguf"]),
+        ("Q4_0", ["a-Q4_0.gguf", "a-DSpark-Q4_0.gguf"], ["a-Q4_0.gguf"]),
     ],
 )  # fmt: skip
 def test_which_file_a_quantisation_means(quantization, names, chosen):

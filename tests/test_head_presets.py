@@ -238,7 +238,7 @@ def test_doctor_says_whether_heads_can_run(headed, monkeypatch):
         assert found["missing_head_functions"] == ["llama_absent"]
         monkeypatch.setattr(nextn, "LAYER_FUNCTIONS", ("absent",))
         nextn.missing_functions.cache_clear()
-        assert "for EAGLE-3 this libllama lacks llama_absent" in run("doctor").stdout
+        assert "for EAGLE-3 and DFlash this libllama lacks llama_absent" in run("doctor").stdout
     finally:
         monkeypatch.undo()
         nextn.missing_functions.cache_clear()

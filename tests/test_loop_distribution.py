@@ -17,6 +17,7 @@ from enumeration import Enumeration
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
+from localspec.speculative.blocks import Blocks
 from localspec.speculative.heads import Head
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.medusa import Medusa
@@ -25,7 +26,7 @@ from localspec.speculative.proposers import DraftModel
 from localspec.speculative.rules import make_rule
 from localspec.speculative.thread_policy import FixedThreads
 from reference import target_probs
-from toy import TableHead, TableModel, TableRowHeads, all_shared
+from toy import TableBlocks, TableHead, TableModel, TableRowHeads, all_shared
 
 PROMPT = [1]
 UNFILTERED = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
@@ -88,7 +89,9 @@ def text_distribution(
         return token == end
 
     def run(enumeration: Enumeration) -> tuple[int, ...]:
-        if isinstance(draft, TableRowHeads):
+        if isinstance(draft, TableBlocks):
+            proposer = Blocks(draft, is_end)
+        elif isinstance(draft, TableRowHeads):
             proposer = Medusa(draft, is_end)
         elif isinstance(draft, TableHead):
             proposer = Head(draft, is_end)
@@ -222,6 +225,34 @@ def test_texts_drafted_by_medusa_heads_have_the_targets_distribution(
         rule,
         target,
         TableRowHeads(target, 3, num_kept=num_kept),
+        policy,
+        num_draft_tokens=num_draft_tokens,
+        max_tokens=max_tokens,
+        params=params,
+        end=end,
+    )
+    expected = own_distribution(target, max_tokens, params, end)
+    assert set(distribution) == set(expected)
+    for text, chance in expected.items():
+        assert distribution[text] == pytest.approx(chance, abs=1e-12)
+
+
+@pytest.mark.parametrize("stated", [{}, {"is_paired": True}, {"says": True}], ids=str)
+@pytest.mark.parametrize("num_kept", [1, 64])
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(
+    ("policy", "num_draft_tokens", "max_tokens", "params", "end"),
+    HEAD_CASES,
+)
+def test_texts_drafted_in_blocks_have_the_targets_distribution(
+    stated, num_kept, rule, policy, num_draft_tokens, max_tokens, params, end
+):
+    """To 1e-12: laws computed before anything is drawn, or chosen by the token before."""
+    target = TableModel(2, seed=5, spread=1.0)
+    distribution = text_distribution(
+        rule,
+        target,
+        TableBlocks(target, num_kept=num_kept, max_draft_tokens=3, **stated),
         policy,
         num_draft_tokens=num_draft_tokens,
         max_tokens=max_tokens,

@@ -176,3 +176,69 @@ class TableRowHeads:
         if position not in self.rows_at:
             raise DecodeError(f"the row at {position} of {self.rows_at}")
         return self._tables[head].row(self._target.cached[: position + 1])
+
+
+class TableBlocks:
+    """Tables as a head that drafts a block at once, with a row for each place of it.
+
+    Raises DecodeError where a head would read rows that the target does not have, or a token
+    that is not the target's. is_paired: the row of a place depends on the token drafted before,
+    as with DFlash2; else only on the text, the place and the size of the block. says: whether
+    it has confidences of its own.
+    """
+
+    def __init__(
+        self,
+        target: TableModel,
+        *,
+        num_kept: int = 64,
+        max_draft_tokens: int = 64,
+        is_paired: bool = False,
+        says: bool = False,
+    ) -> None:
+        self.context_length = target.context_length
+        self.max_draft_tokens = max_draft_tokens
+        self.begins_at = self.num_cached = 0
+        self.num_blocks = 0
+        self._target = target
+        self._num_kept = num_kept
+        self._is_paired, self._says = is_paired, says
+        self._tables = [
+            TableModel(target.vocab_size, seed=70 + place, spread=1.0, order=4)
+            for place in range(min(max_draft_tokens, 16))
+        ]
+        self._block: list[int] = []
+
+    @property
+    def readable(self) -> range:
+        target, end = self._target, self._target.num_cached
+        target.rows_from = first = max(target.rows_from, end - self._num_kept)
+        return range(first, end + (end > first))
+
+    def read_from(self, position: int) -> None:
+        self.begins_at, self.num_cached = position, 0
+
+    def truncate(self, num_cached: int) -> None:
+        self.num_cached = min(self.num_cached, num_cached)
+
+    def decode_block(self, tokens: Sequence[int], num_tokens: int) -> None:
+        position = self.begins_at + self.num_cached
+        end = position + len(tokens) - 1
+        readable = self.readable
+        if position < readable.start or end not in readable:
+            raise DecodeError(f"rows {position} to {end} of {readable}")
+        if list(tokens[:-1]) != self._target.cached[position:end]:
+            raise DecodeError(f"{tokens} where the target has others")
+        if not 0 < num_tokens <= self.max_draft_tokens:
+            raise DecodeError(f"a block of {num_tokens}")
+        self.num_cached = end - self.begins_at
+        self.num_blocks += 1
+        seen = self._target.cached[self.begins_at : end]
+        self._block = [*seen, tokens[-1], num_tokens % self._target.vocab_size]
+
+    def row(self, drafted: Sequence[int]) -> Logits:
+        before = drafted[-1:] if self._is_paired else []
+        return self._tables[len(drafted)].row([*self._block, *before])
+
+    def confidence(self, place: int) -> float | None:
+        return 1.0 / (1 + place) if self._says else None

@@ -87,12 +87,15 @@ def _free_of(free_bytes: int, total_bytes: int) -> str:
 
 
 def _heads(missing: tuple[str, ...], for_layers: tuple[str, ...]) -> str:
-    """Which trained heads libllama supports. missing, for_layers: what MTP and EAGLE-3 lack."""
+    """Which trained heads libllama supports.
+
+    missing: functions that all heads lack; for_layers: that EAGLE-3 and DFlash lack.
+    """
     if missing:
         return f"off: this libllama lacks {', '.join(missing)}; another version may have them"
     if for_layers:
-        return f"MTP; for EAGLE-3 this libllama lacks {', '.join(for_layers)}"
-    return "this libllama computes trained heads (MTP, EAGLE-3)"
+        return f"MTP; for EAGLE-3 and DFlash this libllama lacks {', '.join(for_layers)}"
+    return "this libllama computes trained heads (MTP, EAGLE-3, DFlash)"
 
 
 def _exact(found: Installation) -> str:

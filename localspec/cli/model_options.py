@@ -36,8 +36,8 @@ def target_draft_head(*, needs_target: bool = False) -> Decorator:
         _model_option("draft", "A small model of the same family, named like the target."),
         _model_option(
             "head",
-            "A trained head (MTP, EAGLE-3, Medusa) for the target, in a file of its own. "
-            "[default: the one in the target's file, if there is one]",
+            "A trained head (MTP, EAGLE-3, DFlash, Medusa) for the target, in a file of its "
+            "own. [default: the one in the target's file, if there is one]",
         ),
     )
     return functools.partial(with_all, options)

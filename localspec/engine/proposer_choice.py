@@ -12,6 +12,7 @@ from localspec.errors import OptionError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.policy.threads import AdaptiveThreads
+from localspec.speculative.blocks import Blocks
 from localspec.speculative.forced import Forced
 from localspec.speculative.heads import Head
 from localspec.speculative.lookup import Lookup
@@ -63,8 +64,11 @@ def choose_proposers(
 
 
 def _of_head(head: LlamaHead | MedusaHeads, is_end: Callable[[int], bool]) -> Proposer:
-    from localspec.llama.medusa import MedusaHeads  # loads libllama
+    from localspec.llama.dflash import DflashHead  # loads libllama
+    from localspec.llama.medusa import MedusaHeads
 
+    if isinstance(head, DflashHead):
+        return Blocks(head, is_end)
     return Medusa(head, is_end) if isinstance(head, MedusaHeads) else Head(head, is_end)
 
 

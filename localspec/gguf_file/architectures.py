@@ -23,7 +23,8 @@ class HeadGraph(Enum):
     MTP layers, by libllama (LLM_GRAPH_TYPE_DECODER_MTP): ONE (more of them end the process);
     CHAIN, each of which drafts one token; SHARED, all at once, with the keys and values of the
     target's last layers. LAYERS: by libllama, a layer that reads the inputs of some of the
-    target's layers (EAGLE-3). OUTPUT: here, a few products with the input of its output layer
+    target's layers (EAGLE-3). BLOCK: by libllama, likewise, but all tokens of a draft in one
+    decode (DFlash). OUTPUT: here, a few products with the input of its output layer
     (Medusa).
     """
 
@@ -32,7 +33,12 @@ class HeadGraph(Enum):
     CHAIN = "chain"
     SHARED = "shared"
     LAYERS = "layers"
+    BLOCK = "block"
     OUTPUT = "output"
+
+
+# Heads of an architecture that is no model's, so all of its blocks are the head's.
+HEADS_APART = (HeadGraph.LAYERS, HeadGraph.BLOCK, HeadGraph.OUTPUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +75,6 @@ _HYBRID_BACK = Architecture(state=State.SOME, has_snapshots=True)
 _NO_GRAPH = Architecture(is_head_required=True)
 _ONE = Architecture(head_graph=HeadGraph.ONE)
 _ONE_HYBRID = replace(_HYBRID_BACK, head_graph=HeadGraph.ONE, is_head_required=True)
-_HEAD = Architecture(is_head=True)
 _GIVES = Architecture(gives_layers=True)
 _GIVES_LAST = Architecture(gives_layers=True, gives_last=True)
 
@@ -90,7 +95,7 @@ _SPECIAL = {
     "deepseek2": _ONE,
     "deepseek32": _ONE,
     "deepseek4": _giving(replace(_HYBRID_BACK, head_graph=HeadGraph.ONE, is_cropped=True)),
-    "dflash": _HEAD,
+    "dflash": Architecture(head_graph=HeadGraph.BLOCK, is_head=True),
     "eagle3": Architecture(head_graph=HeadGraph.LAYERS, is_head=True),
     "exaone-moe": _NO_GRAPH,
     "exaone4": _NO_GRAPH,

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from localspec.errors import ModelFileError, ModelNotFoundError
+from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.header import Header, Value, read_header
 from localspec.gguf_file.shape import ModelShape
 
@@ -75,10 +76,9 @@ def check_parts(parts: Sequence[Header]) -> Header:
             f"{path} is {_NOT_TEXT_MODELS[architecture]}", "Choose a text generation model."
         )
     _check_text_alone(header)
-    if (
-        header.metadata.get(f"{architecture}.attention.causal") is False
-        or header.number(f"{architecture}.pooling_type") > 0
-    ):
+    looks_ahead = header.metadata.get(f"{architecture}.attention.causal") is False
+    is_block_head = ModelShape(header).architecture.head_graph is HeadGraph.BLOCK
+    if (looks_ahead and not is_block_head) or header.number(f"{architecture}.pooling_type") > 0:
         raise ModelFileError(f"{path} is an embedding model", "Choose a text generation model.")
     if header.metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
         raise ModelFileError(f"{path} has no tokenizer", "Convert it again with its tokenizer.")

@@ -12,6 +12,13 @@ from math import prod
 
 from localspec.errors import ModelFileError
 from localspec.gguf_file.architectures import HeadGraph
+from localspec.gguf_file.dflash import (
+    NOT_READ_BY_BLOCKS,
+    BlockFacts,
+    block_facts,
+    block_misfits,
+    block_refusals,
+)
 from localspec.gguf_file.eagle import (
     NOT_READ_BY_STEPS,
     eagle_misfits,
@@ -38,7 +45,8 @@ class HeadFacts:
     graph: how it is computed. num_layers: of the head, or the number of Medusa heads.
     num_bytes: of its own weights, in memory. num_read_bytes: read to draft one token. why_not:
     why it cannot be used, in words; empty if it can. is_apart: whether the file holds nothing
-    else. layers_read: layers of the target that EAGLE-3 reads. num_chained: layers in a chain,
+    else. layers_read: layers of the target that EAGLE-3 or DFlash reads. block: how DFlash
+    drafts; its num_read_bytes are those of a whole block. num_chained: layers in a chain,
     each of which drafts one token and reads the whole text; else 1. is_cropped: as in
     `Architecture`.
     """
@@ -52,6 +60,7 @@ class HeadFacts:
     layers_read: tuple[int, ...] = ()
     num_chained: int = 1
     is_cropped: bool = False
+    block: BlockFacts | None = None
 
     @property
     def shares_cache(self) -> bool:
@@ -61,8 +70,12 @@ class HeadFacts:
     @property
     def description(self) -> str:
         """The head in the field's words."""
-        if self.graph is HeadGraph.LAYERS:
-            return f"an EAGLE-3 head that reads layers {', '.join(map(str, self.layers_read))}"
+        if self.graph in (HeadGraph.LAYERS, HeadGraph.BLOCK):
+            reads = f"head that reads layers {', '.join(map(str, self.layers_read))}"
+            if self.block is None:
+                return f"an EAGLE-3 {reads}"
+            most = self.block.most_tokens
+            return f"a {self.block.kind} {reads} and drafts up to {most} tokens at once"
         if self.graph is HeadGraph.OUTPUT:
             return f"{self.num_layers} Medusa head{'s' if self.num_layers > 1 else ''}"
         return _layers(self.num_layers)
@@ -76,6 +89,8 @@ def head_facts(header: Header) -> HeadFacts | None:
         return None
     if known.head_graph is HeadGraph.LAYERS:
         return _eagle_facts(header, shape)
+    if known.head_graph is HeadGraph.BLOCK:
+        return _block_facts(header, shape)
     if known.head_graph is HeadGraph.OUTPUT:
         return _medusa_facts(header, shape)
     sizes = {tensor.name: tensor.size_bytes for tensor in header.tensors}
@@ -108,6 +123,23 @@ def _eagle_facts(header: Header, shape: ModelShape) -> HeadFacts:
             size for name, size in sizes.items() if name not in NOT_READ_BY_STEPS
         ),
         why_not=next(eagle_refusals(header, shape), ""),
+    )
+
+
+def _block_facts(header: Header, shape: ModelShape) -> HeadFacts:
+    sizes = {tensor.name: tensor.size_bytes for tensor in header.tensors}
+    block = block_facts(header, shape)
+    return HeadFacts(
+        graph=HeadGraph.BLOCK,
+        num_layers=shape.num_blocks,
+        layers_read=layers_read(shape),
+        num_bytes=sum(sizes.values()),
+        num_read_bytes=sum(
+            size for name, size in sizes.items() if name not in NOT_READ_BY_BLOCKS
+        ),
+        why_not=next(block_refusals(header, shape), ""),
+        is_cropped=not block.num_candidates,
+        block=block,
     )
 
 
@@ -237,6 +269,7 @@ def _shared_misfits(target: Header, head: Header) -> Iterator[str]:
 _MISFITS = {
     HeadGraph.SHARED: _shared_misfits,
     HeadGraph.LAYERS: eagle_misfits,
+    HeadGraph.BLOCK: block_misfits,
     HeadGraph.OUTPUT: medusa_misfits,
 }
 

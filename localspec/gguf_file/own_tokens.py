@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 
 from localspec.errors import ModelFileError
-from localspec.gguf_file.architectures import HeadGraph, architecture
+from localspec.gguf_file.architectures import HEADS_APART, architecture
 from localspec.gguf_file.header import Header, Tensor
 from localspec.gguf_file.tensor_types import INT64
 
@@ -15,7 +15,7 @@ OWN_TOKENS = "d2t"
 
 def own_tokens(head: Header) -> Tensor | None:
     """The list of the tokens that the head knows; None if it knows all."""
-    if architecture(head.architecture).head_graph in (HeadGraph.LAYERS, HeadGraph.OUTPUT):
+    if architecture(head.architecture).head_graph in HEADS_APART:
         return head.by_name().get(OWN_TOKENS)
     return None
 

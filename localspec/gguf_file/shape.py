@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from localspec.errors import OptionError
-from localspec.gguf_file.architectures import HeadGraph, State, architecture
+from localspec.gguf_file.architectures import HEADS_APART, HeadGraph, State, architecture
 from localspec.gguf_file.header import Header, Value
 
 DEFAULT_CONTEXT_LENGTH = 8192  # tokens, at most, if nobody chooses
@@ -30,7 +30,7 @@ class ModelShape:
         # The layers of the model, those of a head, and both.
         self.num_blocks = self.most("block_count")
         self.num_head_layers = self.most("nextn_predict_layers")
-        if self.architecture.head_graph in (HeadGraph.LAYERS, HeadGraph.OUTPUT):
+        if self.architecture.head_graph in HEADS_APART:
             self.num_head_layers = self.num_blocks
         self.num_layers = self.num_blocks - self.num_head_layers
         self.width = self.most("embedding_length")

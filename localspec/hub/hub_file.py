@@ -17,8 +17,8 @@ _MAX_PARTS = 1024
 _MAX_NAMED = 10  # files that an error names
 # Words in the names of files that belong to a model, as llama.cpp knows them.
 HEAD_SIGN = "mtp-"  # of a head, before a quantization and in names of files
-_HEAD_SIGNS = (HEAD_SIGN, "eagle3", "EAGLE3")
-_OTHER_SIGNS = ("mmproj", "imatrix", "dflash-", "dspark-")
+_HEAD_SIGNS = (HEAD_SIGN, "eagle3", "EAGLE3", "dflash", "DFlash", "dspark", "DSpark")
+_OTHER_SIGNS = ("mmproj", "imatrix")
 _PART_NUMBER = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
 
 

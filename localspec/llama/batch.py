@@ -21,7 +21,9 @@ class TokenBatch:
     def __init__(self, size: int, width: int = 0, *, rows_alone: bool = False) -> None:
         self.size = size
         self._tokens = np.zeros(size, dtype=np.int32)
-        self._positions = np.zeros(size, dtype=np.int32)
+        # Rows alone may have a position of four parts, of which a text needs the first three.
+        self._num_positions = 4 if rows_alone else 1
+        self._positions = np.zeros(self._num_positions * size, dtype=np.int32)
         self._wants_logits = np.zeros(size, dtype=np.int8)
         self._sequence_counts = np.ones(size, dtype=np.int32)
         self._sequence_zero = (ctypes.c_int32 * 1)(0)
@@ -42,7 +44,9 @@ class TokenBatch:
         """The C batch of up to `size` tokens from a position on, with logits of the last."""
         count = len(tokens)
         self._tokens[:count] = tokens
-        self._positions[:count] = np.arange(position, position + count)
+        parts = self._positions[: self._num_positions * count].reshape(-1, count)
+        parts[:3] = np.arange(position, position + count)
+        parts[3:] = 0
         self._wants_logits[:count] = 0
         self._wants_logits[count - num_logits : count] = 1
         self._batch.n_tokens = count

@@ -7,15 +7,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.head import HeadFacts
 from localspec.llama import params as llama_params
+from localspec.llama.dflash import DflashHead
 from localspec.llama.handle import Handle
 from localspec.llama.head import AssistantHead, EagleHead, LlamaHead
 from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
 from localspec.llama.native import LoadWatch
 from localspec.llama.opening import load_weights, new_context, open_watched
-from localspec.llama.options import EAGLE_BATCH_SIZE, LlamaOptions
+from localspec.llama.options import ROWS_BATCH_SIZE, LlamaOptions
 from localspec.llama.quirks.nextn import require_nextn_functions
 
 
@@ -57,7 +59,7 @@ def _new_context(
     assert model is not None
     params = llama_params.context_params(options, target.context_length)
     if facts.layers_read:
-        params.n_batch = params.n_ubatch = min(params.n_ubatch, EAGLE_BATCH_SIZE)
+        params.n_batch = params.n_ubatch = min(params.n_ubatch, ROWS_BATCH_SIZE)
     else:
         params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
     params.ctx_other = target.handle.context
@@ -67,7 +69,12 @@ def _new_context(
 def _head(
     handle: Handle, target: LlamaModel, options: LlamaOptions, facts: HeadFacts
 ) -> LlamaHead:
-    kind = AssistantHead if facts.shares_cache else LlamaHead
-    kind = EagleHead if facts.layers_read else kind
     with handle.closed_on_failure():
-        return kind(handle, target, facts, options)
+        return _KINDS.get(facts.graph, LlamaHead)(handle, target, facts, options)
+
+
+_KINDS = {
+    HeadGraph.SHARED: AssistantHead,
+    HeadGraph.LAYERS: EagleHead,
+    HeadGraph.BLOCK: DflashHead,
+}

@@ -21,7 +21,9 @@ _STEP_WITHOUT_FLASH = 128
 # Tokens of a hybrid's last decode that can be taken back; each needs a state of tens of MB.
 DEFAULT_SNAPSHOTS = 8
 NUM_KEPT_ROWS = 512  # of a target: a head that was idle for longer starts again
-EAGLE_BATCH_SIZE = 64  # tokens; an EAGLE-3 head computes logits for each token it reads
+# Tokens that a head reads at once in rows of its target's layers: libllama makes room for
+# logits of each.
+ROWS_BATCH_SIZE = 64
 
 ALL_LAYERS = 512  # `gguf_file.check` refuses more
 

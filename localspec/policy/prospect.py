@@ -139,13 +139,13 @@ class Stopping:
         self._confidence = best.state.confidence
         # (regimes,) probability of the regime, and that all tokens so far are accepted
         self._alive = self._acceptance.weights
-        self._limit = best.limit
+        self.limit = best.limit
         self._loss = best.rate * times  # in tokens
         draft_s = best.cost.token_s(float(times[1]))
         self._draft_loss = best.rate * draft_s * np.arange(best.limit + 1)
 
     def num_worth(self, num_drafted: int, confidence: float) -> int:
-        limit = self._limit - num_drafted
+        limit = self.limit - num_drafted
         if limit <= 0:
             return 0
         alive = self._alive * self._acceptance.chances(confidence)

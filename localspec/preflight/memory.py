@@ -18,8 +18,8 @@ from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import bytes_per_value, type_name
 from localspec.llama.options import (
     BATCH_SIZE,
-    EAGLE_BATCH_SIZE,
     NUM_KEPT_ROWS,
+    ROWS_BATCH_SIZE,
     FlashAttention,
     LlamaOptions,
     graph_batch_size,
@@ -144,8 +144,9 @@ def _rows_bytes(header: Header, facts: HeadFacts) -> int:
     """The rows that a head reads: of a decode, and of the latest tokens."""
     shape = ModelShape(header)
     width = shape.row_width
-    if facts.graph is HeadGraph.LAYERS:
-        width = len(facts.layers_read) * header.number("eagle3.target_hidden_size")
+    if facts.layers_read:
+        width = header.number("eagle3.target_hidden_size") or shape.width  # of the target
+        width *= len(facts.layers_read)
     return (BATCH_SIZE + NUM_KEPT_ROWS) * width * _FLOAT
 
 
@@ -160,7 +161,7 @@ def _contexts(header: Header, options: LlamaOptions) -> _Contexts:
     """The contexts of a model and its head, if it is used, or of a head in its own file."""
     facts = head_facts(header)
     if facts is not None and facts.layers_read:
-        return _Contexts(None, replace(options, max_outputs=EAGLE_BATCH_SIZE))
+        return _Contexts(None, replace(options, max_outputs=ROWS_BATCH_SIZE))
     if facts is not None and facts.is_apart:
         return _Contexts(None, options)
     if facts is None or not options.with_head:

@@ -80,7 +80,10 @@ class PolicyContext(NamedTuple):
 
 
 class Extent(Protocol):
-    """Decides how long one proposal becomes."""
+    """Decides how long one proposal becomes. limit: the most tokens."""
+
+    @property
+    def limit(self) -> int: ...
 
     def num_worth(self, num_drafted: int, confidence: float) -> int:
         """How many more tokens are worth proposing after the first num_drafted.
@@ -207,10 +210,10 @@ class DraftPolicy:
 class UpTo(NamedTuple):
     """A fixed number of tokens, whatever the proposer's confidence."""
 
-    num_tokens: int
+    limit: int
 
     def num_worth(self, num_drafted: int, confidence: float) -> int:
-        return self.num_tokens - num_drafted
+        return self.limit - num_drafted
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,6 +202,8 @@ def _kind(setup: Setup) -> str:
     if setup.head is None:
         return "simple"
     facts = head_facts(check_model_file(setup.head))
+    if facts is not None and facts.block is not None:
+        return "dspark" if facts.block.kind == "DSpark" else "dflash"
     return "eagle3" if facts is not None and facts.layers_read else "mtp"
 
 

@@ -34,7 +34,7 @@ def add_files(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--target", type=Path, help="GGUF file (default: the demo pair)")
     add("--draft", type=Path, help="GGUF file")
-    head = "a head drafts (MTP, EAGLE-3): the one in the target's file, or in this GGUF file"
+    head = "a head drafts (MTP, EAGLE-3, DFlash): that in the target's, or in this GGUF file"
     add("--head", type=Path, nargs="?", const=_INSIDE, metavar="FILE", help=head)
     add("--threads", type=positive, default=num_usable_cores(), help="default: as localspec")
     add("--ctx", type=positive, default=2048, help="context in tokens (default: %(default)s)")
