@@ -15,6 +15,7 @@ from localspec.checks import bench
 from localspec.checks.bench import Bench, KindSpeed, Outcome, run_bench
 from localspec.checks.limit import EndedBy
 from localspec.checks.prompts import KINDS, Task, built_in_tasks
+from localspec.checks.step_bench import StepCosts
 from localspec.checks.turns import SHORTEST_ANSWER, Stretch, TurnTaking
 from localspec.cli import exit_codes, main
 from localspec.cli.bench_report import bench_json, bench_text, verdict
@@ -142,21 +143,23 @@ def test_the_sides_take_turns_and_the_first_step_of_each_is_not_counted():
     turns = TurnTaking(policy)
     context = PolicyContext(9, 8, 100, (ProposerState(8),))
     turns.learn(record(100.0))  # the prompt
-    for _ in range(2):
+    for drafting in ((60.0, 4.0, 5.0, 4.0), (60.0, 4.0, 5.0, 4.0, 7.0)):
         for seconds in (50.0, 1.0, 2.0, 3.0, 2.0, 2.0):
             assert turns.choose(context).draft_off is DraftOff.SET_TO_ZERO
             turns.learn(record(seconds))
-        for seconds in (60.0, 4.0, 5.0, 4.0, 7.0):
+        for seconds in drafting:
             assert turns.choose(context).proposer == 0
             turns.learn(record(seconds, 4, 0))
-    whole = Stretch(num_tokens=16, plain_token_s=2.0, drafting_s=20.0)
-    assert turns.stretches == [whole, whole]
-    assert whole.plain_s == 32.0
-    assert len(policy.seen) == 1 + 2 * 5  # of its own turns alone
+    first, second = turns.stretches
+    # To read the prompt for drafts is part of the answer, so the very first step is counted.
+    assert first == Stretch(num_tokens=16, plain_token_s=2.0, drafting_s=73.0)
+    assert second == Stretch(num_tokens=16, plain_token_s=2.0, drafting_s=20.0)
+    assert second.plain_s == 32.0
+    assert len(policy.seen) == 1 + 4 + 5  # of its own turns alone
     for seconds in (50.0, 1.0, 1.0, 1.0, 1.0, 1.0):
         turns.learn(record(seconds))
     turns.learn(record(60.0, 4, 0))
-    assert turns.stretches == [whole, whole]
+    assert turns.stretches == [first, second]
     turns.learn(record(6.0, 3, 0))
     assert turns.stretches[2:] == [Stretch(3, 1.0, 6.0)]  # a short one, as the answer ends
 
@@ -283,8 +286,8 @@ def compared(kind, ratios, num_drafted=3):
     return KindSpeed(kind, stretches, (meter.stats(1.0, None, None),))
 
 
-def benched(*kinds):
-    return Bench(kinds, (), None, 1, 90.0, EndedBy.TIME)
+def benched(*kinds, costs=None):
+    return Bench(kinds, (), costs, 1, 90.0, EndedBy.TIME)
 
 
 @pytest.mark.parametrize(
@@ -324,6 +327,32 @@ def test_where_nothing_is_drafted_no_side_is_faster():
         assert headline.startswith("Nothing was drafted: ")
         [why] = advice
         assert why.startswith("No tokens were drafted (draft off where it did not pay)")
+
+
+@pytest.mark.parametrize(
+    ("costs", "words"),
+    [
+        (StepCosts((0.1,), 0.01), []),  # nothing is known of other sizes
+        (StepCosts((0.1, 0.3, 0.4), 0.02), ["never pays with up to 2 tokens a step"] * 2),
+        (
+            StepCosts((0.1, 0.15), 0.01),
+            [
+                "the lookup (0.00 a token) pays from an acceptance of 0.50",
+                "the draft model (0.10 a token) pays from an acceptance of 0.60",
+            ],
+        ),
+        (StepCosts((0.1, 0.15), None), ["the lookup (0.00 a token) pays from"]),
+    ],
+)
+def test_what_pays_is_said_of_sizes_that_were_timed(demo_target, costs, words):
+    with localspec.load(target=demo_target) as engine:
+        shown = bench_text(
+            benched(compared("code", [1.0] * 3), costs=costs), engine, details=False
+        )
+    lines = [line for line in shown.splitlines() if line.startswith("At these costs")]
+    assert len(lines) == len(words)
+    for line, said in zip(lines, words, strict=True):
+        assert said in line
 
 
 @pytest.mark.parametrize("max_tokens", [1, SHORTEST_ANSWER - 1])

@@ -2,7 +2,8 @@
 
 Both sides meet the same text and the same moment of the machine, nothing is copied or decoded
 twice, and what a plain turn writes the next one goes on with. The first step of a turn is not
-counted: it pays for the change, as a draft that reads what was written meanwhile.
+counted: it pays for the change, as a draft that reads what was written meanwhile. The first one
+that may draft at all is: to read the prompt for that is part of an answer.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ SHORTEST_ANSWER = 1 + _PLAIN_STEPS + _DRAFTING_TOKENS  # that has a turn of each
 
 @dataclass(slots=True)
 class _Turn:
-    """The steps of a turn, and what the counted ones took and wrote."""
+    """The steps of a turn, and what they took and wrote but for those at its front."""
 
+    num_uncounted: int = 1
     num_steps: int = 0
     num_tokens: int = 0
     seconds: float = 0.0
 
     def add(self, record: StepRecord) -> None:
-        if self.num_steps:
+        if self.num_steps >= self.num_uncounted:
             self.num_tokens += record.num_emitted
             self.seconds += record.draft_time_s + record.replay_s
             self.seconds += record.target_time_s + record.sampler_time_s
@@ -61,7 +63,7 @@ class TurnTaking(DraftPolicy):
 
     def __init__(self, policy: DraftPolicy) -> None:
         self._policy = policy
-        self._plain, self._drafting = _Turn(), _Turn()
+        self._plain, self._drafting = _Turn(), _Turn(num_uncounted=0)
         self._is_prefill = True
         self._stretches: list[Stretch] = []
 

@@ -69,11 +69,16 @@ def _why(found: Bench) -> list[str]:
         return []
     ratios = "  ".join(f"{n}: {ratio:.2f}" for n, ratio in enumerate(found.costs.ratios, 1))
     lines = [f"Cost of decoding n tokens, in target-only steps:  {ratios}"]
+    most = len(found.costs.ratios) - 1  # draft tokens whose costs are known
+    if most == 0:
+        return lines
     edges = [("the lookup", 0.0, found.free_break_even)]
     if found.curve is not None and found.costs.draft_token_s is not None:
         edges.append(("the draft model", found.curve.draft, found.break_even))
     for name, cost, edge in edges:
-        pays = "never pays" if edge is None else f"pays from an acceptance of {edge:.2f}"
+        pays = f"never pays with up to {counted(most, 'token')} a step"
+        if edge is not None:
+            pays = f"pays from an acceptance of {edge:.2f}"
         lines.append(f"At these costs {name} ({cost:.2f} a token) {pays}.")
     return lines
 
