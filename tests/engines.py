@@ -42,5 +42,5 @@ class SharedEngine:
             self._engine.close()
 
     def _load(self) -> None:
-        self._engine = localspec.load(draft_tokens=3)
+        self._engine = localspec.load(draft_tokens=3, memory=False)
         self._usual = self._engine.sampling, inside.loop(self._engine).draft_policy

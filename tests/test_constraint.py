@@ -199,7 +199,7 @@ def test_what_is_forced_may_come_and_ends_the_answer(engine):
 
 def test_what_is_forced_is_proposed_without_a_draft_model(demo_target):
     """And by nobody in a free answer, whose steps are what they were."""
-    with localspec.load(target=demo_target, draft_tokens=4) as alone:
+    with localspec.load(target=demo_target, draft_tokens=4, memory=False) as alone:
         free = alone.generate(QUESTION, temperature=0, max_tokens=60).reply()
         reply = alone.generate(QUESTION, temperature=0, json_schema=FOX, max_tokens=120).reply()
         again = alone.generate(QUESTION, temperature=0, max_tokens=60).reply()

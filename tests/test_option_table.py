@@ -20,7 +20,13 @@ from localspec.streaming.options import answer_keywords
 
 PACKAGE = Path(localspec.__file__).parent
 # Keywords that take a whole object, or what no command line holds.
-WITHOUT_A_FLAG = {"target_options", "draft_options", "kept_bytes", *option_table.ONLY_IN_PYTHON}
+WITHOUT_A_FLAG = {
+    "target_options",
+    "draft_options",
+    "kept_bytes",
+    "memory",
+    *option_table.ONLY_IN_PYTHON,
+}
 
 
 def test_the_page_has_the_table_as_it_is_now():

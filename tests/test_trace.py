@@ -40,7 +40,7 @@ def recorded(engine, *samplings, task=TASK, max_tokens=COUNT):
 
 @pytest.fixture(scope="module")
 def engine():
-    with localspec.load() as opened:
+    with localspec.load(memory=False) as opened:
         yield opened
 
 

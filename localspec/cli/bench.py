@@ -74,7 +74,7 @@ def bench(
     tasks = built_in_tasks() if prompts == "builtin" else own_tasks(Path(prompts))
     if options.max_tokens is None:
         options = replace(options, max_tokens=_DEFAULT_TOKENS)
-    with options.open_engine() as engine:
+    with options.open_engine(memory=False) as engine:
         found = measured(
             engine,
             run_bench,

@@ -51,9 +51,10 @@ class PairOptions:
     max_tokens: int | None
     show_draft: bool
 
-    def open_engine(self) -> BaseEngine:
+    def open_engine(self, *, memory: bool | str = True) -> BaseEngine:
         """Load the pair; with RPC servers in a process of its own, since they may crash it.
 
+        memory: as for `localspec.load`; a measurement, which repeats its prompts, has none.
         Raises the errors of `localspec.load` and `choose_model`.
         """
         # Imported here: completion must not load an engine.
@@ -66,7 +67,7 @@ class PairOptions:
         preset, target = choose_model(self.model, self.preset, self.target, is_target=is_target)
         if self.target is None and not is_target:
             offer_download(target or preset or DEFAULT_PRESET)
-        arguments: LoadKeywords = {**loading, "target": target}
+        arguments: LoadKeywords = {**loading, "target": target, "memory": memory}
         open_it: Callable[..., BaseEngine] = load
         if servers_used(preset, arguments):
             open_it = IsolatedEngine

@@ -62,7 +62,7 @@ def record(options: PairOptions, *, file: Path, prompts: str, seconds: float | N
         raise OptionError(f"there is no folder {file.parent}", "Make it, or name another.")
     is_own = prompts != "builtin"
     tasks = questions.own_tasks(Path(prompts)) if is_own else questions.built_in_tasks()
-    with options.open_engine() as engine:
+    with options.open_engine(memory=False) as engine:
         if engine.drafting.is_off:
             raise OptionError("nothing may propose here", "Leave out --no-draft.")
         template = options.template()

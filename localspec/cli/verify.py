@@ -76,7 +76,7 @@ def verify(  # noqa: PLR0913  each is an option of the command
     if json_schema is not None:
         schema = read_option_file("--json-schema", json_schema)
     texts = questions.QUESTIONS if prompts is None else questions.read_prompts(prompts)
-    with options.open_engine() as engine:
+    with options.open_engine(memory=False) as engine:
         tokens = [prompt_tokens(engine, options, text) for text in texts]
         report = measured(
             engine,

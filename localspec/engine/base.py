@@ -121,6 +121,16 @@ class BaseEngine(abc.ABC):
         """The memory that the engine takes. Raises ClosedError."""
 
     @abc.abstractmethod
+    def remember(self, text: str | Sequence[int]) -> None:
+        """Let a text, or token ids, draft later answers where they repeat parts of it.
+
+        What was asked and answered here is remembered anyway. Nothing of it gets into a prompt,
+        and no answer's text changes. The memory is bounded; what was of use longest ago goes
+        first. Raises OptionError for an engine without a memory, BusyError while an answer is
+        produced.
+        """
+
+    @abc.abstractmethod
     def free_kept(self) -> None:
         """Free the caches of waiting conversations; each is decoded again at its next answer.
 

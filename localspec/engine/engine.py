@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -24,6 +24,7 @@ from localspec.engine.proposer_choice import (
     choose_proposers,
     weight_shares,
 )
+from localspec.engine.remembering import Remembering
 from localspec.errors import (
     BusyError,
     CacheError,
@@ -37,7 +38,7 @@ from localspec.policy.threads import AdaptiveThreads
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.resolver import Resolver
-from localspec.speculative.lookup import LONGEST_MATCH, Lookup
+from localspec.speculative.lookup import LONGEST_MATCH
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import Drafting, DraftPolicy, ProposerKind
 from localspec.speculative.randomness import Randomness, fresh_seed
@@ -58,7 +59,8 @@ class Engine(BaseEngine):
 
     From any thread, but one answer at a time: reading a second one while another is
     unfinished raises BusyError. sampling: what an answer uses by default. description: the
-    pair, for people. kept_bytes: memory for the caches of conversations that wait.
+    pair, for people. kept_bytes: memory for the caches of conversations that wait. memory:
+    whether earlier texts propose; a name keeps them on disk.
     """
 
     def __init__(
@@ -68,6 +70,8 @@ class Engine(BaseEngine):
         sampling: SamplingParams,
         description: str,
         kept_bytes: int,
+        *,
+        memory: bool | str,
     ) -> None:
         super().__init__(sampling)
         self.description = description
@@ -83,6 +87,7 @@ class Engine(BaseEngine):
         self.shared_vocabulary, proposers, off = choose_proposers(models, drafting)
         policies, self._profile = choose_policies(models, drafting, proposers)
         self._decoder = SpeculativeDecoder(target, proposers, *policies, off, time.perf_counter)
+        self._remembering = Remembering(proposers, target.vocabulary, memory=memory)
         self._cache_pool = CachePool(self._decoder, models.saved, kept_bytes)
         self._usual_policy: DraftPolicy | None = None  # while an answer has another
         self._is_settled = True  # whether the last work on the loop came to its end in order
@@ -118,17 +123,19 @@ class Engine(BaseEngine):
     def exclusively(self) -> Iterator[SpeculativeDecoder]:
         """The loop below the answers, its text empty, while no answer may run.
 
-        For checks and measurements. Raises EngineError while an answer is produced.
+        For checks and measurements: without the memory. Raises EngineError while an answer is
+        produced.
         """
         with self._access.turn() as turn, turn:
             self._take(turn, in_use)
             self._is_settled = False
             self._cache_pool.switch_to(None, ())
             self._decoder.truncate(0)
-            try:
-                yield self._decoder
-            finally:
-                self._decoder.truncate(0)
+            with self._remembering.paused():
+                try:
+                    yield self._decoder
+                finally:
+                    self._decoder.truncate(0)
             self._is_settled = True
 
     def _check_options(self, options: AnswerOptions) -> None:
@@ -180,6 +187,7 @@ class Engine(BaseEngine):
                 turn.end()
             if run.result is not None:
                 self._save_profile()
+                self._remembering.save()
 
     def _request(
         self,
@@ -231,7 +239,7 @@ class Engine(BaseEngine):
         if policy is not None:
             self._usual_policy = self._decoder.draft_policy
             self._decoder.draft_policy = policy
-        self._refer_to(reference)
+        self._remembering.refer_to(reference)
 
     def _use_usual(self) -> None:
         """Undo `_use`. Idempotent."""
@@ -239,12 +247,7 @@ class Engine(BaseEngine):
         if self._usual_policy is not None:
             self._decoder.draft_policy = self._usual_policy
         self._usual_policy = None
-        self._refer_to([])
-
-    def _refer_to(self, reference: list[int]) -> None:
-        for proposer in self._decoder.proposers:
-            if isinstance(proposer, Lookup):
-                proposer.refer_to(reference)
+        self._remembering.refer_to([])
 
     def _reference(self, prompt: Prompt, options: AnswerOptions) -> list[int]:
         """The tokens of the prediction, for the lookup to propose from; none without one."""
@@ -282,6 +285,12 @@ class Engine(BaseEngine):
         self._require_open()
         pool = self._cache_pool
         return EngineMemory(self._models.memory, pool.num_bytes, pool.budget_bytes)
+
+    def remember(self, text: str | Sequence[int]) -> None:
+        tokens = self.tokenize(text) if isinstance(text, str) else self._known_ids(text)
+        with self._access.turn() as turn, turn:
+            self._take(turn, in_use)
+            self._remembering.add(tokens)
 
     def free_kept(self) -> None:
         with self._access.turn() as turn, turn:
@@ -322,6 +331,7 @@ class Engine(BaseEngine):
         self._access.end_here()
         with self._access.turn() as turn, turn:
             self._access.take(turn, in_use, waits=True)
+            self._remembering.save(is_last=True)
             self._free()
 
     def _free(self) -> None:

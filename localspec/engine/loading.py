@@ -73,31 +73,31 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     target_options: LlamaOptions | None = None,
     draft_options: LlamaOptions | None = None,
     kept_bytes: int = DEFAULT_KEPT_BYTES,
+    memory: bool | str = True,
     progress: Callable[[float], None] | None = None,
     force: bool = False,
 ) -> Engine:
     """An engine for a preset, or for a target of your own and perhaps what drafts for it.
 
     preset: what commands take as MODEL: a preset's name, an alias, or a target named as below;
-    or a preset made in code. With a draft or a head beside it a name means its target. target,
-    draft: paths of GGUF files (of a split model the first part), names as
-    `hf:owner/repo/file.gguf` and `owner/repo:QUANT` of files that were downloaded, or
-    `llama_cpp.Llama` objects, which keep their settings and are given back by `Engine.close`.
-    With neither it is the demo pair, whatever a person chose for commands. One file may be
-    target and draft, and is opened twice then; one `Llama` may not. head: a trained head in a
-    file of its own, named likewise; without one that in the target's file is used, if any.
-    draft_tokens: proposed per step; None is as many as pay, 0 is plain decoding and leaves the
-    draft unloaded. proposer: "draft", "head", "lookup" (of what the text repeats), "auto" or
-    "none". context_length: tokens (default: the preset's, or the model's own up to 8192).
-    num_gpu_layers: default: as many as fit onto the GPUs, the draft's first; if memory runs out
-    all the same, fewer are tried, with a warning. rpc: "host:port" of llama.cpp's RPC servers
-    that hold layers of the target, too (default: the preset's); one that fails later ends the
-    process (`IsolatedEngine` raises an exception instead); a head in the target's file is then
-    used only if proposer="head". exact: the text is the same to the bit with any draft; None is
-    where that costs at most 3 % (docs/lossless.md). target_options, draft_options: any other
-    setting of one model; it counts where those before say nothing. kept_bytes: the most main
-    memory for caches of conversations that wait. progress: called in this thread with the
-    loaded share, 0 … 1; raise in it to cancel. force: load even what seems too large.
+    or a preset made in code. Beside a draft or a head a name means its target. target, draft:
+    paths of GGUF files (of a split model the first part), names as `hf:owner/repo/file.gguf`
+    and `owner/repo:QUANT` of files that were downloaded, or `llama_cpp.Llama` objects, which
+    keep their settings and are given back by `Engine.close`. With neither it is the demo pair.
+    One file may be target and draft, and is opened twice then; one `Llama` may not. head: a
+    trained head in a file of its own, named likewise; without one that in the target's file is
+    used, if any. draft_tokens: proposed per step; None is as many as pay, 0 is plain decoding
+    and leaves the draft unloaded. proposer: "draft", "head", "lookup" (of what the text
+    repeats), "auto" or "none". context_length: tokens (default: the preset's, or the model's
+    own up to 8192). num_gpu_layers: default: as many as fit onto the GPUs, the draft's first.
+    rpc: "host:port" of llama.cpp's RPC servers that hold layers of the target, too (default:
+    the preset's); one that fails later ends the process (not of `IsolatedEngine`); a head in
+    the target's file is then used only if proposer="head". exact: the text is the same to the
+    bit with any draft; None is where that costs at most 3 % (docs/lossless.md). target_options,
+    draft_options: any other setting of one model; it counts where those before say nothing.
+    kept_bytes: the most main memory for caches of conversations that wait. memory: earlier
+    texts draft what repeats; a name keeps them on disk. progress: called in this thread with
+    the loaded share, 0 … 1; raise in it to cancel. force: load even what seems too large.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
     """
@@ -114,17 +114,22 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     shares = progress_shares(sources, progress)
     with contextlib.ExitStack() as undo:
         models = open_fitting(sources, functools.partial(_open_all, shares), undo, force=force)
-        engine = _engine(models, drafting, chosen, kept_bytes)
+        engine = _engine(models, drafting, chosen, kept_bytes, memory=memory)
         undo.pop_all()
     return engine
 
 
 def _engine(
-    models: Models, drafting: Drafting, chosen: Preset | None, kept_bytes: int
+    models: Models,
+    drafting: Drafting,
+    chosen: Preset | None,
+    kept_bytes: int,
+    *,
+    memory: bool | str,
 ) -> Engine:
     sampling = SamplingParams() if chosen is None else chosen.sampling
     description = _description(models) if chosen is None else chosen.description
-    return Engine(models, drafting, sampling, description, kept_bytes)
+    return Engine(models, drafting, sampling, description, kept_bytes, memory=memory)
 
 
 def _open_all(

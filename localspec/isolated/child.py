@@ -206,6 +206,9 @@ class Served:
     def memory(self) -> EngineMemory:
         return self._engine.memory()
 
+    def remember(self, text: str | Sequence[int]) -> None:
+        self._engine.remember(text)
+
     def free_kept(self) -> None:
         self._engine.free_kept()
 

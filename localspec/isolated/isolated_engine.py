@@ -133,6 +133,10 @@ class IsolatedEngine(BaseEngine):
             memory: EngineMemory = process.call("memory")
         return memory
 
+    def remember(self, text: str | Sequence[int]) -> None:
+        with self._exclusively() as process:
+            process.call("remember", text)
+
     def free_kept(self) -> None:
         with self._exclusively() as process:
             process.call("free_kept")

@@ -1,12 +1,18 @@
-"""Prompt lookup: proposes what followed the last few tokens where they occurred before.
+"""Lookup: proposes what followed the last tokens where they occurred before.
 
-Saxena, "Prompt Lookup Decoding" (2023). It costs almost nothing, and pays where text is copied:
-summaries, edits, code. The index grows with the text and shrinks when the text is cut; it is
-never built again. A reference, such as the expected text of the answer, is searched as well.
+Saxena, "Prompt Lookup Decoding" (2023), and Oliaro et al., "SuffixDecoding" (arXiv
+2411.04975), which looks into earlier texts as well. It costs almost nothing, and pays where
+text is copied: summaries, edits, code, the same files again. The index of the text grows with
+it and shrinks when the text is cut. What leaves the text stays in a memory; a reference, such
+as the expected text of the answer, is searched as well.
+
+What is proposed follows from these texts alone, and each token is proposed as certain, so what
+was remembered changes how many tokens a step emits, never which.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -14,6 +20,9 @@ import numpy as np
 
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import CERTAIN, Distribution
+from localspec.speculative.lookup_odds import FindingKind, LookupOdds
+from localspec.speculative.memory import GAP, TextMemory
+from localspec.speculative.ngram_index import SIZES, NgramIndex, run_hashes
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     DraftOff,
@@ -24,104 +33,60 @@ from localspec.speculative.policy_api import (
 )
 from localspec.speculative.proposers import Draw, Proposal, Proposer
 
-_LONG, _SHORT = 3, 2  # tokens of a key; the long one is tried first
-_NUM_COMPARED = 16  # the most occurrences of a key that are compared
-LONGEST_MATCH = 32  # tokens; a longer match is no better
+LONGEST_MATCH = 64  # tokens; a longer match is no better
 _MAX_REPLAYED = 16  # tokens that a replay judges at most
 
 
-class Index:
-    """Finds where the last few tokens occurred before in a text.
+class Occurrence(NamedTuple):
+    """Where the last tokens occurred before: what follows stands in `text` at `position`."""
 
-    A signal handler's exception may end any change half way; the next change then starts over
-    with an empty index.
-    """
-
-    def __init__(self) -> None:
-        self.text: list[int] = []
-        # Key → ends of its occurrences, ascending: the position after each.
-        self._ends: dict[tuple[int, ...], list[int]] = {}
-        self._is_changing = False
-
-    def read(self, tokens: Sequence[int]) -> None:
-        """Index the new tokens. A key is indexed once a token follows it."""
-        self._begin_change()
-        text = self.text
-        for position in range(len(text), len(tokens)):
-            for size in (_LONG, _SHORT):
-                if position >= size:
-                    key = tuple(text[position - size : position])
-                    self._ends.setdefault(key, []).append(position)
-            text.append(tokens[position])
-        self._is_changing = False
-
-    def truncate(self, num_tokens: int) -> None:
-        """Keep the first num_tokens."""
-        self._begin_change()
-        while len(self.text) > num_tokens:
-            for size in (_LONG, _SHORT):
-                key = tuple(self.text[-size - 1 : -1])
-                if len(key) == size:
-                    ends = self._ends[key]
-                    ends.pop()
-                    if not ends:
-                        del self._ends[key]
-            self.text.pop()
-        self._is_changing = False
-
-    def _begin_change(self) -> None:
-        if self._is_changing:
-            self.text, self._ends = [], {}
-        self._is_changing = True
-
-    def longest_match(self, end: Sequence[int]) -> Match:
-        """The longest earlier occurrence of the last tokens of `end`; of equal ones the last.
-
-        `end` may be the text itself.
-        """
-        text, best, best_length = self.text, -1, 0
-        for size in (_LONG, _SHORT):
-            for position in reversed(self._ends.get(tuple(end[-size:]), [])[-_NUM_COMPARED:]):
-                length = size
-                most = min(position, len(end), LONGEST_MATCH)
-                while length < most and text[position - length - 1] == end[-length - 1]:
-                    length += 1
-                if length > best_length:
-                    best, best_length = position, length
-            if best >= 0:
-                break
-        return Match(text, best, best_length)
-
-
-class Match(NamedTuple):
-    """A text, the position in it of what may come next, and how many tokens before it agree."""
-
-    text: list[int]
+    text: array[int]
     position: int
+
+
+class Found(NamedTuple):
+    """Occurrences of the last `length` tokens, the one to follow first."""
+
+    occurrences: list[Occurrence]
     length: int
 
 
-class Lookup(Proposer):
-    """Proposes from the text itself, and from a reference.
+_NOTHING = Found([], 0)
 
-    Its confidence in what it finds is 1 - 1 / (1 + n), where the last n tokens agree.
+
+class Lookup(Proposer):
+    """Proposes from the text itself, from a reference, and from what left the text.
+
     is_end: the target's end-of-generation test; nothing is proposed after such a token.
+    memory: of earlier texts, if any are to be remembered.
     """
 
     kind = ProposerKind.LOOKUP
 
-    def __init__(self, is_end: Callable[[int], bool]) -> None:
+    def __init__(self, is_end: Callable[[int], bool], memory: TextMemory | None = None) -> None:
+        self.memory = memory
         self._is_end = is_end
-        self._own = Index()
-        self._reference = Index()
-        self._found = Match([], -1, 0)
+        self._odds = LookupOdds()
+        self._own = NgramIndex()
+        self._reference = NgramIndex()
+        self._found = _NOTHING
+        self._found_at: tuple[int, int] | None = None  # tokens, and changes of the memory
+        self._expected: list[
+            tuple[int, FindingKind]
+        ] = []  # to follow the text for which it looked
+        self._alive: list[Occurrence] = []  # that went on as expected so far
         self._judged = 0  # tokens at the front of the text that no replay judges again
 
     def refer_to(self, tokens: Sequence[int]) -> None:
         """Search these tokens as well from now on. An empty sequence drops the reference."""
-        reference = Index()
+        reference = NgramIndex()
         reference.read(tokens)
-        self._reference = reference
+        self._reference, self._found_at = reference, None
+
+    def keep_text(self) -> None:
+        """Remember the text as it stands."""
+        if self.memory is not None:
+            self.memory.add(self._own.text)
 
     @property
     def match_length(self) -> int:
@@ -129,37 +94,35 @@ class Lookup(Proposer):
         return self._found.length
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        self._own.read(tokens)
-        own = self._own.longest_match(self._own.text)
-        other = self._reference.longest_match(self._own.text)
-        self._found = own if own.length > other.length else other
-        if self._found.position < 0:
+        self._read(tokens)
+        changes = 0 if self.memory is None else self.memory.num_changes
+        if self._found_at != (len(tokens), changes):
+            self._found = self._look()
+            self._alive = self._found.occurrences
+            self._expected.clear()
+            self._found_at = (len(tokens), changes)
+        first = self._next(0)
+        if first is None:
             return ProposerState(0, draft_off=DraftOff.NOTHING_REPEATS)
         return ProposerState(
             MAX_DRAFT_TOKENS,
             num_unjudged=max(len(tokens) - self._judged, 0),
-            confidence=1.0 - 1.0 / (1 + self._found.length),
+            confidence=self._odds.chance(first[1]),
         )
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
         """Propose what follows the longest match. Each distribution is one-hot."""
-        confidence = self.state(tokens).confidence
+        self.state(tokens)
 
         def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
-            # The drafted tokens follow the end of the text, so that a period continues.
-            position = self._found.position + len(drafted)
-            known = len(self._found.text)
-            is_over = position >= known and self._found.text is not self._own.text
             # Nothing is kept after a token that the constraint forbids.
-            is_over |= chain.num_allowed(drafted) < len(drafted)
-            if confidence is None or is_over:
+            found = self._next(len(drafted))
+            if found is None or chain.num_allowed(drafted) < len(drafted):
                 return None
-            token = (
-                self._found.text[position] if position < known else drafted[position - known]
-            )
-            return Distribution(np.array([token]), CERTAIN), confidence
+            token, kind = found
+            return Distribution(np.array([token]), CERTAIN), self._odds.chance(kind)
 
         proposal = Proposal([], [], []).extend(next_row, extent, draw, self._is_end)
         self._judged = len(tokens) + len(proposal.draft_tokens)
@@ -169,19 +132,116 @@ class Lookup(Proposer):
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
     ) -> ReplayScores:
         first = max(len(tokens) - min(len(probs), _MAX_REPLAYED), self._judged)
-        self.truncate(min(first, len(tokens)))
+        self._cut(min(first, len(tokens)))
         chances = []
         for position in range(first, len(tokens)):
             state = self.state(tokens[:position])
             if state.confidence is not None:
                 # A distribution of one token x accepts x whatever the target's distribution of
                 # it is.
-                hit = self._found.text[self._found.position] == tokens[position]
+                hit = self._expected[0][0] == tokens[position]
                 chances.append((state.confidence, float(hit)))
         self._judged = len(tokens)
         self.state(tokens)
         return ReplayScores(chances, 0)
 
     def truncate(self, num_tokens: int) -> None:
-        self._judged = min(self._judged, num_tokens)
-        self._own.truncate(num_tokens)
+        """Forget the text beyond its first num_tokens, but for what is remembered of it."""
+        if self.memory is not None and len(self._own) - num_tokens > MAX_DRAFT_TOKENS:
+            self.memory.add(self._own.text[max(num_tokens - SIZES[-1], 0) :])
+        self._cut(num_tokens)
+
+    def _cut(self, num_tokens: int) -> None:
+        if num_tokens < len(self._own):
+            self._judged = min(self._judged, num_tokens)
+            self._found_at = None
+            self._own.truncate(num_tokens)
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        """Read what is new of the text, and learn whether it is what was found."""
+        num_read = len(self._own)
+        if num_read == len(tokens):
+            return
+        new = tokens[num_read:]
+        if self._found_at is not None and self._found_at[0] == num_read:
+            for token, (found, kind) in zip(new, self._expected, strict=False):
+                self._odds.learn(kind, came=token == found)
+                if token != found:
+                    break
+                self._mark_used()
+        self._expected.clear()
+        self._own.read(new)
+
+    def _mark_used(self) -> None:
+        followed = self._found.occurrences[0]
+        if self.memory is not None and followed.text is self.memory.index.text:
+            self.memory.mark_used(followed.position)
+
+    def _look(self) -> Found:
+        """The occurrences of the longest run at the end of the text that occurred before."""
+        own = self._own.text
+        memory = None if self.memory is None else self.memory.index
+        places = [place for place in (self._reference, self._own, memory) if place is not None]
+        for level, hash_ in reversed(list(enumerate(run_hashes(own[-SIZES[-1] :])))):
+            run = own[-SIZES[level] :]
+            found = [
+                Occurrence(place.text, end)
+                for place in places
+                for end in place.ends(level, hash_, run)
+            ]
+            if found:
+                return self._longest_first(found, SIZES[level])
+        return _NOTHING
+
+    def _longest_first(self, found: list[Occurrence], length: int) -> Found:
+        """The occurrences, of which `length` tokens match, with a longest one in front."""
+        own = self._own.text
+        best, longest = 0, 0
+        for number, (text, end) in enumerate(found):
+            matching = length
+            if length == SIZES[-1]:  # doubled, because long runs are compared fast
+                while (
+                    matching < LONGEST_MATCH
+                    and end >= 2 * matching <= len(own)
+                    and text[end - 2 * matching : end - matching]
+                    == own[-2 * matching : -matching]
+                ):
+                    matching *= 2
+            else:
+                most = min(end, len(own), SIZES[-1])
+                while matching < most and text[end - matching - 1] == own[-matching - 1]:
+                    matching += 1
+            if matching > longest:
+                best, longest = number, matching
+        return Found([found[best], *found[:best], *found[best + 1 :]], longest)
+
+    def _next(self, num_drafted: int) -> tuple[int, FindingKind] | None:
+        """The token to follow the text and so many drafted ones, which this gave before.
+
+        It is that of the first occurrence; its kind says how many of those that went on like
+        it until there do so again.
+        """
+        if num_drafted < len(self._expected):
+            return self._expected[num_drafted]
+        following = [
+            (token, each)
+            for each in self._alive
+            if (token := self._following(each, num_drafted)) != GAP
+        ]
+        if not following or following[0][1] is not self._alive[0]:
+            return None
+        token = following[0][0]
+        self._alive = [each for other, each in following if other == token]
+        num_alike = len(self._alive)
+        kind = FindingKind.of(
+            self._found.length + num_drafted, num_alike, len(following) - num_alike
+        )
+        self._expected.append((token, kind))
+        return token, kind
+
+    def _following(self, occurrence: Occurrence, num_drafted: int) -> int:
+        text, position = occurrence.text, occurrence.position + num_drafted
+        if position < len(text):
+            return text[position]
+        # The drafted tokens follow the end of the text, so that a period continues.
+        return self._expected[position - len(text)][0] if text is self._own.text else GAP

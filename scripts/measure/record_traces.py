@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1)
     options = parser.parse_args()
     with localspec.load(
-        target=options.target, draft=options.draft, context_length=4096
+        target=options.target, draft=options.draft, context_length=4096, memory=False
     ) as engine:
         record(engine, tasks(options.prompts)[:: options.every], options.out)
 

@@ -1,0 +1,116 @@
+"""Texts from before, for a lookup to propose from.
+
+What is known already is not kept twice: of a text that is given again with changes only what
+is new is added, with a few tokens around it. Beyond its bound the parts that were of use
+longest ago are forgotten.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from localspec.speculative.ngram_index import SIZES, NgramIndex
+
+MOST_REMEMBERED = 1_000_000  # tokens; about 30 bytes each
+GAP = -1  # between two parts: no token, so nothing continues across it
+_RUN = SIZES[-1]
+_KNOWN_RUN = 2 * _RUN  # tokens; a known run as long is not added again
+_KEPT_SHARE = 0.75  # of the bound that is left once it is reached
+
+
+class RememberedPart(NamedTuple):
+    """Tokens in a row, and when they were of use: a larger number is later."""
+
+    used: int
+    tokens: array[int]
+
+
+class TextMemory:
+    """Texts from before. most_tokens: the bound of all together."""
+
+    def __init__(self, most_tokens: int = MOST_REMEMBERED) -> None:
+        self.index = NgramIndex()
+        self.num_added = 0  # tokens that were new, from the beginning
+        self.num_changes = 0  # whoever found something here looks again after a change
+        self._most_tokens = most_tokens
+        self._begins: list[int] = []  # of the parts, ascending
+        self._used: list[int] = []
+        self._now = 0
+
+    def __len__(self) -> int:
+        """Tokens, with the gaps between them."""
+        return len(self.index)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Remember a text, as far as it is not known already."""
+        text = array("i", tokens)
+        if len(text) <= SIZES[0]:
+            return
+        self._now += 1
+        known = self.index.known(np.array(text, np.int32)).astype(np.int8)
+        # Where known runs begin and end, by the places at which they end themselves.
+        edges = np.flatnonzero(np.diff(known, prepend=0, append=0))
+        begin = 0  # of what is new
+        for first, end in edges.reshape(-1, 2).tolist():
+            known_from = first - _RUN + 1
+            if end - known_from >= _KNOWN_RUN:
+                self._append(text[max(begin - _RUN, 0) : known_from + _RUN], known_from - begin)
+                begin = end
+        self._append(text[max(begin - _RUN, 0) :], len(text) - begin)
+        self._forget_some()
+
+    def mark_used(self, position: int) -> None:
+        """The part at that position of the index's text was of use."""
+        self._used[bisect.bisect_right(self._begins, position) - 1] = self._now
+
+    def parts(self) -> list[RememberedPart]:
+        """All that is remembered, in the order in which it came."""
+        edges = itertools.pairwise([*self._begins, len(self.index)])
+        return [
+            RememberedPart(used, self.index.text[begin : end - 1])
+            for used, (begin, end) in zip(self._used, edges, strict=True)
+        ]
+
+    def restore(self, parts: Sequence[RememberedPart]) -> None:
+        """Remember just these, from `parts`."""
+        text, begins = array("i"), []
+        for part in parts:
+            begins.append(len(text))
+            text += part.tokens
+            text.append(GAP)
+        index = NgramIndex()
+        index.read(text)
+        self.index, self._begins, self._used = index, begins, [part.used for part in parts]
+        self._now = max(self._used, default=0)
+        self.num_changes += 1
+        self._forget_some()
+
+    def _append(self, tokens: array[int], num_new: int) -> None:
+        """Add a part, of which so many tokens are not known yet."""
+        if num_new <= 0:
+            return
+        self._begins.append(len(self.index))
+        self._used.append(self._now)
+        tokens.append(GAP)
+        self.index.read(tokens)
+        self.num_changes += 1
+        self.num_added += num_new
+
+    def _forget_some(self) -> None:
+        if len(self.index) <= self._most_tokens:
+            return
+        parts = self.parts()
+        left = int(_KEPT_SHARE * self._most_tokens)
+        kept = []
+        for number in sorted(range(len(parts)), key=lambda n: (-parts[n].used, -n)):
+            left -= len(parts[number].tokens) + 1
+            if left < 0:
+                break
+            kept.append(number)
+        self.restore([parts[number] for number in sorted(kept)])

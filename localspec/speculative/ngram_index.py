@@ -1,0 +1,211 @@
+"""Finds where the last tokens of a text occurred before, in time that does not grow with it.
+
+Runs of 2, 6 and 16 tokens are hashed; all positions with one hash are linked, the latest first,
+as compressors of the LZ77 family do. Per token that takes about 28 bytes and a microsecond; a
+search follows at most a few links for each size. A suffix automaton in plain Python takes 73
+bytes or more and three microseconds for a token, and cannot be cut back; a suffix array has
+to be sorted again (docs/inside.md).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+SIZES = (2, 6, 16)  # tokens of the runs that are hashed
+NUM_COMPARED = 8  # the latest positions of a hash that are compared
+_NOWHERE = -1
+_FEWEST_BITS = 10  # of a table's size
+_WORD = 32  # bits of a hash
+_MASK = (1 << _WORD) - 1
+# Odd, and none of its first 16 powers times 1 … 8 comes near 0, so that ids that differ little
+# are in slots far apart
+_BASE = 0x90608919
+# What the token before a run counts in the run's hash, once the next token is added
+_LEAVING = tuple(pow(_BASE, size + 1, 1 << _WORD) for size in SIZES)
+# New tokens are linked together if they are more, and more than this part of the text
+_MANY, _MANY_SHARE = 256, 4
+
+
+def run_hashes(end: Sequence[int]) -> list[int]:
+    """The hash of the last 2, 6 and 16 tokens; of fewer sizes where there are fewer tokens."""
+    found, hash_, power = [], 0, 1
+    for number, token in enumerate(reversed(end[-SIZES[-1] :]), 1):
+        power = power * _BASE & _MASK
+        hash_ += token * power
+        if number in SIZES:
+            found.append(hash_ & _MASK)
+    return found
+
+
+class NgramIndex:
+    """A text, and where its runs of tokens are.
+
+    A signal handler's exception may end any change half way; the next change then links all
+    of the text anew.
+    """
+
+    def __init__(self) -> None:
+        self.text = array("i")
+        self._link_all()
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory it takes."""
+        arrays = (self.text, *self._heads, *self._links)
+        return sum(each.itemsize * len(each) for each in arrays)
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Continue the text with these tokens."""
+        self._begin_change()
+        text, shift, hashes = self.text, self._shift, self._hashes
+        position = len(text)
+        is_many = len(tokens) > max(_MANY, position // _MANY_SHARE)
+        if is_many or position + len(tokens) > len(self._heads[0]):
+            text.extend(tokens)
+            self._link_all()
+            return
+        levels = tuple(
+            zip(range(len(SIZES)), SIZES, _LEAVING, self._heads, self._links, strict=True)
+        )
+        for token in tokens:
+            text.append(token)
+            for level, size, leaving, head, link in levels:
+                left = text[position - size] if position >= size else 0
+                hash_ = ((hashes[level] + token) * _BASE - left * leaving) & _MASK
+                hashes[level] = hash_
+                if position < size - 1:
+                    link.append(_NOWHERE)
+                    continue
+                slot = hash_ >> shift
+                link.append(head[slot])
+                head[slot] = position
+            position += 1
+        self._is_changing = False
+
+    def truncate(self, num_tokens: int) -> None:
+        """Keep the first num_tokens."""
+        if num_tokens >= len(self.text):
+            return
+        self._begin_change()
+        for size, head, link in zip(SIZES, self._heads, self._links, strict=True):
+            first = max(num_tokens, size - 1)
+            slots = (self._hashes_from(first, size) >> np.uint32(self._shift)).tolist()
+            for position in range(len(self.text) - 1, first - 1, -1):
+                head[slots[position - first]] = link[position]
+            del link[num_tokens:]
+        del self.text[num_tokens:]
+        self._hash_end()
+        self._is_changing = False
+
+    def known(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """(n,) at each place whether the run of the largest size that ends there is known."""
+        size, level = SIZES[-1], len(SIZES) - 1
+        found = np.zeros(len(tokens), np.bool_)
+        if min(len(self.text), len(tokens)) < size:
+            return found
+        text, link = np.array(self.text, np.int32), np.array(self._links[level], np.int32)
+        slots = (hashes_of(tokens, size) >> np.uint32(self._shift))[size - 1 :]
+        places = np.arange(size - 1, len(tokens))
+        at = np.array(self._heads[level], np.int32)[slots]
+        for _ in range(NUM_COMPARED):
+            places, at = places[at >= 0], at[at >= 0]
+            is_same = text[at] == tokens[places]
+            for back in range(1, size):
+                both = is_same.nonzero()[0]  # fewer and fewer
+                is_same[both] = text[at[both] - back] == tokens[places[both] - back]
+            found[places[is_same]] = True
+            places, at = places[~is_same], link[at[~is_same]]
+        return found
+
+    def _hashes_from(self, first: int, size: int) -> NDArray[np.uint32]:
+        """Hashes of the runs that end at `first` and behind it, of which each is whole."""
+        begin = max(first - size + 1, 0)
+        return hashes_of(np.array(self.text[begin:], np.int32), size)[first - begin :]
+
+    def ends(self, level: int, hash_: int, run: array[int]) -> list[int]:
+        """The positions after the latest occurrences of a run, the latest first.
+
+        level: of its size in SIZES. hash_: as `run_hashes` gives it. An occurrence at the end
+        of the text does not count, because nothing follows it.
+        """
+        text, link, size = self.text, self._links[level], SIZES[level]
+        position = self._heads[level][hash_ >> self._shift]
+        if position == len(text) - 1 and position >= 0:
+            position = link[position]
+        found = []
+        for _ in range(NUM_COMPARED):
+            if position < 0:
+                break
+            if text[position - size + 1 : position + 1] == run:
+                found.append(position + 1)
+            position = link[position]
+        return found
+
+    def _begin_change(self) -> None:
+        if self._is_changing:
+            self._link_all()
+        self._is_changing = True
+
+    def _hash_end(self) -> None:
+        """Begin the hashes that go on with each token."""
+        self._hashes = [0] * len(SIZES)
+        for level, size in enumerate(SIZES):
+            hash_ = 0
+            for token in self.text[-size:]:
+                hash_ = (hash_ + token) * _BASE & _MASK
+            self._hashes[level] = hash_
+
+    def _link_all(self) -> None:
+        """Link every position, in tables with room for twice as many."""
+        num_tokens = len(self.text)
+        bits = max(num_tokens.bit_length(), _FEWEST_BITS)
+        self._shift = _WORD - bits
+        self._heads: list[array[int]] = []
+        self._links: list[array[int]] = []
+        tokens = np.array(self.text, np.int32)
+        for size in SIZES:
+            head = np.full(1 << bits, _NOWHERE, np.int32)
+            link = np.full(num_tokens, _NOWHERE, np.int32)
+            if num_tokens >= size:
+                slots = hashes_of(tokens, size)[size - 1 :] >> np.uint32(self._shift)
+                order = _order(slots)
+                slot, place = slots[order], (order + (size - 1)).astype(np.int32)
+                is_same = slot[1:] == slot[:-1]
+                link[place[1:][is_same]] = place[:-1][is_same]
+                is_last = np.append(~is_same, True)
+                head[slot[is_last]] = place[is_last]
+            self._heads.append(_as_array(head))
+            self._links.append(_as_array(link))
+        self._hash_end()
+        self._is_changing = False
+
+
+def hashes_of(tokens: NDArray[np.int32], size: int) -> NDArray[np.uint32]:
+    """(n,) the hash of the `size` tokens that end at each place; less where fewer are there."""
+    units = tokens.astype(np.uint32)
+    hashes = np.zeros(len(units), np.uint32)
+    power = 1
+    for back in range(min(size, len(units))):
+        power = power * _BASE & _MASK
+        hashes[back:] += units[: len(units) - back] * np.uint32(power)
+    return hashes
+
+
+def _order(slots: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """The places sorted by slot, those of one slot ascending; radix sorts of 16 bits each."""
+    order = np.argsort(slots.astype(np.uint16), kind="stable")
+    upper = (slots >> np.uint32(16)).astype(np.uint16)
+    return order[np.argsort(upper[order], kind="stable")]
+
+
+def _as_array(values: NDArray[np.int32]) -> array[int]:
+    found = array("i")
+    found.frombytes(values.tobytes())
+    return found
