@@ -16,9 +16,15 @@ from comparison.duel import Outcome, Side
 
 def header(setup: Setup, command: Sequence[str]) -> str:
     """When, where, with what, on which files."""
+    facts = header_facts(setup, command)
+    return "\n".join(f"- {name}: {fact}" for name, fact in facts.items())
+
+
+def header_facts(setup: Setup, command: Sequence[str]) -> dict[str, str]:
+    """The same, each fact by its name."""
     # A head may be in the target's file.
     files = dict.fromkeys(filter(None, (setup.target, setup.draft, setup.head)))
-    facts = {
+    return {
         "date": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
         "machine": f"{_processor()}, {platform.system()} {platform.machine()}",
         "versions": ", ".join(
@@ -26,11 +32,10 @@ def header(setup: Setup, command: Sequence[str]) -> str:
         )
         + f", Python {platform.python_version()}",
         "files": ", ".join(path.name for path in files),
-        "threads": setup.num_threads,
+        "threads": str(setup.num_threads),
         "flash attention": setup.flash_attention,
         "command": f"`{shlex.join(command)}`",
     }
-    return "\n".join(f"- {name}: {fact}" for name, fact in facts.items())
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

@@ -1,0 +1,263 @@
+"""Engines that answer the same question, a token of each in turn, on weights they share."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from localspec.checks.prompts import Task, built_in_tasks
+from localspec.engine.arguments import question_messages
+from localspec.engine.engine import Engine
+from localspec.engine.exactness_found import prepare_kernels
+from localspec.engine.models import Models
+from localspec.engine.proposer_choice import choose_policies
+from localspec.engine.thread_choice import choose_threads
+from localspec.errors import OptionError
+from localspec.gguf_file.check import check_model_file
+from localspec.llama.handle import Handle
+from localspec.llama.model import LlamaModel
+from localspec.llama.opening import new_context
+from localspec.llama.options import DEFAULT_SNAPSHOTS, LlamaOptions
+from localspec.llama.params import context_params
+from localspec.policy.adaptive import AdaptiveDraftPolicy
+from localspec.policy.cost import LARGEST_STEP
+from localspec.preflight.fit import suited, target_context_length
+from localspec.sampling.params import SamplingParams
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS, Drafting
+from localspec.streaming.cancellation import never
+from localspec.streaming.options import AnswerOptions
+from side_by_side import Timed, read_in_turn
+
+PLAIN = "plain"
+WITHOUT_DRAFT: dict[str, Drafting] = {
+    PLAIN: Drafting(0),
+    "lookup": Drafting(None, "lookup"),
+    "automatic": Drafting(),
+    "automatic-known": Drafting(),
+}
+WITH_DRAFT: dict[str, Drafting] = {
+    **{f"draft-{count}": Drafting(count, "draft") for count in (1, 2, 3, 4)},
+    "pair": Drafting(),
+    "pair-known": Drafting(),
+}
+# Each side reads so many tokens of a prompt by itself: a policy takes a shorter decode for a
+# step, and would know one step's time before the first.
+_READ_BY_EACH = LARGEST_STEP + 15
+_LEARNED_FROM = ("code", "chat", "arithmetic")
+_LEARNING_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What came of an answer. seconds: of all tokens but the first, which is the prompt's.
+
+    drafted, accepted: tokens at each place of a draft; of llama-server only their sums, at
+    the first place. text, token_ids: of the whole answer.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    seconds: float
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """None of an answer with fewer than two tokens."""
+        if len(self.token_ids) < 2 or self.seconds <= 0.0:
+            return None
+        return (len(self.token_ids) - 1) / self.seconds
+
+    def speed_against(self, other: Answered) -> float | None:
+        """Its tokens/s ÷ the other's."""
+        ours, theirs = self.tokens_per_s, other.tokens_per_s
+        return None if ours is None or theirs is None else ours / theirs
+
+
+class Weights:
+    """A model file that is opened once; every context of it has a cache of its own."""
+
+    def __init__(self, path: Path, options: LlamaOptions) -> None:
+        header = check_model_file(path)
+        length = target_context_length(header, options.context_length)
+        self._options = suited(options, header, length)
+        prepare_kernels(self._options, header)
+        self.reader = LlamaModel.open(path, self._options)
+        self.reader.may_change_threads = options.num_threads is None
+        self._others: list[LlamaModel] = []
+
+    def context(self) -> LlamaModel:
+        """Another one, which lives as long as this at most."""
+        first, options = self.reader, self._options
+        assert first.handle.model is not None
+        params = context_params(options, first.context_length)
+        context = new_context(first.handle.model, first.name, params)
+        handle = Handle(context, first.name, model_of=first.handle)
+        with handle.closed_on_failure():
+            model = LlamaModel(
+                handle, first.context_length, options.max_outputs, options.summary
+            )
+        model.may_change_threads = first.may_change_threads
+        self._others.append(model)
+        return model
+
+    def close(self) -> None:
+        """Free everything."""
+        for model in (*self._others, self.reader):
+            model.close()
+
+
+class Sides:
+    """An engine for each name. draft: None where no name needs one."""
+
+    def __init__(self, target: Weights, draft: Weights | None, names: Sequence[str]) -> None:
+        self._reader = target.reader
+        self._engines: dict[str, Engine] = {}
+        self._models: dict[str, Models] = {}
+        self._learned: dict[str, dict[str, Any]] = {}
+        for name in names:
+            model = None
+            if name in WITH_DRAFT:
+                assert draft is not None
+                model = draft.context()
+                if model.may_change_threads:
+                    choose_threads(model)
+            models = self._models[name] = Models(target.context(), model, None)
+            drafting = {**WITHOUT_DRAFT, **WITH_DRAFT}[name]
+            self._engines[name] = Engine(models, drafting, SamplingParams(), name, 0)
+        self._num_answered = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all sides."""
+        return tuple(self._engines)
+
+    def close(self) -> None:
+        """Free the engines."""
+        for engine in self._engines.values():
+            engine.close()
+
+    def check(self, task: Task) -> None:
+        """Raise OptionError if the model cannot be asked it."""
+        if not task.suits(self._engines[PLAIN]):
+            raise OptionError("this model calls no tools", "Leave it out with --only.")
+
+    def are_same(self, one: Answered, other: Answered) -> bool:
+        """Whether two texts are the same, token by token, but for what ends them."""
+        is_end = self._engines[PLAIN].vocabulary.is_end
+        kept = [
+            [token for token in each.token_ids if not is_end(token)] for each in (one, other)
+        ]
+        return kept[0] == kept[1]
+
+    def prompt(self, task: Task) -> list[int]:
+        """The token ids that the models read. Raises as `Engine.generate` does."""
+        engine = self._engines[PLAIN]
+        if engine.chat_template is None:
+            return engine._raw_prompt(task.text).tokens
+        use = AnswerOptions.of(None, **task.keywords).tool_use(())
+        messages = question_messages(task.messages, None)
+        made = engine._make_prompt(messages, use, never, template=None, think=True)
+        return made.tokens
+
+    def learn(self) -> None:
+        """Let the sides that know something beforehand answer a few questions for that."""
+        names = [name for name in self.names if name.endswith("-known")]
+        tasks = {task.kind: task for task in built_in_tasks()}
+        for kind in _LEARNED_FROM if names else ():
+            self.answer(tasks[kind], names, max_tokens=_LEARNING_TOKENS, temperature=0.0)
+            for name in names:
+                policy = self._engines[name]._draft_policy
+                assert isinstance(policy, AdaptiveDraftPolicy)
+                self._learned[name] = policy.as_dict()
+
+    def answer(
+        self, task: Task, names: Sequence[str], *, max_tokens: int, temperature: float
+    ) -> dict[str, Answered]:
+        """The answers of these sides. The target reads all but the prompt's end once for all.
+
+        Another one is first each time. Raises as `Engine.generate` does.
+        """
+        with self._read(self.prompt(task)) as begin:
+            self._num_answered += 1
+            first = self._num_answered % len(names)
+            timed: dict[str, Timed] = {}
+            for name in (*names[first:], *names[:first]):
+                begin(name)
+                answer = task.ask(
+                    self._engines[name], max_tokens=max_tokens, temperature=temperature
+                )
+                timed[name] = Timed(answer)
+            read_in_turn(list(timed.values()))
+        return {name: _answered(timed[name]) for name in names}
+
+    @contextlib.contextmanager
+    def _read(self, prompt: list[int]) -> Iterator[Any]:
+        """Read a prompt but for its end. Gives what puts that into a side's cache."""
+        begun = prompt[: max(len(prompt) - _READ_BY_EACH, 0)]
+        reader = self._reader
+        reader.truncate(0)
+        if begun:
+            reader.decode(begun, 0)
+        state = reader.save_state() if begun else None
+
+        def begin(name: str) -> None:
+            engine, models = self._engines[name], self._models[name]
+            with engine.exclusively():
+                pass  # which empties its caches
+            if state is not None:
+                engine._decoder.tokens = list(begun)
+                models.target.restore_state(state)
+            if isinstance(engine._draft_policy, AdaptiveDraftPolicy):
+                engine._draft_policy = self._policy(name)
+
+        yield begin
+        reader.truncate(0)
+
+    def _policy(self, name: str) -> AdaptiveDraftPolicy:
+        """One that knows nothing, or what the learning gave."""
+        engine = self._engines[name]
+        (policy, _), _ = choose_policies(
+            self._models[name], engine.drafting, engine._decoder.proposers
+        )
+        assert isinstance(policy, AdaptiveDraftPolicy)
+        if name in self._learned:
+            policy.restore(self._learned[name])
+        return policy
+
+
+def _answered(timed: Timed) -> Answered:
+    reply = timed.stream.reply()
+    return Answered(
+        reply.token_ids,
+        reply.text,
+        timed.total_s - timed.first_s,
+        reply.stats.drafted_per_position,
+        reply.stats.accepted_per_position,
+    )
+
+
+def target_options(context_length: int, num_threads: int | None) -> LlamaOptions:
+    """Those of a target that is drafted for."""
+    return LlamaOptions(
+        context_length=context_length,
+        num_threads=num_threads,
+        max_outputs=MAX_DRAFT_TOKENS + 1,
+        num_snapshots=DEFAULT_SNAPSHOTS,
+        with_head=False,
+    )
+
+
+def draft_options(of_target: LlamaOptions) -> LlamaOptions:
+    """Those of its draft."""
+    return replace(of_target, max_outputs=REPLAY_TOKENS, num_snapshots=0)
+
+
+def num_drafted(name: str) -> int | None:
+    """The fixed number of draft tokens that a side's name ends in."""
+    found = re.search(r"draft-(\d+)$", name)
+    return int(found[1]) if found else None
