@@ -63,12 +63,14 @@ def questions_of(kind: KindOfText, folder: Path | None, most: int) -> list[Quest
     path = folder / published.file
     try:
         lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        if not lines:
+            raise ValueError("it is empty")
         places = [n * _STRIDE % len(lines) for n in range(min(most, len(lines)))]
         return [
             _question(f"{published.name} {place}", kind, published.turns(lines[place]))
             for place in places
         ]
-    except (OSError, ValueError, LookupError, TypeError, ZeroDivisionError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise OptionError(
             f"{path} is no {published.name}: {error!r}",
             "Give the folder with the sets as they are published, as JSON lines.",

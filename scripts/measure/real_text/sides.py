@@ -116,7 +116,7 @@ class Sides:
 
     def __init__(self, target: Weights, draft: Weights | None, names: Sequence[str]) -> None:
         self._reader = target.reader
-        self._engines: dict[str, Engine] = {}
+        self.engines: dict[str, Engine] = {}
         self._models: dict[str, Models] = {}
         self._learned: dict[str, dict[str, Any]] = {}
         for name in names:
@@ -128,27 +128,27 @@ class Sides:
                     choose_threads(model)
             models = self._models[name] = Models(target.context(), model, None)
             drafting = {**WITHOUT_DRAFT, **WITH_DRAFT}[name]
-            self._engines[name] = Engine(models, drafting, SamplingParams(), name, 0)
+            self.engines[name] = Engine(models, drafting, SamplingParams(), name, 0)
         self._num_answered = 0
 
     @property
     def names(self) -> tuple[str, ...]:
         """Of all sides."""
-        return tuple(self._engines)
+        return tuple(self.engines)
 
     def close(self) -> None:
         """Free the engines."""
-        for engine in self._engines.values():
+        for engine in self.engines.values():
             engine.close()
 
     def check(self, task: Task) -> None:
         """Raise OptionError if the model cannot be asked it."""
-        if not task.suits(self._engines[PLAIN]):
+        if not task.suits(self.engines[PLAIN]):
             raise OptionError("this model calls no tools", "Leave it out with --only.")
 
     def are_same(self, one: Answered, other: Answered) -> bool:
         """Whether two texts are the same, token by token, but for what ends them."""
-        is_end = self._engines[PLAIN].vocabulary.is_end
+        is_end = self.engines[PLAIN].vocabulary.is_end
         kept = [
             [token for token in each.token_ids if not is_end(token)] for each in (one, other)
         ]
@@ -156,7 +156,7 @@ class Sides:
 
     def prompt(self, task: Task) -> list[int]:
         """The token ids that the models read. Raises as `Engine.generate` does."""
-        engine = self._engines[PLAIN]
+        engine = self.engines[PLAIN]
         if engine.chat_template is None:
             return engine._raw_prompt(task.text).tokens
         use = AnswerOptions.of(None, **task.keywords).tool_use(())
@@ -171,7 +171,7 @@ class Sides:
         for kind in _LEARNED_FROM if names else ():
             self.answer(tasks[kind], names, max_tokens=_LEARNING_TOKENS, temperature=0.0)
             for name in names:
-                policy = self._engines[name]._draft_policy
+                policy = self.engines[name]._draft_policy
                 assert isinstance(policy, AdaptiveDraftPolicy)
                 self._learned[name] = policy.as_dict()
 
@@ -189,7 +189,7 @@ class Sides:
             for name in (*names[first:], *names[:first]):
                 begin(name)
                 answer = task.ask(
-                    self._engines[name], max_tokens=max_tokens, temperature=temperature
+                    self.engines[name], max_tokens=max_tokens, temperature=temperature
                 )
                 timed[name] = Timed(answer)
             read_in_turn(list(timed.values()))
@@ -206,21 +206,21 @@ class Sides:
         state = reader.save_state() if begun else None
 
         def begin(name: str) -> None:
-            engine, models = self._engines[name], self._models[name]
+            engine, models = self.engines[name], self._models[name]
             with engine.exclusively():
                 pass  # which empties its caches
             if state is not None:
                 engine._decoder.tokens = list(begun)
                 models.target.restore_state(state)
             if isinstance(engine._draft_policy, AdaptiveDraftPolicy):
-                engine._draft_policy = self._policy(name)
+                engine._draft_policy = self.policy(name)
 
         yield begin
         reader.truncate(0)
 
-    def _policy(self, name: str) -> AdaptiveDraftPolicy:
+    def policy(self, name: str) -> AdaptiveDraftPolicy:
         """One that knows nothing, or what the learning gave."""
-        engine = self._engines[name]
+        engine = self.engines[name]
         (policy, _), _ = choose_policies(
             self._models[name], engine.drafting, engine._decoder.proposers
         )
