@@ -279,8 +279,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
         if record.proposer is not None and target_only_s is not None:
             prospect = self.prospects[record.proposer]
             num_drafted = len(record.confidences)
+            num_decodes = 1 if prospect.state.is_block else max(num_drafted, 1)
             prospect.cost.learn(
-                record.num_read, max(num_drafted, 1), record.draft_time_s, target_only_s
+                record.num_read, num_decodes, record.draft_time_s, target_only_s
             )
             prospect.acceptance.learn_verdict(record.confidences, record.num_accepted)
             prospect.lost_s = prospect.trial_s = 0.0
@@ -315,10 +316,11 @@ class AdaptiveDraftPolicy(DraftPolicy):
             return None
         prospect, acceptance = self._nearest, self._nearest.acceptance
         draft_s = prospect.cost.token_s(target_only_s)
+        curve = Curve(steps, draft_s, prospect.state.is_block)
         return PolicyEstimate(
             prospect.kind,
             float(acceptance.expected(acceptance.weights, prospect.state.confidence)[1]),
-            break_even_acceptance(Curve(steps, draft_s), MAX_DRAFT_TOKENS),
+            break_even_acceptance(curve, MAX_DRAFT_TOKENS),
             target_only_s,
             draft_s,
         )

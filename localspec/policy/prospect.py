@@ -119,16 +119,21 @@ class Prospect:
 
     def saved_token_s(self, times: Weights) -> float:
         """Seconds per token that it would save on average if the regime were known."""
-        draft_s = self.cost.token_s(float(times[1]))
-        spent = times[2:] + draft_s * np.arange(1, len(times) - 1)
+        spent = times[2:] + self.drafting_s(times, len(times) - 2)
         token_s = (spent / (1.0 + GAINS[:, 1:])).min(axis=1)
         saved = np.maximum(times[1] - token_s, 0.0)
         return float(self.acceptance.weights @ saved)
 
     def _spent(self, times: Weights) -> Weights:
         """(limit,) seconds of steps with 1, 2 … draft tokens."""
-        draft_s = self.cost.token_s(float(times[1]))
-        return times[2 : self.limit + 2] + draft_s * np.arange(1, self.limit + 1)
+        return times[2 : self.limit + 2] + self.drafting_s(times, self.limit)
+
+    def drafting_s(self, times: Weights, most: int) -> Weights:
+        """(most,) seconds to draft 1, 2 … tokens; a block costs the same whatever its size."""
+        num_decodes = np.arange(1.0, most + 1)
+        if self.state.is_block:
+            num_decodes[:] = 1.0
+        return self.cost.token_s(float(times[1])) * num_decodes
 
 
 class Stopping:
@@ -141,8 +146,8 @@ class Stopping:
         self._alive = self._acceptance.weights
         self.limit = best.limit
         self._loss = best.rate * times  # in tokens
-        draft_s = best.cost.token_s(float(times[1]))
-        self._draft_loss = best.rate * draft_s * np.arange(best.limit + 1)
+        drafting_s = best.drafting_s(times, best.limit)
+        self._draft_loss = best.rate * (drafting_s - drafting_s[0])
 
     def num_worth(self, num_drafted: int, confidence: float) -> int:
         limit = self.limit - num_drafted

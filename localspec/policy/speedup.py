@@ -17,11 +17,13 @@ _PRECISION = 1e-4
 class Curve:
     """Times of decodes, in any unit.
 
-    steps: the target's for 0, 1, 2 … tokens; draft: the draft's for one token.
+    steps: the target's for 0, 1, 2 … tokens; draft: the draft's for one token, or,
+    if is_block, for any number of them.
     """
 
     steps: Sequence[float]
     draft: float
+    is_block: bool = False
 
 
 def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
@@ -31,7 +33,8 @@ def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
 
 def expected_speedup(costs: Curve, acceptance: float, num_draft_tokens: int) -> float:
     """Tokens per second with so many draft tokens per step ÷ those of the target alone."""
-    step = num_draft_tokens * costs.draft + costs.steps[num_draft_tokens + 1]
+    num_decodes = min(num_draft_tokens, 1) if costs.is_block else num_draft_tokens
+    step = num_decodes * costs.draft + costs.steps[num_draft_tokens + 1]
     return expected_tokens(acceptance, num_draft_tokens) * costs.steps[1] / step
 
 

@@ -354,4 +354,5 @@ def _costs_of(found: dict[Role, FoundHeader], head: HeadReport | None) -> Curve 
     draft_share = policy.prospects[0].cost.token_s(1.0)
     if len(policy.target_cost.measured(0)) < 2 or draft_share == 0.0:
         return None
-    return Curve(tuple(ratios), draft_share)
+    own = None if "head" not in found else head_facts(found["head"].header)
+    return Curve(tuple(ratios), draft_share, own is not None and own.block is not None)

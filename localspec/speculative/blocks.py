@@ -77,6 +77,7 @@ class Blocks(Proposer):
             room,
             num_missing=self._to_read(tokens),
             num_skipped=max(head.begins_at - readable.start, 0),
+            is_block=True,
         )
 
     def propose(

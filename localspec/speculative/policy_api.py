@@ -55,7 +55,8 @@ class ProposerState(NamedTuple):
     max_tokens: how many tokens it can propose; if 0, draft_off says why. num_missing: tokens
     it has to read first. num_skipped: tokens at the front of the text that it does not see.
     num_unjudged: tokens at the end of the text that a replay would judge. confidence: in its
-    next token, 0 … 1, if it knows that before it starts.
+    next token, 0 … 1, if it knows that before it starts. is_block: one decode gives all tokens
+    of a draft, so that costs the same whatever its length.
     """
 
     max_tokens: int
@@ -64,6 +65,7 @@ class ProposerState(NamedTuple):
     num_unjudged: int = 0
     confidence: float | None = None
     draft_off: DraftOff | None = None
+    is_block: bool = False
 
 
 class PolicyContext(NamedTuple):
@@ -169,7 +171,7 @@ class PolicyEstimate:
 
     acceptance: probability that the next draft token is accepted, 0 … 1. break_even: the lowest
     acceptance at which drafting would pay; None if it never does. plain_step_s: the time of a
-    target-only step.
+    target-only step. draft_token_s: of a draft token, or of a whole block.
     """
 
     proposer: ProposerKind
