@@ -14,10 +14,11 @@ The sides: plain; lookup, which proposes from the text alone; draft-1 … draft-
 model at a fixed K; automatic, without a draft model, and pair, with it, which know nothing
 before each answer; automatic-known and pair-known, which know what three answers taught. They
 answer each question at once, a token of each in turn, so that all meet the same machine; they
-share the weights, and the reading of the prompt. With --llama-server there are also
-llama-server, llama-server-ngram-… (each of its lookups as it comes), and llama-server-draft-1 …
-4: its answers to the same token ids take turns with plain decoding's, an answer of each.
-Without a PATH it is built from the source of the installed llama-cpp-python (minutes, once).
+share the weights, and the reading of the prompt; none remembers earlier answers. With
+--llama-server there are also llama-server, llama-server-ngram-… (each of its lookups as it
+comes), and llama-server-draft-1 … 4: its answers to the same token ids take turns with plain
+decoding's, an answer of each. Without a PATH it is built from the source of the installed
+llama-cpp-python (minutes, once).
 
 Greedy, and at temperature 0.8 without a seed and with the usual filters. Times are those of all
 tokens but the first. A draft model's reading of the prompt is among them for localspec, not for
@@ -145,7 +146,7 @@ def opened(
     asked: argparse.Namespace, names: Sequence[str], undo: contextlib.ExitStack
 ) -> Sides:
     """The sides of localspec. undo: gets what frees them."""
-    options = target_options(asked.ctx, asked.threads)
+    options = target_options(asked.ctx, asked.threads, exact=asked.exact)
     weights = [Weights(asked.target, options)]
     undo.callback(weights[0].close)
     if any(name in WITH_DRAFT for name in names):
@@ -195,6 +196,7 @@ def main() -> None:
     add("--minutes", type=float, default=25.0, help="after which it ends (default: 25)")
     add("--ctx", type=positive, default=2048, help="context in tokens (default: 2048)")
     add("--threads", type=positive, help="of each side (default: as localspec)")
+    add("--exact", action="store_true", help="exact settings, see docs/lossless.md")
     add("--write", type=Path, metavar="FILE", help="gets the raw figures, as JSON")
     add("--read", type=Path, nargs="+", metavar="FILE", help="print what these files hold")
     run(parser, measure)

@@ -14,7 +14,7 @@ from localspec.engine.arguments import question_messages
 from localspec.engine.engine import Engine
 from localspec.engine.exactness_found import prepare_kernels
 from localspec.engine.models import Models
-from localspec.engine.proposer_choice import choose_policies
+from localspec.engine.proposer_choice import choose_policies, choose_proposers
 from localspec.engine.thread_choice import choose_threads
 from localspec.errors import OptionError
 from localspec.gguf_file.check import check_model_file
@@ -128,7 +128,10 @@ class Sides:
                     choose_threads(model)
             models = self._models[name] = Models(target.context(), model, None)
             drafting = {**WITHOUT_DRAFT, **WITH_DRAFT}[name]
-            self.engines[name] = Engine(models, drafting, SamplingParams(), name, 0)
+            # Without the memory of earlier answers: each question is asked several times.
+            self.engines[name] = Engine(
+                models, drafting, SamplingParams(), name, kept_bytes=0, memory=False
+            )
         self._num_answered = 0
 
     @property
@@ -214,6 +217,9 @@ class Sides:
                 models.target.restore_state(state)
             if isinstance(engine._draft_policy, AdaptiveDraftPolicy):
                 engine._draft_policy = self.policy(name)
+                if name not in self._learned:  # a lookup counts what it found, too
+                    _, proposers, _ = choose_proposers(models, engine.drafting)
+                    engine._decoder.proposers = tuple(proposers)
 
         yield begin
         reader.truncate(0)
@@ -241,11 +247,14 @@ def _answered(timed: Timed) -> Answered:
     )
 
 
-def target_options(context_length: int, num_threads: int | None) -> LlamaOptions:
+def target_options(
+    context_length: int, num_threads: int | None, *, exact: bool = False
+) -> LlamaOptions:
     """Those of a target that is drafted for."""
     return LlamaOptions(
         context_length=context_length,
         num_threads=num_threads,
+        exact=exact or None,
         max_outputs=MAX_DRAFT_TOKENS + 1,
         num_snapshots=DEFAULT_SNAPSHOTS,
         with_head=False,
@@ -254,7 +263,7 @@ def target_options(context_length: int, num_threads: int | None) -> LlamaOptions
 
 def draft_options(of_target: LlamaOptions) -> LlamaOptions:
     """Those of its draft."""
-    return replace(of_target, max_outputs=REPLAY_TOKENS, num_snapshots=0)
+    return replace(of_target, max_outputs=REPLAY_TOKENS, num_snapshots=0, exact=None)
 
 
 def num_drafted(name: str) -> int | None:
