@@ -24,7 +24,6 @@ WITHOUT_A_FLAG = {
     "target_options",
     "draft_options",
     "kept_bytes",
-    "memory",
     *option_table.ONLY_IN_PYTHON,
 }
 

@@ -12,6 +12,7 @@ from localspec.cli.answer import note_limits, write_answer
 from localspec.cli.completion import complete_session
 from localspec.cli.constraint_options import constraint_options
 from localspec.cli.help import Command
+from localspec.cli.memory_options import MemoryOptions, memory_options
 from localspec.cli.model_options import model_argument
 from localspec.cli.options import PairOptions, pair_options
 from localspec.cli.screen import error_lines, note, show_legend
@@ -45,8 +46,9 @@ if TYPE_CHECKING:
     "--no-think", is_flag=True, help="Ask a reasoning model to answer without thinking first."
 )
 @constraint_options
+@memory_options
 @pair_options
-def chat(
+def chat(  # noqa: PLR0913  each is an option of the command
     options: PairOptions,
     *,
     session: str | None,
@@ -54,6 +56,7 @@ def chat(
     quiet: bool,
     no_think: bool,
     fits: dict[str, Any],
+    memory: MemoryOptions,
 ) -> None:
     """Chat with a model.
 
@@ -75,7 +78,7 @@ def chat(
     # Imported here, because shell completion must not load an engine.
     from localspec.cli.conversation import Conversation
 
-    with options.open_engine() as engine:
+    with memory.opened(options) as engine:
         is_dialogue = is_terminal(sys.stdin) and is_terminal(sys.stdout)
         write = _write_plain
         if is_dialogue:
@@ -103,8 +106,7 @@ def chat(
             converse(conversation)
         else:
             num_failed = _answer_lines(conversation)
-        is_kept = _leave(conversation, is_dialogue=is_dialogue)
-        if num_failed or not is_kept:
+        if not _leave(conversation, is_dialogue=is_dialogue) or num_failed:
             raise click.exceptions.Exit(exit_codes.FAILED)
 
 

@@ -29,6 +29,7 @@ from localspec.cli.completion import complete_file, complete_session
 from localspec.cli.flags import json_option
 from localspec.cli.help import Group
 from localspec.cli.json_output import write_json
+from localspec.cli.memories import forget, list_memories
 from localspec.cli.quantities import counted, readable_bytes
 from localspec.cli.screen import note, printable
 from localspec.cli.standard_streams import is_terminal
@@ -63,6 +64,8 @@ def sessions(context: click.Context) -> None:
         localspec sessions show french
         localspec sessions export french french.md
         localspec sessions remove french
+        localspec sessions memories
+        localspec sessions forget work
     """
     if context.invoked_subcommand is None:
         context.invoke(list_sessions, as_json=False)
@@ -272,3 +275,7 @@ def _closed(text: str) -> str:
         elif fence and len(line.strip()) >= len(fence) and set(line.strip()) == {fence[0]}:
             fence = ""
     return f"{text}\n{fence}" if fence else text
+
+
+for _command in (list_memories, forget):
+    sessions.add_command(_command)

@@ -122,12 +122,13 @@ class BaseEngine(abc.ABC):
 
     @abc.abstractmethod
     def remember(self, text: str | Sequence[int]) -> None:
-        """Let a text, or token ids, draft later answers where they repeat parts of it.
+        """Let a text, or token ids, draft answers that repeat it. Raises OptionError."""
 
-        What was asked and answered here is remembered anyway. Nothing of it gets into a prompt,
-        and no answer's text changes. The memory is bounded; what was of use longest ago goes
-        first. Raises OptionError for an engine without a memory, BusyError while an answer is
-        produced.
+    @abc.abstractmethod
+    def remember_files(self, *paths: str | os.PathLike[str]) -> None:
+        """`remember` for text files, and those in folders, read again as they change.
+
+        Without hidden ones, links and those over 300 kB; the first 4 MB of all together count.
         """
 
     @abc.abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from localspec.engine.proposer_choice import (
     choose_proposers,
     weight_shares,
 )
-from localspec.engine.remembering import Remembering
+from localspec.engine.remembering import Remembering, reference_to
 from localspec.errors import (
     BusyError,
     CacheError,
@@ -38,7 +39,6 @@ from localspec.policy.threads import AdaptiveThreads
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.resolver import Resolver
-from localspec.speculative.lookup import LONGEST_MATCH
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import Drafting, DraftPolicy, ProposerKind
 from localspec.speculative.randomness import Randomness, fresh_seed
@@ -162,7 +162,7 @@ class Engine(BaseEngine):
                 not_kept=not_kept(spec_of(options)),
                 exact=self.exactness.all_sizes,
             )
-            reference = self._reference(prompt, options)
+            reference = reference_to(self, prompt, options)
             self._take(turn, busy, waits=options.queue, is_cancelled=is_cancelled)
         except Interrupted:
             state.abandon()
@@ -170,6 +170,7 @@ class Engine(BaseEngine):
         self._is_settled = False
         try:
             exchange.begin()
+            self._remembering.refresh(self.tokenize)
             self._cache_pool.switch_to(exchange.owner, prompt.tokens)
             self._use(exchange, prompt, policy, reference)
             yield from run.pieces()
@@ -249,17 +250,6 @@ class Engine(BaseEngine):
         self._usual_policy = None
         self._remembering.refer_to([])
 
-    def _reference(self, prompt: Prompt, options: AnswerOptions) -> list[int]:
-        """The tokens of the prediction, for the lookup to propose from; none without one."""
-        if options.prediction is None:
-            return []
-        if isinstance(options.prediction, str):
-            prediction = self.vocabulary.tokenize(options.prediction, parse_special=False)
-        else:
-            prediction = self._known_ids(options.prediction)
-        # After the end of the prompt, so that the lookup finds its beginning.
-        return [*prompt.tokens[-LONGEST_MATCH:], *prediction] if prediction else []
-
     def _save_caches_of(self, owner: object, path: Path) -> bool:
         with self._access.turn() as turn, turn:
             self._take(turn, in_use)
@@ -291,6 +281,12 @@ class Engine(BaseEngine):
         with self._access.turn() as turn, turn:
             self._take(turn, in_use)
             self._remembering.add(tokens)
+
+    def remember_files(self, *paths: str | os.PathLike[str]) -> None:
+        with self._access.turn() as turn, turn:
+            self._take(turn, in_use)
+            self._remembering.add_files(*paths)
+            self._remembering.refresh(self.tokenize)
 
     def free_kept(self) -> None:
         with self._access.turn() as turn, turn:

@@ -120,19 +120,23 @@ def num_tokens_in(path: Path) -> int | None:
         return None
 
 
+def check_memories(names: Sequence[str]) -> None:
+    """Raise OptionError if there is no memory of one of these names."""
+    known = sorted({each.name for each in kept_memories()})
+    for name in names:
+        if name not in known:
+            hint = f"{perhaps(name, known)}'localspec sessions memories' lists them."
+            raise OptionError(f"there is no memory {name!r}", hint)
+
+
 def forget_memories(names: Sequence[str]) -> int:
     """Delete the memories of these names, of all tokenizers; the bytes freed.
 
     Raises OptionError if one of them is not there, and then none is deleted; OSError.
     """
-    kept = kept_memories()
-    known = sorted({each.name for each in kept})
-    for name in names:
-        if name not in known:
-            hint = f"{perhaps(name, known)}'localspec sessions memories' lists them."
-            raise OptionError(f"there is no memory {name!r}", hint)
+    check_memories(names)
     freed = 0
-    for each in kept:
+    for each in kept_memories():
         if each.name in names:
             freed += each.path.stat().st_size
             each.path.unlink(missing_ok=True)

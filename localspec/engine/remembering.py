@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from localspec.engine.memory_file import MemoryFile
+from localspec.engine.remembered_files import RememberedFiles
 from localspec.errors import OptionError
-from localspec.speculative.lookup import Lookup
+from localspec.speculative.lookup import LONGEST_MATCH, Lookup
 from localspec.speculative.memory import TextMemory
 from localspec.speculative.proposers import Proposer
+from localspec.streaming.options import AnswerOptions
+from localspec.streaming.prompt import Prompt
 from localspec.vocabulary import TokenTable
+
+if TYPE_CHECKING:
+    from localspec.engine.base import BaseEngine
 
 _UNSAVED_TOKENS = 2000  # that are left for a later answer to save
 
@@ -27,6 +35,7 @@ class Remembering:
     ) -> None:
         self._lookup = next((each for each in proposers if isinstance(each, Lookup)), None)
         self._file: MemoryFile | None = None
+        self._files = RememberedFiles()
         if not isinstance(memory, bool):
             self._file = MemoryFile(memory, vocabulary)
         if self._lookup is not None and memory is not False:
@@ -48,6 +57,20 @@ class Remembering:
             )
         self._lookup.memory.add(tokens)
 
+    def add_files(self, *paths: str | os.PathLike[str]) -> None:
+        """Remember files and folders. Raises OptionError, and remembers none of them then."""
+        self.add([])  # which refuses where there is no memory
+        files = RememberedFiles()
+        for path in paths:
+            files.add(path)
+        self._files.take(files)
+
+    def refresh(self, tokenize: Callable[[str], list[int]]) -> None:
+        """Remember what is new in the files."""
+        if self._lookup is not None and self._lookup.memory is not None:
+            for text in self._files.changed():
+                self._lookup.memory.add(tokenize(text))
+
     def save(self, *, is_last: bool = False) -> None:
         """Keep on disk what is new, once it is much, or is_last: with the present text."""
         if self._lookup is None or self._lookup.memory is None or self._file is None:
@@ -67,3 +90,15 @@ class Remembering:
             yield
         finally:
             lookup.memory = memory
+
+
+def reference_to(engine: BaseEngine, prompt: Prompt, options: AnswerOptions) -> list[int]:
+    """The tokens of the prediction, for the lookup to propose from; none without one."""
+    if options.prediction is None:
+        return []
+    if isinstance(options.prediction, str):
+        prediction = engine.tokenize(options.prediction)
+    else:
+        prediction = engine._known_ids(options.prediction)
+    # After the end of the prompt, so that the lookup finds its beginning.
+    return [*prompt.tokens[-LONGEST_MATCH:], *prediction] if prediction else []

@@ -209,6 +209,9 @@ class Served:
     def remember(self, text: str | Sequence[int]) -> None:
         self._engine.remember(text)
 
+    def remember_files(self, *paths: str) -> None:
+        self._engine.remember_files(*paths)
+
     def free_kept(self) -> None:
         self._engine.free_kept()
 

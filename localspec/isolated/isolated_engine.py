@@ -137,6 +137,10 @@ class IsolatedEngine(BaseEngine):
         with self._exclusively() as process:
             process.call("remember", text)
 
+    def remember_files(self, *paths: str | os.PathLike[str]) -> None:
+        with self._exclusively() as process:
+            process.call("remember_files", *map(os.path.abspath, paths))
+
     def free_kept(self) -> None:
         with self._exclusively() as process:
             process.call("free_kept")

@@ -268,7 +268,7 @@ def _alone_s(target: Model, tokens: list[int], step: Step) -> float:
 def forced(path: Path, written: Written, num_rounds: int) -> None:
     """Print what forced tokens gain, and what they could at most."""
     options = AnswerOptions(json_schema=written.schema)
-    with localspec.load(target=path) as engine:
+    with localspec.load(target=path, memory=False) as engine:
         reached, speedups, possible, shares = [], [], [], []
         for _ in range(num_rounds):
             engine._draft_policy = FixedDraftPolicy(16)

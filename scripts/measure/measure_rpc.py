@@ -59,6 +59,7 @@ def row(asked: argparse.Namespace, round_trip_ms: float, program: Path) -> str:
                 context_length=512,
                 num_threads=asked.threads,
                 rpc=addresses,
+                memory=False,
             )
         )
         with engine.exclusively() as loop:

@@ -57,7 +57,7 @@ Ask = Callable[[int], Timed]  # the seed
 
 def be_engine(line: Connection, preset: Preset, options: dict[str, Any], threads: int) -> None:
     """The process of the engine: answers for every seed that comes."""
-    with localspec.load(preset, num_threads=threads) as engine:
+    with localspec.load(preset, num_threads=threads, memory=False) as engine:
         line.send(None)
         while (seed := line.recv()) is not None:
             started = time.perf_counter()
@@ -73,7 +73,7 @@ def be_engine(line: Connection, preset: Preset, options: dict[str, Any], threads
 def be_server(line: Connection, preset: Preset, threads: int) -> None:
     """The process of the server; it sends its port."""
     model = ServedModel(preset, None)
-    model.engine = IsolatedEngine(preset, num_threads=threads)
+    model.engine = IsolatedEngine(preset, num_threads=threads, memory=False)
     server = Server(ServedModels([model], takes_any_name=True), Limits())
     app = server.app(AccessRules(keys=(), hosts=(), origins=()))
     with listen("127.0.0.1", 0) as listening:

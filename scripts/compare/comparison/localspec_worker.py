@@ -15,7 +15,7 @@ from localspec.speculative.policy_api import FixedDraftPolicy
 def make(options: dict[str, Any]) -> Callable[[Request], Answer]:
     """options: arguments of localspec.load, and rests: whether no draft is ever asked for."""
     rests = options.pop("rests", False)
-    engine = localspec.load(**options)
+    engine = localspec.load(**options, memory=False)  # prompts are asked again
     if rests:
         engine._draft_policy = FixedDraftPolicy(0)
 
