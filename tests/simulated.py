@@ -47,6 +47,23 @@ Q4_K_TILED = {
     1: 1.0, 2: 2.03, 3: 2.65, 4: 3.12, 5: 4.27, 6: 4.56, 7: 5.22, 8: 6.87, 9: 7.04, 10: 8.35,
     11: 9.11, 12: 9.22, 13: 9.51, 14: 9.66, 15: 11.03, 16: 7.7, 17: 8.36, 32: 15.4,
 }
+# The same of other pairs and of another machine: the tables of docs/performance.md.
+EPYC_7B = dict(enumerate((
+    1.00, 1.92, 2.73, 2.73, 3.94, 4.51, 5.10, 5.18, 5.93, 6.42, 7.59, 7.20, 8.01, 9.13, 9.08,
+    7.51, 8.86,
+), 1))
+EPYC_SMALL = dict(enumerate((
+    1.00, 2.04, 2.58, 2.50, 3.37, 4.12, 4.75, 5.14, 5.67, 6.92, 6.88, 6.75, 7.72, 7.94, 8.20,
+    6.84, 7.75,
+), 1))
+XEON_7B = dict(enumerate((
+    1.00, 1.53, 1.84, 0.93, 1.57, 1.84, 2.29, 1.85, 2.21, 2.45, 2.66, 2.68, 2.80, 3.03, 3.48,
+    2.81, 3.31,
+), 1))
+# Of the really trained model that the traces are of.
+TRAINED = {
+    1: 1.0, 2: 1.40, 3: 1.73, 4: 2.39, 5: 2.54, 6: 2.98, 8: 4.38, 12: 6.52, 16: 5.34, 17: 6.0,
+}
 # fmt: on
 FLAT = {n: 1.0 + 0.01 * n for n in range(1, 33)}
 # As on a GPU, flat to 8 and then a jump, and as on Metal, a line.

@@ -126,7 +126,7 @@ class TracedText(Proposer):
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
-        place = tokens[-1]
+        place = min(tokens[-1], len(self._series.limit) - 1)
         limit, num_right = self._series.limit[place], self._series.accepted[place]
         confidence = self._series.confidence[place]
 
@@ -135,11 +135,18 @@ class TracedText(Proposer):
                 return None
             last = (drafted or tokens)[-1]
             is_right = len(drafted) < num_right
-            return _row(successor(last) if is_right else _wrong(last)), confidence
+            row = _row(successor(last) if is_right else _wrong(last))
+            return row, self._confidence_behind(confidence, len(drafted))
 
         proposal = Proposal([], [], []).extend(next_row, extent, draw, lambda token: False)
         self._judged = len(tokens) + len(proposal.draft_tokens)
         return proposal
+
+    def _confidence_behind(self, confidence: float, num_drafted: int) -> float:
+        """A lookup's match is longer by the tokens that were drafted before."""
+        if self.kind is not ProposerKind.LOOKUP:
+            return confidence
+        return 1.0 - 1.0 / (1.0 / (1.0 - confidence) + num_drafted)
 
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
@@ -161,23 +168,35 @@ class TracedText(Proposer):
         self._judged = min(self._judged, num_tokens)
 
 
+class Silent(Proposer):
+    """A proposer that this answer was recorded without."""
+
+    def __init__(self, kind: ProposerKind) -> None:
+        self.kind = kind
+
+    def state(self, tokens: Sequence[int]) -> ProposerState:
+        return ProposerState(0)
+
+
 def replay(
     policy: DraftPolicy,
     trace: Trace,
     machine: Machine,
     seed: int,
-    kinds: Sequence[ProposerKind] = tuple(ProposerKind),
+    kinds: Sequence[ProposerKind],
 ) -> float:
     """Seconds that the real loop takes for a recorded answer, in target-only steps.
 
-    Behind the prompt. kinds: who may propose, of those that were recorded.
+    Behind the prompt. kinds: who may propose, in the policy's order.
     """
     clock = Clock()
     target = TimedTarget(clock, 1.0, machine.ratios)
     target.slowdown, target.waking = machine.slowdown, machine.waking
     proposers = list[Proposer]()
-    for kind in trace.proposers:
-        if kind in kinds and kind is ProposerKind.DRAFT:
+    for kind in kinds:
+        if kind not in trace.proposers:
+            proposers.append(Silent(kind))
+        elif kind is ProposerKind.DRAFT:
             draft = TimedDraft(
                 clock,
                 machine.draft_share,
@@ -187,7 +206,7 @@ def replay(
             draft.slowdown = machine.draft_slowdown
             right = accepted(trace.proposers[kind], seed)
             proposers.append(TracedDraft(draft, trace, right))
-        elif kind in kinds:
+        else:
             proposers.append(TracedText(kind, trace))
     loop = SpeculativeDecoder(target, proposers, policy, FixedThreads(1), None, clock)
     prompt = [0] * trace.num_prompt_tokens

@@ -9,8 +9,9 @@ not been observed for a while becomes uncertain again. And long drafts are value
 several rates are possible, because the expectation is taken over the rates.
 
 The proposer's own confidence shifts the log-odds of a token by an amount that is learned for
-each bin of confidence. Weighted by how often the bins occur, the shifts average 0, so the rate
-of a regime is that of a token whose confidence is not known yet.
+each bin of confidence; a lookup's is at first taken at its word. Weighted by how often the
+bins occur, the shifts average 0, so the rate of a regime is that of a token whose confidence is
+not known yet.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
 
 Weights = NDArray[np.float64]
 
@@ -33,6 +34,8 @@ HAZARD = 1 / 64  # chance that another regime begins, per emitted token [switchi
 _PRIOR_RATE = 1 / 256
 # Added to each rate in the first prior: good drafts are likelier [short answers]
 _PRIOR_TILT = 0.5
+# Tokens, right and wrong, that the first prior of a lookup is worth [no scenario: traces]
+_LOOKUP_RIGHT, _LOOKUP_WRONG = 4, 1
 # Power of the rates that is the first prior of tokens which a constraint forces: 0.96 on
 # average [no scenario: tests/test_constraint.py]
 _FORCED_EXPONENT = 40
@@ -48,31 +51,44 @@ _EDGES = (0.3, 0.5, 0.7, 0.85, 0.95)  # edges of the bins of confidence [sure an
 # Largest shift of a bin, in log-odds [no scenario: bounds the effect of a damaged profile]
 _MAX_SHIFT = 4.0
 _LOG_ODDS = np.log(RATES) - np.log1p(-RATES)
+# A confidence in the middle of each bin [no scenario: traces]
+_CENTRES = np.array([0.2, 0.4, 0.6, 0.78, 0.9, 0.975])
+# Log-odds of the rate of a regime in which a confidence is at first taken at its word
+# [no scenario: traces]
+_LITERAL = 1.7
+_LITERAL_SHIFTS = np.log(_CENTRES) - np.log1p(-_CENTRES) - _LITERAL
 _POWERS = np.cumsum(RATES[:, None] ** np.arange(1, MAX_DRAFT_TOKENS + 1), axis=1)
 # (regimes, 1 + MAX_DRAFT_TOKENS): tokens accepted of the next 0, 1, 2 …
 GAINS: Weights = np.concatenate([np.zeros((len(RATES), 1)), _POWERS], axis=1)
 
 
 class Acceptance:
-    """The acceptance of one proposer's tokens, learned from verdicts."""
+    """The acceptance of one proposer's tokens, learned from verdicts.
 
-    def __init__(self) -> None:
+    prior: the first one, if nothing was seen; by default good drafts are likelier, as people
+    choose them for a target. is_literal: whether a confidence is at first taken at its word.
+    """
+
+    def __init__(
+        self, prior: Weights = _PRIOR_TILT + RATES, *, is_literal: bool = False
+    ) -> None:
         self.num_seen = 0
-        # Drafts that people choose for a target are more often good than not.
-        self._prior: Weights = (_PRIOR_TILT + RATES) / (_PRIOR_TILT + RATES).sum()
-        self._shifts = np.zeros(len(_EDGES) + 1)
+        self._prior: Weights = prior / prior.sum()
+        self._shifts = _LITERAL_SHIFTS * is_literal
         self._shares = np.full(len(_EDGES) + 1, 1.0 / (len(_EDGES) + 1))  # of the bins
         self._weights: Weights = self._prior.copy()
         self._num_passed = 0  # tokens since the weights were updated
         self._chances = _shifted(self._shifts)
 
     @classmethod
-    def of_forced(cls) -> Acceptance:
-        """The acceptance of forced tokens, which have to come in one spelling or another."""
-        found = cls()
-        found._prior = RATES**_FORCED_EXPONENT / (RATES**_FORCED_EXPONENT).sum()
-        found._weights = found._prior.copy()
-        return found
+    def of(cls, kind: ProposerKind) -> Acceptance:
+        """The acceptance of a proposer of which nothing was seen."""
+        if kind is ProposerKind.FORCED:  # they have to come in one spelling or another
+            return cls(RATES**_FORCED_EXPONENT)
+        if kind is ProposerKind.LOOKUP:
+            prior = RATES**_LOOKUP_RIGHT * (1.0 - RATES) ** _LOOKUP_WRONG
+            return cls(prior, is_literal=True)
+        return cls()
 
     @property
     def weights(self) -> Weights:
@@ -89,16 +105,27 @@ class Acceptance:
         chances: Weights = self._chances[_bin(confidence)]
         return chances
 
+    def gains(self, confidence: float | None) -> Weights:
+        """(regimes, 1 + MAX_DRAFT_TOKENS) how many of the next 0, 1, 2 … tokens are accepted.
+
+        confidence: in the first of them, None if it is not known yet; in each further one it is
+        a lookup's in a match that is longer by one token.
+        """
+        if confidence is None:
+            return GAINS
+        ahead = [confidence]
+        for _ in range(MAX_DRAFT_TOKENS - 1):
+            ahead.append(1.0 / (2.0 - ahead[-1]))  # 1 - 1 / n becomes 1 - 1 / (n + 1)
+        chances = self._chances[np.searchsorted(_EDGES, ahead, side="right")]
+        grown = np.cumsum(np.cumprod(chances, axis=0), axis=0).T
+        return np.concatenate([np.zeros((len(RATES), 1)), grown], axis=1)
+
     def expected(self, weights: Weights, confidence: float | None) -> Weights:
         """(1 + MAX_DRAFT_TOKENS,) how many of the next 0, 1, 2 … tokens will be accepted.
 
-        weights: (regimes,). confidence: in each of them; None if it is not known yet.
+        weights: (regimes,). confidence: as for `gains`.
         """
-        if confidence is None:
-            gains: Weights = weights @ GAINS
-        else:
-            powers = self.chances(confidence)[:, None] ** np.arange(1, MAX_DRAFT_TOKENS + 1)
-            gains = np.concatenate([[0.0], weights @ np.cumsum(powers, axis=1)])
+        gains: Weights = weights @ self.gains(confidence)
         return gains
 
     def learn(self, confidence: float, outcome: float) -> None:

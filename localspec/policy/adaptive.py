@@ -71,7 +71,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
     def __init__(self, draft_shares: Mapping[ProposerKind, float], num_threads: int) -> None:
         self._costs = ThreadCosts(draft_shares, num_threads)
         self.prospects = [
-            Prospect(index, kind, cost, _first_acceptance(kind))
+            Prospect(index, kind, cost, Acceptance.of(kind))
             for index, (kind, cost) in enumerate(self._costs.now.drafts.items())
         ]
         self._has_drafted = False  # whether the last step drafted, and decoded several tokens
@@ -122,6 +122,10 @@ class AdaptiveDraftPolicy(DraftPolicy):
         if not target_only_s or is_new or is_due or self._must_retime:
             return Decision(None, draft_off=DraftOff.MEASURING)
         times = self._times.at(context.num_cached, target_only_s)
+        for prospect in available:
+            # A lookup that rests beside a draft is judged as well: that costs nothing.
+            if prospect.state.num_unjudged > 0 and prospect.state.num_missing == 0:
+                return Replay(prospect.index)
         for prospect in available:
             prefill_token_s = self.target_cost.prefill_token_s
             prospect.expect_catch_up(target_only_s, prefill_token_s, LONG_READ)
@@ -186,9 +190,13 @@ class AdaptiveDraftPolicy(DraftPolicy):
             worth_s = prospect.lost_s + prospect.lost_token_s
             afforded_s = self._budget.for_replay_s(target_only_s, worth_s)
             if not prospect.has_replayed:
-                # The result of the first replay is likely to hold for a while.
-                likely_s = prospect.lost_token_s * min(_HORIZON, context.num_remaining)
-                worth_s = max(worth_s, likely_s)
+                # The result of the first replay is likely to hold for a while. As long as no
+                # step of several tokens was timed they may be dear, and a prompt is not read
+                # in hope alone.
+                at_worst_s = prospect.saved_token_s(self._times.at_worst)
+                is_guess = self._times.is_guess
+                token_s = (optimistic_s + at_worst_s) / 2 if is_guess else prospect.lost_token_s
+                worth_s = max(worth_s, token_s * min(_HORIZON, context.num_remaining))
             pays = min(worth_s, afforded_s) > prospect.catch_up_s
             is_due = prospect.state.num_unjudged > 0 and pays
             if is_due and self._may_read(prospect, context, 0.0, afforded_s):
@@ -344,7 +352,3 @@ class AdaptiveDraftPolicy(DraftPolicy):
         for prospect in self.prospects:
             if prospect.kind.value in parts:
                 prospect.acceptance.restore(parts[prospect.kind.value])
-
-
-def _first_acceptance(kind: ProposerKind) -> Acceptance:
-    return Acceptance.of_forced() if kind is ProposerKind.FORCED else Acceptance()

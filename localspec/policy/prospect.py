@@ -81,8 +81,9 @@ class Prospect:
         the worst case. budget_s: seconds that may be lost.
         """
         acceptance = self.acceptance
-        expected = acceptance.expected(acceptance.weights, self.state.confidence)
-        emitted = 1.0 + GAINS[:, 1 : self.limit + 1]
+        gains_by_regime = acceptance.gains(self.state.confidence)
+        expected = acceptance.weights @ gains_by_regime
+        emitted = 1.0 + gains_by_regime[:, 1 : self.limit + 1]
         spent = self._spent(at_worst) + self.catch_up_s
         losses = spent - times[1] * emitted
         risks = acceptance.weights @ np.maximum(losses, 0.0)

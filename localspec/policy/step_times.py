@@ -13,7 +13,7 @@ class StepTimes:
 
     latest: the last result of `at`. at_worst: the same if sizes that were not measured are
     expensive. optimistic, pessimistic: the same if all steps but target-only ones are faster,
-    or slower, by one standard deviation.
+    or slower, by one standard deviation. is_guess: whether only target-only steps were timed.
     """
 
     def __init__(self, cost: TargetCost) -> None:
@@ -23,6 +23,7 @@ class StepTimes:
         self._ratios: Weights = np.zeros(LARGEST_STEP + 1)
         self._worst: Weights = self._ratios
         self._sizes = list(range(LARGEST_STEP + 1))
+        self.is_guess = True
         self.latest: Weights = self._ratios
         self.at_worst: Weights = self._ratios
         self.optimistic: Weights = self._ratios
@@ -50,6 +51,7 @@ class StepTimes:
         ratios = self._cost.ratios(num_cached, optimistic=True)
         self._worst = np.array(self._cost.ratios(num_cached, optimistic=False))
         measured = self._cost.measured(num_cached)
+        self.is_guess = len(measured) == 1
         self._spread = np.exp(self._cost.spread(num_cached))
         best = LARGEST_STEP
         for size in range(LARGEST_STEP, 0, -1):

@@ -13,6 +13,14 @@ positions in the text. The same command prints the same table: nothing is timed.
 
 With --against it prints how the means of the scenarios have changed on the same texts, with the
 standard errors. The scenarios are in `policy_scenarios.py`. It takes a few minutes.
+
+    python scripts/measure/simulate_policy.py --traces
+
+replays the answers of tests/traces/ instead (`traced_answers.py`): those that are held out, at
+the costs of several machines. best ÷ policy: the seconds with the best fixed proposer and
+number of tokens for that very answer, divided by the policy's. The policy knows what it has
+learned on the other answers; in the column "at first" nothing. With --fitted it judges these
+others.
 """
 
 from __future__ import annotations
@@ -24,6 +32,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from policy_scenarios import SCENARIOS
+from traced_answers import FILES, MACHINES, Found, geometric, judged, split_file
 
 Table = dict[str, dict[str, list[float]]]  # scenario → machine → of each text
 
@@ -76,13 +85,51 @@ def mean(row: dict[str, list[float]]) -> float:
     return statistics.mean(statistics.mean(texts) for texts in row.values())
 
 
+def traced_table(*, fitted: bool) -> None:
+    """Print how the policy does on recorded answers, by machine and by kind of text."""
+    cells: dict[str, dict[str, list[Found]]] = {}
+    for file in FILES:
+        others, asked = split_file(file)
+        for machine in MACHINES:
+            row = cells.setdefault(machine.name, {})
+            for found in judged(others, others if fitted else asked, machine):
+                row.setdefault(found.kind, []).append(found)
+    kinds = sorted({kind for row in cells.values() for kind in row})
+    columns = ["all", "at first", "without a draft ÷ with", "the same at first", *kinds]
+    print(f"| best ÷ policy | {' | '.join(columns)} |")
+    print("|---" * (1 + len(columns)) + "|")
+    for name, row in cells.items():
+        _print_traced(name, row, kinds)
+    every = {
+        kind: [one for row in cells.values() for one in row.get(kind, [])] for kind in kinds
+    }
+    _print_traced("all", every, kinds)
+
+
+def _print_traced(name: str, row: dict[str, list[Found]], kinds: Sequence[str]) -> None:
+    every = [found for group in row.values() for found in group]
+    means = [
+        geometric([one.best_s / one.policy_s for one in every]),
+        geometric([one.best_s / one.first_s for one in every]),
+        geometric([one.without_s / one.policy_s for one in every]),
+        geometric([one.first_without_s / one.first_s for one in every]),
+        *(geometric([one.best_s / one.policy_s for one in row[kind]]) for kind in kinds),
+    ]
+    print(f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
+
+
 def main() -> None:
     """Print the table, or what has changed."""
     parser = argparse.ArgumentParser(description="The automatic draft length, simulated.")
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="default: all")
     parser.add_argument("--write", type=Path, help="keep the figures of all texts there")
     parser.add_argument("--against", type=Path, help="compare with figures that were kept")
+    parser.add_argument("--traces", action="store_true", help="replay recorded answers")
+    parser.add_argument("--fitted", action="store_true", help="those that are not held out")
     options = parser.parse_args()
+    if options.traces:
+        traced_table(fitted=options.fitted)
+        return
     unknown = [name for name in options.scenarios if name not in SCENARIOS]
     if unknown:
         parser.error(f"no scenario {unknown[0]!r}; there are: {', '.join(SCENARIOS)}")
