@@ -141,6 +141,15 @@ def test_the_usual_model_is_served_where_none_is_named(monkeypatch):
     assert "there is no preset 'nothing'" in refused().output
 
 
+@pytest.mark.parametrize("more", [["--memory", "work"], ["--remember", __file__]])
+def test_clients_of_several_keys_share_no_memory(tmp_path, more):
+    keys = tmp_path / "keys"
+    keys.write_text("one\ntwo\n")
+    result = refused("--api-key-file", keys, *more)
+    assert result.exit_code == 2
+    assert "share no memory" in result.output
+
+
 def test_what_cannot_be_served():
     assert "there is no preset 'nothing'" in refused("nothing").output
     assert (

@@ -7,11 +7,12 @@ import time
 
 import pytest
 
-from localspec.errors import ClosedError, MemoryLimitError
+from localspec.errors import ClosedError, MemoryLimitError, OptionError
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.presets.presets import find_preset
 from localspec.server.answered_texts import AnsweredTexts
 from localspec.server.app import Limits
+from localspec.server.guard import AccessRules
 from localspec.server.served_models import ServedModel, ServedModels
 from localspec.speculative.prefix import common_length
 from server_runner import running_server
@@ -229,3 +230,26 @@ def test_models_share_the_memory_for_texts_that_wait():
         models = ServedModels(each, takes_any_name=True)
         shares.append(sum(model.kept_bytes for model in models.all))
     assert shares[0] - 2 < shares[1] <= shares[0]
+
+
+@pytest.mark.process
+def test_a_model_remembers_files_or_nothing(tmp_path):
+    (tmp_path / "a.txt").write_text("A fox and a hen. " * 20)
+    forgetful, remembering = (ServedModel(find_preset("demo"), 256) for _ in range(2))
+    forgetful.remembers = False
+    remembering.remembered = [tmp_path]
+    with forgetful.load() as engine, pytest.raises(OptionError, match="no memory"):
+        engine.remember("text")
+    with remembering.load() as engine:
+        engine.remember("text")
+    remembering.remembered = [tmp_path / "nothing"]
+    with pytest.raises(OptionError, match="there is no file or folder"):
+        remembering.load()
+
+
+def test_clients_of_several_keys_are_not_of_one_user():
+    rules = [
+        AccessRules(keys=keys, hosts=(), origins=())
+        for keys in ((), ("a",), ("a", "a"), ("a", "b"))
+    ]
+    assert [each.is_of_one for each in rules] == [True, True, True, False]

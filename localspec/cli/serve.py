@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,11 +19,15 @@ from localspec.cli.device_options import EXACT_OPTION, RPC_OPTION
 from localspec.cli.download import offer_download
 from localspec.cli.flags import read_option_file
 from localspec.cli.help import Command
+from localspec.cli.memory_options import MemoryOptions, memory_options
 from localspec.cli.model_options import context_option
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
 from localspec.presets.choice import choose_model
 from localspec.presets.presets import DEFAULT_PRESET
+
+if TYPE_CHECKING:
+    from localspec.server.guard import AccessRules
 
 DEFAULT_PORT = 8617  # no other model server uses it
 # Agents that do not know the context length assume a far longer one, and send too much.
@@ -92,6 +97,7 @@ _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an an
 @context_option("the preset's, or the model's own up to 8192")
 @EXACT_OPTION
 @RPC_OPTION
+@memory_options
 @click.option(
     "--known-models-only",
     is_flag=True,
@@ -109,6 +115,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     exact: bool | None,
     rpc: tuple[str, ...] | None,
     known_models_only: bool,
+    memory: MemoryOptions,
 ) -> None:
     """Serve the OpenAI, Anthropic and Ollama APIs.
 
@@ -131,11 +138,8 @@ def serve(  # noqa: PLR0913  each is an option of the command
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     keys = [] if api_key_file is None else _keys(api_key_file)
-    if not keys and not _is_loopback(host):
-        raise OptionError(
-            f"{host} can be reached from other machines, and no API key is set",
-            "Give --api-key-file FILE, or leave --host out.",
-        )
+    access = AccessRules(keys=keys, hosts=allowed_hosts, origins=cors_origins)
+    _check_access(access, host, memory)
     names = dict.fromkeys(models or (_usual_name(),))
     for name in names:
         offer_download(name)
@@ -144,7 +148,9 @@ def serve(  # noqa: PLR0913  each is an option of the command
         takes_any_name=not known_models_only,
     )
     _require_own_names([model.name for model in served.all])
-    access = AccessRules(keys=keys, hosts=allowed_hosts, origins=cors_origins)
+    for model in served.all:
+        model.remembers = access.is_of_one and (memory.name or True)
+        model.remembered = memory.paths
     with listen(host, port) as listening:
         address = _address(host, listening.getsockname()[1])
         with waiting(lambda: "Loading the models …"):
@@ -155,6 +161,19 @@ def serve(  # noqa: PLR0913  each is an option of the command
         runner = Runner(server.app(access), lambda: click.echo(settings, err=True), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped
             runner.run(sockets=[listening])
+
+
+def _check_access(access: AccessRules, host: str, memory: MemoryOptions) -> None:
+    if not access.keys and not _is_loopback(host):
+        raise OptionError(
+            f"{host} can be reached from other machines, and no API key is set",
+            "Give --api-key-file FILE, or leave --host out.",
+        )
+    if not access.is_of_one and memory != MemoryOptions(None, ()):
+        raise OptionError(
+            "clients with several API keys share no memory",
+            "Leave --memory and --remember out, or give one key.",
+        )
 
 
 def _usual_name() -> str:

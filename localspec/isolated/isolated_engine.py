@@ -89,6 +89,9 @@ class IsolatedEngine(BaseEngine):
         self._num_owners = 0
         self._numbering = threading.Lock()  # held while an owner gets its number
         self._gone_owners: list[int] = []
+        self._remembered: list[
+            str
+        ] = []  # files and folders, for a process that is started anew
         self._reading = (0, 0)
         self.description = facts.description
         self.context_length = facts.context_length
@@ -138,8 +141,10 @@ class IsolatedEngine(BaseEngine):
             process.call("remember", text)
 
     def remember_files(self, *paths: str | os.PathLike[str]) -> None:
+        names = [os.path.abspath(path) for path in paths]
         with self._exclusively() as process:
-            process.call("remember_files", *map(os.path.abspath, paths))
+            process.call("remember_files", *names)
+            self._remembered += names
 
     def free_kept(self) -> None:
         with self._exclusively() as process:
@@ -169,6 +174,8 @@ class IsolatedEngine(BaseEngine):
             if not self._process.is_running():
                 self._process.stop()
                 self._process = ChildProcess(self._preset, self._arguments, None)
+                if self._remembered:
+                    self._process.call("remember_files", *self._remembered)
             return self._process
 
     def _can_ask(self, process: ChildProcess) -> bool:

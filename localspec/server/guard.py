@@ -30,6 +30,11 @@ class AccessRules:
     hosts: Sequence[str]
     origins: Sequence[str]
 
+    @property
+    def is_of_one(self) -> bool:
+        """Whether all clients have the same key, or need none, so are one user's."""
+        return len(set(self.keys)) < 2
+
 
 class Guard:
     """Hands requests that `access` allows to `app`, and refuses the others.

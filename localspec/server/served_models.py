@@ -35,7 +35,8 @@ class ServedModel:
     name: the preset's; a file's without its ending; or a hub model's own. created: Unix time of
     the target's file. num_trained: tokens of context that the target was trained for.
     chat_template: its source, or "". pinned: sha256 of the target's files, if a preset states
-    them. kept_bytes: memory for caches of texts that wait. keep_s: how long it stays loaded
+    them. kept_bytes: memory for caches of texts that wait. remembers: as `load` takes `memory`;
+    remembered: files and folders whose text drafts. keep_s: how long it stays loaded
     without a question; None is the server's default. memory, load_s: what it takes since it was
     loaded, and how long loading took.
 
@@ -69,6 +70,8 @@ class ServedModel:
         files = target.files if isinstance(target, HubModel) else ()
         self.pinned = [file.sha256 for file in files]
         self.kept_bytes = 0
+        self.remembers: bool | str = True
+        self.remembered: Sequence[Path] = ()
         self.keep_s: float | None = None
         self.memory: PairMemory | None = None
         self.load_s = 0.0
@@ -87,8 +90,15 @@ class ServedModel:
             rpc=self._rpc,
             exact=self._exact,
             kept_bytes=self.kept_bytes,
+            memory=self.remembers,
         )
-        self.memory = engine.memory().models
+        try:
+            if self.remembered:
+                engine.remember_files(*self.remembered)
+            self.memory = engine.memory().models
+        except BaseException:
+            engine.close()
+            raise
         self.load_s = time.monotonic() - started_s
         return engine
 
