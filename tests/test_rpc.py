@@ -10,6 +10,7 @@ import threading
 
 import llama_cpp
 import pytest
+from block_head_maker import BlockHead, write_block_head
 from click.testing import CliRunner
 from head_maker import write_head_model
 from rpc_runner import PROGRAM, needs_servers, stopped
@@ -110,11 +111,15 @@ def test_a_draft_is_on_a_server_where_it_is_told_so(servers):
         )
 
 
-@pytest.mark.parametrize("name", ["qwen35", "gemma4", "qwen3"])
+@pytest.mark.parametrize("name", ["qwen35", "gemma4", "qwen3", "dflash"])
 def test_heads_read_a_target_that_is_elsewhere(name, servers, tmp_path, demo_target):
     """Inside its file only if asked for; apart, also one that shares its output or cache."""
-    files = {"target": write_head_model(tmp_path / "target.gguf", demo_target, name)}
-    if name != "qwen35":
+    architecture = "qwen3" if name == "dflash" else name
+    target = write_head_model(tmp_path / "target.gguf", demo_target, architecture)
+    files = {"target": target}
+    if name == "dflash":
+        files["head"] = write_block_head(tmp_path / "h.gguf", target, BlockHead())
+    elif name != "qwen35":
         files["head"] = write_head_model(tmp_path / "h.gguf", demo_target, name, part="head")
     options = dataclasses.replace(PLAIN, context_length=512)
     usual = {**files, "target_options": options, "draft_tokens": 3}

@@ -67,6 +67,7 @@ MEDUSA_TEXTS = (
     "tests/test_loop_distribution.py::"
     "test_texts_drafted_by_medusa_heads_have_the_targets_distribution"
 )
+BLOCK_READS = "tests/test_dflash.py::test_greedy_text_is_plain_and_the_head_reads_rightly"
 MEDUSA_READS = "tests/test_medusa.py::test_greedy_text_is_plain_and_the_heads_read_rightly"
 
 BUGS = [
@@ -413,6 +414,34 @@ BUGS = [
         'return whole_numbers(shape.stated("target_layers"))',
         'return tuple(n - 1 for n in whole_numbers(shape.stated("target_layers")))',
         head("test_greedy_text_is_plain_and_the_head_reads_rightly[llama-3]"),
+    ),
+    Bug(
+        "DFlash: rows of one token earlier",
+        "llama/dflash.py",
+        "copy_to(self._features.rows[:size], position)",
+        "copy_to(self._features.rows[:size], max(position - 1, 0))",
+        f"{BLOCK_READS}[of a hybrid-3]",
+    ),
+    Bug(
+        "DFlash: the row of the place before",
+        "llama/dflash.py",
+        "(size, self.vocab_size))[first:]",
+        "(size, self.vocab_size))[: size - first]",
+        f"{BLOCK_READS}[of a windowed target-3]",
+    ),
+    Bug(
+        "DFlash: keep the masks of a block",
+        "llama/dflash.py",
+        "            self._cut(self.num_cached)\n",
+        "            pass\n",
+        f"{BLOCK_READS}[of a windowed target-3]",
+    ),
+    Bug(
+        "DFlash2: scores behind another candidate",
+        "llama/dflash.py",
+        "        begin = count * (1 + before)\n",
+        "        begin = count\n",
+        f"{BLOCK_READS}[pairs of candidates-3]",
     ),
     Bug(
         "Medusa: the row of one token earlier",
