@@ -68,7 +68,11 @@ def test_pair_has_the_agreement_and_entropy_asked_for(
 
 @pytest.mark.parametrize(
     ("target", "place"),
-    [*itertools.product(HEAD_TARGETS, ["inside", "apart"]), ("tiny-llama", "apart")],
+    [
+        *itertools.product(HEAD_TARGETS, ["inside", "apart"]),
+        ("tiny-llama", "apart"),
+        ("tiny-llama", "block"),
+    ],
 )
 @pytest.mark.parametrize(
     "agreement", [0.8, *(pytest.param(share, marks=pytest.mark.slow) for share in (0, 0.95, 1))]
@@ -79,12 +83,26 @@ def test_head_has_the_agreement_asked_for(tmp_path, target, place, agreement):
     path, head, figures = made(tmp_path, *options)
     assert (path == head) == (place == "inside")
     assert figures["entropy"] == pytest.approx(1.0, abs=0.02)
+    assert ("chained" in figures) == (place != "block")
     # Four deviations of a share among 64 positions, 192, and the 128 or so steps.
     for name, bound in {
         "agreement": 0.2, "overlap": 0.2, "chained": 0.12, "greedy_kept": 0.16,
         "sampled_kept": 0.16,
     }.items():  # fmt: skip
-        assert figures[name] == pytest.approx(agreement, abs=bound), name
+        if name in figures:
+            assert figures[name] == pytest.approx(agreement, abs=bound), name
+
+
+def test_places_of_a_block_are_right_as_often_as_asked_for(tmp_path):
+    """Each given that the one before is, greedy: a Markov head goes on from the likeliest."""
+    options = ("--target", "tiny-llama", "--head", "block", "--agreement", 0.9)
+    path, head, _ = made(tmp_path, *options)
+    usual = {"head": head, "proposer": "head", "draft_tokens": 6, "context_length": 1024}
+    with localspec.load(target=path, **usual) as engine:
+        stats = engine.generate_raw("Once", sampling=GREEDY, max_tokens=512).reply().stats
+    kept = stats.accepted_per_position[:5]
+    for before, after in itertools.pairwise(kept):
+        assert after / before == pytest.approx(0.9, abs=0.16)
 
 
 @pytest.mark.parametrize("target", HEAD_TARGETS)

@@ -13,9 +13,9 @@ import inside
 import localspec
 import measure_heads
 from localspec.speculative.policy_api import FixedDraftPolicy
-from measure_heads import BareHead, steps
+from measure_heads import BareBlock, BareHead, steps
 from shape_pair.bigrams import TextSpec
-from shape_pair.pair import HeadSpec, make_with_head
+from shape_pair.pair import HeadSpec, head_spec, make_with_head
 
 TEXT = TextSpec(entropy=1.0, agreement=(0.8,), segment=64, period=None, seed=1)
 GREEDY = measure_heads.SETTINGS["greedy"]
@@ -55,6 +55,24 @@ def test_first_draft_reads_the_prompt_and_later_ones_what_was_accepted(target):
     for before, after in itertools.pairwise(found[1:]):
         if after.confidences:
             assert after.num_read == before.num_accepted + 1
+
+
+def test_a_block_decoded_alone_changes_nothing_of_the_answer(tmp_path):
+    target, head = make_with_head(head_spec("tiny-llama", "Q4_0", TEXT, "block"), tmp_path)
+    prompt, accepted = measure_heads.prompt_of(32, 0), []
+    usual = {"head": head, "proposer": "head", "context_length": 512}
+    with localspec.load(target=target, **usual) as engine:
+        inside.loop(engine).draft_policy = FixedDraftPolicy(4)
+        for in_between in (False, True):
+            accepted.append([])
+            for step, block_head in steps(engine, prompt, GREEDY, 64):
+                accepted[-1].append((step.num_accepted, *step.tokens))
+                if in_between and step.confidences:
+                    cached = block_head.num_cached
+                    assert BareBlock(block_head).seconds(3, 4) > 0
+                    assert block_head.num_cached == cached
+    assert accepted[0] == accepted[1]
+    assert sum(step[0] for step in accepted[0]) > 20
 
 
 @pytest.mark.process

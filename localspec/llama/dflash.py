@@ -29,6 +29,7 @@ class DflashHead(LlamaHead):
     """One head, whose cache holds a part of the target's text.
 
     Implements `speculative.blocks.BlockModel`. num_weight_bytes: read to draft one block.
+    row_width: numbers of a row that it reads.
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class DflashHead(LlamaHead):
         super().__init__(handle, target, facts, options)
         assert facts.block is not None
         self._block = facts.block
+        self.first_row = facts.block.first_row  # of a decode, the first that drafts a token
+        self.row_width = self._target_rows.width
         self.max_draft_tokens = self._block.most_tokens
-        self._features = TokenBatch(self._batch.size, self._target_rows.width, rows_alone=True)
+        self._features = TokenBatch(self._batch.size, self.row_width, rows_alone=True)
         self._batch = TokenBatch(self._batch.size)
         self._logits: Logits = np.empty((0, self.vocab_size), dtype=np.float32)
         self._given: Rows = np.empty((0, self._width), dtype=np.float32)
@@ -59,12 +62,12 @@ class DflashHead(LlamaHead):
         self.handle.require_open()
         try:
             self._read_rows(len(tokens) - 1)
-            size = num_tokens + self._block.first_row
+            size = num_tokens + self.first_row
             block = [tokens[-1], *[self._block.mask] * (size - 1)]
             self._decode_batch(block, self.begins_at + self.num_cached, size, 0)
         finally:
             self._cut(self.num_cached)
-        context, first = self.handle.context, self._block.first_row
+        context, first = self.handle.context, self.first_row
         logits = llama_cpp.llama_get_logits(context)
         self._logits = np.ctypeslib.as_array(logits, (size, self.vocab_size))[first:]
         if self._block.num_candidates or self._block.has_confidences:

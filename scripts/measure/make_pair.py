@@ -6,13 +6,16 @@
         --out pairs --check
     python scripts/measure/make_pair.py --target 8B-llama --head apart --agreement 0.8 \\
         --out pairs --check
+    python scripts/measure/make_pair.py --target 8B-llama --head block --agreement 0.8 \\
+        --out pairs --check
 
 The files cost what files of the models in shape_pair/shapes.py cost in that quantization, and
 say invented words: see shape_pair. A head (MTP; EAGLE-3 for shapes of llama) is in the target's
-file or, with --head apart, in one of its own; --draft is left out then. Needs `pip install
-gguf`; a 7B target takes 5 GB of disk and 4 GB of memory for two minutes. Files that are there
-already are kept; the same options give the same bytes. Prints the paths, and with --check what
-the pair was measured to do.
+file or, with --head apart, in one of its own; --head block is a DSpark head, which drafts a
+block in one decode. --draft is left out then. Needs `pip install gguf`; a 7B target takes 5 GB
+of disk and 4 GB of memory for two minutes. Files that are there already are kept; the same
+options give the same bytes. Prints the paths, and with --check what the pair was measured to
+do.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from localspec.errors import LocalspecError
 from shape_pair.bigrams import MAX_ENTROPY, TextSpec
 from shape_pair.blocks import QUANTIZATIONS
 from shape_pair.check import measure_draft, measure_head
-from shape_pair.pair import HeadSpec, PairSpec, make_pair, make_with_head
+from shape_pair.pair import HEADS, PairSpec, head_spec, make_pair, make_with_head
 from shape_pair.shapes import SHAPES
 from shape_pair.vocabulary import invent
 
@@ -40,8 +43,8 @@ def parser() -> argparse.ArgumentParser:
     add("--target", choices=SHAPES, default="1.5B", help="shape of the target")
     drafting = made.add_mutually_exclusive_group().add_argument
     drafting("--draft", choices=SHAPES, default="0.5B", help="shape of the draft")
-    where = "no draft, but a head in the target's file or in one of its own"
-    drafting("--head", choices=["inside", "apart"], help=where)
+    where = "no draft, but a head in the target's file or in one of its own, or a DSpark head"
+    drafting("--head", choices=HEADS, help=where)
     add("--quantization", choices=QUANTIZATIONS, default="Q4_0", help="of the target")
     add("--draft-quantization", choices=QUANTIZATIONS, help="of the draft (default: the same)")
     share = "chance that a drafted token is kept; several take turns along the text"
@@ -69,7 +72,7 @@ def with_draft(asked: argparse.Namespace, text: TextSpec) -> dict[str, float]:
 
 def with_head(asked: argparse.Namespace, text: TextSpec) -> dict[str, float]:
     """As `with_draft`, for a head."""
-    spec = HeadSpec(asked.target, asked.quantization, text, is_apart=asked.head == "apart")
+    spec = head_spec(asked.target, asked.quantization, text, asked.head)
     target, head = make_with_head(spec, asked.out)
     print(f"target {target}\nhead   {head or target}")
     return asdict(measure_head(target, head, asked.seed)) if asked.check else {}

@@ -1,4 +1,4 @@
-"""Measures the cost of a head (MTP, EAGLE-3) that drafts, is idle, or reads a prompt.
+"""Measures the cost of a head (MTP, EAGLE-3, DSpark) that drafts, is idle, or reads a prompt.
 
     python scripts/measure/measure_heads.py --target 7B-hy_v3
 
@@ -31,12 +31,12 @@ import localspec
 from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError
 from localspec.llama.batch import TokenBatch
+from localspec.llama.dflash import DflashHead
 from localspec.llama.head import LlamaHead
 from localspec.llama.library import llama_cpp
-from localspec.llama.options import BATCH_SIZE
+from localspec.llama.options import BATCH_SIZE, ROWS_BATCH_SIZE
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
-from localspec.speculative.heads import Head
 from localspec.speculative.loop import Request
 from localspec.speculative.metrics import Step
 from localspec.speculative.policy_api import FixedDraftPolicy
@@ -44,7 +44,7 @@ from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from shape_pair.bigrams import TextSpec
 from shape_pair.blocks import QUANTIZATIONS
-from shape_pair.pair import HeadSpec, make_with_head
+from shape_pair.pair import HEADS, head_spec, make_with_head
 from shape_pair.shapes import SHAPES
 from side_by_side import Timed, read_in_turn, shown
 
@@ -91,6 +91,33 @@ class BareHead:
         return spent_s
 
 
+class BareBlock:
+    """A DFlash head's context: it reads rows, and decodes a block behind them."""
+
+    def __init__(self, head: DflashHead) -> None:
+        self._head = head
+        self._context = head.handle.context
+        self._rows = TokenBatch(ROWS_BATCH_SIZE, head.row_width, rows_alone=True)
+        self._rows.rows[:] = np.random.default_rng(0).standard_normal(self._rows.rows.shape)
+        self._tokens = TokenBatch(ROWS_BATCH_SIZE)
+
+    def seconds(self, num_read: int, num_drafted: int) -> float:
+        """Of both decodes; what they leave is dropped again."""
+        begin = self._head.begins_at + self._head.num_cached
+        size = num_drafted + self._head.first_row
+        started = time.perf_counter()
+        for batch in (
+            self._rows.filled([0] * num_read, begin, 0),
+            self._tokens.filled([1] * size, begin + num_read, size),
+        ):
+            assert llama_cpp.llama_decode(self._context, batch) == 0
+        llama_cpp.llama_synchronize(self._context)
+        spent_s = time.perf_counter() - started
+        memory = llama_cpp.llama_get_memory(self._context)
+        llama_cpp.llama_memory_seq_rm(memory, 0, begin, -1)
+        return spent_s
+
+
 def prompt_of(num_tokens: int, number: int) -> list[int]:
     """Words that do not repeat. The last one decides which text follows."""
     return [1000 + 3 * index + number for index in range(num_tokens)]
@@ -101,7 +128,7 @@ def steps(
 ) -> Iterator[tuple[Step, LlamaHead]]:
     """Of an answer, by the engine's policy, and the head as each of them leaves it."""
     with engine.exclusively() as loop:
-        head = next(p.model for p in loop.proposers if isinstance(p, Head))
+        head = engine._models.head
         assert isinstance(head, LlamaHead)
         rule = make_rule(
             None, is_greedy=sampling.is_greedy, seed=None, randomness=Randomness(0)
@@ -140,14 +167,17 @@ def _drafting_ms(
     engine: Engine, prompt: list[int], sampling: SamplingParams, num_tokens: int
 ) -> tuple[float, float]:
     """Milliseconds a drafted token of an answer, and of the same decodes; medians of steps."""
-    drafted_ms, alone_ms, bare = [], [], None
+    drafted_ms, alone_ms, bare, num_read = [], [], None, 1
     for step, head in steps(engine, prompt, sampling, num_tokens):
         num_drafted = len(step.confidences)
-        bare = bare or BareHead(head)
+        kind = BareBlock if isinstance(head, DflashHead) else BareHead
+        bare = bare or kind(head)
         if num_drafted:
             drafted_ms.append(1e3 * step.draft_time_s / num_drafted)
-            seconds = bare.seconds(step.num_read, num_drafted)
-            alone_ms.append(1e3 * seconds / num_drafted)
+            # A block reads what the step before has emitted, and does not say how many.
+            count = num_read if isinstance(bare, BareBlock) else step.num_read
+            alone_ms.append(1e3 * bare.seconds(count, num_drafted) / num_drafted)
+        num_read = len(step.tokens)
     # The first one reads the prompt, too.
     return statistics.median(drafted_ms[1:]), statistics.median(alone_ms[1:])
 
@@ -218,7 +248,7 @@ def measure(asked: argparse.Namespace) -> None:
     text = TextSpec(
         entropy=1.0, agreement=(asked.agreement,), segment=64, period=None, seed=asked.seed
     )
-    spec = HeadSpec(asked.target, asked.quantization, text, asked.head == "apart")
+    spec = head_spec(asked.target, asked.quantization, text, asked.head)
     target, head = make_with_head(spec, asked.folder)
     load = partial(localspec.load, target=target, context_length=asked.ctx)
     with load(head=head, proposer="head") as resting, load(proposer="none") as alone:
@@ -241,7 +271,7 @@ def main() -> None:
     add = parser.add_argument
     with_head = [name for name, shape in SHAPES.items() if shape.has_head]
     add("--target", choices=with_head, default="7B-hy_v3")
-    add("--head", choices=["inside", "apart"], default="inside", help="see make_pair.py")
+    add("--head", choices=HEADS, default="inside", help="see make_pair.py")
     add("--quantization", choices=QUANTIZATIONS, default="Q4_0")
     add("--agreement", type=float, default=0.8)
     add("--folder", type=Path, default=Path("pairs"), help="of the made files")

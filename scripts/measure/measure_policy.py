@@ -50,7 +50,7 @@ from localspec.streaming.answer import Answer
 from localspec.streaming.reply import Reply
 from shape_pair.bigrams import TextSpec
 from shape_pair.blocks import QUANTIZATIONS
-from shape_pair.pair import HeadSpec, PairSpec, make_pair, make_with_head
+from shape_pair.pair import HEADS, PairSpec, head_spec, make_pair, make_with_head
 from shape_pair.shapes import SHAPES
 from side_by_side import Timed, read_in_turn, shown
 
@@ -207,7 +207,7 @@ def opened(
         entropy=1.0, agreement=agreement, segment=SEGMENT, period=period, seed=asked.seed
     )
     if asked.head:
-        spec = HeadSpec(asked.target, asked.quantization, text, asked.head == "apart")
+        spec = head_spec(asked.target, asked.quantization, text, asked.head)
         target, head = make_with_head(spec, asked.folder)
         drafting = {"proposer": "head", "head": head}
     else:
@@ -384,9 +384,7 @@ def main() -> None:
     add("--target", choices=SHAPES, default="1.5B")
     drafting = parser.add_mutually_exclusive_group().add_argument
     drafting("--draft", choices=SHAPES, default="0.5B")
-    drafting(
-        "--head", choices=["inside", "apart"], help="in place of a draft, see make_pair.py"
-    )
+    drafting("--head", choices=HEADS, help="in place of a draft, see make_pair.py")
     add("--quantization", choices=QUANTIZATIONS, default="Q4_0")
     add("--draft-quantization", choices=QUANTIZATIONS, default="Q4_0")
     add("--folder", type=Path, default=Path("pairs"), help="of the made files")

@@ -13,6 +13,7 @@ import localspec
 from localspec.engine.engine import Engine
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import head_facts
+from localspec.llama.dflash import DflashHead
 from localspec.llama.head import LlamaHead
 from localspec.llama.head_opening import open_head
 from localspec.llama.model import LlamaModel, LlamaOptions
@@ -62,8 +63,11 @@ def measure_draft(target: Path, draft: Path, words: NDArray[np.int64], seed: int
     return Measured(*_compared(zip(rows, draft_rows, strict=True)), *kept)
 
 
-def measure_head(target: Path, head: Path | None, seed: int) -> MeasuredHead:
-    """Sample a text, let the head draft along it, then answer. head: a file of its own."""
+def measure_head(target: Path, head: Path | None, seed: int) -> Measured:
+    """Sample a text, let the head draft along it, then answer. head: a file of its own.
+
+    Of a head that drafts blocks, agreement and overlap are those of the first place.
+    """
     with localspec.load(
         target=target,
         head=head,
@@ -77,6 +81,9 @@ def measure_head(target: Path, head: Path | None, seed: int) -> MeasuredHead:
             start, sampling=_OPEN, seed=seed, max_tokens=_NUM_TOKENS
         ).reply()
     pairs = _drafted_along(target, head, [*start, *reply.token_ids])
+    facts = head_facts(check_model_file(head or target))
+    if facts is not None and facts.block is not None:
+        return Measured(*_compared(pairs), *kept)
     entropy, agreement, overlap = _compared(pairs[::_CHAIN])
     chained = [pair for place in range(1, _CHAIN) for pair in pairs[place::_CHAIN]]
     return MeasuredHead(entropy, agreement, overlap, *kept, _compared(chained)[1])
@@ -133,6 +140,8 @@ def _drafted_along(
     try:
         head = open_head(target, head_path, options, facts)
         try:
+            if isinstance(head, DflashHead):
+                return _first_places(target, head, tokens)
             return _chains(target, head, tokens)
         finally:
             head.close()
@@ -154,4 +163,17 @@ def _chains(
         head.truncate(begin + 1 - first)
         rows = target.decode(tokens[begin : begin + _CHAIN], _CHAIN).copy()
         pairs += zip(rows, drafted, strict=True)
+    return pairs
+
+
+def _first_places(
+    target: LlamaModel, head: DflashHead, tokens: list[int]
+) -> list[tuple[Logits, Logits]]:
+    target.decode(tokens[:_CHAIN], 0)
+    head.read_from(first := head.readable.start)
+    pairs: list[tuple[Logits, Logits]] = []
+    for end in range(_CHAIN, len(tokens)):
+        head.decode_block(tokens[first + head.num_cached : end + 1], 1)
+        drafted = head.row([]).copy()
+        pairs.append((target.decode(tokens[end : end + 1], 1)[0].copy(), drafted))
     return pairs

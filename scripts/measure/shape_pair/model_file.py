@@ -25,10 +25,14 @@ from shape_pair.weights import Ends
 
 
 class Parts(enum.Enum):
-    """The part of a model in a file: all but a head, the head with what it needs, or both."""
+    """The part of a model in a file: all but a head, the head with what it needs, or both.
+
+    BLOCK: a head that drafts a block, for which room is made as for HEAD.
+    """
 
     TRUNK = enum.auto()
     HEAD = enum.auto()
+    BLOCK = enum.auto()
     WHOLE = enum.auto()
 
 
@@ -75,7 +79,7 @@ def tensors(contents: Contents) -> list[Tensor]:
         Tensor("output_norm.weight", Kind.F32, (width,)),
         Tensor("output.weight", output, (vocab, width)),
     ]
-    first = shape.num_layers if parts is Parts.HEAD else 0
+    first = shape.num_layers if parts in (Parts.HEAD, Parts.BLOCK) else 0
     for layer in range(first, contents.num_blocks):
         matrices, vectors = layer_tensors(shape, layer)
         for name, sizes in matrices.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 from localspec.errors import OptionError
 from shape_pair import blocks
 from shape_pair.bigrams import PHASES, Bigrams, TextSpec
+from shape_pair.block_head import write_block_head
 from shape_pair.eagle import write_eagle_head
 from shape_pair.head_weights import make_head_ends
 from shape_pair.model_file import Contents, Parts, check_room, write_model
@@ -49,12 +50,16 @@ class PairSpec:
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """A target with a head. is_apart: whether the head has a file of its own."""
+    """A target with a head.
+
+    is_apart: whether the head has a file of its own. is_block: that one is a DSpark head.
+    """
 
     target: str
     quantization: str
     text: TextSpec
     is_apart: bool
+    is_block: bool = False
 
     def __post_init__(self) -> None:
         if not SHAPES[self.target].has_head:
@@ -63,6 +68,10 @@ class HeadSpec:
         if SHAPES[self.target].has_eagle and not self.is_apart:
             raise OptionError(
                 f"the head of {self.target} is in a file of its own", "Choose --head apart."
+            )
+        if self.is_block and not SHAPES[self.target].has_eagle:
+            raise OptionError(
+                f"no block head is made for {self.target}", "Choose a shape of llama."
             )
 
     def target_name(self) -> str:
@@ -74,8 +83,18 @@ class HeadSpec:
         """Of a file of its own."""
         text = _text_name(self.target, self.text)
         kind = "eagle3" if SHAPES[self.target].has_eagle else "mtp"
+        kind = "dspark" if self.is_block else kind
         shares = _shares(self.text)
         return f"{kind}-{self.target}-{self.quantization}-{text}-agreement{shares}.gguf"
+
+
+HEADS = ("inside", "apart", "block")  # where a head is; a block's has a file of its own
+
+
+def head_spec(target: str, quantization: str, text: TextSpec, where: str) -> HeadSpec:
+    """The spec of a head. where: one of HEADS."""
+    is_block = where == "block"
+    return HeadSpec(target, quantization, text, where == "apart" or is_block, is_block)
 
 
 def make_pair(spec: PairSpec, folder: Path) -> tuple[Path, Path]:
@@ -106,7 +125,7 @@ def make_with_head(spec: HeadSpec, folder: Path) -> tuple[Path, Path | None]:
     if spec.is_apart:
         files = {
             target: Contents(shape, kind, Parts.TRUNK),
-            head: Contents(shape, kind, Parts.HEAD),
+            head: Contents(shape, kind, Parts.BLOCK if spec.is_block else Parts.HEAD),
         }
     else:
         files = {target: Contents(shape, kind, Parts.WHOLE)}
@@ -141,7 +160,9 @@ def _make(
     else:
         followers = bigrams.draft_followers if is_draft else bigrams.target_followers
         ends = make_ends(seed, kind, shape.width, shape.vocab_size, bigrams.logits, followers)
-    if shape.has_eagle and contents.parts is Parts.HEAD:
+    if contents.parts is Parts.BLOCK:
+        write_block_head(path, shape, contents.quantization, words, bigrams, ends)
+    elif shape.has_eagle and contents.parts is Parts.HEAD:
         write_eagle_head(path, shape, contents.quantization, words, bigrams, ends)
     else:
         write_model(path, contents, words, ends, seed)
