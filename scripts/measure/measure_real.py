@@ -21,9 +21,10 @@ decoding's, an answer of each. Without a PATH it is built from the source of the
 llama-cpp-python (minutes, once).
 
 Greedy, and at temperature 0.8 without a seed and with the usual filters. Times are those of all
-tokens but the first. A draft model's reading of the prompt is among them for localspec, not for
-llama-server. Questions are asked until the time is over, each kind in turn; what was measured
-is printed as Markdown, also after Ctrl-C. Leave the machine alone meanwhile.
+tokens but the first. What the draft model takes to read the prompt is among them for pair and
+pair-known, which choose to read it or not; not at a fixed K, nor for llama-server. Questions
+are asked until the time is over, each kind in turn; what was measured is printed as Markdown,
+also after Ctrl-C. Leave the machine alone meanwhile.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "compare"))
@@ -106,7 +108,8 @@ def measure(asked: argparse.Namespace) -> None:
     setup = Setup(asked.target, asked.draft, None, threads, asked.ctx, None)
     record = Record(facts_of(setup))
     with contextlib.ExitStack() as undo:
-        sides = opened(asked, [name for name in names if name not in SERVERS], undo)
+        here = [name for name in names if name not in SERVERS]
+        sides = opened(asked, threads, here, undo)
         servers = [name for name in names if name in SERVERS]
         files = server_files(asked, threads) if servers else None
         groups = grouped(servers, files)
@@ -143,14 +146,22 @@ def facts_of(setup: Setup) -> dict[str, str]:
 
 
 def opened(
-    asked: argparse.Namespace, names: Sequence[str], undo: contextlib.ExitStack
+    asked: argparse.Namespace,
+    num_threads: int,
+    names: Sequence[str],
+    undo: contextlib.ExitStack,
 ) -> Sides:
-    """The sides of localspec. undo: gets what frees them."""
-    options = target_options(asked.ctx, asked.threads, exact=asked.exact)
+    """The sides of localspec. undo: gets what frees them.
+
+    None changes its number of threads, which would be measured, too; a small draft may have
+    fewer, as always.
+    """
+    options = target_options(asked.ctx, num_threads, exact=asked.exact)
     weights = [Weights(asked.target, options)]
     undo.callback(weights[0].close)
     if any(name in WITH_DRAFT for name in names):
-        weights.append(Weights(asked.draft, draft_options(options)))
+        of_draft = replace(draft_options(options), num_threads=asked.threads)
+        weights.append(Weights(asked.draft, of_draft))
         undo.callback(weights[1].close)
     sides = Sides(weights[0], weights[1] if len(weights) > 1 else None, names)
     undo.callback(sides.close)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from localspec.engine.proposer_choice import choose_policies, choose_proposers
 from localspec.engine.thread_choice import choose_threads
 from localspec.errors import OptionError
 from localspec.gguf_file.check import check_model_file
+from localspec.llama.cache_state import CacheState
 from localspec.llama.handle import Handle
 from localspec.llama.model import LlamaModel
 from localspec.llama.opening import new_context
@@ -115,7 +115,7 @@ class Sides:
     """An engine for each name. draft: None where no name needs one."""
 
     def __init__(self, target: Weights, draft: Weights | None, names: Sequence[str]) -> None:
-        self._reader = target.reader
+        self._target, self._draft = target, draft
         self.engines: dict[str, Engine] = {}
         self._models: dict[str, Models] = {}
         self._learned: dict[str, dict[str, Any]] = {}
@@ -185,44 +185,48 @@ class Sides:
 
         Another one is first each time. Raises as `Engine.generate` does.
         """
-        with self._read(self.prompt(task)) as begin:
-            self._num_answered += 1
-            first = self._num_answered % len(names)
-            timed: dict[str, Timed] = {}
-            for name in (*names[first:], *names[:first]):
-                begin(name)
-                answer = task.ask(
-                    self.engines[name], max_tokens=max_tokens, temperature=temperature
-                )
-                timed[name] = Timed(answer)
-            read_in_turn(list(timed.values()))
+        begin = self._read(self.prompt(task), names)
+        self._num_answered += 1
+        first = self._num_answered % len(names)
+        timed: dict[str, Timed] = {}
+        for name in (*names[first:], *names[:first]):
+            begin(name)
+            answer = task.ask(
+                self.engines[name], max_tokens=max_tokens, temperature=temperature
+            )
+            timed[name] = Timed(answer)
+        read_in_turn(list(timed.values()))
         return {name: _answered(timed[name]) for name in names}
 
-    @contextlib.contextmanager
-    def _read(self, prompt: list[int]) -> Iterator[Any]:
-        """Read a prompt but for its end. Gives what puts that into a side's cache."""
+    def _read(self, prompt: list[int], names: Sequence[str]) -> Callable[[str], None]:
+        """Read a prompt but for its end. Gives what puts that into a side's caches.
+
+        The draft's too where its number of tokens is fixed, as llama-server's has read it by
+        then; otherwise reading is what a policy decides on.
+        """
         begun = prompt[: max(len(prompt) - _READ_BY_EACH, 0)]
-        reader = self._reader
-        reader.truncate(0)
-        if begun:
-            reader.decode(begun, 0)
-        state = reader.save_state() if begun else None
+        of_target = _state_of(self._target.reader, begun)
+        of_draft = None
+        if self._draft is not None and any(map(num_drafted, names)):
+            of_draft = _state_of(self._draft.reader, begun)
 
         def begin(name: str) -> None:
             engine, models = self.engines[name], self._models[name]
             with engine.exclusively():
                 pass  # which empties its caches
-            if state is not None:
+            if of_target is not None:
                 engine._decoder.tokens = list(begun)
-                models.target.restore_state(state)
+                models.target.restore_state(of_target)
+            if of_draft is not None and num_drafted(name):
+                assert models.draft is not None
+                models.draft.restore_state(of_draft)
             if isinstance(engine._draft_policy, AdaptiveDraftPolicy):
                 engine._draft_policy = self.policy(name)
                 if name not in self._learned:  # a lookup counts what it found, too
                     _, proposers, _ = choose_proposers(models, engine.drafting)
                     engine._decoder.proposers = tuple(proposers)
 
-        yield begin
-        reader.truncate(0)
+        return begin
 
     def policy(self, name: str) -> AdaptiveDraftPolicy:
         """One that knows nothing, or what the learning gave."""
@@ -234,6 +238,15 @@ class Sides:
         if name in self._learned:
             policy.restore(self._learned[name])
         return policy
+
+
+def _state_of(reader: LlamaModel, tokens: list[int]) -> CacheState | None:
+    """What its cache holds of these tokens; None of none."""
+    reader.truncate(0)
+    if not tokens:
+        return None
+    reader.decode(tokens, 0)
+    return reader.save_state()
 
 
 def _answered(timed: Timed) -> Answered:
