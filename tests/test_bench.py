@@ -16,19 +16,13 @@ from localspec.checks.bench import Bench, KindSpeed, Outcome, run_bench
 from localspec.checks.limit import EndedBy
 from localspec.checks.prompts import KINDS, Task, built_in_tasks
 from localspec.checks.step_bench import StepCosts
-from localspec.checks.turns import SHORTEST_ANSWER, Stretch, TurnTaking
+from localspec.checks.turns import SHORTEST_ANSWER, Stretch
 from localspec.cli import exit_codes, main
 from localspec.cli.bench_report import bench_json, bench_text, verdict
 from localspec.isolated.watch import Watch
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.speculative.metrics import Meter
-from localspec.speculative.policy_api import (
-    DraftOff,
-    FixedDraftPolicy,
-    PolicyContext,
-    ProposerState,
-    StepRecord,
-)
+from localspec.speculative.policy_api import DraftOff
 from localspec.streaming.cancellation import Cancellation
 from localspec.streaming.options import AnswerOptions
 
@@ -117,51 +111,6 @@ def test_what_is_known_is_said_on_the_way(few):
     assert len(found.kinds[0].stretches) >= 3
     first = f"chat {found.kinds[0].estimate.value:.2f}"
     assert f"writing summary; {first}" in told
-
-
-def record(seconds: float, num_emitted: int = 1, proposer: int | None = None) -> StepRecord:
-    return StepRecord(
-        proposer=proposer, confidences=[0.5] * (num_emitted - 1), num_accepted=num_emitted - 1,
-        num_emitted=num_emitted, num_read=0, num_target_tokens=num_emitted, num_cached=9,
-        draft_time_s=seconds / 4, target_time_s=seconds / 4, sampler_time_s=seconds / 4,
-        replay_s=seconds / 4,
-    )  # fmt: skip
-
-
-class Remembering(FixedDraftPolicy):
-    """What a policy sees of the steps."""
-
-    seen: list[StepRecord]
-
-    def learn(self, record):
-        self.seen.append(record)
-
-
-def test_the_sides_take_turns_and_the_first_step_of_each_is_not_counted():
-    policy = Remembering(3)
-    object.__setattr__(policy, "seen", [])
-    turns = TurnTaking(policy)
-    context = PolicyContext(9, 8, 100, (ProposerState(8),))
-    turns.learn(record(100.0))  # the prompt
-    for drafting in ((60.0, 4.0, 5.0, 4.0), (60.0, 4.0, 5.0, 4.0, 7.0)):
-        for seconds in (50.0, 1.0, 2.0, 3.0, 2.0, 2.0):
-            assert turns.choose(context).draft_off is DraftOff.SET_TO_ZERO
-            turns.learn(record(seconds))
-        for seconds in drafting:
-            assert turns.choose(context).proposer == 0
-            turns.learn(record(seconds, 4, 0))
-    first, second = turns.stretches
-    # To read the prompt for drafts is part of the answer, so the very first step is counted.
-    assert first == Stretch(num_tokens=16, plain_token_s=2.0, drafting_s=73.0)
-    assert second == Stretch(num_tokens=16, plain_token_s=2.0, drafting_s=20.0)
-    assert second.plain_s == 32.0
-    assert len(policy.seen) == 1 + 4 + 5  # of its own turns alone
-    for seconds in (50.0, 1.0, 1.0, 1.0, 1.0, 1.0):
-        turns.learn(record(seconds))
-    turns.learn(record(60.0, 4, 0))
-    assert turns.stretches == [first, second]
-    turns.learn(record(6.0, 3, 0))
-    assert turns.stretches[2:] == [Stretch(3, 1.0, 6.0)]  # a short one, as the answer ends
 
 
 def bench_ended_at(engine, number):

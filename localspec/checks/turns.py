@@ -2,13 +2,14 @@
 
 Both sides meet the same text and the same moment of the machine, nothing is copied or decoded
 twice, and what a plain turn writes the next one goes on with. The first step of a turn is not
-counted: it pays for the change, as a draft that reads what was written meanwhile. The first one
-that may draft at all is: to read the prompt for that is part of an answer.
+counted: it pays for the change, as a draft that reads what was written meanwhile. To read more
+than that, as the prompt, is part of the whole answer, and counts for each stretch as its tokens
+are among the answer's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localspec.speculative.policy_api import (
     Decision,
@@ -22,6 +23,7 @@ from localspec.speculative.policy_api import (
 )
 
 _PLAIN_STEPS = 6
+_LONG_READ = 16  # tokens above which a draft reads more than a plain turn and its own tokens
 _DRAFTING_STEPS = 3  # at least, and until they have written so many tokens:
 _DRAFTING_TOKENS = 16
 SHORTEST_ANSWER = 1 + _PLAIN_STEPS + _DRAFTING_TOKENS  # that has a turn of each side
@@ -29,18 +31,16 @@ SHORTEST_ANSWER = 1 + _PLAIN_STEPS + _DRAFTING_TOKENS  # that has a turn of each
 
 @dataclass(slots=True)
 class _Turn:
-    """The steps of a turn, and what they took and wrote but for those at its front."""
+    """The steps of a turn, and what those behind its first one took and wrote."""
 
-    num_uncounted: int = 1
     num_steps: int = 0
     num_tokens: int = 0
     seconds: float = 0.0
 
-    def add(self, record: StepRecord) -> None:
-        if self.num_steps >= self.num_uncounted:
+    def add(self, record: StepRecord, drafting_s: float) -> None:
+        if self.num_steps:
             self.num_tokens += record.num_emitted
-            self.seconds += record.draft_time_s + record.replay_s
-            self.seconds += record.target_time_s + record.sampler_time_s
+            self.seconds += drafting_s + record.target_time_s + record.sampler_time_s
         self.num_steps += 1
 
 
@@ -63,14 +63,21 @@ class TurnTaking(DraftPolicy):
 
     def __init__(self, policy: DraftPolicy) -> None:
         self._policy = policy
-        self._plain, self._drafting = _Turn(), _Turn(num_uncounted=0)
+        self._plain, self._drafting = _Turn(), _Turn()
         self._is_prefill = True
         self._stretches: list[Stretch] = []
+        self._num_tokens = 0  # of the answer, behind the prompt's own
+        self._num_read = 0  # by a replay of this step
+        self._reading_s = 0.0  # of long reads
 
     @property
     def stretches(self) -> list[Stretch]:
         """Those of the answer so far; the last one may be short."""
-        return [*self._stretches, *self._last()]
+        token_s = self._reading_s / max(self._num_tokens, 1)
+        return [
+            replace(each, drafting_s=each.drafting_s + token_s * each.num_tokens)
+            for each in (*self._stretches, *self._last())
+        ]
 
     def begin(self) -> None:
         self._policy.begin()
@@ -84,6 +91,7 @@ class TurnTaking(DraftPolicy):
         return self._policy.choose(context)
 
     def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
+        self._num_read += replay_scores.num_read
         self._policy.replay(proposer, replay_scores, seconds)
 
     def padded(self, num_tokens: int, limit: int) -> int:
@@ -96,15 +104,22 @@ class TurnTaking(DraftPolicy):
         if self._is_prefill:
             self._is_prefill = False
             self._policy.learn(record)
-        elif self._is_plain:
-            self._plain.add(record)
-        else:
-            self._drafting.add(record)
-            self._policy.learn(record)
-            is_over = self._drafting.num_steps > _DRAFTING_STEPS
-            if is_over and self._drafting.num_tokens >= _DRAFTING_TOKENS:
-                self._stretches += self._last()
-                self._plain, self._drafting = _Turn(), _Turn()
+            return
+        self._num_tokens += record.num_emitted
+        if self._is_plain:
+            self._plain.add(record, record.draft_time_s)
+            return
+        drafting_s = record.draft_time_s + record.replay_s
+        if self._num_read + record.num_read > _LONG_READ:
+            self._reading_s += drafting_s
+            drafting_s = 0.0
+        self._num_read = 0
+        self._drafting.add(record, drafting_s)
+        self._policy.learn(record)
+        is_over = self._drafting.num_steps > _DRAFTING_STEPS
+        if is_over and self._drafting.num_tokens >= _DRAFTING_TOKENS:
+            self._stretches += self._last()
+            self._plain, self._drafting = _Turn(), _Turn()
 
     @property
     def _is_plain(self) -> bool:

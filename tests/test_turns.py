@@ -1,0 +1,181 @@
+"""Turns within an answer: what `bench` finds by them is what whole answers would show."""
+
+from __future__ import annotations
+
+import pytest
+from simulated import (
+    FLAT,
+    GPU,
+    METAL,
+    Q4_0,
+    Q4_K,
+    VOCAB,
+    Clock,
+    FreeProposer,
+    Machine,
+    Text,
+    answer,
+    at_random,
+)
+
+from localspec.checks.ratio_estimate import estimate_ratio
+from localspec.checks.turns import Stretch, TurnTaking
+from localspec.policy.adaptive import AdaptiveDraftPolicy
+from localspec.speculative.policy_api import (
+    DraftOff,
+    FixedDraftPolicy,
+    PolicyContext,
+    ProposerKind,
+    ProposerState,
+    ReplayScores,
+    StepRecord,
+)
+
+STARTS = tuple(185 * number % VOCAB for number in range(18))
+PLAIN = FixedDraftPolicy(0)
+
+
+def record(
+    seconds: float, num_emitted: int = 1, proposer: int | None = None, num_read: int = 0
+) -> StepRecord:
+    return StepRecord(
+        proposer=proposer, confidences=[0.5] * (num_emitted - 1), num_accepted=num_emitted - 1,
+        num_emitted=num_emitted, num_read=num_read, num_target_tokens=num_emitted, num_cached=9,
+        draft_time_s=seconds / 4, target_time_s=seconds / 4, sampler_time_s=seconds / 4,
+        replay_s=seconds / 4 if proposer is not None else 0.0,
+    )  # fmt: skip
+
+
+class Remembering(FixedDraftPolicy):
+    """What a policy sees of the steps."""
+
+    seen: list[StepRecord]
+
+    def learn(self, record):
+        self.seen.append(record)
+
+
+@pytest.fixture
+def policy():
+    found = Remembering(3)
+    object.__setattr__(found, "seen", [])
+    return found
+
+
+CONTEXT = PolicyContext(9, 8, 100, (ProposerState(8),))
+
+
+def take(turns: TurnTaking, plain, drafting) -> None:
+    """A turn of each side, by the seconds of its steps; of a plain one three quarters count."""
+    for seconds in plain:
+        assert turns.choose(CONTEXT).draft_off is DraftOff.SET_TO_ZERO
+        turns.learn(record(seconds * 4 / 3))
+    for seconds in drafting:
+        assert turns.choose(CONTEXT).proposer == 0
+        turns.learn(record(seconds, 4, 0))
+
+
+def test_the_first_step_of_each_turn_is_not_counted(policy):
+    turns = TurnTaking(policy)
+    turns.learn(record(100.0))  # the prompt
+    plain, drafting = (50.0, 1.0, 2.0, 3.0, 2.0, 2.0), (60.0, 4.0, 5.0, 4.0, 7.0)
+    for _ in range(2):
+        take(turns, plain, drafting)
+    whole = Stretch(16, pytest.approx(2.0), 20.0)
+    assert turns.stretches == [whole, whole]
+    assert turns.stretches[0].plain_s == pytest.approx(32.0)
+    assert len(policy.seen) == 1 + 2 * 5  # of its own turns alone
+    take(turns, plain, (60.0,))
+    assert turns.stretches == [whole, whole]
+    turns.learn(record(6.0, 3, 0))
+    # A short one, as the answer ends.
+    assert turns.stretches == [whole, whole, Stretch(3, pytest.approx(2.0), 6.0)]
+
+
+def test_to_read_the_prompt_counts_for_the_whole_answer(policy):
+    """Wherever that comes, and by a replay as well; each stretch has its share."""
+    turns = TurnTaking(policy)
+    turns.learn(record(100.0))
+    plain = (50.0, 1.0, 2.0, 3.0, 2.0, 2.0)
+    take(turns, plain, ())
+    turns.learn(record(80.0, 4, 0, num_read=200))  # half of it before the target's decode
+    take(turns, (), (4.0, 5.0, 4.0, 7.0))
+    num_tokens = 6 + 5 * 4
+    assert turns.stretches == [Stretch(16, pytest.approx(2.0), 20.0 + 40.0 * 16 / num_tokens)]
+    take(turns, plain, (60.0, 4.0))
+    turns.replay(0, ReplayScores([], 99), 3.0)
+    turns.learn(record(12.0, 4, 0))
+    take(turns, (), (4.0, 7.0))
+    num_tokens *= 2
+    read_s = (40.0 + 6.0) * 16 / num_tokens
+    first, second = turns.stretches
+    assert first.drafting_s == pytest.approx(20.0 + read_s)
+    assert second.drafting_s == pytest.approx(4.0 + 6.0 + 4.0 + 7.0 + read_s)
+
+
+def ratios(make_policy, text: Text, machine: Machine, others=lambda: ()):
+    """Plain ÷ drafting, of whole answers behind their prompts, and as `bench` estimates it."""
+    texts = [text._replace(starts=(start,)) for start in STARTS]
+
+    def seconds(policy, texts) -> float:
+        return sum(answer(policy, each, machine, Clock(), others()) for each in texts)
+
+    prompts_s = seconds(PLAIN, [each._replace(num_tokens=1) for each in texts])
+    plain_s = seconds(PLAIN, texts) - prompts_s
+    true = plain_s / (seconds(make_policy(), texts) - prompts_s)
+    policy, stretches = make_policy(), []
+    for each in texts:
+        turns = TurnTaking(policy)
+        answer(turns, each, machine, Clock(), others())
+        stretches += turns.stretches
+    found = estimate_ratio(
+        [each.plain_s for each in stretches], [each.drafting_s for each in stretches]
+    )
+    return true, found
+
+
+@pytest.mark.parametrize("agreement", [0.1, 0.8, 0.95])
+@pytest.mark.parametrize(
+    "machine",
+    [
+        Machine("Q4_0", Q4_0, 0.05), Machine("Q4_0", Q4_0, 0.12), Machine("Q4_K", Q4_K, 0.12),
+        Machine("flat", FLAT, 0.05), Machine("GPU", GPU, 0.12), Machine("Metal", METAL, 0.43),
+    ],
+    ids=lambda machine: f"{machine.name} {machine.draft_share}",
+)  # fmt: skip
+def test_they_find_what_whole_answers_show(machine, agreement):
+    """With the automatic policy, and costs that it knows; a draft reads 200 tokens first."""
+    text = Text(at_random(agreement, 1), num_tokens=128, num_prompt_tokens=200)
+
+    def make_policy() -> AdaptiveDraftPolicy:
+        policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: machine.draft_share}, 1)
+        answer(policy, text._replace(starts=STARTS), machine, Clock())
+        return policy
+
+    true, found = ratios(make_policy, text, machine)
+    assert found.value == pytest.approx(true, rel=0.02 if true < 2 else 0.05)
+
+
+@pytest.mark.parametrize("draft_tokens", [2, 4, 8])
+def test_so_they_do_for_a_fixed_number_and_where_it_loses(draft_tokens):
+    text = Text(at_random(0.6, 1), num_tokens=128, num_prompt_tokens=200)
+    machine = Machine("Q4_0", Q4_0, 0.12)
+    true, found = ratios(lambda: FixedDraftPolicy(draft_tokens), text, machine)
+    assert found.value == pytest.approx(true, rel=0.03)
+    assert found.high < 1.0
+
+
+def test_so_they_do_for_a_lookup_in_text_that_repeats_here_and_there():
+    agrees = at_random(0.9, 3)
+
+    def others():
+        return (FreeProposer(lambda token: token % 128 < 50, agrees),)
+
+    def make_policy() -> AdaptiveDraftPolicy:
+        shares = {ProposerKind.DRAFT: 0.43, ProposerKind.LOOKUP: 0.0}
+        return AdaptiveDraftPolicy(shares, 1)
+
+    text = Text(at_random(0.3, 1), num_tokens=128, num_prompt_tokens=200)
+    true, found = ratios(make_policy, text, Machine("Q4_0", Q4_0, 0.43), others)
+    assert true > 1.1
+    assert found.value == pytest.approx(true, rel=0.03)
