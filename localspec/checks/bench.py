@@ -55,7 +55,7 @@ def _outcome(estimate: RatioEstimate | None, num_drafted: int) -> Outcome:
     return Outcome.SLOWER if estimate.high < 1.0 else Outcome.NO_DIFFERENCE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KindSpeed:
     """How fast text of a kind is.
 
@@ -64,8 +64,8 @@ class KindSpeed:
     """
 
     kind: KindOfText
-    stretches: tuple[Stretch, ...]
-    answers: tuple[Stats, ...]
+    stretches: list[Stretch] = field(default_factory=list)
+    answers: list[Stats] = field(default_factory=list)
 
     @property
     def estimate(self) -> RatioEstimate | None:
@@ -123,13 +123,13 @@ class KindSpeed:
 class Bench:
     """Everything measured.
 
-    kinds: in the order in which they are asked, also those with too little text. left_out:
-    kinds that this model cannot be asked, or whose prompts do not fit its context. costs: None
-    if timing decodes was interrupted. ended_by: None if all intervals are narrow.
+    kinds: in the order in which they are asked, also those with too little text. left_out: how
+    many prompts of a kind the model cannot be asked, or do not fit its context. costs: None if
+    timing decodes was interrupted. ended_by: None if all intervals are narrow.
     """
 
     kinds: tuple[KindSpeed, ...]
-    left_out: tuple[KindOfText, ...]
+    left_out: Mapping[KindOfText, int]
     costs: StepCosts | None
     peak_memory_bytes: int
     time_s: float
@@ -157,28 +157,19 @@ class Bench:
         return max(+reasons, key=lambda reason: reasons[reason], default=None)
 
     @property
-    def break_even(self) -> float | None:
-        """The lowest acceptance rate at which the draft model pays; None if it never does."""
-        has_draft = self.costs is not None and self.costs.draft_token_s is not None
-        return self._break_even(self.curve) if has_draft else None
+    def break_even(self) -> dict[ProposerKind, float | None]:
+        """The lowest acceptance rate at which each proposer pays; None if it never does.
 
-    @property
-    def free_break_even(self) -> float | None:
-        """The same for draft tokens that cost nothing, as those of the lookup."""
-        curve = self.curve
-        return self._break_even(None if curve is None else Curve(curve.steps, 0.0))
-
-    @staticmethod
-    def _break_even(curve: Curve | None) -> float | None:
-        return None if curve is None else break_even_acceptance(curve, len(curve.steps) - 2)
-
-    @property
-    def curve(self) -> Curve | None:
-        """The costs in target-only steps; None without costs."""
-        if self.costs is None:
-            return None
-        draft_s = self.costs.draft_token_s or 0.0
-        return Curve((0.0, *self.costs.ratios), draft_s / self.costs.target_s[0])
+        Of the lookup, whose tokens cost nothing, and the draft model; of none if a decode of
+        one token alone was timed.
+        """
+        if self.costs is None or len(self.costs.ratios) < 2:
+            return {}
+        steps = (0.0, *self.costs.ratios)
+        return {
+            kind: break_even_acceptance(Curve(steps, share), len(steps) - 2)
+            for kind, share in self.costs.draft_shares.items()
+        }
 
 
 def run_bench(
@@ -223,30 +214,25 @@ def run_bench(
 class _Kind:
     """The tasks of a kind, and what was found with them."""
 
-    name: KindOfText
-    tasks: list[Task]
-    stretches: list[Stretch] = field(default_factory=list)
-    answers: list[Stats] = field(default_factory=list)
-
-    @property
-    def speed(self) -> KindSpeed:
-        return KindSpeed(self.name, tuple(self.stretches), tuple(self.answers))
+    found: KindSpeed
+    tasks: list[Task] = field(default_factory=list)
 
     @property
     def next_task(self) -> Task:
-        return self.tasks[len(self.answers) % len(self.tasks)]
+        return self.tasks[len(self.found.answers) % len(self.tasks)]
 
     @property
     def needs_more(self) -> bool:
-        is_narrow = self.reach <= NARROW and len(self.stretches) >= NOT_FEW
+        num_stretches = len(self.found.stretches)
+        is_narrow = self.reach <= NARROW and num_stretches >= NOT_FEW
         # Answers may be too short for a stretch.
-        is_hopeless = not self.stretches and len(self.answers) >= len(self.tasks)
-        return not (is_narrow or is_hopeless)
+        is_hopeless = not num_stretches and len(self.found.answers) >= len(self.tasks)
+        return bool(self.tasks) and not (is_narrow or is_hopeless)
 
     @property
     def reach(self) -> float:
         """Of the interval; without one infinite."""
-        estimate = self.speed.estimate
+        estimate = self.found.estimate
         return math.inf if estimate is None else estimate.reach
 
 
@@ -262,13 +248,13 @@ class _BenchRun:
     ended: Cancellation
     costs: StepCosts | None = None
     kinds: dict[KindOfText, _Kind] = field(default_factory=dict)
-    left_out: list[KindOfText] = field(default_factory=list)
+    left_out: Counter[KindOfText] = field(default_factory=Counter)
     started_s: float = field(default_factory=time.perf_counter)
 
     def found(self, ending: EndedBy | None) -> Bench:
         return Bench(
-            tuple(kind.speed for kind in self.kinds.values()),
-            tuple(self.left_out),
+            tuple(kind.found for kind in self.kinds.values() if kind.tasks),
+            dict(self.left_out),
             self.costs,
             peak_memory_bytes(),
             self._spent_s(),
@@ -294,37 +280,37 @@ class _BenchRun:
         """Ask each kind once, then those that are known least. Raises Interrupted."""
         for task in tasks:
             if task.suits(self.engine, self.asked["template"]):
-                self.kinds.setdefault(task.kind, _Kind(task.kind, [])).tasks.append(task)
-            elif task.kind not in self.left_out:
-                self.left_out.append(task.kind)
-        refused: ContextError | None = None
-        for number, kind in enumerate(list(self.kinds.values())):
-            left_s = self.seconds - self._spent_s()
-            share_s = left_s / (len(self.kinds) + len(self.left_out) - number)
-            try:
-                self._ask(kind, self._spent_s() + share_s)
-            except ContextError as error:
-                refused = error
-                del self.kinds[kind.name]
-                self.left_out.append(kind.name)
-        if refused is not None and not self.kinds:
-            raise refused
+                self.kinds.setdefault(task.kind, _Kind(KindSpeed(task.kind))).tasks.append(task)
+            else:
+                self.left_out[task.kind] += 1
+        order = list(self.kinds.values())
+        for number, kind in enumerate(order):
+            spent_s = self._spent_s()
+            self._ask(kind, spent_s + (self.seconds - spent_s) / (len(order) - number))
         while waiting := [kind for kind in self.kinds.values() if kind.needs_more]:
             self._ask(max(waiting, key=lambda kind: kind.reach), self.seconds)
 
     def _ask(self, kind: _Kind, until_s: float) -> None:
         """Add an answer, which ends at that time if it has enough for an estimate."""
-        estimates = ((each.name, each.speed.estimate) for each in self.kinds.values())
-        known = [f"{name} {found.value:.2f}" for name, found in estimates if found]
-        self.watch.progress("; ".join((f"writing {kind.name}", *known)), None)
+        estimates = ((name, each.found.estimate) for name, each in self.kinds.items())
+        known = [f"{name} {estimate.value:.2f}" for name, estimate in estimates if estimate]
+        self.watch.progress("; ".join((f"writing {kind.found.kind}", *known)), None)
         self.engine._draft_policy = turns = TurnTaking(self.policy)
-        answer = kind.next_task.ask(self.engine, **self.asked)
-        with self.ended.obeyed(answer.cancel):
-            for _ in answer:
-                if self._spent_s() > until_s and len(turns.stretches) >= FEWEST:
-                    answer.cancel()
-            reply = answer.reply()
-        kind.stretches += turns.stretches
-        kind.answers.append(reply.stats)
+        task = kind.next_task
+        answer = task.ask(self.engine, **self.asked)
+        try:
+            with self.ended.obeyed(answer.cancel):
+                for _ in answer:
+                    if self._spent_s() > until_s and len(turns.stretches) >= FEWEST:
+                        answer.cancel()
+                reply = answer.reply()
+        except ContextError:
+            kind.tasks.remove(task)
+            self.left_out[task.kind] += 1
+            if not any(each.tasks for each in self.kinds.values()):
+                raise
+            return
+        kind.found.stretches += turns.stretches
+        kind.found.answers.append(reply.stats)
         if self.ended.is_requested:
             raise Interrupted("the measurement was ended")

@@ -12,6 +12,7 @@ from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import LARGEST_STEP
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.model import Model
+from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.proposers import DraftModel
 
 _NUM_CACHED = 64  # tokens in front of a timed decode
@@ -30,6 +31,14 @@ class StepCosts:
     def ratios(self) -> tuple[float, ...]:
         """v(n) for n = 1, 2, 3 …"""
         return tuple(seconds / self.target_s[0] for seconds in self.target_s)
+
+    @property
+    def draft_shares(self) -> dict[ProposerKind, float]:
+        """What a token of the lookup costs, nothing, and of the draft model if there is one."""
+        shares = {ProposerKind.LOOKUP: 0.0}
+        if self.draft_token_s is not None:
+            shares[ProposerKind.DRAFT] = self.draft_token_s / self.target_s[0]
+        return shares
 
 
 def measure_steps(

@@ -40,7 +40,8 @@ def verdict(found: Bench) -> list[str]:
     if missing := [each.kind for each in found.kinds if each not in known]:
         lines.append(f"Too little text so far, use more --seconds: {', '.join(missing)}.")
     if found.left_out:
-        lines.append(f"Left out, as this model cannot be asked: {', '.join(found.left_out)}.")
+        counts = ", ".join(f"{count} of {kind}" for kind, count in found.left_out.items())
+        lines.append(f"Prompts that this model cannot be asked, left out: {counts}.")
     if found.outcome is Outcome.SLOWER:
         lines.append("Drafting costs more than it gains here: use --no-draft.")
     if found.outcome is Outcome.NOTHING_DRAFTED:
@@ -69,17 +70,12 @@ def _why(found: Bench) -> list[str]:
         return []
     ratios = "  ".join(f"{n}: {ratio:.2f}" for n, ratio in enumerate(found.costs.ratios, 1))
     lines = [f"Cost of decoding n tokens, in target-only steps:  {ratios}"]
-    most = len(found.costs.ratios) - 1  # draft tokens whose costs are known
-    if most == 0:
-        return lines
-    edges = [("the lookup", 0.0, found.free_break_even)]
-    if found.curve is not None and found.costs.draft_token_s is not None:
-        edges.append(("the draft model", found.curve.draft, found.break_even))
-    for name, cost, edge in edges:
-        pays = f"never pays with up to {counted(most, 'token')} a step"
+    for kind, edge in found.break_even.items():
+        pays = f"never pays with up to {len(found.costs.ratios) - 1} a step"
         if edge is not None:
             pays = f"pays from an acceptance of {edge:.2f}"
-        lines.append(f"At these costs {name} ({cost:.2f} a token) {pays}.")
+        share = found.costs.draft_shares[kind]
+        lines.append(f"At these costs {PROPOSER_NAMES[kind]} ({share:.2f} a token) {pays}.")
     return lines
 
 
