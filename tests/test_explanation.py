@@ -81,7 +81,7 @@ def test_a_pair_that_does_not_fit_together_is_explained(tmp_path, demo_target):
     other = write_random_model(
         tmp_path / "other.gguf",
         demo_target,
-        replace_tokens={n: f"other{n}" for n in range(1000, 2000)},
+        replace_tokens={n: f"other{n}" for n in range(1000, 4096)},
     )
     found = explain(target=str(demo_target), draft=str(other))
     assert not found.can_draft
@@ -89,9 +89,9 @@ def test_a_pair_that_does_not_fit_together_is_explained(tmp_path, demo_target):
     options = ["explain", "--target", str(demo_target), "--draft", str(other)]
     told = CliRunner().invoke(main, options)
     assert told.exit_code == 1
-    assert "1000 of 4096 tokens differ: 1000 is" in told.stdout
+    assert "of their 4096 and 4096 tokens have the same bytes" in told.stdout
     assert told.stdout.count("NO PAIR") == 1
-    assert "needs the same 4096 tokens and at most" in told.stdout
+    assert "needs tokens like its 4096 and at most" in told.stdout
     assert "it fits" not in told.stdout
     whole = CliRunner().invoke(main, [*options, "--json"])
     assert whole.exit_code == 1

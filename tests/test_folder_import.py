@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("own_config")
 def models(tmp_path_factory: pytest.TempPathFactory, demo_target: Path) -> dict[str, Path]:
     """A large model, a middle and a small one of its tokenizer, and a small one of another."""
     folder = tmp_path_factory.mktemp("models")
-    other = {n: f"other{n}" for n in range(1000, 2000)}
+    other = {n: f"other{n}" for n in range(1000, 4096)}
     return {
         "large": write_random_model(folder / "L.gguf", demo_target, width=256),
         "middle": write_random_model(folder / "M.gguf", demo_target, width=128),

@@ -93,7 +93,7 @@ def test_a_pair_that_is_none_is_told_to_each_in_its_words(tmp_path, demo_target)
     other = write_random_model(
         tmp_path / "other.gguf",
         demo_target,
-        replace_tokens={n: f"other{n}" for n in range(1000, 2000)},
+        replace_tokens={n: f"other{n}" for n in range(1000, 4096)},
     )
     with pytest.raises(localspec.PairError) as caught:
         localspec.load(demo_target, draft=other)

@@ -22,7 +22,7 @@ from localspec.speculative.heads import Head
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.medusa import Medusa
 from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind
-from localspec.speculative.proposers import DraftModel
+from localspec.speculative.proposers import DraftModel, Proposer
 from localspec.speculative.rules import make_rule
 from localspec.speculative.thread_policy import FixedThreads
 from reference import target_probs
@@ -83,13 +83,16 @@ def automatic_with_a_head(_num_draft_tokens):
 def text_distribution(
     rule, target, draft, policy, *, num_draft_tokens, max_tokens, params, end, different=()
 ):
-    """Exact distribution of the text that the loop emits. draft: tables of any proposer."""
+    """Exact distribution of the text that the loop emits. draft: tables of any proposer, or a
+    proposer."""
 
     def is_end(token: int) -> bool:
         return token == end
 
     def run(enumeration: Enumeration) -> tuple[int, ...]:
-        if isinstance(draft, TableBlocks):
+        if isinstance(draft, Proposer):
+            proposer = draft
+        elif isinstance(draft, TableBlocks):
             proposer = Blocks(draft, is_end)
         elif isinstance(draft, TableRowHeads):
             proposer = Medusa(draft, is_end)

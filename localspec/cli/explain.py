@@ -125,7 +125,7 @@ def _no_pair(found: Explanation) -> list[str]:
     largest = readable_bytes(round(target.size_bytes * LARGEST_SHARE))
     return [
         found.misfit,
-        f"a draft for {target.name} needs the same {target.vocab_size} tokens and at most "
+        f"a draft for {target.name} needs tokens like its {target.vocab_size} and at most "
         f"{largest}: use a smaller model of its family, or no draft",
     ]
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from localspec.engine.models import EngineMemory
     from localspec.exactness import Exactness
+    from localspec.speculative.common_tokens import CommonTokens
     from localspec.speculative.policy_api import Drafting
     from localspec.speculative.shared_vocabulary import SharedVocabulary
 
@@ -66,7 +67,7 @@ class BaseEngine(abc.ABC):
     """The Jinja source in the target's file, if it has one."""
     drafting: Drafting
     """As the engine was loaded."""
-    shared_vocabulary: SharedVocabulary | None
+    shared_vocabulary: SharedVocabulary | CommonTokens | None
     """Of target and draft; None without a draft."""
     exactness: Exactness
     """Which decodes of the target are equal to the bit to those of single tokens."""

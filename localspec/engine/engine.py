@@ -26,6 +26,7 @@ from localspec.engine.proposer_choice import (
     weight_shares,
 )
 from localspec.engine.remembering import Remembering, reference_to
+from localspec.engine.translated_cache import saved_caches
 from localspec.errors import (
     BusyError,
     CacheError,
@@ -88,7 +89,8 @@ class Engine(BaseEngine):
         policies, self._profile = choose_policies(models, drafting, proposers)
         self._decoder = SpeculativeDecoder(target, proposers, *policies, off, time.perf_counter)
         self._remembering = Remembering(proposers, target.vocabulary, memory=memory)
-        self._cache_pool = CachePool(self._decoder, models.saved, kept_bytes)
+        saved = saved_caches(models, proposers)
+        self._cache_pool = CachePool(self._decoder, saved, kept_bytes)
         self._usual_policy: DraftPolicy | None = None  # while an answer has another
         self._is_settled = True  # whether the last work on the loop came to its end in order
 

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 
 from localspec.engine.models import Models
 from localspec.engine.thread_choice import choose_thread_policy
-from localspec.errors import OptionError
+from localspec.errors import OptionError, PairError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.policy.threads import AdaptiveThreads
 from localspec.speculative.blocks import Blocks
+from localspec.speculative.common_tokens import CommonTokens, TokenMaps
 from localspec.speculative.forced import Forced
 from localspec.speculative.heads import Head
 from localspec.speculative.lookup import Lookup
 from localspec.speculative.medusa import Medusa
+from localspec.speculative.own_text import OwnText
 from localspec.speculative.policy_api import (
     Drafting,
     DraftOff,
@@ -27,17 +29,20 @@ from localspec.speculative.policy_api import (
 from localspec.speculative.proposers import DraftModel, Proposer
 from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
 from localspec.speculative.thread_policy import ThreadPolicy
+from localspec.speculative.translated import TranslatedDraft, TranslatedModel
+from localspec.vocabulary import WholeVocabulary
 
 if TYPE_CHECKING:
     from localspec.llama.head import LlamaHead
     from localspec.llama.medusa import MedusaHeads
+    from localspec.llama.model import LlamaModel
 
 logger = logging.getLogger(__name__)
 
 
 def choose_proposers(
     models: Models, drafting: Drafting
-) -> tuple[SharedVocabulary | None, list[Proposer], DraftOff | None]:
+) -> tuple[SharedVocabulary | CommonTokens | None, list[Proposer], DraftOff | None]:
     """The vocabulary that target and draft share, if there is a draft; the proposers, the
     preferred first; why there are none.
 
@@ -47,20 +52,38 @@ def choose_proposers(
         return None, [], DraftOff.SET_TO_ZERO
     target, draft, head, _ = models
     vocabulary = target.vocabulary
-    shared = None if draft is None else shared_vocabulary(vocabulary, draft.vocabulary)
+    shared, drafts = None, None
+    if draft is not None:
+        shared, drafts = _of_draft(draft, vocabulary)
     if target.max_rollback == 0:
         return shared, [], DraftOff.TARGET_CANNOT_ROLL_BACK
     proposers: list[Proposer] = []
     if head is not None:
         proposers.append(_of_head(head, vocabulary.is_end))
-    if draft is not None and shared is not None:
-        proposers.append(DraftModel(draft, shared, vocabulary.is_end))
+    if drafts is not None:
+        proposers.append(drafts)
     if drafting.needs_forced:
         proposers.append(Forced(vocabulary.is_end))
     if drafting.needs_lookup:
         proposers.append(Lookup(vocabulary.is_end))
     without = DraftOff.NO_HEAD if drafting.proposer == "head" else DraftOff.NO_DRAFT
     return shared, proposers, None if proposers else without
+
+
+def _of_draft(
+    draft: LlamaModel, vocabulary: WholeVocabulary
+) -> tuple[SharedVocabulary | CommonTokens, DraftModel]:
+    """What it shares with the target, whose vocabulary this is, and the draft as a proposer.
+
+    Raises PairError.
+    """
+    try:
+        shared = shared_vocabulary(vocabulary, draft.vocabulary)
+    except PairError:
+        maps = TokenMaps(vocabulary, draft.vocabulary)
+        model = TranslatedModel(draft, OwnText(maps, draft.vocabulary), maps)
+        return maps.common, TranslatedDraft(model, vocabulary.is_end)
+    return shared, DraftModel(draft, shared, vocabulary.is_end)
 
 
 def _of_head(head: LlamaHead | MedusaHeads, is_end: Callable[[int], bool]) -> Proposer:

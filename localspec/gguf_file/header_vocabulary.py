@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from localspec.gguf_file.header import Header
 
 # libllama's numbers of tokenizers (enum llama_vocab_type), by the name in the file.
@@ -19,13 +21,19 @@ _ADD_BOS = frozenset(
 )  # fmt: skip
 
 
+_WITH_SPACE_MARKS = frozenset({"llama", "gemma4"})  # "▁" is a space, and <0x0A> a byte
+_BYTE = re.compile(rb"<0x([0-9A-F]{2})>")
+
+
 class HeaderVocabulary:
     """A `TokenTable`: the facts by which two models are compared."""
 
     def __init__(self, header: Header) -> None:
         self._tokens = list(header.tokens)
         stated = header.metadata.get
-        self.kind = _KINDS.get(str(stated("tokenizer.ggml.model")), 0)
+        model = str(stated("tokenizer.ggml.model"))
+        self.kind = _KINDS.get(model, 0)
+        self._has_space_marks = model in _WITH_SPACE_MARKS
         self.size = len(self._tokens)
         bos = stated("tokenizer.ggml.bos_token_id")
         self.bos = bos if isinstance(bos, int) else -1
@@ -36,7 +44,38 @@ class HeaderVocabulary:
         """The text of every id, in order: (size,)."""
         return self._tokens
 
+    def spelled_out(self) -> list[bytes]:
+        """Bytes of every token, control tokens by their entries: (size,)."""
+        if self._has_space_marks:
+            return [
+                bytes.fromhex(byte[1].decode())
+                if (byte := _BYTE.fullmatch(entry))
+                else entry.replace("▁".encode(), b" ")
+                for entry in self._tokens
+            ]
+        if self.kind != _BPE:
+            return self._tokens
+        bytes_of = _bytes_by_sign()
+        return [_in_bytes(entry, bytes_of) for entry in self._tokens]
+
     def _default_add_bos(self, header: Header) -> bool:
         if self.kind == _BPE:
             return header.metadata.get("tokenizer.ggml.pre") in _ADD_BOS
         return self.kind in (_SPM, _WPM)
+
+
+def _bytes_by_sign() -> dict[int, int]:
+    """The signs by which GPT-2's vocabulary and its heirs write single bytes."""
+    as_they_are = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in as_they_are]
+    return {byte: byte for byte in as_they_are} | {
+        0x100 + place: byte for place, byte in enumerate(others)
+    }
+
+
+def _in_bytes(entry: bytes, bytes_of: dict[int, int]) -> bytes:
+    """What an entry stands for: what has other signs was added as it is."""
+    try:
+        return bytes([bytes_of[ord(sign)] for sign in entry.decode()])
+    except (KeyError, UnicodeDecodeError):
+        return entry

@@ -24,6 +24,7 @@ from localspec.engine.loading import load
 from localspec.exactness import Exactness
 from localspec.isolated.watch import Watch
 from localspec.sampling.params import SamplingParams
+from localspec.speculative.common_tokens import CommonTokens
 from localspec.speculative.metrics import Provenance
 from localspec.speculative.policy_api import Drafting
 from localspec.speculative.shared_vocabulary import SharedVocabulary
@@ -59,7 +60,7 @@ class EngineFacts:
     bos: int
     eos: int
     add_bos: bool
-    shared_vocabulary: SharedVocabulary | None
+    shared_vocabulary: SharedVocabulary | CommonTokens | None
     drafting: Drafting
 
 

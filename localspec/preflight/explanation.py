@@ -45,6 +45,7 @@ from localspec.presets.pairing import compare_vocabularies, size_warning
 from localspec.presets.preset import Preset, Role
 from localspec.presets.presets import common_servers, load_presets
 from localspec.presets.source import chosen_pair
+from localspec.speculative.common_tokens import CommonTokens
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
 from localspec.speculative.shared_vocabulary import SharedVocabulary
 
@@ -110,8 +111,9 @@ class ExpectedGain:
 class Explanation:
     """All that is known of a pair.
 
-    vocabulary: what target and draft share; misfit: why they are not a pair. size_warning: why
-    the draft is too large to pay, in a sentence, or empty. largest_context: tokens that fit
+    vocabulary: what target and draft share, or two tokenizers have in common; misfit: why they
+    are not a pair. size_warning: why the draft is too large to pay, in a sentence, or empty.
+    largest_context: tokens that fit
     into the memory that is free now. gpu_layers: the most layers of the target on GPUs that
     fit at this context, if more were asked for; None without GPUs, if no number fits, or if
     the number was left open. kept_bytes: the most that an engine takes in addition, for the
@@ -124,7 +126,7 @@ class Explanation:
     target: ModelFacts
     draft: ModelFacts | None
     head: HeadReport | None
-    vocabulary: SharedVocabulary | None
+    vocabulary: SharedVocabulary | CommonTokens | None
     misfit: str
     size_warning: str
     memory: PairMemory
@@ -266,7 +268,9 @@ def _head_report(
     )
 
 
-def _compared(found: dict[Role, FoundHeader]) -> tuple[SharedVocabulary | None, str]:
+def _compared(
+    found: dict[Role, FoundHeader],
+) -> tuple[SharedVocabulary | CommonTokens | None, str]:
     if "draft" not in found:
         return None, ""
     try:

@@ -14,9 +14,15 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target
 from localspec.gguf_file.header import Header
 from localspec.hub.hub_file import all_parts
-from localspec.presets.pairing import LARGEST_SHARE, compare_vocabularies
+from localspec.presets.pairing import (
+    LARGEST_SHARE,
+    LARGEST_TRANSLATED_SHARE,
+    compare_vocabularies,
+    have_one_tokenizer,
+)
 from localspec.presets.preset import LocalModel
 from localspec.presets.presets import load_presets
+from localspec.speculative.common_tokens import CommonTokens
 
 MOST_LEVELS = 10  # of folders below the named one
 MOST_FILES = 100_000  # of any kind
@@ -28,13 +34,15 @@ _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 class ProposedPreset:
     """A preset that could be added: its name, and the files of its models.
 
-    why_no_draft: why it has no draft, in words.
+    common: what target and draft have in common, if their tokenizers differ. why_no_draft: why
+    it has no draft, in words.
     """
 
     name: str
     target: Path
     size_bytes: int
     draft: Path | None
+    common: CommonTokens | None
     why_no_draft: str
 
 
@@ -57,7 +65,8 @@ def search_folder(folder: Path) -> FolderContent:
 
     A split model is listed by its first part, a model of Ollama's by its manifest. A draft is
     the smallest model with the target's tokenizer, if it has at most a third of the target's
-    size. Raises OptionError if it is not a folder.
+    size, or else the smallest with enough tokens in common and at most a sixth of its size.
+    Raises OptionError if it is not a folder.
     """
     if not os.path.isdir(folder):
         raise OptionError(f"{str(folder)!r} is not a folder", "Name one that holds GGUF files.")
@@ -158,19 +167,41 @@ def _proposals(headers: dict[Path, Header], names: dict[Path, str]) -> Iterator[
         name = _free_name(name, taken)
         taken.add(name)
         others = (
-            other for other, one in by_size if other != path and _share_tokenizer(target, one)
+            other for other, one in by_size if other != path and have_one_tokenizer(target, one)
         )
         smallest, why_not = next(others, None), "no other model here has its tokenizer"
         if smallest is not None:
             share = headers[smallest].weights_bytes / target.weights_bytes
             why_not = _why_too_large(names.get(smallest, smallest.name), share)
+        draft, common = None if why_not else smallest, None
+        if draft is None:
+            draft, common = _translated(path, by_size)
         yield ProposedPreset(
             name=name,
             target=path,
             size_bytes=target.weights_bytes,
-            draft=None if why_not else smallest,
-            why_no_draft=why_not,
+            draft=draft,
+            common=common,
+            why_no_draft="" if draft else why_not,
         )
+
+
+def _translated(
+    target: Path, by_size: list[tuple[Path, Header]]
+) -> tuple[Path | None, CommonTokens | None]:
+    """The smallest draft with another tokenizer, and what they have in common, if any."""
+    header = dict(by_size)[target]
+    most = header.weights_bytes * LARGEST_TRANSLATED_SHARE
+    for path, other in by_size:
+        if other.weights_bytes > most:
+            break
+        try:
+            found = compare_vocabularies(header, other)
+        except PairError:
+            continue
+        if isinstance(found, CommonTokens):
+            return path, found
+    return None, None
 
 
 def _why_too_large(draft: str, share: float) -> str:
@@ -180,14 +211,6 @@ def _why_too_large(draft: str, share: float) -> str:
     if share <= LARGEST_SHARE:
         return ""
     return f"{draft} has its tokenizer and {share:.0%} of its size, above a third"
-
-
-def _share_tokenizer(target: Header, other: Header) -> bool:
-    try:
-        compare_vocabularies(target, other)
-    except PairError:
-        return False
-    return True
 
 
 def _free_name(name: str, taken: set[str]) -> str:

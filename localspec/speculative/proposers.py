@@ -133,13 +133,13 @@ class DraftModel(Proposer):
         return self.model.context_length + 1
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        room = self.context_length - len(tokens)
-        if room <= 0:
-            return ProposerState(0, draft_off=DraftOff.DRAFT_CONTEXT_FULL)
         # Only new tokens are checked: a resting draft is asked before each step of a long text.
         if not self.knows(tokens[self._num_known :]):
             return ProposerState(0, draft_off=DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
         self._num_known = len(tokens)
+        room = self._room(tokens)
+        if room <= 0:
+            return ProposerState(0, draft_off=DraftOff.DRAFT_CONTEXT_FULL)
         num_missing = len(tokens) - self._begin - self.model.num_cached
         return ProposerState(room, num_missing, self._begin, self._num_unjudged(tokens))
 
@@ -185,6 +185,10 @@ class DraftModel(Proposer):
             chances.append((confidence_in(rows[index], distribution), judged))
         return ReplayScores(chances, len(missing))
 
+    def _room(self, tokens: Sequence[int]) -> int:
+        """How many tokens it can propose before its context is full."""
+        return self.context_length - len(tokens)
+
     def _missing(self, tokens: Sequence[int]) -> Sequence[int]:
         return tokens[self._begin + self.model.num_cached :]
 
@@ -224,7 +228,11 @@ class DraftModel(Proposer):
         if num_tokens <= self._begin:
             self.read_from(0)
         else:
-            self.model.truncate(min(self.model.num_cached, num_tokens - self._begin))
+            self._keep(num_tokens - self._begin)
+
+    def _keep(self, num_tokens: int) -> None:
+        """Forget what it has read beyond the first num_tokens of what it reads."""
+        self.model.truncate(min(self.model.num_cached, num_tokens))
 
 
 def chance(distribution: Distribution, token: int, prob: float) -> float:

@@ -1,0 +1,172 @@
+"""A text of the target in the tokens of a draft that has another tokenizer, kept in step.
+
+Both have the same bytes. The text grows and is cut by the target's tokens, and the draft's
+follow: only the end is tokenised anew, from a place on where a word begins.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from localspec.speculative.common_tokens import TokenMaps
+from localspec.vocabulary import Vocabulary
+
+# Bytes that are tokenised again at most: longer than most words.
+_LOOK_BACK = 64
+_MOST_AT_ONCE = 1 << 18  # characters: below what a tokenizer refuses
+# With surrogateescape, bytes that are no characters are these.
+_PARTS = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]+")
+
+
+class Reading(NamedTuple):
+    """What was read: the target's tokens, the draft's own, and the bytes where those end."""
+
+    tokens: list[int]
+    own: list[int]
+    own_ends: list[int]
+
+
+class OwnText:
+    """The same bytes in two tokenizers.
+
+    tokens: the target's. own: the draft's, up to date after `settle`. num_same: how many of
+    them at the front are what they were when it was last set.
+    """
+
+    def __init__(self, maps: TokenMaps, vocabulary: Vocabulary) -> None:
+        self._maps = maps
+        self._vocabulary = vocabulary
+        # A text that follows an ordinary token gets no space before it.
+        self._ordinary = next(own for own in maps.own_bytes if own >= 0)
+        self._data = bytearray()
+        self._ends: list[int] = []  # of the target's tokens, in bytes
+        self._own_ends: list[int] = []
+        self.tokens: list[int] = []
+        self.own: list[int] = []
+        self.num_same = 0
+        self.cut(0)
+
+    @property
+    def num_own_bytes(self) -> int:
+        """How far the draft's tokens reach."""
+        return self._own_ends[-1] if self.own else 0
+
+    def reading(self, num_own: int) -> Reading:
+        """The text with the first num_own of the draft's tokens."""
+        return Reading(self.tokens, self.own[:num_own], self._own_ends[:num_own])
+
+    def go_on(self, reading: Reading) -> None:
+        """Make that the text."""
+        self.cut(0)
+        self.extend(reading.tokens)
+        self.own += reading.own
+        self._own_ends += reading.own_ends
+        self.num_same = len(self.own)
+
+    def num_covered(self, num_own: int) -> int:
+        """How many of the target's tokens, from the first on, lie within the first num_own."""
+        if num_own == 0:
+            return 0
+        return bisect_right(self._ends, self._own_ends[num_own - 1])
+
+    def cut(self, num_tokens: int) -> None:
+        """Keep the first num_tokens of the target's tokens."""
+        del self.tokens[num_tokens:], self._ends[num_tokens:]
+        end = self._ends[-1] if self._ends else 0
+        del self._data[end:]
+        self._keep_own(bisect_right(self._own_ends, end) if num_tokens else 0)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Continue with tokens of the target."""
+        pieces, data, ends = self._maps.pieces, self._data, self._ends
+        for token in tokens:
+            data += pieces[token]
+            ends.append(len(data))
+        self.tokens += tokens
+
+    def follow(self, token: int, own: int) -> None:
+        """Continue with a token of the target that is one of the draft's."""
+        self.settle()
+        self.extend([token])
+        self.own.append(own)
+        self._own_ends.append(len(self._data))
+
+    def settle(self) -> None:
+        """Bring the draft's tokens up to date.
+
+        They stay as they are up to the last place where the new ones have a boundary, too.
+        """
+        if not self.own:
+            self.own += self._maps.own_start
+            self._own_ends += [0] * len(self.own)
+        if self.num_own_bytes == len(self._data):
+            return
+        start = self._restart()
+        own, ends = self._spelled(start)
+        place_of = {end: place for place, end in enumerate(ends)}
+        kept = len(self.own)
+        while kept and self._own_ends[kept - 1] > start:
+            place = place_of.get(self._own_ends[kept - 1])
+            if place is not None:
+                own, ends = own[place + 1 :], ends[place + 1 :]
+                break
+            kept -= 1
+        self._keep_own(kept)
+        self.own += own
+        self._own_ends += ends
+
+    def _keep_own(self, num_own: int) -> None:
+        del self.own[num_own:], self._own_ends[num_own:]
+        self.num_same = min(self.num_same, num_own)
+
+    def _restart(self) -> int:
+        """Where to tokenise from: most tokenizers begin anew with a space after a word."""
+        data, end = self._data, self.num_own_bytes
+        for own, place in zip(reversed(self.own), reversed(self._own_ends), strict=True):
+            is_word = data[place : place + 1] == b" " and not data[place - 1 : place].isspace()
+            if is_word or end - place > _LOOK_BACK or own in self._maps.own_controls:
+                return place
+        return 0
+
+    def _spelled(self, start: int) -> tuple[list[int], list[int]]:
+        """The draft's tokens from that byte on, and where they end."""
+        own: list[int] = []
+        ends: list[int] = []
+        begin = start
+        for index in range(bisect_right(self._ends, start), len(self.tokens)):
+            atom = self._maps.atoms.get(self.tokens[index])
+            if atom is not None:
+                self._spell(begin, self._ends[index - 1] if index else 0, own, ends)
+                begin = self._ends[index]
+                own.append(atom)
+                ends.append(begin)
+        self._spell(begin, len(self._data), own, ends)
+        return own, ends
+
+    def _spell(self, begin: int, end: int, own: list[int], ends: list[int]) -> None:
+        """Add the draft's tokens of those bytes, and where they end."""
+        pieces = self._maps.own_pieces
+        for part in _PARTS.findall(self._data[begin:end].decode("utf-8", "surrogateescape")):
+            is_text = not "\udc80" <= part[0] <= "\udcff"
+            for token in self._of_text(part) if is_text else self._of_bytes(part):
+                begin += len(pieces[token])
+                own.append(token)
+                ends.append(begin)
+
+    def _of_text(self, text: str) -> list[int]:
+        """Tokens with the very bytes: byte by byte where the tokenizer would change them."""
+        if len(text) < _MOST_AT_ONCE:
+            own = self._vocabulary.tokenize(text, parse_special=False, after=self._ordinary)
+            pieces = self._maps.own_pieces
+            if b"".join([pieces[token] for token in own]) == text.encode():
+                return own
+        if len(text) == 1:
+            return self._of_bytes(text)
+        half = len(text) // 2
+        return self._of_text(text[:half]) + self._of_text(text[half:])
+
+    def _of_bytes(self, text: str) -> list[int]:
+        return [self._maps.own_bytes[byte] for byte in text.encode("utf-8", "surrogateescape")]

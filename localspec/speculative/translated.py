@@ -1,0 +1,129 @@
+"""A draft with another tokenizer, as a model that reads and proposes the target's tokens.
+
+Its rows have the logits of the tokens that both have, under the target's ids, and -inf for all
+others. So its distributions are what its tokens are drawn from, and every rule is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from localspec.sampling.distribution import Logits
+from localspec.speculative.common_tokens import TokenMaps
+from localspec.speculative.model import Model
+from localspec.speculative.own_text import OwnText, Reading
+from localspec.speculative.proposers import DraftModel
+from localspec.speculative.shared_vocabulary import SharedVocabulary
+
+_SPARE_TOKENS = 16  # of the context: a word that is not whole yet may take more tokens
+
+
+class TranslatedModel:
+    """A `Model` over the target's ids, made of a model that has ids of its own.
+
+    text: what `model` reads. From a checkpoint on, single tokens are taken for its own drafts,
+    and stay the tokens that they are until the text goes on. Where several rows are asked for,
+    each is what it would be without the tokens that follow, so it takes a decode of its own.
+    """
+
+    def __init__(self, model: Model, text: OwnText, maps: TokenMaps) -> None:
+        self.maps = maps
+        self.vocab_size = len(maps.pieces)
+        self.context_length = model.context_length
+        self.max_outputs = model.max_outputs
+        self.max_rollback = model.max_rollback
+        self._model = model
+        self._text = text
+        self._drafts = False
+        self._rows = np.full((model.max_outputs, self.vocab_size), -np.inf, np.float32)
+        self._gathered = np.empty(len(maps.own_ids), dtype=np.float32)
+
+    @property
+    def num_cached(self) -> int:
+        return self._text.num_covered(self._model.num_cached)
+
+    def room_after(self, tokens: Sequence[int]) -> int:
+        """How many drafts its context has room for after `tokens`, all that it is to read."""
+        self._drafts = False
+        self._text.extend(tokens[len(self._text.tokens) :])
+        self._settle()
+        return self.context_length + 1 - _SPARE_TOKENS - len(self._text.own)
+
+    def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
+        num_together = len(tokens) - max(num_logits - 1, 0)
+        self._decode(tokens[:num_together], 0 if num_logits else None)
+        for row, token in enumerate(tokens[num_together:], 1):
+            self._decode([token], row)
+        return self._rows[:num_logits]
+
+    def _decode(self, tokens: Sequence[int], row: int | None) -> None:
+        """Append tokens; the row after the last of them becomes that of `_rows`."""
+        model, text = self._model, self._text
+        num_cached = self.num_cached
+        if text.tokens[num_cached:] != list(tokens):
+            text.cut(num_cached)
+            own = int(self.maps.to_own[tokens[0]]) if self._drafts and len(tokens) == 1 else -1
+            if own >= 0:
+                text.follow(tokens[0], own)
+            else:
+                text.extend(tokens)
+        self._settle()
+        if row is not None and not text.own:
+            self._rows[row][self.maps.target_ids] = 0.0  # nothing to read: all are as likely
+            return
+        if row is not None and model.num_cached == len(text.own):
+            # The last token changed nothing: the row was there, and is asked for again.
+            model.truncate(len(text.own) - 1)
+        if missing := text.own[model.num_cached :]:
+            rows = model.decode(missing, 0 if row is None else 1)
+            if row is not None:
+                np.take(rows[0], self.maps.own_ids, out=self._gathered, mode="clip")
+                self._rows[row][self.maps.target_ids] = self._gathered
+
+    def _settle(self) -> None:
+        text = self._text
+        text.settle()
+        if text.num_same < self._model.num_cached:
+            self._model.truncate(text.num_same)
+        text.num_same = len(text.own)
+
+    def truncate(self, num_cached: int) -> None:
+        """As `Model.truncate`, or to more than is cached: what it is to read is cut, too."""
+        self._text.cut(num_cached)
+        if self._text.num_same < self._model.num_cached:
+            self._model.truncate(self._text.num_same)
+
+    def read_so_far(self) -> Reading:
+        """What its cache holds, in the tokens of both."""
+        return self._text.reading(self._model.num_cached)
+
+    def go_on(self, reading: Reading) -> None:
+        """Its cache, which was replaced, holds that now."""
+        self._text.go_on(reading)
+
+    def checkpoint(self) -> None:
+        self._drafts = True
+        self._model.checkpoint()
+
+
+class TranslatedDraft(DraftModel):
+    """A draft model with another tokenizer than the target's.
+
+    It rests where its vocabulary cannot spell the text.
+    """
+
+    def __init__(self, model: TranslatedModel, is_end: Callable[[int], bool]) -> None:
+        size = model.vocab_size
+        super().__init__(model, SharedVocabulary(size, size, size, ()), is_end)
+        self.translated = model
+
+    def knows(self, tokens: Sequence[int]) -> bool:
+        return bool(self.translated.maps.can_spell[list(tokens)].all())
+
+    def _room(self, tokens: Sequence[int]) -> int:
+        return self.translated.room_after(tokens[self.begins_at :])
+
+    def _keep(self, num_tokens: int) -> None:
+        self.translated.truncate(num_tokens)

@@ -1,0 +1,135 @@
+"""How a draft with another tokenizer does on real prompts: acceptance, identity, cost.
+
+    python scripts/measure/measure_tokenizers.py T.gguf D.gguf humaneval.jsonl mt-bench.jsonl
+
+Files of prompts are as for `count_identical.py`. Each prompt is answered greedily with exact
+settings by the target alone, and with the draft; the texts are compared token by token. Then
+the draft is asked at each place of the answer which token it finds likeliest: the share that is
+the target's is its acceptance at temperature 0. Beside it stands the share of the answers'
+tokens that the draft has, too: nobody could accept more. A decode of the target and a row of
+the draft are timed in turn there, in seconds of processor time with one thread, so that other
+programs hardly matter. From that and v(n) of the machines in docs/performance.md follows what
+there is to gain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from count_identical import read_prompts
+
+import localspec
+from localspec.engine.engine import Engine
+from localspec.policy.speedup import Curve, best_draft_tokens, expected_speedup
+from localspec.speculative.translated import TranslatedDraft
+
+# v(1), v(2) … of docs/performance.md.
+MACHINES = {
+    "EPYC, 1.5B": (1.0, 1.40, 1.73, 2.39, 2.54, 2.98),
+    "EPYC, 7B": (1.0, 1.92, 2.73, 2.73, 3.94, 4.51, 5.10, 5.18, 5.93),
+    "Xeon, 7B": (1.0, 1.53, 1.84, 0.93, 1.57, 1.84, 2.29, 1.85, 2.21),
+    "a decode that costs the same up to 9 tokens": (1.0,) * 9,
+}
+_CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+_EVERY = 4  # places: where the target is timed
+
+
+@dataclass
+class Found:
+    """Of the answers to one file of prompts. target_s, draft_s: of one token each."""
+
+    num_texts: int = 0
+    num_same: int = 0
+    num_places: int = 0
+    num_agreed: int = 0
+    num_common: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    target_s: list[float] = field(default_factory=list)
+    draft_s: list[float] = field(default_factory=list)
+
+
+def look(engine: Engine, prompt: list[int], answer: list[int], found: Found) -> None:
+    """Ask the draft at each place of the answer but the first, which it never drafts."""
+    whole = [*prompt, *answer]
+    with engine.exclusively() as loop:
+        draft = next(p for p in loop.proposers if isinstance(p, TranslatedDraft))
+        loop.target.decode(prompt, 0)
+        for end in range(len(prompt) + 1, len(whole)):
+            started = time.process_time()
+            draft.state(whole[:end])
+            row = draft.rows(whole[:end], 1)[0]
+            drafted = time.process_time()
+            if (end - len(prompt)) % _EVERY == 1:
+                loop.target.truncate(len(prompt))
+                timed = time.process_time()
+                loop.target.decode([whole[end - 1]], 1)
+                found.target_s.append(time.process_time() - timed)
+                if end > len(prompt) + 1:  # then it reads the prompt
+                    found.draft_s.append(drafted - started)
+            found.num_places += 1
+            found.num_agreed += int(row.argmax()) == whole[end]
+            found.num_common += bool(row[whole[end]] > -np.inf)
+
+
+def ask(engine: Engine, text: str, max_tokens: int, draft_tokens: int, found: Found) -> None:
+    """Answer a prompt without and with the draft, and look at the answer."""
+    prompt = engine.tokenize(_CHAT.format(text), special=True)
+    options = {"temperature": 0, "max_tokens": max_tokens}
+    plain = engine.generate_raw(prompt, draft_tokens=0, **options).reply()
+    asked = {"proposer": "draft", "draft_tokens": draft_tokens}
+    drafted = engine.generate_raw(prompt, **asked, **options).reply()
+    found.num_texts += 1
+    found.num_same += plain.token_ids == drafted.token_ids
+    found.num_drafted += drafted.stats.num_draft_tokens
+    found.num_accepted += drafted.stats.num_accepted
+    look(engine, prompt, list(plain.token_ids), found)
+
+
+def show(name: str, found: Found) -> None:
+    """Print what was found."""
+    cost = statistics.median(found.draft_s) / statistics.median(found.target_s)
+    acceptance, common = (n / found.num_places for n in (found.num_agreed, found.num_common))
+    print(
+        f"{name}: {found.num_same} of {found.num_texts} texts the same; acceptance "
+        f"{acceptance:.3f} at {found.num_places} places, {common:.3f} of them of tokens that "
+        f"both have; {found.num_accepted} of {found.num_drafted} drafted tokens accepted; a "
+        f"draft token costs {cost:.3f} of a target's"
+    )
+    for machine, steps in MACHINES.items():
+        curve = Curve((0.0, *steps), cost)
+        best = best_draft_tokens(curve, acceptance, len(steps) - 1)
+        gain = expected_speedup(curve, acceptance, best)
+        print(f"  {machine}: best with {best} draft tokens, {gain:.2f} times plain decoding")
+
+
+def main() -> None:
+    """Measure for the models and prompts that the command line names."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("target")
+    parser.add_argument("draft")
+    parser.add_argument("prompts", nargs="+", type=Path)
+    parser.add_argument("--prompts-per-file", type=int, default=10)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--draft-tokens", type=int, default=3)
+    asked = parser.parse_args()
+    with localspec.load(
+        target=asked.target, draft=asked.draft, exact=True, num_threads=1, context_length=4096
+    ) as engine:
+        print(engine.shared_vocabulary)
+        for path in asked.prompts:
+            found = Found()
+            for text in read_prompts(path, asked.prompts_per_file):
+                ask(engine, text, asked.max_tokens, asked.draft_tokens, found)
+            show(path.name, found)
+
+
+if __name__ == "__main__":
+    main()
