@@ -191,7 +191,7 @@ def timed(policy, block_s, agreement, num_tokens=2000):
     return clock.now, head.sizes
 
 
-@pytest.mark.parametrize("agreement", [0.2, 0.3, 0.9])
+@pytest.mark.parametrize("agreement", [0.0, 0.2, 0.3, 0.9])
 @pytest.mark.parametrize("block_s", [0.1, 0.5, 1.0])
 def test_the_policy_knows_that_a_block_costs_the_same_whatever_its_length(block_s, agreement):
     policy = AdaptiveDraftPolicy({ProposerKind.HEAD: 0.3}, 1)
