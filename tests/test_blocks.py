@@ -179,11 +179,11 @@ class TimedBlocks:
         return None
 
 
-def timed(policy, block_s, agreement, num_tokens=2000):
+def timed(policy, block_s, agrees, num_tokens=2000):
     """Seconds of an answer, in target-only steps, and the sizes of the blocks."""
     clock = Clock()
     target = TimedTarget(clock, 1.0, FLAT)
-    head = TimedBlocks(clock, block_s, at_random(agreement))
+    head = TimedBlocks(clock, block_s, agrees)
     loop = loop_of(target, head, policy, clock)
     for _ in steps_of(loop, [5], num_tokens):
         pass
@@ -195,7 +195,7 @@ def timed(policy, block_s, agreement, num_tokens=2000):
 @pytest.mark.parametrize("block_s", [0.1, 0.5, 1.0])
 def test_the_policy_knows_that_a_block_costs_the_same_whatever_its_length(block_s, agreement):
     policy = AdaptiveDraftPolicy({ProposerKind.HEAD: 0.3}, 1)
-    seconds, sizes = timed(policy, block_s, agreement)
+    seconds, sizes = timed(policy, block_s, at_random(agreement))
     estimate = policy.estimate()
     assert estimate is not None
     if len(sizes) >= 3:
@@ -205,6 +205,40 @@ def test_the_policy_knows_that_a_block_costs_the_same_whatever_its_length(block_
     if agreement == 0.9:
         assert seconds < 0.6 * 2000
         assert np.mean(sizes) > 8
+
+
+@pytest.mark.parametrize(("block_s", "share"), [(0.1, 0.42), (0.3, 0.6), (0.5, 0.75)])
+def test_a_resting_head_is_looked_at_again(block_s, share):
+    """After 300 tokens for which it is useless, it is right."""
+    right = at_random(0.95)
+    policy = AdaptiveDraftPolicy({ProposerKind.HEAD: block_s}, 1)
+    seconds, _ = timed(policy, block_s, lambda token: token >= 300 and right(token), 1000)
+    assert seconds < share * 1000
+
+
+@pytest.mark.parametrize("is_paired", [False, True])
+def test_a_replay_judges_one_block_as_far_as_it_would_have_been_accepted(is_paired):
+    target = TableModel()
+    head = TableBlocks(target, max_draft_tokens=5, is_paired=is_paired)
+    loop = loop_of(target, head, FixedDraftPolicy(0))
+    steps = list(steps_of(loop, params=UNFILTERED, max_tokens=30, seed=4))
+    proposer, tokens = loop.proposers[0], loop.tokens
+    assert proposer.state(tokens).num_unjudged == 5
+    probs = [step.distributions[0].prob(step.tokens[0]) for step in steps]
+    chain = SamplerChain(UNFILTERED, num_prompt_tokens=len(PROMPT))
+    found = proposer.replay(tokens, probs, chain)
+    head.read_from(0)
+    head.decode_block(tokens[:-5], 5)
+    expected = []
+    for place, token in enumerate(tokens[-5:]):
+        row = np.exp(head.row(tokens[-5 : len(tokens) - 5 + place]).astype(float))
+        row /= row.sum()
+        expected.append((row.max(), min(1.0, row[token] / probs[place - 5])))
+        if expected[-1][1] < 0.5:
+            break
+    np.testing.assert_allclose(found.chances, expected, rtol=1e-5)
+    assert proposer.state(tokens).num_unjudged == 0
+    assert proposer.replay(tokens, probs, chain).chances == []
 
 
 def test_the_speedup_of_a_block():

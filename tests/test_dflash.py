@@ -23,6 +23,7 @@ from localspec.errors import DecodeError, Interrupted
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import head_facts
 from localspec.llama.options import LlamaOptions
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy
 
@@ -187,6 +188,17 @@ def test_a_stopped_decode_leaves_the_head_as_it_was(made):
         with pytest.raises(Interrupted):
             head.decode_block(loop.tokens[head.begins_at + head.num_cached :], 3)
         head.begin()
+        assert_reads_rightly(engine, made)
+
+
+def test_after_a_replay_the_head_reads_rightly(made):
+    with made.opened() as engine:
+        text_of(engine, sampling=GREEDY, draft_tokens=0)
+        loop = inside.loop(engine)
+        chain = SamplerChain(GREEDY, num_prompt_tokens=len(PROMPT))
+        assert loop.proposers[0].state(loop.tokens).num_unjudged == made.block.most_tokens
+        found = loop.proposers[0].replay(loop.tokens, [1.0] * 40, chain)
+        assert 0 < len(found.chances) <= made.block.most_tokens
         assert_reads_rightly(engine, made)
 
 

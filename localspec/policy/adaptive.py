@@ -168,7 +168,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
             gain_s = (target_only_s - 1 / best.rate) * min(_GAIN_TOKENS, context.num_remaining)
             if not self._may_read(best, context, gain_s, self._budget.left_s(target_only_s)):
                 continue
-            if best.state.num_unjudged > 1:
+            if best.state.num_unjudged > 1 and not best.state.is_block:
                 # It has to read those tokens anyway, and a replay shows what to expect.
                 return Replay(best.index, best.reads_from)
             return Decision(best.index, Stopping(best, times), best.reads_from)
@@ -197,7 +197,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
                 is_guess = self._times.is_guess
                 token_s = (optimistic_s + at_worst_s) / 2 if is_guess else prospect.lost_token_s
                 worth_s = max(worth_s, token_s * min(_HORIZON, context.num_remaining))
-            pays = min(worth_s, afforded_s) > prospect.catch_up_s
+            pays = min(worth_s, afforded_s) > prospect.replay_s(target_only_s)
             is_due = prospect.state.num_unjudged > 0 and pays
             if is_due and self._may_read(prospect, context, 0.0, afforded_s):
                 prospect.lost_s = 0.0
@@ -222,7 +222,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         trial_loss_s = nearest.choose_optimistically(self._times)
         if trial_loss_s is None or trial_loss_s > nearest.trial_s:
             return None
-        if state.num_unjudged > 1:
+        if state.num_unjudged > 1 and not state.is_block:
             # What it would have proposed lately may already show that it is of no use.
             nearest.trial_s -= nearest.catch_up_s
             return Replay(nearest.index)

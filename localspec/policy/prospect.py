@@ -74,6 +74,11 @@ class Prospect:
             read_s = num_tokens * cost.read_token_s(target_only_s, prefill_token_s)
             self.catch_up_s = max(read_s, cost.token_s(target_only_s))
 
+    def replay_s(self, target_only_s: float) -> float:
+        """Seconds of a replay: to read what it lacks, and to decode a block for it."""
+        block_s = self.cost.token_s(target_only_s) if self.state.is_block else 0.0
+        return self.catch_up_s + block_s
+
     def rank(self, times: Weights, at_worst: Weights, budget_s: float) -> None:
         """Find its best K.
 

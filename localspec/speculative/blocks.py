@@ -9,12 +9,18 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import Distribution, Logits
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
+    REPLAY_TOKENS,
     DraftOff,
     Extent,
     ProposerKind,
     ProposerState,
+    ReplayScores,
 )
-from localspec.speculative.proposers import Draw, Proposal, Proposer, confidence_in
+from localspec.speculative.proposers import Draw, Proposal, Proposer, chance, confidence_in
+
+# Chance of being accepted below which the places behind a token are not judged: a draft would
+# probably have ended there.
+_PROBABLY = 0.5
 
 
 class BlockModel(Protocol):
@@ -63,6 +69,7 @@ class Blocks(Proposer):
     def __init__(self, head: BlockModel, is_end: Callable[[int], bool]) -> None:
         self._head = head
         self._is_end = is_end
+        self._num_judged = 0  # tokens at the front of the text that it has proposed or judged
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         head, readable = self._head, self._head.readable
@@ -77,6 +84,7 @@ class Blocks(Proposer):
             room,
             num_missing=self._to_read(tokens),
             num_skipped=max(head.begins_at - readable.start, 0),
+            num_unjudged=self._num_unjudged(tokens),
             is_block=True,
         )
 
@@ -97,7 +105,40 @@ class Blocks(Proposer):
             return distribution, confidence_in(row, distribution) if own is None else own
 
         proposal = Proposal([], [], [], num_read)
-        return proposal.extend(next_row, extent, draw, self._is_end)
+        proposal.extend(next_row, extent, draw, self._is_end)
+        self._num_judged = len(tokens) + len(proposal.draft_tokens)
+        return proposal
+
+    def replay(
+        self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
+    ) -> ReplayScores:
+        # One block at the latest tokens, as far as it would have been accepted.
+        count = min(self._num_unjudged(tokens), len(probs))
+        self._num_judged = len(tokens)
+        if count == 0:
+            return ReplayScores([], 0)
+        head, first = self._head, len(tokens) - count
+        self._cut(first - 1)
+        before, after = tokens[:first], tokens[first:]
+        num_read = self._to_read(before)
+        head.decode_block(before[self._num_read :], count)
+        chances = []
+        for place, token in enumerate(after):
+            row = head.row(after[:place])
+            distribution = chain.distribution(row, before, after[:place])
+            own = head.confidence(place)
+            confidence = confidence_in(row, distribution) if own is None else own
+            chances.append((confidence, chance(distribution, token, probs[place - count])))
+            if chances[-1][1] < _PROBABLY:
+                break
+        return ReplayScores(chances, num_read)
+
+    def _num_unjudged(self, tokens: Sequence[int]) -> int:
+        """Tokens at the end that a block behind those before them shows."""
+        # It has to have read one token, at least.
+        first = max(self._head.readable.start, self._head.begins_at)
+        begin = max(self._num_judged, first + 2)
+        return min(max(len(tokens) - begin, 0), self._head.max_draft_tokens, REPLAY_TOKENS)
 
     @property
     def _num_read(self) -> int:
@@ -117,6 +158,10 @@ class Blocks(Proposer):
         self._head.read_from(max(position, self._head.readable.start))
 
     def truncate(self, num_tokens: int) -> None:
+        self._num_judged = min(self._num_judged, num_tokens)
+        self._cut(num_tokens)
+
+    def _cut(self, num_tokens: int) -> None:
         head = self._head
         if num_tokens <= head.begins_at:
             head.read_from(0)
