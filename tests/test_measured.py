@@ -118,7 +118,8 @@ def test_a_bar_takes_the_columns_that_are_left():
     text = "0:30, at most 0:30 left · starting"
     assert line.text(79) == f"[##########----------] {text}"
     assert line.text(len(text) + 9) == f"[###---] {text}"
-    assert line.text(len(text) + 6) == text
+    assert line.text(len(text) + 6) == f"[##--] {text}"  # and its end is cut
+    assert line.text(39) == text
     line.report("checking", 10.0)
     assert line.text(79).startswith("[###############-----] 0:30, about 0:10 left")
 

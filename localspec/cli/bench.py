@@ -61,7 +61,7 @@ def bench(
     \b
         localspec bench
         localspec bench T.gguf --draft D.gguf --plot costs.png
-        localspec bench --prompts mine.txt --temp 0 --seconds 180
+        localspec bench --prompts mine.txt --temperature 0 --seconds 180
     """
     # Imported here, because shell completion must not load an engine.
     from localspec.checks.bench import Outcome, run_bench

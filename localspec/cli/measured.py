@@ -17,6 +17,7 @@ from localspec.isolated.watch import Watch
 Measured = TypeVar("Measured")
 _PIPE_S = 5.0  # between two lines where no terminal shows one
 _SHORTEST_BAR, _LONGEST_BAR = 4, 20  # characters
+_BAR_COLUMNS = 40  # of a terminal that has a bar
 
 
 def measured(
@@ -53,7 +54,10 @@ class ProgressLine:
             self._reported, self._reported_s = (stage, seconds_left), self._clock()
 
     def text(self, width: int) -> str:
-        """The line now, with a bar if there are columns left for it; from any thread."""
+        """The line now, which may be longer than the columns that it fills with a bar.
+
+        width: those columns; 0 for no bar. From any thread.
+        """
         now = self._clock()
         stage, seconds_left = self._reported
         spent_s = now - self._started_s
@@ -67,8 +71,8 @@ class ProgressLine:
         if left_s is None:
             return f"{text} · {stage}"
         text += f", {how} {clock_time(left_s)} left · {stage}"
-        size = min(_LONGEST_BAR, width - len(text) - len("[] "))
-        if size < _SHORTEST_BAR:
+        if width < _BAR_COLUMNS:
             return text
+        size = max(_SHORTEST_BAR, min(_LONGEST_BAR, width - len(text) - len("[] ")))
         share = spent_s / (spent_s + left_s) if spent_s else 0.0
         return f"[{'#' * round(share * size):-<{size}}] {text}"
