@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.lookup import Lookup
-from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy, PolicyContext, UpTo
+from localspec.speculative.policy_api import (
+    DraftOff,
+    FixedDraftPolicy,
+    PolicyContext,
+    ProposerState,
+    UpTo,
+)
 from toy_constraint import ToyConstraint
 
 
@@ -71,7 +77,7 @@ def test_it_finds_a_longest_match_however_the_text_came_about(text, cuts):
     state = lookup.state(text)
     length = longest_match(text)
     if length == 0:
-        assert state == (0, 0, 0, 0, None, DraftOff.NOTHING_REPEATS)
+        assert state == ProposerState(0, draft_off=DraftOff.NOTHING_REPEATS)
     else:
         after = followers(text, text, length)
         assert len(after) > 8 or proposed(lookup, text, 1)[0] in after

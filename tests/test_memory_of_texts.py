@@ -147,6 +147,40 @@ def test_occurrences_that_differ_make_it_less_sure():
     assert differ < alike
 
 
+FORCED_FIRST = {(): {4}, (4,): {5}}  # then any
+
+
+@pytest.mark.parametrize("remembered", [[4, 5, 6, 7, 1, 0], [2, 3, 4, 5, 6, 7]])
+def test_what_is_forced_and_what_is_remembered_join_in_one_step(remembered):
+    """Whether it is found behind the text, or only behind what has to come."""
+    text = [1, 2, 3]
+    constraint = ToyConstraint(9, lambda history: FORCED_FIRST.get(history, {*range(9)}), None)
+    chain = SamplerChain(SamplingParams(), num_prompt_tokens=3, constraint=constraint)
+    lookup = Lookup(never, TextMemory())
+    lookup.memory.add(remembered)
+    lookup.begin(chain)
+    assert lookup.state(text).max_tokens > 0
+    draw = lambda _index, distribution: int(distribution.ids[0])  # noqa: E731
+    proposal = lookup.propose(text, UpTo(4), chain, draw)
+    assert proposal.draft_tokens == [4, 5, 6, 7]
+    constraint.commit([4, 5, 6])
+    text += [4, 5, 6]
+    lookup.truncate(len(text))
+    assert lookup.propose(text, UpTo(1), chain, draw).draft_tokens == [7]
+
+
+def test_what_is_remembered_gives_way_to_what_has_to_come():
+    text = [1, 2, 3]
+    constraint = ToyConstraint(9, lambda history: FORCED_FIRST.get(history, {*range(9)}), None)
+    chain = SamplerChain(SamplingParams(), num_prompt_tokens=3, constraint=constraint)
+    lookup = Lookup(never, TextMemory())
+    lookup.memory.add([2, 3, 8, 8, 8])
+    lookup.memory.add([4, 5, 6, 7])
+    lookup.begin(chain)
+    draw = lambda _index, distribution: int(distribution.ids[0])  # noqa: E731
+    assert lookup.propose(text, UpTo(4), chain, draw).draft_tokens == [4, 5, 6, 7]
+
+
 def answered(
     memory: TextMemory | None,
     params: SamplingParams,

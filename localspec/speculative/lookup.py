@@ -24,6 +24,7 @@ from localspec.speculative.lookup_odds import FindingKind, LookupOdds
 from localspec.speculative.memory import GAP, TextMemory
 from localspec.speculative.ngram_index import SIZES, NgramIndex, run_hashes
 from localspec.speculative.policy_api import (
+    CERTAIN_CONFIDENCE,
     MAX_DRAFT_TOKENS,
     DraftOff,
     Extent,
@@ -69,7 +70,9 @@ class Lookup(Proposer):
         self._odds = LookupOdds()
         self._own = NgramIndex()
         self._reference = NgramIndex()
+        self._chain: SamplerChain | None = None  # of the answer
         self._found = _NOTHING
+        self._forced: list[int] = []  # that come between the text and what was found
         self._found_at: tuple[int, int] | None = None  # tokens, and changes of the memory
         self._expected: list[
             tuple[int, FindingKind]
@@ -93,22 +96,48 @@ class Lookup(Proposer):
         """How many tokens before it agree with the place that the last `state` found."""
         return self._found.length
 
+    def begin(self, chain: SamplerChain) -> None:
+        self._chain = chain
+
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        self._read(tokens)
-        changes = 0 if self.memory is None else self.memory.num_changes
-        if self._found_at != (len(tokens), changes):
-            self._found = self._look()
-            self._alive = self._found.occurrences
-            self._expected.clear()
-            self._found_at = (len(tokens), changes)
+        """`tokens` must end where the answer's constraint was committed, if it has one."""
+        self._look_behind(tokens)
+        if self._chain is not None and self._chain.constraint is not None:
+            self._join_forced(self._chain)
+        return self._state(len(tokens))
+
+    def _state(self, num_tokens: int) -> ProposerState:
         first = self._next(0)
         if first is None:
             return ProposerState(0, draft_off=DraftOff.NOTHING_REPEATS)
         return ProposerState(
             MAX_DRAFT_TOKENS,
-            num_unjudged=max(len(tokens) - self._judged, 0),
+            num_unjudged=max(num_tokens - self._judged, 0),
             confidence=self._odds.chance(first[1]),
         )
+
+    def _look_behind(self, tokens: Sequence[int]) -> None:
+        """Find what to propose behind these tokens, unless that is known."""
+        self._read(tokens)
+        changes = 0 if self.memory is None else self.memory.num_changes
+        if self._found_at != (len(tokens), changes):
+            self._take(self._look(self._own.text), [])
+            self._found_at = (len(tokens), changes)
+
+    def _take(self, found: Found, forced: list[int]) -> None:
+        self._found, self._alive, self._forced = found, found.occurrences, forced
+        self._expected.clear()
+
+    def _join_forced(self, chain: SamplerChain) -> None:
+        """Where nothing that may come was found, look behind what has to come."""
+        assert chain.constraint is not None
+        first = self._next(0)
+        forced = chain.constraint.forced()[: MAX_DRAFT_TOKENS - 1]
+        is_of_use = first is not None and chain.num_allowed([first[0]]) > 0
+        if forced and not self._forced and not is_of_use:
+            found = self._look(self._own.text[-LONGEST_MATCH:] + array("i", forced))
+            if found.occurrences:
+                self._take(found, list(forced))
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
@@ -118,7 +147,10 @@ class Lookup(Proposer):
 
         def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
             # Nothing is kept after a token that the constraint forbids.
-            found = self._next(len(drafted))
+            if len(drafted) < len(self._forced):
+                forced = np.array([self._forced[len(drafted)]])
+                return Distribution(forced, CERTAIN), CERTAIN_CONFIDENCE
+            found = self._next(len(drafted) - len(self._forced))
             if found is None or chain.num_allowed(drafted) < len(drafted):
                 return None
             token, kind = found
@@ -135,14 +167,15 @@ class Lookup(Proposer):
         self._cut(min(first, len(tokens)))
         chances = []
         for position in range(first, len(tokens)):
-            state = self.state(tokens[:position])
+            self._look_behind(tokens[:position])
+            state = self._state(position)
             if state.confidence is not None:
                 # A distribution of one token x accepts x whatever the target's distribution of
                 # it is.
                 hit = self._expected[0][0] == tokens[position]
                 chances.append((state.confidence, float(hit)))
         self._judged = len(tokens)
-        self.state(tokens)
+        self._look_behind(tokens)
         return ReplayScores(chances, 0)
 
     def truncate(self, num_tokens: int) -> None:
@@ -163,8 +196,10 @@ class Lookup(Proposer):
         if num_read == len(tokens):
             return
         new = tokens[num_read:]
-        if self._found_at is not None and self._found_at[0] == num_read:
-            for token, (found, kind) in zip(new, self._expected, strict=False):
+        num_forced = len(self._forced)
+        is_next = self._found_at is not None and self._found_at[0] == num_read
+        if is_next and list(new[:num_forced]) == self._forced:
+            for token, (found, kind) in zip(new[num_forced:], self._expected, strict=False):
                 self._odds.learn(kind, came=token == found)
                 if token != found:
                     break
@@ -177,43 +212,20 @@ class Lookup(Proposer):
         if self.memory is not None and followed.text is self.memory.index.text:
             self.memory.mark_used(followed.position)
 
-    def _look(self) -> Found:
-        """The occurrences of the longest run at the end of the text that occurred before."""
-        own = self._own.text
+    def _look(self, end: array[int]) -> Found:
+        """The occurrences of the longest run at this end that occurred before."""
         memory = None if self.memory is None else self.memory.index
         places = [place for place in (self._reference, self._own, memory) if place is not None]
-        for level, hash_ in reversed(list(enumerate(run_hashes(own[-SIZES[-1] :])))):
-            run = own[-SIZES[level] :]
+        for level, hash_ in reversed(list(enumerate(run_hashes(end[-SIZES[-1] :])))):
+            run = end[-SIZES[level] :]
             found = [
                 Occurrence(place.text, end)
                 for place in places
                 for end in place.ends(level, hash_, run)
             ]
             if found:
-                return self._longest_first(found, SIZES[level])
+                return _longest_first(found, end, SIZES[level])
         return _NOTHING
-
-    def _longest_first(self, found: list[Occurrence], length: int) -> Found:
-        """The occurrences, of which `length` tokens match, with a longest one in front."""
-        own = self._own.text
-        best, longest = 0, 0
-        for number, (text, end) in enumerate(found):
-            matching = length
-            if length == SIZES[-1]:  # doubled, because long runs are compared fast
-                while (
-                    matching < LONGEST_MATCH
-                    and end >= 2 * matching <= len(own)
-                    and text[end - 2 * matching : end - matching]
-                    == own[-2 * matching : -matching]
-                ):
-                    matching *= 2
-            else:
-                most = min(end, len(own), SIZES[-1])
-                while matching < most and text[end - matching - 1] == own[-matching - 1]:
-                    matching += 1
-            if matching > longest:
-                best, longest = number, matching
-        return Found([found[best], *found[:best], *found[best + 1 :]], longest)
 
     def _next(self, num_drafted: int) -> tuple[int, FindingKind] | None:
         """The token to follow the text and so many drafted ones, which this gave before.
@@ -243,5 +255,32 @@ class Lookup(Proposer):
         text, position = occurrence.text, occurrence.position + num_drafted
         if position < len(text):
             return text[position]
+        if text is not self._own.text:
+            return GAP
         # The drafted tokens follow the end of the text, so that a period continues.
-        return self._expected[position - len(text)][0] if text is self._own.text else GAP
+        behind = position - len(text)
+        if behind < len(self._forced):
+            return self._forced[behind]
+        return self._expected[behind - len(self._forced)][0]
+
+
+def _longest_first(found: list[Occurrence], behind: array[int], length: int) -> Found:
+    """The occurrences of the last `length` tokens, with one that matches longest in front."""
+    best, longest = 0, 0
+    for number, (text, end) in enumerate(found):
+        matching = length
+        if length == SIZES[-1]:  # doubled, because long runs are compared fast
+            while (
+                matching < LONGEST_MATCH
+                and end >= 2 * matching <= len(behind)
+                and text[end - 2 * matching : end - matching]
+                == behind[-2 * matching : -matching]
+            ):
+                matching *= 2
+        else:
+            most = min(end, len(behind), SIZES[-1])
+            while matching < most and text[end - matching - 1] == behind[-matching - 1]:
+                matching += 1
+        if matching > longest:
+            best, longest = number, matching
+    return Found([found[best], *found[:best], *found[best + 1 :]], longest)
