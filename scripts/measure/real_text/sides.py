@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from localspec.checks.prompts import Task, built_in_tasks
@@ -112,14 +113,25 @@ class Weights:
 
 
 class Sides:
-    """An engine for each name. draft: None where no name needs one."""
+    """An engine for each name. draft: None where no name needs one.
 
-    def __init__(self, target: Weights, draft: Weights | None, names: Sequence[str]) -> None:
+    remembering: names of sides besides, which draft from memory, as `localspec.load` takes it.
+    With any, what policies and lookups learn goes on from answer to answer.
+    """
+
+    def __init__(
+        self,
+        target: Weights,
+        draft: Weights | None,
+        names: Sequence[str],
+        remembering: Mapping[str, bool | str] = MappingProxyType({}),
+    ) -> None:
         self._target, self._draft = target, draft
+        self._goes_on = bool(remembering)
         self.engines: dict[str, Engine] = {}
         self._models: dict[str, Models] = {}
         self._learned: dict[str, dict[str, Any]] = {}
-        for name in names:
+        for name in (*names, *remembering):
             model = None
             if name in WITH_DRAFT:
                 assert draft is not None
@@ -127,10 +139,11 @@ class Sides:
                 if model.may_change_threads:
                     choose_threads(model)
             models = self._models[name] = Models(target.context(), model, None)
-            drafting = {**WITHOUT_DRAFT, **WITH_DRAFT}[name]
+            drafting = {**WITHOUT_DRAFT, **WITH_DRAFT}.get(name, Drafting())
             # Without the memory of earlier answers: each question is asked several times.
+            memory = remembering.get(name, False)
             self.engines[name] = Engine(
-                models, drafting, SamplingParams(), name, kept_bytes=0, memory=False
+                models, drafting, SamplingParams(), name, kept_bytes=0, memory=memory
             )
         self._num_answered = 0
 
@@ -220,7 +233,7 @@ class Sides:
             if of_draft is not None and num_drafted(name):
                 assert models.draft is not None
                 models.draft.restore_state(of_draft)
-            if isinstance(engine._draft_policy, AdaptiveDraftPolicy):
+            if isinstance(engine._draft_policy, AdaptiveDraftPolicy) and not self._goes_on:
                 engine._draft_policy = self.policy(name)
                 if name not in self._learned:  # a lookup counts what it found, too
                     _, proposers, _ = choose_proposers(models, engine.drafting)
