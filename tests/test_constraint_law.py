@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from enumeration import Enumeration
+from localspec.checks.enumeration import Enumeration
 from localspec.constraints.behind import Trigger
 from localspec.constraints.number_bound import NumberBound
 from localspec.constraints.spelling import Spelling

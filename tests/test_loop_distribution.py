@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from enumeration import Enumeration
+from localspec.checks.enumeration import Enumeration
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams

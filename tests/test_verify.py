@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from enumeration import Enumeration
+from localspec.checks.enumeration import Enumeration
 from localspec.sampling.distribution import Distribution
 from localspec.speculative import verify
 
