@@ -19,7 +19,7 @@ from localspec.sampling.distribution import Probs
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
 from localspec.speculative.randomness import Purpose, Randomness
 
-Box = dict[Hashable, tuple[float, float]]  # address → the interval of its uniform
+Box = dict[Any, tuple[float, float]]  # address → the interval of its uniform
 
 
 class Outcome(NamedTuple):
@@ -140,8 +140,7 @@ class Within(Randomness):
     def uniforms(self, step: int) -> Probs:
         """(len(Purpose), MAX_DRAFT_TOKENS) float64, as real steps have them."""
         numbers = np.zeros((len(Purpose), MAX_DRAFT_TOKENS))
-        for purpose, index in np.ndindex(numbers.shape):
-            low, high = self._box.get((step, purpose, index), (0.0, 1.0))
-            if low > 0.0:
+        for (its_step, purpose, index), (low, high) in self._box.items():
+            if its_step == step and low > 0.0:
                 numbers[purpose, index] = (low + high) / 2
         return numbers

@@ -53,14 +53,14 @@ class Rounding:
             self.widest_gap_changed = max(self.widest_gap_changed, gap)
 
     def measure(self, target: Model, rows: Logits, tokens: Sequence[int]) -> None:
-        """Compare `rows`, of `single_rows`, with those of batches of other sizes.
+        """Compare rows, each decoded in a batch of one, with those of batches of other sizes.
 
-        tokens: the same as given to it. The cache keeps some of them.
+        rows: after each of the last len(rows) tokens. The cache keeps some of the tokens.
         """
         num_before = len(tokens) - len(rows)
         for size in sorted({min(size, target.max_outputs) for size in _BATCH_SIZES}):
             self.largest_size = max(self.largest_size, size)
-            target.truncate(num_before)
+            target.truncate(min(num_before, target.num_cached))
             if missing := tokens[target.num_cached : num_before]:
                 target.decode(missing, 0)  # a sliding window could not be cut that far
             for begin in range(0, len(rows) - size + 1, size):
@@ -68,18 +68,3 @@ class Rounding:
                 batch = target.decode(tokens[at : at + size], size)
                 for single, batched in zip(rows[begin:], batch, strict=False):
                     self.add(single, batched)
-
-
-def single_rows(target: Model, tokens: Sequence[int], num_rows: int) -> Logits:
-    """Rows after each of the last num_rows of `tokens`, each decoded in a batch of one.
-
-    (num_rows, vocab) float32, a new array; the cache holds `tokens` afterwards.
-    """
-    num_before = len(tokens) - num_rows
-    target.truncate(0)
-    if num_before:
-        target.decode(tokens[:num_before], 0)
-    rows = np.empty((num_rows, target.vocab_size), dtype=np.float32)
-    for index in range(num_rows):
-        rows[index] = target.decode([tokens[num_before + index]], 1)[0]
-    return rows

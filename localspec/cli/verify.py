@@ -25,12 +25,6 @@ from localspec.cli.options import PairOptions, pair_options, prompt_tokens, seco
     shell_complete=complete_file,
     help="A file with prompts of your own, one per line.",
 )
-@click.option(
-    "--samples",
-    type=click.IntRange(min=100),
-    metavar="N",
-    help="Sample N tokens for each rule. [default: as many as needed]",
-)
 @seconds_option(default=180)
 @click.option(
     "--json-schema",
@@ -39,14 +33,13 @@ from localspec.cli.options import PairOptions, pair_options, prompt_tokens, seco
     shell_complete=complete_file,
     help="Check answers constrained to the JSON schema in this file.",
 )
-@click.option("--details", is_flag=True, help="Show rounding, near ties and p-values, too.")
+@click.option("--details", is_flag=True, help="Show rounding and random numbers, too.")
 @json_option("object with everything found")
 @pair_options
-def verify(  # noqa: PLR0913  each is an option of the command
+def verify(
     options: PairOptions,
     *,
     prompts: Path | None,
-    samples: int | None,
     seconds: float,
     json_schema: Path | None,
     details: bool,
@@ -83,7 +76,6 @@ def verify(  # noqa: PLR0913  each is an option of the command
             check,
             tokens,
             seconds=seconds,
-            num_samples=samples,
             options=AnswerOptions(json_schema=schema),
         )
         if as_json:

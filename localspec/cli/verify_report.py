@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-from localspec.checks.distribution_check import ALPHA, BIAS, VIEWS, DistributionResult
 from localspec.checks.identity import ENOUGH_ACCEPTED
 from localspec.checks.limit import EndedBy
 from localspec.checks.selfcheck import Finding, Report
+from localspec.checks.step_law import BOUND, ENOUGH_PLACES, RULES
 from localspec.cli.json_output import to_json
 from localspec.cli.quantities import duration
 from localspec.cli.screen import printable
@@ -22,7 +21,7 @@ def report_text(report: Report, engine: BaseEngine, *, details: bool) -> str:
         _headline(report),
         *_rows_line(report),
         _identity_line(report),
-        _statistics_line(report),
+        _distribution_line(report),
         *(f"Bug: {line}" for line in (*report.identity_bugs, *report.distribution_bugs)),
     ]
     if report.finding is Finding.NOT_ENOUGH:
@@ -30,7 +29,7 @@ def report_text(report: Report, engine: BaseEngine, *, details: bool) -> str:
     if details:
         lines += ["", *_details(report, engine)]
     else:
-        lines.append("For rounding, near ties and p-values: --details.")
+        lines.append("For rounding and random numbers: --details.")
     return printable("\n".join(lines))
 
 
@@ -38,8 +37,8 @@ def _headline(report: Report) -> str:
     """The finding in one line."""
     if report.finding is Finding.LOSSLESS:
         return (
-            f"Lossless: {_identical(report)}, and sampled text follows its distribution, as "
-            f"far as {report.time_s:.0f} s of checking can see."
+            f"Lossless: {_identical(report)}, and sampled steps have its distribution, as far "
+            f"as {report.time_s:.0f} s of checking can see."
         )
     if report.finding is Finding.NOT_LOSSLESS:
         return "NOT lossless: please report this."
@@ -79,47 +78,25 @@ def _identity_line(report: Report) -> str:
         return f"{line}, and texts differ."
     if report.identity is Finding.NOT_ENOUGH:
         return f"{line}; a verdict needs {ENOUGH_ACCEPTED} of each."
-    fault = max(greedy.smallest_fault, seeded.smallest_fault)
-    return f"{line}; an error in {fault:.1%} of such tokens would have been seen."
+    return f"{line}; an error in {report.smallest_fault:.1%} of them would have been seen."
 
 
-def _statistics_line(report: Report) -> str:
-    num_tokens = _num_tokens(report.distributions)
-    line = f"Statistics: {report.statistics.value}. Of {num_tokens} sampled tokens "
-    if report.statistics is Finding.NOT_LOSSLESS:
-        return f"{line}some do not follow the target's distribution."
-    if report.open_suspicions:
-        rules = " and ".join(report.open_suspicions)
-        return (
-            f"{line}those of the rule {rules} look suspect; the second test was not finished."
-        )
-    bias = report.visible_bias
-    if bias == 1.0:
-        return (
-            f"Statistics: {report.statistics.value}. {num_tokens} sampled tokens were "
-            "tested, too few to see any bias."
-        )
-    if report.statistics is Finding.NOT_ENOUGH:
-        return (
-            f"{line}only a bias of {bias:.1%} or more would show; a verdict needs {BIAS:.0%}."
-        )
-    line += f"a bias of {bias:.1%} would have been seen."
-    if report.confirmations:
-        num_more = _num_tokens(report.confirmations)
-        line += f" A first suspicion was not confirmed by {num_more} more."
-    return line
-
-
-def _num_tokens(results: Sequence[DistributionResult]) -> int:
-    """The number of tokens over all rules."""
-    return sum(result.num_tokens for result in results if result.view == VIEWS[0])
+def _distribution_line(report: Report) -> str:
+    law = report.step_law
+    line = f"Distribution: {report.distribution.value}. "
+    if report.distribution is Finding.NOT_LOSSLESS:
+        return f"{line}Sampled text does not follow the target's distribution."
+    line += f"All {law.num_outcomes} outcomes of steps at {law.num_places} places were weighed"
+    if report.distribution is Finding.NOT_ENOUGH:
+        return f"{line}; a verdict needs {ENOUGH_PLACES} places."
+    return f"{line}: no probability is off by more than {law.largest_difference:.1g}."
 
 
 def _what_it_takes(report: Report) -> str:
     if report.is_hopeless:
         return (
-            "No time limit would be enough: too few draft tokens are accepted. Use other "
-            "--prompts, or a better draft or head."
+            "No time limit would be enough: too few draft tokens are proposed or accepted. Use "
+            "other --prompts, or a better draft or head."
         )
     if report.seconds_needed is None:
         return (
@@ -154,18 +131,17 @@ def _details(report: Report, engine: BaseEngine) -> list[str]:
             f"{near} near ties were decided differently, "
             f"{len(found.bugs(bound))} differences beyond rounding."
         )
-    for result in (*report.distributions, *report.confirmations):
-        lines.append(
-            f"Rule {result.rule}, by {result.view}: {result.num_tokens} tokens, "
-            f"p = {result.p_value:.2g}; {_what_shows(result)}"
-        )
+    law, numbers = report.step_law, report.numbers
+    lines += [
+        f"Steps: {law.num_outcomes} outcomes by the rules {' and '.join(RULES)}, compared with "
+        f"{law.num_rows} rows at {law.num_places} places; largest difference "
+        f"{law.largest_difference:.2g}, bound {BOUND:.0g}.",
+        f"Random numbers: {numbers.num_numbers} are fresh, uniform and independent; "
+        f"{numbers.num_choices} choices of the rule coupled are those of its noise."
+        if not numbers.bugs
+        else "Random numbers: see the bugs above.",
+    ]
     return lines
-
-
-def _what_shows(result: DistributionResult) -> str:
-    if result.smallest_bias == 1.0:
-        return "too few to see any bias."
-    return f"a bias of {result.smallest_bias:.2%} would have been seen."
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -177,7 +153,6 @@ def report_json(report: Report) -> dict[str, Any]:
         **to_json(report),
         "partial": report.ended_by is not None,
         "rounding_bound": report.rounding.bound,
-        "alpha": ALPHA,
-        "views": VIEWS,
+        "law_bound": BOUND,
         "bugs": [*report.identity_bugs, *report.distribution_bugs],
     }

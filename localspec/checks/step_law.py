@@ -1,0 +1,368 @@
+"""The exact law of what a step emits at a real place, without drawing.
+
+At a place of a text the loop takes a step with drafts again and again, along every way that its
+numbers allow (`enumeration`), on the models' own rows. For the rules token and block (Leviathan
+et al., arXiv 2211.17192, theorem A.1; Sun et al., arXiv 2403.10444, theorem 1) the tokens then
+have to follow the target's rows: whatever the step has emitted, the next token that it emits
+has the distribution that a plain step has there. Loop, rules, chain and proposer are those of
+answers; only rows are remembered, and each is decoded once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from localspec.checks.enumeration import Enumeration, Within
+from localspec.sampling.chain import SamplerChain
+from localspec.sampling.distribution import Distribution, Logits
+from localspec.sampling.params import SamplingParams
+from localspec.speculative.loop import Request, SpeculativeDecoder
+from localspec.speculative.model import Model
+from localspec.speculative.policy_api import (
+    CERTAIN_CONFIDENCE,
+    MAX_DRAFT_TOKENS,
+    Extent,
+    FixedDraftPolicy,
+    ProposerKind,
+    ProposerState,
+    UpTo,
+)
+from localspec.speculative.prefix import common_length
+from localspec.speculative.proposers import Draw, Proposal, Proposer
+from localspec.speculative.randomness import Randomness
+from localspec.speculative.rule_name import RuleName
+from localspec.speculative.rules import make_rule
+from localspec.speculative.thread_policy import FixedThreads
+
+RULES: tuple[RuleName, ...] = ("token", "block")
+ENOUGH_PLACES = 100
+BOUND = 1e-11  # of a probability; sums of float64 stay below 1e-13
+_WIDEST = 20  # tokens of a row that are enumerated; the rules do not know what cut it
+_EVERY_DEEP = 12  # places
+_DEEP_TOKENS = 3
+_MOST_BUGS = 5  # that are told
+
+# Makes the chain of an answer: samplers, tokens of the prompt, and tokens that are said.
+MakeChain = Callable[[SamplingParams, Sequence[int], Sequence[int]], SamplerChain]
+# Length of the text, and draft tokens behind it → distributions of the target.
+Targets = dict[tuple[int, tuple[int, ...]], list[Distribution]]
+
+
+class Depth(NamedTuple):
+    """How a place is enumerated: draft tokens, and samplers."""
+
+    num_draft_tokens: int
+    params: SamplingParams
+
+
+def depths(sampling: SamplingParams) -> tuple[Depth, Depth]:
+    """Wide: one draft token, with the samplers of answers. Deep: three of two candidates each.
+
+    In the deep one what was just said is favoured, so each row depends on the draft before it.
+    """
+    wide = dataclasses.replace(sampling, top_k=min(sampling.top_k or _WIDEST, _WIDEST))
+    deep = SamplingParams(
+        temperature=1.0,
+        top_k=2,
+        top_p=1.0,
+        min_p=0.0,
+        presence_penalty=-4.0,
+        frequency_penalty=-1.0,
+        penalty_last_n=8,
+    )
+    return Depth(1, wide), Depth(_DEEP_TOKENS, deep)
+
+
+@dataclass(slots=True)
+class StepLaw:
+    """The result of enumerating steps.
+
+    num_places: texts behind which steps were enumerated. num_rows: rows of the target that laws
+    were compared with; num_outcomes: ways that steps took, each taken again with real numbers.
+    largest_difference: of a probability. bugs: in words, the first few.
+    """
+
+    num_places: int = 0
+    num_rows: int = 0
+    num_outcomes: int = 0
+    largest_difference: float = 0.0
+    bugs: list[str] = field(default_factory=list)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether enough places were looked at for a verdict."""
+        return self.num_places >= ENOUGH_PLACES
+
+
+@dataclass(slots=True)
+class StepLawCheck:
+    """Enumerates steps at places of texts that the target has read."""
+
+    loop: SpeculativeDecoder
+    is_end: Callable[[int], bool]
+    make_chain: MakeChain
+    sampling: SamplingParams
+    result: StepLaw = field(default_factory=StepLaw)
+
+    def run(self, prompt: list[int], answer: list[int], rows: Logits) -> Iterator[None]:
+        """Look at the places of an answer from its end on: no row is decoded twice.
+
+        rows: of the target before each token of the answer, whose cache holds the text or a
+        part. The caches of all proposers are filled and cut. Yields after every place. Raises
+        Interrupted.
+        """
+        room = self.loop.target.context_length - len(prompt) - _DEEP_TOKENS - 1
+        for index in range(min(len(answer) - 1, room), 0, -1):
+            # The known rows are those behind nothing, and behind the text's own next token.
+            known: dict[tuple[int, ...], Logits] = {(): rows[index]}
+            if index + 1 < len(answer):
+                known[answer[index],] = rows[index + 1]
+            tokens = [*prompt, *answer[:index]]
+            for proposer in self.loop.proposers:
+                proposer.truncate(len(tokens) - 1)
+            place = _Place(self, prompt, answer[:index], known)
+            wide, deep = depths(self.sampling)
+            is_drafted = place.enumerate(wide)
+            if is_drafted and self.result.num_places % _EVERY_DEEP == 0:
+                place.enumerate(deep)
+            self.result.num_places += is_drafted
+            yield
+
+
+class _Place:
+    """A text and what models say behind it."""
+
+    def __init__(
+        self,
+        check: StepLawCheck,
+        prompt: list[int],
+        said: list[int],
+        known: dict[tuple[int, ...], Logits],
+    ) -> None:
+        self._check = check
+        self._prompt, self._said = prompt, said
+        self._tokens = [*prompt, *said]
+        self._rows = _RowsBehind(check.loop.target, self._tokens, known)
+
+    def enumerate(self, depth: Depth) -> bool:
+        """Compare the laws of all rules. False if nobody proposes anything here."""
+        chain = self._chain(depth)
+        for proposer in self._check.loop.proposers:
+            proposer.begin(chain)
+            state = proposer.state(self._tokens)
+            if state.max_tokens > 0:
+                break
+        else:
+            return False
+        remembered = _Remembered(proposer, state, len(self._tokens), self._check.is_end)
+        loop = SpeculativeDecoder(
+            self._rows,
+            [remembered],
+            FixedDraftPolicy(depth.num_draft_tokens),
+            FixedThreads(1),
+            None,
+            lambda: 0.0,
+        )
+        targets: Targets = {}
+        for rule in RULES:
+            step = functools.partial(self._step, loop, depth, targets, rule)
+            law: dict[tuple[int, ...], float] = defaultdict(float)
+            numbers = Enumeration()
+            for emitted, prob, box in numbers.outcomes(step):
+                law[emitted] += prob
+                self._check.result.num_outcomes += 1
+                again = step(Within(box))
+                if again != emitted:
+                    self._tell(f"{rule}: {list(again)} with numbers that give {list(emitted)}")
+            self._compare(law, depth, rule)
+        return True
+
+    def _chain(self, depth: Depth, num_left: int = 0) -> SamplerChain:
+        """The chain where the last num_left tokens of the text are not said yet."""
+        said = self._said[: len(self._said) - num_left]
+        return self._check.make_chain(depth.params, self._prompt, said)
+
+    def _step(
+        self,
+        loop: SpeculativeDecoder,
+        depth: Depth,
+        targets: Targets,
+        name: RuleName,
+        randomness: Randomness,
+    ) -> tuple[int, ...]:
+        """The tokens of the step behind the text, for one set of numbers."""
+        loop.start(self._tokens[:-1])
+        request = Request(
+            _Once(self._chain(depth, 1), targets),
+            make_rule(name, is_greedy=False, seed=None, randomness=randomness),
+            depth.num_draft_tokens + 2,
+            self._check.is_end,
+        )
+        steps = loop.steps(request)
+        next(steps)  # An answer's first step never drafts; it gives the last token of the text.
+        tokens = next(steps).tokens
+        return tuple(tokens)
+
+    def _compare(self, law: dict[tuple[int, ...], float], depth: Depth, rule: RuleName) -> None:
+        """Compare the next token's law behind all that a step emits with a plain step's."""
+        behind: dict[tuple[int, ...], dict[int, float]] = {}
+        for emitted, prob in law.items():
+            for length, token in enumerate(emitted):
+                weights = behind.setdefault(emitted[:length], defaultdict(float))
+                weights[token] += prob
+        for emitted, weights in behind.items():
+            total = 1.0 if emitted == () else sum(weights.values())
+            own = self._own(emitted, depth)
+            difference = max(
+                abs(weights.get(token, 0.0) - total * own.get(token, 0.0))
+                for token in {*weights, *own}
+            )
+            result = self._check.result
+            result.num_rows += 1
+            result.largest_difference = max(result.largest_difference, difference)
+            if not difference <= BOUND:
+                self._tell(
+                    f"steps of the rule {rule} with {depth.num_draft_tokens} draft tokens give "
+                    f"a token with a probability that is {difference:.2g} off, behind "
+                    f"{len(self._tokens)} tokens and {list(emitted)}"
+                )
+
+    def _own(self, emitted: tuple[int, ...], depth: Depth) -> dict[int, float]:
+        """Token → probability of a plain step behind that; there is none behind an end."""
+        if emitted and self._check.is_end(emitted[-1]):
+            return {}
+        chain = self._chain(depth)
+        chain.commit(emitted)
+        row = self._rows.behind(emitted)
+        [own] = chain.distributions(row[None], [*self._tokens, *emitted], [])
+        return dict(zip(own.ids.tolist(), own.probs.tolist(), strict=True))
+
+    def _tell(self, bug: str) -> None:
+        if len(self._check.result.bugs) < _MOST_BUGS:
+            self._check.result.bugs.append(bug)
+
+
+class _Once(SamplerChain):
+    """A chain that computes the target's distributions once, and then remembers them."""
+
+    def __init__(self, chain: SamplerChain, targets: Targets) -> None:
+        vars(self).update(vars(chain))
+        self._targets = targets
+
+    def distributions(
+        self, rows: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
+    ) -> list[Distribution]:
+        key = len(tokens), tuple(draft_tokens)
+        if key not in self._targets:
+            self._targets[key] = super().distributions(rows, tokens, draft_tokens)
+        return self._targets[key]
+
+
+class _RowsBehind:
+    """The target at a place: its rows, of which each is decoded once.
+
+    known: tokens behind the place → row, of those that are known.
+    """
+
+    max_rollback = MAX_DRAFT_TOKENS
+
+    def __init__(
+        self, target: Model, place: Sequence[int], known: dict[tuple[int, ...], Logits]
+    ) -> None:
+        self._target, self._place, self._rows = target, place, known
+        self._read: list[int] = []  # by the loop
+        self._decoded: tuple[int, ...] = ()  # behind the place, by the real target
+        self.vocab_size = target.vocab_size
+        self.context_length = target.context_length
+        self.max_outputs = target.max_outputs
+        # Leaves nothing but the text's last token, which a step before the place has to give.
+        self._given = np.full(target.vocab_size, -np.inf, dtype=np.float32)
+        self._given[place[-1]] = 0.0
+        self._batches: dict[tuple[int, ...], Logits] = {}
+        target.checkpoint()
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._read)
+
+    def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
+        self._read += tokens
+        if len(self._read) < len(self._place):
+            return self._given[None]
+        emitted = tuple(self._read[len(self._place) :])
+        if emitted not in self._batches:
+            self._batches[emitted] = np.stack(
+                [self.behind(emitted[:length]) for length in range(len(emitted) + 1)]
+            )
+        return self._batches[emitted][-num_logits:]
+
+    def behind(self, tokens: tuple[int, ...]) -> Logits:
+        """(vocab,) the row behind these tokens, which follow the place."""
+        if tokens not in self._rows:
+            target, num_place = self._target, len(self._place)
+            num_kept = min(common_length(self._decoded, tokens), len(tokens) - 1)
+            target.truncate(min(num_place + num_kept, target.num_cached))
+            whole = [*self._place, *tokens]
+            if missing := whole[target.num_cached : num_place + num_kept]:
+                target.decode(missing, 0)  # what could not be cut there
+            new = target.decode(tokens[num_kept:], len(tokens) - num_kept)
+            for length, row in enumerate(new, num_kept + 1):
+                self._rows.setdefault(tokens[:length], row.copy())
+            self._decoded = tokens
+        return self._rows[tokens]
+
+    def truncate(self, num_cached: int) -> None:
+        del self._read[num_cached:]
+
+    def checkpoint(self) -> None:
+        """Every row is remembered."""
+
+
+class _Remembered(Proposer):
+    """A proposer at a place: its distributions, each of which it is asked for once."""
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        state: ProposerState,
+        num_tokens: int,
+        is_end: Callable[[int], bool],
+    ) -> None:
+        self.kind: ProposerKind = proposer.kind
+        self._proposer, self._state, self._is_end = proposer, state, is_end
+        self._num_tokens = num_tokens
+        self._rows: dict[tuple[int, ...], tuple[Distribution, float]] = {}
+
+    def begin(self, chain: SamplerChain) -> None:
+        self._proposer.begin(chain)
+
+    def state(self, tokens: Sequence[int]) -> ProposerState:
+        return self._state
+
+    def propose(
+        self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
+    ) -> Proposal:
+        def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
+            if tuple(drafted) not in self._rows:
+                self._ask(tokens, drafted, chain)
+            return self._rows.get(tuple(drafted))
+
+        return Proposal([], [], []).extend(next_row, extent, draw, self._is_end)
+
+    def _ask(self, tokens: Sequence[int], drafted: list[int], chain: SamplerChain) -> None:
+        """Let it propose these tokens, and remember the distributions that it draws from."""
+
+        def follow(index: int, distribution: Distribution) -> int:
+            self._rows[tuple(drafted[:index])] = distribution, CERTAIN_CONFIDENCE
+            return drafted[index] if index < len(drafted) else int(distribution.ids[0])
+
+        self._proposer.truncate(self._num_tokens - 1)
+        self._proposer.state(tokens)
+        self._proposer.propose(tokens, UpTo(len(drafted) + 1), chain, follow)
