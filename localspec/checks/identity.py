@@ -20,7 +20,7 @@ from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Provenance
 from localspec.speculative.policy_api import FixedDraftPolicy
 from localspec.speculative.randomness import Randomness
-from localspec.speculative.rules import Rule, StepStart, make_rule
+from localspec.speculative.rules import StepStart, make_rule
 
 GREEDY = SamplingParams(temperature=0)
 NUMS_DRAFT_TOKENS = (1, 3, 8)
@@ -148,7 +148,7 @@ class IdentityCheck:
         Interrupted.
         """
         self.loop.truncate(0)
-        target, request = self.loop.target, self.request(prompt_tokens, seed)
+        target, request = self.loop.target, self._request(prompt_tokens, seed)
         rows = np.empty((request.max_tokens, target.vocab_size), dtype=np.float32)
         plain: list[int] = []
         reference = Reference(prompt_tokens, seed, request, plain, rows)
@@ -171,12 +171,12 @@ class IdentityCheck:
         self.loop.truncate(0)
         # The loop comes from another text, whose cache must not be taken for this one's.
         other = [*reference.prompt_tokens, *reference.plain][_OTHER_TOKENS::-1]
-        self._write(_Text(), self.request(other, None), other, 0)
+        self._write(_Text(), self._request(other, None), other, 0)
         for num_draft_tokens in NUMS_DRAFT_TOKENS:
             if self.result.num_accepted >= self.num_wanted:
                 return
             text = _Text()
-            request = self.request(reference.prompt_tokens, reference.seed)
+            request = self._request(reference.prompt_tokens, reference.seed)
             try:
                 self._write(text, request, reference.prompt_tokens, num_draft_tokens)
             finally:
@@ -203,13 +203,10 @@ class IdentityCheck:
         if found is not None:
             self.result.divergences.append(Divergence(prompt, reference.seed, k, *found))
 
-    def request(
-        self, prompt_tokens: list[int], seed: int | None, rule: Rule | None = None
-    ) -> Request:
-        """The request of an answer to a prompt; by default by the rule that is compared."""
+    def _request(self, prompt_tokens: list[int], seed: int | None) -> Request:
         chain = self.make_chain(prompt_tokens)
         is_greedy = chain.params.is_greedy
-        rule = rule or make_rule(
+        rule = make_rule(
             None if is_greedy else "coupled",
             is_greedy=is_greedy,
             seed=seed,

@@ -28,6 +28,8 @@ from localspec.speculative.policy_api import FixedDraftPolicy
 from localspec.speculative.randomness import MAX_SEED, Randomness, fresh_seed
 from localspec.speculative.rules import Rule, make_rule
 
+# No row is certain then, so that every decision takes a number.
+UNCUT = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 _NUM_STEPS = 16384  # whose uniforms are looked at: 786 432
 _NUM_PLACES, _NUM_IDS = 256, 4096  # of noise: 1 048 576
 _NUM_PARTS = 16  # of the unit interval
@@ -88,8 +90,7 @@ class Numbers:
 
         With the cuts of these params, and once without any.
         """
-        uncut = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-        for row, cuts in [(rows[0], uncut), *((row, params) for row in rows)]:
+        for row, cuts in [(rows[0], UNCUT), *((row, params) for row in rows)]:
             self._check_choices_at(filtered_distribution(row, cuts))
 
     def _check_choices_at(self, row: Distribution) -> None:
@@ -112,11 +113,12 @@ class Numbers:
         self,
         loop: SpeculativeDecoder,
         prompt: list[int],
-        make_request: Callable[[list[int], None, Rule], Request],
+        make_request: Callable[[Rule], Request],
     ) -> None:
         """Take a few drafting steps behind a prompt: each has to look at numbers of its own.
 
-        Its numbers are decided at random. Raises Interrupted.
+        Its numbers are decided at random. make_request: of a rule, with the samplers `UNCUT`.
+        Raises Interrupted.
         """
         loop.draft_policy = FixedDraftPolicy(_ADDRESSED)
         for name in RULES:
@@ -124,7 +126,7 @@ class Numbers:
             rule = make_rule(name, is_greedy=False, seed=None, randomness=numbers)
             earlier: set[Hashable] = set()
             loop.start(prompt)
-            for _ in itertools.islice(loop.steps(make_request(prompt, None, rule)), _NUM_NOTED):
+            for _ in itertools.islice(loop.steps(make_request(rule)), _NUM_NOTED):
                 if numbers.used & earlier:
                     self._tell(f"two steps of the rule {name} use the same number")
                     break

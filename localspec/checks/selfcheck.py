@@ -14,9 +14,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from localspec.checks.identity import ENOUGH_ACCEPTED, GREEDY, Identity, IdentityCheck
+from localspec.checks.identity import (
+    COMPARED_TEXT_TOKENS,
+    ENOUGH_ACCEPTED,
+    GREEDY,
+    Identity,
+    IdentityCheck,
+)
 from localspec.checks.limit import EndedBy, ended_by, limited
-from localspec.checks.numbers import Numbers
+from localspec.checks.numbers import UNCUT, Numbers
 from localspec.checks.prompts import check_lengths
 from localspec.checks.rounding import Rounding
 from localspec.checks.step_law import ENOUGH_PLACES, StepLaw, StepLawCheck
@@ -27,7 +33,8 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.resolver import Resolver
-from localspec.speculative.loop import SpeculativeDecoder
+from localspec.speculative.loop import Request, SpeculativeDecoder
+from localspec.speculative.rules import Rule
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 
@@ -193,17 +200,17 @@ class _Check:
         """Check until there is enough evidence, or no prompt is left. Raises Interrupted."""
         self._tell("Checking random numbers")
         self._numbers.check_streams()
-        self._numbers.check_addresses(self._loop, self._prompts[0], self._seeded.request)
+        self._numbers.check_addresses(self._loop, self._prompts[0], self._uncut_request)
         for number, prompt in enumerate(self._prompts):
             for name, check, seed in (
                 ("greedy", self._greedy, None),
                 ("seeded", self._seeded, number),
             ):
-                if self._is_enough:
+                if self._is_decided:
                     return
                 if not (check.result.is_enough and self._law.result.is_enough):
                     self._check_text(name, check, number, prompt, seed)
-        self._has_prompts = self._is_enough
+        self._has_prompts = self._is_decided
 
     def report(self, ending: EndedBy | None) -> Report:
         """The report on the results so far."""
@@ -230,12 +237,25 @@ class _Check:
         )
 
     @property
-    def _is_enough(self) -> bool:
-        return min(self._shares) == 1.0
+    def _is_decided(self) -> bool:
+        """Whether there is enough evidence, or a bug, of which one is enough."""
+        bound = self._rounding.bound
+        return (
+            min(self._shares) == 1.0
+            or bool(self._law.result.bugs or self._numbers.bugs)
+            or any(check.result.bugs(bound) for check in (self._greedy, self._seeded))
+        )
 
     def _tell(self, stage: str) -> None:
         share, spent_s = sum(self._shares) / 3, time.monotonic() - self._started_s
         self._progress(stage, spent_s * (1.0 - share) / share if share > 0.0 else None)
+
+    def _uncut_request(self, rule: Rule) -> Request:
+        """A request for a short answer to the first prompt."""
+        prompt = self._prompts[0]
+        room = self._loop.target.context_length - len(prompt)
+        chain = self._law.make_chain(UNCUT, prompt, ())
+        return Request(chain, rule, min(COMPARED_TEXT_TOKENS, room), self._law.is_end)
 
     def _check_text(
         self, name: str, check: IdentityCheck, number: int, prompt: list[int], seed: int | None
@@ -248,6 +268,8 @@ class _Check:
         law = self._law.result
         places = self._law.run(prompt, reference.plain, reference.rows)
         for _ in itertools.islice(places, max(0, min(_PLACES, ENOUGH_PLACES - law.num_places))):
+            if law.bugs:
+                return
             self._tell(f"Enumerating steps: {law.num_places} of {ENOUGH_PLACES} places")
         self._numbers.check_choices(reference.rows, self._law.sampling)
         if not check.result.is_enough:
