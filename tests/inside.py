@@ -17,7 +17,6 @@ import pytest
 from localspec.chat.chat import Chat
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn
-from localspec.checks import selfcheck
 from localspec.engine.access import Access, EngineTurn
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_pool import CachePool
@@ -187,20 +186,6 @@ def replace_truncation(
 ) -> None:
     """Have all loops cut their caches otherwise: a check has to notice a wrong function."""
     patch.setattr(SpeculativeDecoder, "_truncate_caches", truncate)
-
-
-# checks
-
-
-def before_confirmation(act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
-    """Have checks call `act` before they test suspect rules again."""
-    real = selfcheck._Check._confirm
-
-    def confirm(check: selfcheck._Check) -> None:
-        act()
-        real(check)
-
-    patch.setattr(selfcheck._Check, "_confirm", confirm)
 
 
 # llama

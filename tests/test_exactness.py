@@ -329,7 +329,6 @@ def test_verify_counts_rows_that_are_equal(q8_target, demo_draft):
             engine,
             prompts,
             seconds=60,
-            num_samples=50,
             watch=Watch(lambda _stage, _seconds_left: None),
             options=AnswerOptions(),
         )

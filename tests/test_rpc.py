@@ -337,9 +337,7 @@ def test_measurements_and_checks_run_where_the_models_are(server, tmp_path):
     )
     assert measured.exit_code == 0, measured.output
     assert json.loads(measured.stdout)["costs"]["ratios"][0] == 1.0
-    checked = CliRunner().invoke(
-        main, ["verify", *common, "--seconds", "2", "--details", "--samples", "200"]
-    )
+    checked = CliRunner().invoke(main, ["verify", *common, "--seconds", "9", "--details"])
     assert checked.exit_code in (0, 3), checked.output
     assert "NOT lossless" not in checked.stdout
     assert "Vocabulary:" in checked.stdout

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,7 +31,6 @@ ENOUGH_ACCEPTED = (
 COMPARED_TEXT_TOKENS = 64
 _FARTHEST = 100.0  # logits
 _NUM_MEASURED = 17  # last rows of a text; all are measured where a text differs
-_OTHER_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +99,15 @@ class Reference:
 
         The missing end of a cut text does not count.
         """
-        text = written.tokens
-        rows = self.rows if written.is_whole else self.rows[: len(text)]
-        for position, expected in enumerate(self.plain[: len(rows)]):
-            token = text[position] if position < len(text) else -1
-            if token != expected:
-                return position, expected, token, self._gap(position, expected, token)
-        if len(text) > len(self.plain):
-            return len(self.plain), -1, text[len(self.plain)], math.inf
+        text, plain = written.tokens, self.plain[written.begin :]
+        for index, token in enumerate(text[: len(plain)]):
+            if token != plain[index]:
+                position = written.begin + index
+                return position, plain[index], token, self._gap(position, plain[index], token)
+        if len(text) > len(plain):
+            return len(self.plain), -1, text[len(plain)], math.inf
+        if written.is_whole and len(text) < len(plain):
+            return written.begin + len(text), plain[len(text)], -1, math.inf
         return None
 
     def _gap(self, position: int, expected: int, token: int) -> float:
@@ -130,13 +130,14 @@ class Reference:
 class IdentityCheck:
     """Compares texts of one rule, prompt by prompt, and measures rounding at the same time.
 
-    The rule is greedy at temperature 0, else coupled. make_chain: the samplers for a prompt.
+    The rule is greedy at temperature 0, else coupled. make_chain: the samplers for a
+    prompt and the tokens that are said.
     num_wanted: accepted draft tokens after which it ends.
     """
 
     loop: SpeculativeDecoder
     is_end: Callable[[int], bool]
-    make_chain: Callable[[list[int]], SamplerChain]
+    make_chain: Callable[[Sequence[int], Sequence[int]], SamplerChain]
     rounding: Rounding
     num_wanted: int = ENOUGH_ACCEPTED
     result: Identity = field(default_factory=Identity)
@@ -170,61 +171,81 @@ class IdentityCheck:
         """
         self.loop.truncate(0)
         # The loop comes from another text, whose cache must not be taken for this one's.
-        other = [*reference.prompt_tokens, *reference.plain][_OTHER_TOKENS::-1]
-        self._write(_Text(), self._request(other, None), other, 0)
+        other = reference.prompt_tokens[::-1]
+        self.loop.draft_policy = FixedDraftPolicy(0)
+        self.loop.start(other)
+        next(self.loop.steps(self._request(other, None)))
         for num_draft_tokens in NUMS_DRAFT_TOKENS:
-            if self.result.num_accepted >= self.num_wanted:
-                return
-            text = _Text()
-            request = self._request(reference.prompt_tokens, reference.seed)
-            try:
-                self._write(text, request, reference.prompt_tokens, num_draft_tokens)
-            finally:
-                self._add(text, reference, prompt, num_draft_tokens)
-            if self.result.bugs(self.rounding.bound):
-                # So far only a sample was measured: what rounds farther is no bug.
-                self._measure(reference, len(reference.rows))
-                self.loop.truncate(0)
+            begin = 0
+            # Behind a near tie the next text goes on with the target's own token.
+            while begin < len(reference.plain):
+                if self.result.num_accepted >= self.num_wanted:
+                    return
+                begin = self._compare_from(begin, prompt, reference, num_draft_tokens)
+
+    def _compare_from(self, begin: int, prompt: int, reference: Reference, k: int) -> int:
+        """Compare a text from a position on. Returns that behind the compared tokens."""
+        text = _Text(begin)
+        self.loop.start([*reference.prompt_tokens, *reference.plain[:begin]])
+        self.loop.draft_policy = FixedDraftPolicy(k) if k != _PADDED else _Padded(k)
+        try:
+            self._write(text, reference)
+        finally:
+            found = self._add(text, reference, prompt, k)
+        if self.result.bugs(self.rounding.bound):
+            # So far only a sample was measured: what rounds farther is no bug.
+            self.loop.truncate(0)
+            self._measure(reference, len(reference.rows))
+            self.loop.truncate(0)
+        return len(reference.plain) if found is None else found + 1
 
     def _measure(self, reference: Reference, num_rows: int) -> None:
         tokens = [*reference.prompt_tokens, *reference.plain[:-1]]
         self.rounding.measure(self.loop.target, reference.rows[-num_rows:], tokens)
 
-    def _add(self, text: _Text, reference: Reference, prompt: int, k: int) -> None:
-        """Add the comparison of a text, which may be cut off."""
+    def _add(self, text: _Text, reference: Reference, prompt: int, k: int) -> int | None:
+        """Add the comparison of a text, which may be cut off. Returns where it diverges."""
         found = reference.first_divergence(text)
-        compared = text.provenance if found is None else text.provenance[: found[0] + 1]
+        num_compared = len(text.tokens) if found is None else found[0] + 1 - text.begin
+        compared = text.provenance[:num_compared]
         num_accepted = compared.count(Provenance.ACCEPTED)
         is_draft_other = found is not None and compared[-1:] == [Provenance.ACCEPTED]
         self.result.num_texts += 1
         self.result.num_tokens += len(compared)
         self.result.num_accepted += num_accepted
         self.result.num_identical += num_accepted - is_draft_other
-        if found is not None:
-            self.result.divergences.append(Divergence(prompt, reference.seed, k, *found))
+        if found is None:
+            return None
+        self.result.divergences.append(Divergence(prompt, reference.seed, k, *found))
+        return found[0]
 
-    def _request(self, prompt_tokens: list[int], seed: int | None) -> Request:
-        chain = self.make_chain(prompt_tokens)
+    def _request(
+        self, prompt_tokens: list[int], seed: int | None, said: Sequence[int] = ()
+    ) -> Request:
+        chain = self.make_chain(prompt_tokens, said)
         is_greedy = chain.params.is_greedy
         rule = make_rule(
             None if is_greedy else "coupled",
             is_greedy=is_greedy,
             seed=seed,
-            randomness=Randomness(seed or 0),
+            randomness=Randomness(seed or 0, num_said=len(said)),
         )
         room = self.loop.target.context_length - len(prompt_tokens)
-        return Request(chain, rule, min(COMPARED_TEXT_TOKENS, room), self.is_end)
+        max_tokens = min(COMPARED_TEXT_TOKENS, room) - len(said)
+        return Request(chain, rule, max_tokens, self.is_end)
 
-    def _write(self, text: _Text, request: Request, prompt: list[int], k: int) -> None:
-        """Write a text, until it ends or enough was accepted; without drafts one token."""
+    def _write(self, text: _Text, reference: Reference) -> None:
+        """Write a text until it ends, diverges, or enough was accepted."""
         num_lacking = self.num_wanted - self.result.num_accepted
-        self.loop.start(prompt)
-        self.loop.draft_policy = FixedDraftPolicy(k) if k != _PADDED else _Padded(k)
-        for step in self.loop.steps(request):
+        said = reference.plain[: text.begin]
+        for step in self.loop.steps(
+            self._request(reference.prompt_tokens, reference.seed, said)
+        ):
             text.tokens += step.tokens
             text.provenance += step.provenance
             num_lacking -= step.num_accepted
-            if num_lacking <= 0 or k == 0:
+            end = text.begin + len(text.tokens)
+            if num_lacking <= 0 or text.tokens != reference.plain[text.begin : end]:
                 return
         text.is_whole = True
 
@@ -238,8 +259,9 @@ class _Padded(FixedDraftPolicy):
 
 @dataclass(slots=True)
 class _Text:
-    """A text so far. is_whole: whether it ended by itself."""
+    """A text so far, from a position on. is_whole: whether it ended by itself."""
 
+    begin: int
     tokens: list[int] = field(default_factory=list)
     provenance: list[Provenance] = field(default_factory=list)
     is_whole: bool = False

@@ -30,11 +30,11 @@ from localspec.speculative.rules import Rule, make_rule
 
 # No row is certain then, so that every decision takes a number.
 UNCUT = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-_NUM_STEPS = 16384  # whose uniforms are looked at: 786 432
+_NUM_STEPS = 32768  # whose uniforms are looked at: 1 572 864
 _NUM_PLACES, _NUM_IDS = 256, 4096  # of noise: 1 048 576
 _NUM_PARTS = 16  # of the unit interval
-# Deviations of a count. Right numbers exceed it less than once in 10**9 checks; a part that is
-# 3 % too full is always seen.
+# Deviations of a count. Right numbers exceed it less than once in 10**9 checks; a part of the
+# interval that is 3 % too full, or a pair of parts 10 %, hardly ever keeps within it.
 _MOST_DEVIATIONS = 7.5
 _MOST_EQUAL = 2  # of 53 bits; more are equal less than once in 10**9 checks
 _CHOICES = 40  # at each row

@@ -44,7 +44,7 @@ from localspec.speculative.thread_policy import FixedThreads
 RULES: tuple[RuleName, ...] = ("token", "block")
 ENOUGH_PLACES = 100
 BOUND = 1e-11  # of a probability; sums of float64 stay below 1e-13
-_WIDEST = 20  # tokens of a row that are enumerated; the rules do not know what cut it
+_WIDEST = 6  # tokens of a row that are enumerated; the rules do not know what cut it
 _EVERY_DEEP = 12  # places
 _DEEP_TOKENS = 3
 _MOST_BUGS = 5  # that are told
@@ -56,28 +56,18 @@ Targets = dict[tuple[int, tuple[int, ...]], list[Distribution]]
 
 
 class Depth(NamedTuple):
-    """How a place is enumerated: draft tokens, and samplers."""
+    """How a place is enumerated: draft tokens, samplers, and the test of what ends a text."""
 
     num_draft_tokens: int
     params: SamplingParams
+    is_end: Callable[[int], bool]
 
 
-def depths(sampling: SamplingParams) -> tuple[Depth, Depth]:
-    """Wide: one draft token, with the samplers of answers. Deep: three of two candidates each.
-
-    In the deep one what was just said is favoured, so each row depends on the draft before it.
-    """
-    wide = dataclasses.replace(sampling, top_k=min(sampling.top_k or _WIDEST, _WIDEST))
-    deep = SamplingParams(
-        temperature=1.0,
-        top_k=2,
-        top_p=1.0,
-        min_p=0.0,
-        presence_penalty=-4.0,
-        frequency_penalty=-1.0,
-        penalty_last_n=8,
-    )
-    return Depth(1, wide), Depth(_DEEP_TOKENS, deep)
+_DEEP = SamplingParams(temperature=1.0, top_k=2, top_p=1.0, min_p=0.0)
+# What was just said is favoured, so that each row depends on the draft before it.
+_FAVOURING = dataclasses.replace(
+    _DEEP, presence_penalty=-4.0, frequency_penalty=-1.0, penalty_last_n=8
+)
 
 
 @dataclass(slots=True)
@@ -128,12 +118,27 @@ class StepLawCheck:
             for proposer in self.loop.proposers:
                 proposer.truncate(len(tokens) - 1)
             place = _Place(self, prompt, answer[:index], known)
-            wide, deep = depths(self.sampling)
-            is_drafted = place.enumerate(wide)
+            is_drafted = place.enumerate(Depth(1, self._wide, self.is_end))
             if is_drafted and self.result.num_places % _EVERY_DEEP == 0:
-                place.enumerate(deep)
+                place.enumerate(self._deep(answer[index], tokens[-1]))
             self.result.num_places += is_drafted
             yield
+
+    @property
+    def _wide(self) -> SamplingParams:
+        """The samplers of answers, with fewer candidates."""
+        top_k = min(self.sampling.top_k or _WIDEST, _WIDEST)
+        return dataclasses.replace(self.sampling, top_k=top_k)
+
+    def _deep(self, token: int, last: int) -> Depth:
+        """Two kinds in turn: what was said is favoured, or the text's next token is to end it.
+
+        Real ends are rare, and what may follow one is a trap of its own. last: token of the
+        text, which has not ended.
+        """
+        if self.result.num_places // _EVERY_DEEP % 2 == 0 or token == last:
+            return Depth(_DEEP_TOKENS, _FAVOURING, self.is_end)
+        return Depth(_DEEP_TOKENS, _DEEP, lambda other: other == token or self.is_end(other))
 
 
 class _Place:
@@ -161,7 +166,7 @@ class _Place:
                 break
         else:
             return False
-        remembered = _Remembered(proposer, state, len(self._tokens), self._check.is_end)
+        remembered = _Remembered(proposer, state, len(self._tokens), depth.is_end)
         loop = SpeculativeDecoder(
             self._rows,
             [remembered],
@@ -203,7 +208,7 @@ class _Place:
             _Once(self._chain(depth, 1), targets),
             make_rule(name, is_greedy=False, seed=None, randomness=randomness),
             depth.num_draft_tokens + 2,
-            self._check.is_end,
+            depth.is_end,
         )
         steps = loop.steps(request)
         next(steps)  # An answer's first step never drafts; it gives the last token of the text.
@@ -236,7 +241,7 @@ class _Place:
 
     def _own(self, emitted: tuple[int, ...], depth: Depth) -> dict[int, float]:
         """Token → probability of a plain step behind that; there is none behind an end."""
-        if emitted and self._check.is_end(emitted[-1]):
+        if emitted and depth.is_end(emitted[-1]):
             return {}
         chain = self._chain(depth)
         chain.commit(emitted)
