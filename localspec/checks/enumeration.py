@@ -22,8 +22,8 @@ from localspec.speculative.randomness import Purpose, Randomness
 Box = dict[Any, tuple[float, float]]  # address → the interval of its uniform
 
 
-class Outcome(NamedTuple):
-    """What a run gave, the probability of that way to it, and the numbers that lead there."""
+class Branch(NamedTuple):
+    """A way through a run: its result, its probability, and the numbers that lead there."""
 
     result: Any
     prob: float
@@ -46,11 +46,11 @@ class Enumeration(Randomness):
         self._uniforms_of: dict[int, Any] = {}
         self.used: set[Hashable] = set()  # addresses that were looked at
 
-    def outcomes(self, run: Callable[[Enumeration], Any]) -> Iterator[Outcome]:
+    def outcomes(self, run: Callable[[Enumeration], Any]) -> Iterator[Branch]:
         """Every way that `run` can take; it has to do the same where the numbers are."""
         while True:
             self._taken, self._box, self._prob = [], {}, 1.0
-            yield Outcome(run(self), self._prob, self._box)
+            yield Branch(run(self), self._prob, self._box)
             while self._taken and not self._taken[-1]:
                 self._taken.pop()
             if not self._taken:
@@ -115,7 +115,9 @@ class Uniform:
 
     def __lt__(self, edge: Any) -> bool:
         # NumPy's search begins with a comparison of the number with itself.
-        return edge is not self and self._owner.is_below(self._address, edge / self._factor)
+        return edge is not self and self._owner.is_below(
+            self._address, float(edge) / self._factor
+        )
 
     def __ge__(self, edge: Any) -> bool:
         return not self < edge

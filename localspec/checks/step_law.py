@@ -117,7 +117,7 @@ class StepLawCheck:
             tokens = [*prompt, *answer[:index]]
             for proposer in self.loop.proposers:
                 proposer.truncate(len(tokens) - 1)
-            place = _Place(self, prompt, answer[:index], known)
+            place = _EnumeratedPlace(self, prompt, answer[:index], known)
             is_drafted = place.enumerate(Depth(1, self._wide, self.is_end))
             if is_drafted and self.result.num_places % _EVERY_DEEP == 0:
                 place.enumerate(self._deep(answer[index], tokens[-1]))
@@ -141,7 +141,7 @@ class StepLawCheck:
         return Depth(_DEEP_TOKENS, _DEEP, lambda other: other == token or self.is_end(other))
 
 
-class _Place:
+class _EnumeratedPlace:
     """A text and what models say behind it."""
 
     def __init__(
