@@ -118,18 +118,18 @@ def test_a_cut_text_counts_as_far_as_it_goes(pair, monkeypatch):
     It begins behind the reference, the places, and the end of another text.
     """
     monkeypatch.setattr(checked_numbers, "Random", lambda: random.Random(0))
-    before, stages, begun = pair.num_decodes, [], []
+    stages, begun = [], []
 
     def note_comparing(stage, _left):
         stages.append(stage)
         if stages.count("Comparing greedy text 1 of 1: 0 of 100 tokens") == 2:
-            begun.append(pair.num_decodes)
+            begun.append(next(done))
 
-    run_check(pair, names=("a fox",), watch=Watch(note_comparing))
-    begin = begun[0] - before
+    with wish_at_decode(0, Cancellation()) as done:
+        run_check(pair, names=("a fox",), watch=Watch(note_comparing))
     counts = [
-        checked_until(pair, begin + more, names=("a fox",))[0].greedy.num_accepted
-        for more in range(10, 40, 8)
+        checked_until(pair, begun[0] + more, names=("a fox",))[0].greedy.num_accepted
+        for more in range(10, 70, 15)
     ]
     assert counts == sorted(counts)
     assert len(set(counts)) > 2, counts
@@ -432,7 +432,7 @@ def test_the_demo_pair_is_lossless_and_the_verdict_comes_first(tmp_path, monkeyp
 
 
 def test_nothing_seen_is_no_good_news(pair, stories):
-    """It is called too little; and nothing is shown on the way where nobody looks."""
+    """It is called too little."""
     report, _ = checked_until(pair, 1)
     _, identity, law, advice, *_ = report_text(report, pair, details=False).splitlines()
     assert identity.endswith("a verdict needs 100 of each.")
@@ -444,7 +444,7 @@ def test_nothing_seen_is_no_good_news(pair, stories):
     spoken = run("--prompts", stories, "--proposer", "lookup", "--seconds", "1")
     assert spoken.exit_code == 3
     assert "would have been seen" not in spoken.stdout
-    assert spoken.stderr == ""
+    assert "Traceback" not in spoken.stderr
 
 
 @pytest.mark.slow
