@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from other_tokenizer import write_renumbered
 
 import inside
 import localspec
-from gguf_maker import write_spm_model
+from gguf_maker import write_random_model, write_spm_model
+from localspec.cli import main
 from localspec.gguf_file.check import check_model_file
+from localspec.presets.folder_import import search_folder
 from localspec.presets.pairing import compare_vocabularies, have_one_tokenizer
 from localspec.speculative.common_tokens import CommonTokens
 
@@ -203,3 +207,40 @@ def test_a_chat_that_waited_or_was_saved_finds_what_its_draft_had_read(
 
 def user(text):
     return {"role": "user", "content": text}
+
+
+def test_explain_says_what_two_tokenizers_have_in_common(demo_target, drafts):
+    options = ["explain", "--target", str(demo_target), "--draft", str(drafts["lost"])]
+    told = CliRunner().invoke(main, options)
+    assert told.exit_code == 0
+    assert "Tokens     other tokenizers, 3196 tokens in common: 78% of the" in told.stdout
+    assert "NO PAIR" not in told.stdout
+    found = json.loads(CliRunner().invoke(main, [*options, "--json"]).stdout)
+    assert found["vocabulary"] == {"number": 3196, "target_size": 4096, "draft_size": 4096}
+
+
+@pytest.mark.usefixtures("own_config")
+def test_import_takes_another_tokenizer_only_where_no_model_has_the_same(
+    tmp_path, demo_target, drafts
+):
+    shutil.copy(drafts["random"], tmp_path / "other.gguf")
+    write_random_model(tmp_path / "large.gguf", demo_target, width=256)
+    named = {one.name: one for one in search_folder(tmp_path).proposals}
+    assert named["large"].draft == tmp_path / "other.gguf"
+    assert named["other"].draft is None
+    shown = CliRunner().invoke(main, ["models", "import", str(tmp_path)]).stderr
+    assert "other.gguf (other tokenizers, " in shown
+    write_random_model(tmp_path / "same.gguf", demo_target, width=64)
+    named = {one.name: one for one in search_folder(tmp_path).proposals}
+    assert (named["large"].draft, named["large"].common) == (tmp_path / "same.gguf", None)
+    assert CliRunner().invoke(main, ["models", "import", str(tmp_path), "--yes"]).exit_code == 0
+
+
+def test_a_draft_of_another_tokenizer_has_to_be_small_for_an_import(tmp_path, drafts):
+    """At most a sixth of its target; one with the same tokenizer may have a third."""
+    target = shutil.copy(drafts["ids"], tmp_path / "target.gguf")
+    other = write_spm_model(tmp_path / "other.gguf", more=("the", "▁fox"))
+    share = check_model_file(other).weights_bytes / check_model_file(target).weights_bytes
+    assert 1 / 6 < share < 1 / 3
+    named = {one.name: one for one in search_folder(tmp_path).proposals}
+    assert named["target"].draft is None

@@ -16,6 +16,7 @@ from localspec.vocabulary import Vocabulary
 
 # Bytes that are tokenised again at most: longer than most words.
 _LOOK_BACK = 64
+_LONGEST_KEPT, _MOST_KEPT = 16, 1 << 14  # characters of words that are not tokenised again
 _MOST_AT_ONCE = 1 << 18  # characters: below what a tokenizer refuses
 # With surrogateescape, bytes that are no characters are these.
 _PARTS = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]+")
@@ -41,6 +42,7 @@ class OwnText:
         self._vocabulary = vocabulary
         # A text that follows an ordinary token gets no space before it.
         self._ordinary = next(own for own in maps.own_bytes if own >= 0)
+        self._words: dict[str, list[int]] = {}  # that were tokenised before
         self._data = bytearray()
         self._ends: list[int] = []  # of the target's tokens, in bytes
         self._own_ends: list[int] = []
@@ -158,10 +160,15 @@ class OwnText:
 
     def _of_text(self, text: str) -> list[int]:
         """Tokens with the very bytes: byte by byte where the tokenizer would change them."""
+        known = self._words.get(text)
+        if known is not None:
+            return known
         if len(text) < _MOST_AT_ONCE:
             own = self._vocabulary.tokenize(text, parse_special=False, after=self._ordinary)
             pieces = self._maps.own_pieces
             if b"".join([pieces[token] for token in own]) == text.encode():
+                if len(text) <= _LONGEST_KEPT and len(self._words) < _MOST_KEPT:
+                    self._words[text] = own
                 return own
         if len(text) == 1:
             return self._of_bytes(text)

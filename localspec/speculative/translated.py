@@ -23,9 +23,10 @@ _SPARE_TOKENS = 16  # of the context: a word that is not whole yet may take more
 class TranslatedModel:
     """A `Model` over the target's ids, made of a model that has ids of its own.
 
-    text: what `model` reads. From a checkpoint on, single tokens are taken for its own drafts,
-    and stay the tokens that they are until the text goes on. Where several rows are asked for,
-    each is what it would be without the tokens that follow, so it takes a decode of its own.
+    own_model: that model. text: what it reads. From a checkpoint on, single tokens are taken
+    for its own drafts, and stay the tokens that they are until the text goes on. Where several
+    rows are asked for, each is what it would be without the tokens that follow, so it takes a
+    decode of its own.
     """
 
     def __init__(self, model: Model, text: OwnText, maps: TokenMaps) -> None:
@@ -34,7 +35,7 @@ class TranslatedModel:
         self.context_length = model.context_length
         self.max_outputs = model.max_outputs
         self.max_rollback = model.max_rollback
-        self._model = model
+        self.own_model = model
         self._text = text
         self._drafts = False
         self._rows = np.full((model.max_outputs, self.vocab_size), -np.inf, np.float32)
@@ -42,7 +43,7 @@ class TranslatedModel:
 
     @property
     def num_cached(self) -> int:
-        return self._text.num_covered(self._model.num_cached)
+        return self._text.num_covered(self.own_model.num_cached)
 
     def room_after(self, tokens: Sequence[int]) -> int:
         """How many drafts its context has room for after `tokens`, all that it is to read."""
@@ -60,7 +61,7 @@ class TranslatedModel:
 
     def _decode(self, tokens: Sequence[int], row: int | None) -> None:
         """Append tokens; the row after the last of them becomes that of `_rows`."""
-        model, text = self._model, self._text
+        model, text = self.own_model, self._text
         num_cached = self.num_cached
         if text.tokens[num_cached:] != list(tokens):
             text.cut(num_cached)
@@ -85,19 +86,19 @@ class TranslatedModel:
     def _settle(self) -> None:
         text = self._text
         text.settle()
-        if text.num_same < self._model.num_cached:
-            self._model.truncate(text.num_same)
+        if text.num_same < self.own_model.num_cached:
+            self.own_model.truncate(text.num_same)
         text.num_same = len(text.own)
 
     def truncate(self, num_cached: int) -> None:
         """As `Model.truncate`, or to more than is cached: what it is to read is cut, too."""
         self._text.cut(num_cached)
-        if self._text.num_same < self._model.num_cached:
-            self._model.truncate(self._text.num_same)
+        if self._text.num_same < self.own_model.num_cached:
+            self.own_model.truncate(self._text.num_same)
 
     def read_so_far(self) -> Reading:
         """What its cache holds, in the tokens of both."""
-        return self._text.reading(self._model.num_cached)
+        return self._text.reading(self.own_model.num_cached)
 
     def go_on(self, reading: Reading) -> None:
         """Its cache, which was replaced, holds that now."""
@@ -105,7 +106,7 @@ class TranslatedModel:
 
     def checkpoint(self) -> None:
         self._drafts = True
-        self._model.checkpoint()
+        self.own_model.checkpoint()
 
 
 class TranslatedDraft(DraftModel):

@@ -477,6 +477,20 @@ BUGS = [
         "",
         "tests/test_medusa.py::test_a_row_may_be_written_to[some]",
     ),
+    Bug(
+        "another tokenizer: a row that is not the draft's under the target's ids",
+        "speculative/translated.py",
+        "np.take(rows[0], self.maps.own_ids,",
+        "np.take(rows[0], self.maps.own_ids[::-1],",
+        "tests/test_translated.py::test_its_rows_are_the_drafts_under_the_targets_ids",
+    ),
+    Bug(
+        "another tokenizer: a cut that leaves the draft's tokens beyond it",
+        "speculative/own_text.py",
+        "self._keep_own(bisect_right(self._own_ends, end) if num_tokens else 0)",
+        "self._keep_own(bisect_right(self._own_ends, end + 1) if num_tokens else 0)",
+        "tests/test_translated.py::test_both_have_the_same_bytes_however_the_text_grows_and_is_cut",
+    ),
     # 13. Constrained answers.
     Bug(
         "a sampled draft is cut at a forbidden token",

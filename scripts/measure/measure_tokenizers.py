@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from count_identical import read_prompts
 import localspec
 from localspec.engine.engine import Engine
 from localspec.policy.speedup import Curve, best_draft_tokens, expected_speedup
+from localspec.sampling.distribution import Logits
 from localspec.speculative.translated import TranslatedDraft
 
 # v(1), v(2) … of docs/performance.md.
@@ -41,7 +43,10 @@ _EVERY = 4  # places: where the target is timed
 
 @dataclass
 class Found:
-    """Of the answers to one file of prompts. target_s, draft_s: of one token each."""
+    """Of the answers to one file of prompts.
+
+    target_s, draft_s: of one token each. overhead_s: of a draft's token but for its decode.
+    """
 
     num_texts: int = 0
     num_same: int = 0
@@ -52,6 +57,27 @@ class Found:
     num_accepted: int = 0
     target_s: list[float] = field(default_factory=list)
     draft_s: list[float] = field(default_factory=list)
+    overhead_s: list[float] = field(default_factory=list)
+
+
+class DecodeClock:
+    """Adds up what the draft's own decodes take, so that the rest is known."""
+
+    def __init__(self, draft: TranslatedDraft) -> None:
+        self.seconds = 0.0
+        self._model = draft.translated.own_model
+        self._decode = self._model.decode
+        self._model.decode = self._timed  # type: ignore[method-assign]
+
+    def _timed(self, tokens: Sequence[int], num_logits: int) -> Logits:
+        started = time.process_time()
+        rows = self._decode(tokens, num_logits)
+        self.seconds += time.process_time() - started
+        return rows
+
+    def stop(self) -> None:
+        """Leave the model as it was."""
+        self._model.decode = self._decode  # type: ignore[method-assign]
 
 
 def look(engine: Engine, prompt: list[int], answer: list[int], found: Found) -> None:
@@ -59,12 +85,15 @@ def look(engine: Engine, prompt: list[int], answer: list[int], found: Found) -> 
     whole = [*prompt, *answer]
     with engine.exclusively() as loop:
         draft = next(p for p in loop.proposers if isinstance(p, TranslatedDraft))
+        clock = DecodeClock(draft)
         loop.target.decode(prompt, 0)
         for end in range(len(prompt) + 1, len(whole)):
+            clock.seconds = 0.0
             started = time.process_time()
             draft.state(whole[:end])
             row = draft.rows(whole[:end], 1)[0]
             drafted = time.process_time()
+            found.overhead_s.append(drafted - started - clock.seconds)
             if (end - len(prompt)) % _EVERY == 1:
                 loop.target.truncate(len(prompt))
                 timed = time.process_time()
@@ -75,6 +104,7 @@ def look(engine: Engine, prompt: list[int], answer: list[int], found: Found) -> 
             found.num_places += 1
             found.num_agreed += int(row.argmax()) == whole[end]
             found.num_common += bool(row[whole[end]] > -np.inf)
+        clock.stop()
 
 
 def ask(engine: Engine, text: str, max_tokens: int, draft_tokens: int, found: Found) -> None:
@@ -94,12 +124,14 @@ def ask(engine: Engine, text: str, max_tokens: int, draft_tokens: int, found: Fo
 def show(name: str, found: Found) -> None:
     """Print what was found."""
     cost = statistics.median(found.draft_s) / statistics.median(found.target_s)
+    overhead_us = 1e6 * statistics.median(found.overhead_s)
     acceptance, common = (n / found.num_places for n in (found.num_agreed, found.num_common))
     print(
         f"{name}: {found.num_same} of {found.num_texts} texts the same; acceptance "
         f"{acceptance:.3f} at {found.num_places} places, {common:.3f} of them of tokens that "
         f"both have; {found.num_accepted} of {found.num_drafted} drafted tokens accepted; a "
-        f"draft token costs {cost:.3f} of a target's"
+        f"draft token costs {cost:.3f} of a target's, {overhead_us:.0f} µs of it for aligning "
+        f"and renaming"
     )
     for machine, steps in MACHINES.items():
         curve = Curve((0.0, *steps), cost)
