@@ -70,7 +70,8 @@ def pair() -> Iterator[localspec.Engine]:
     ids=["SmolLM2", "coder"],
 )
 def test_exact_greedy_texts_are_plain_decodings(target, draft, kinds, num_tokens):
-    """In a process of its own, whose kernels no other model has chosen."""
+    """And so is each token's probability. In a process of its own, whose kernels no other
+    model has chosen."""
     files = {"target": real(target), "draft": real(draft)}
     try:
         engine = localspec.IsolatedEngine(**files, exact=True, context_length=1024)
@@ -78,7 +79,7 @@ def test_exact_greedy_texts_are_plain_decodings(target, draft, kinds, num_tokens
         if is_known_to_be_exact():
             raise
         pytest.skip(f"this processor's kernels: {error}")
-    asked = {"temperature": 0, "max_tokens": num_tokens}
+    asked = {"temperature": 0, "max_tokens": num_tokens, "logprobs": 0}
     with engine:
         for kind in kinds:
             plain = task(kind).ask(engine, **asked, draft_tokens=0).reply()
@@ -87,6 +88,7 @@ def test_exact_greedy_texts_are_plain_decodings(target, draft, kinds, num_tokens
             for way, drafting in WAYS.items():
                 reply = task(kind).ask(engine, **asked, **drafting).reply()
                 assert reply.token_ids == plain.token_ids, (kind, way)
+                assert reply.logprobs == plain.logprobs, (kind, way)
                 assert reply.stats.exact
                 assert way == "automatic" or reply.stats.num_draft_tokens > 0, (kind, way)
 
