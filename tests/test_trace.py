@@ -180,3 +180,17 @@ def test_nothing_is_recorded_where_the_file_has_no_place(tmp_path):
     result = CliRunner().invoke(main, ["trace", "record", str(path)])
     assert result.exit_code == 2
     assert "no folder" in result.stderr
+
+
+def test_an_answer_is_recorded_without_the_memory_of_the_one_before(tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Count to twenty.\nCount to twenty.\n")
+    path = tmp_path / "mine.jsonl"
+    arguments = ["trace", "record", str(path), "--prompts", str(prompts), "--temperature", "0"]
+    result = CliRunner().invoke(main, [*arguments, "--max-tokens", "24"])
+    assert result.exit_code == 0, result.output
+    first, second = read_recording(path).traces
+    assert first.num_tokens == second.num_tokens
+    lookups = [trace.proposers.get(ProposerKind.LOOKUP) for trace in (first, second)]
+    limits = [None if one is None else one.limit for one in lookups]
+    assert limits[0] == limits[1]
