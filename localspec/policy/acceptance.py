@@ -117,8 +117,9 @@ class Acceptance:
         for _ in range(MAX_DRAFT_TOKENS - 1):
             ahead.append(1.0 / (2.0 - ahead[-1]))  # 1 - 1 / n becomes 1 - 1 / (n + 1)
         chances = self._chances[np.searchsorted(_EDGES, ahead, side="right")]
-        grown = np.cumsum(np.cumprod(chances, axis=0), axis=0).T
-        return np.concatenate([np.zeros((len(RATES), 1)), grown], axis=1)
+        grown = np.zeros((len(RATES), 1 + MAX_DRAFT_TOKENS))
+        grown[:, 1:] = np.cumsum(np.cumprod(chances, axis=0), axis=0).T
+        return grown
 
     def expected(self, weights: Weights, confidence: float | None) -> Weights:
         """(1 + MAX_DRAFT_TOKENS,) how many of the next 0, 1, 2 … tokens will be accepted.
