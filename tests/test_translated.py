@@ -175,7 +175,7 @@ class Random:
 
     def vocabulary(self, *, changes: tuple[str, str] = ("", "")) -> Pieces:
         words = {"".join(self.random.choices(self.PARTS, k=3)).encode() for _ in range(30)}
-        cut = {word[: self.random.randint(1, len(word))] for word in words}
+        cut = {word[: self.random.randint(1, len(word))] for word in sorted(words)}
         singles = [bytes([byte]) for byte in range(256)]
         self.random.shuffle(singles)
         more = sorted((words | cut) - set(singles))
@@ -273,3 +273,38 @@ def test_too_little_in_common_is_no_pair():
     assert str(found) == (
         "other tokenizers, 2 tokens in common: 50% of the target's 4, 100% of the draft's 2"
     )
+
+
+def test_a_replay_judges_by_one_decode_what_it_would_have_proposed():
+    """At places where a token of its own ends; it reads the others all the same."""
+    table = TableModel(OTHER.size, seed=3)
+    draft = translated(AB, OTHER, table)
+    text = [0, 1, 1, 1, 0, 1, 2, 0, 1]  # a b b b a b ab a b: to the draft a b b ba ba ba b
+    probs = [0.25] * 5
+    assert draft.state(text).num_unjudged == 8
+    scores = draft.replay(text, probs, chain())
+    assert (table.decoded, scores.num_read) == ([[3, 1, 1, 0, 0, 0]], 8)
+    assert table.cached == [3, 1, 1, 0, 0, 0]
+    expected = []
+    alone = translated(AB, OTHER, TableModel(OTHER.size, seed=3))
+    for place in range(len(text) - 5, len(text)):
+        before = text[:place]
+        alone.read_from(0)
+        row = alone.rows(before, 1)[0]
+        distribution = chain().distribution(row, before)
+        expected.append(min(1.0, distribution.prob(text[place]) / 0.25))
+    assert [judged for _, judged in scores.chances] == pytest.approx([expected[1], expected[4]])
+
+
+def test_a_start_that_has_no_bytes_stays_in_the_text():
+    """Rows from the front on, of a draft that has no token for the start."""
+    target = Pieces([b"<s>", b"a", b"b"], controls=(0,), bos=0, add_bos=True)
+    table = TableModel(OTHER.size, seed=3)
+    draft = translated(target, OTHER, table)
+    text = [0, 2, 1]
+    draft.state(text)
+    rows = draft.rows(text, 3)
+    assert rows[0].tolist() == [-np.inf, 0.0, 0.0]
+    assert rows[2].tolist()[1:] == [table.row([0])[3], table.row([0])[1]]
+    assert (table.cached, draft.model.num_cached) == ([0], 3)
+    assert draft.propose(text, UpTo(1), chain(), lambda _, row: int(row.ids[0])).num_read == 0

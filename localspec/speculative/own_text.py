@@ -74,6 +74,12 @@ class OwnText:
             return 0
         return bisect_right(self._ends, self._own_ends[num_own - 1])
 
+    def num_own_at(self, num_tokens: int) -> int:
+        """How many of the draft's tokens end where the first num_tokens do; 0 if none ends."""
+        end = self._ends[num_tokens - 1]
+        num_own = bisect_right(self._own_ends, end)
+        return num_own if num_own and self._own_ends[num_own - 1] == end else 0
+
     def cut(self, num_tokens: int) -> None:
         """Keep the first num_tokens of the target's tokens."""
         del self.tokens[num_tokens:], self._ends[num_tokens:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -172,17 +172,15 @@ class DraftModel(Proposer):
         num_rows = min(self._num_unjudged(tokens), len(probs), self.model.max_outputs)
         if not missing:
             return ReplayScores([], 0)
-        rows = self._decoded(missing, num_rows)
+        rows = self._rows_together(missing, num_rows)
         self._num_judged = len(tokens)
         first = len(tokens) - num_rows
-        before, after = tokens[:first], tokens[first:]
+        before, after, probs = tokens[:first], tokens[first:], probs[len(probs) - num_rows :]
         chances = []
-        for index, (token, prob) in enumerate(
-            zip(after, probs[len(probs) - num_rows :], strict=True)
-        ):
-            distribution = chain.distribution(rows[index], before, after[:index])
-            judged = chance(distribution, token, prob)
-            chances.append((confidence_in(rows[index], distribution), judged))
+        for index, row in rows:
+            distribution = chain.distribution(row, before, after[:index])
+            judged = chance(distribution, after[index], probs[index])
+            chances.append((confidence_in(row, distribution), judged))
         return ReplayScores(chances, len(missing))
 
     def _room(self, tokens: Sequence[int]) -> int:
@@ -212,6 +210,12 @@ class DraftModel(Proposer):
         `state` must allow a proposal, and as many of the tokens must be new to it.
         """
         return self._decoded(self._missing(tokens), num_rows)
+
+    def _rows_together(
+        self, missing: Sequence[int], num_rows: int
+    ) -> Iterable[tuple[int, Logits]]:
+        """Rows after the last num_rows of the tokens, by one decode: those that it gives."""
+        return enumerate(self._decoded(missing, num_rows))
 
     def _decoded(self, missing: Sequence[int], num_rows: int) -> Logits:
         rows = self.model.decode(missing, num_rows)[:, : self._shared_size]

@@ -6,7 +6,7 @@ others. So its distributions are what its tokens are drawn from, and every rule 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -53,24 +53,39 @@ class TranslatedModel:
         return self.context_length + 1 - _SPARE_TOKENS - len(self._text.own)
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
+        # Counted on from here: tokens without bytes are not cached while nothing else is.
+        begin = self.num_cached
         num_together = len(tokens) - max(num_logits - 1, 0)
-        self._decode(tokens[:num_together], 0 if num_logits else None)
+        self._decode(tokens[:num_together], begin, 0 if num_logits else None)
         for row, token in enumerate(tokens[num_together:], 1):
-            self._decode([token], row)
+            self._decode([token], begin + num_together + row - 1, row)
         return self._rows[:num_logits]
 
-    def _decode(self, tokens: Sequence[int], row: int | None) -> None:
+    def rows_together(
+        self, tokens: Sequence[int], num_rows: int
+    ) -> Iterator[tuple[int, Logits]]:
+        """Append tokens by one decode. Rows after those of the last num_rows behind which a
+        token of its own ends, each with its place among them.
+        """
+        model, text = self.own_model, self._text
+        self._append(tokens, self.num_cached)
+        num_own, num_before = len(text.own), len(text.tokens) - num_rows
+        first = max(model.num_cached, num_own - self.max_outputs)
+        ends = [text.num_own_at(num_before + 1 + place) for place in range(num_rows)]
+        lengths = [num_own - end + 1 if end > first else 0 for end in ends]
+        num_logits = max(lengths, default=0)
+        missing = text.own[model.num_cached :]
+        if not missing:
+            return
+        rows = model.decode(missing, num_logits)
+        for place, length in enumerate(lengths):
+            if length:
+                yield place, self._renamed(rows[num_logits - length], place)
+
+    def _decode(self, tokens: Sequence[int], begin: int, row: int | None) -> None:
         """Append tokens; the row after the last of them becomes that of `_rows`."""
         model, text = self.own_model, self._text
-        num_cached = self.num_cached
-        if text.tokens[num_cached:] != list(tokens):
-            text.cut(num_cached)
-            own = int(self.maps.to_own[tokens[0]]) if self._drafts and len(tokens) == 1 else -1
-            if own >= 0:
-                text.follow(tokens[0], own)
-            else:
-                text.extend(tokens)
-        self._settle()
+        self._append(tokens, begin)
         if row is not None and not text.own:
             self._rows[row][self.maps.target_ids] = 0.0  # nothing to read: all are as likely
             return
@@ -80,8 +95,25 @@ class TranslatedModel:
         if missing := text.own[model.num_cached :]:
             rows = model.decode(missing, 0 if row is None else 1)
             if row is not None:
-                np.take(rows[0], self.maps.own_ids, out=self._gathered, mode="clip")
-                self._rows[row][self.maps.target_ids] = self._gathered
+                self._renamed(rows[0], row)
+
+    def _append(self, tokens: Sequence[int], begin: int) -> None:
+        """Make the text go on with these from a place on; it may know them already."""
+        text = self._text
+        if text.tokens[begin:] != list(tokens):
+            text.cut(begin)
+            own = int(self.maps.to_own[tokens[0]]) if self._drafts and len(tokens) == 1 else -1
+            if own >= 0:
+                text.follow(tokens[0], own)
+            else:
+                text.extend(tokens)
+        self._settle()
+
+    def _renamed(self, own_row: Logits, row: int) -> Logits:
+        np.take(own_row, self.maps.own_ids, out=self._gathered, mode="clip")
+        renamed: Logits = self._rows[row]
+        renamed[self.maps.target_ids] = self._gathered
+        return renamed
 
     def _settle(self) -> None:
         text = self._text
@@ -122,6 +154,11 @@ class TranslatedDraft(DraftModel):
 
     def knows(self, tokens: Sequence[int]) -> bool:
         return bool(self.translated.maps.can_spell[list(tokens)].all())
+
+    def _rows_together(
+        self, missing: Sequence[int], num_rows: int
+    ) -> Iterator[tuple[int, Logits]]:
+        return self.translated.rows_together(missing, num_rows)
 
     def _room(self, tokens: Sequence[int]) -> int:
         return self.translated.room_after(tokens[self.begins_at :])

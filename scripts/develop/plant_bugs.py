@@ -480,8 +480,8 @@ BUGS = [
     Bug(
         "another tokenizer: a row that is not the draft's under the target's ids",
         "speculative/translated.py",
-        "np.take(rows[0], self.maps.own_ids,",
-        "np.take(rows[0], self.maps.own_ids[::-1],",
+        "np.take(own_row, self.maps.own_ids,",
+        "np.take(own_row, self.maps.own_ids[::-1],",
         "tests/test_translated.py::test_its_rows_are_the_drafts_under_the_targets_ids",
     ),
     Bug(
