@@ -16,7 +16,7 @@ DRAFT, LOOKUP = ProposerKind.DRAFT, ProposerKind.LOOKUP
 
 @pytest.fixture(scope="module", params=PLACES)
 def engine(request):
-    with request.param("demo", draft_tokens=3) as opened:
+    with request.param("demo", draft_tokens=3, memory=False) as opened:
         yield opened
 
 
