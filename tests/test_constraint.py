@@ -125,15 +125,20 @@ def test_seeded_constrained_text_is_the_same_with_any_draft(drafted, way):
     use = options.tool_use(())
     prompt = inside.prompt(opened, QUESTION, use)
 
-    def chain(tokens):
+    def chain(tokens, said):
         constraint = inside.constraint(opened, options, prompt)
-        return Resolver(opened.vocabulary).chain(SamplingParams(), len(tokens), constraint)
+        constraint.commit(said)
+        return Resolver(opened.vocabulary).chain(
+            SamplingParams(), len(tokens), constraint, len(said)
+        )
 
     rounding = Rounding()
     with opened.exclusively() as loop:
-        check = IdentityCheck(loop, opened.vocabulary.is_end, chain, rounding)
+        check = IdentityCheck(
+            loop, opened.vocabulary.is_end, chain, rounding, num_wanted=1_000_000
+        )
         for seed in range(num_examples(10)):
-            check.run(seed, prompt.tokens, seed)
+            check.compare(seed, check.reference(prompt.tokens, seed))
     found = check.result
     assert found.bugs(rounding.bound) == []
     assert len(found.divergences) <= found.num_texts // 10
