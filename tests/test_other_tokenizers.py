@@ -104,13 +104,16 @@ def test_a_target_of_sentencepiece_has_a_draft_of_another_kind(drafts, demo_draf
     assert texts[0] == texts[1] == texts[2]
 
 
-def test_what_headers_say_is_what_the_models_have(demo_target, drafts):
+def test_what_headers_say_is_what_the_models_have_and_a_load_warns_of(
+    demo_target, drafts, caplog
+):
     target = check_model_file(demo_target)
     for name, draft in drafts.items():
         found = compare_vocabularies(target, check_model_file(draft))
         assert not have_one_tokenizer(target, check_model_file(draft))
         with localspec.load(target=demo_target, draft=draft) as engine:
             assert engine.shared_vocabulary == found, name
+        assert f"{draft.name} and its target have {found}" in caplog.text
 
 
 def test_chats_are_cancelled_go_on_and_wait_for_each_other(exact_target, drafts):

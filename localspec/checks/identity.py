@@ -25,12 +25,11 @@ from localspec.speculative.rules import StepStart, make_rule
 GREEDY = SamplingParams(temperature=0)
 NUMS_DRAFT_TOKENS = (1, 3, 8)
 _PADDED = 3  # draft tokens of the steps that are padded
-ENOUGH_ACCEPTED = (
-    100  # draft tokens of either rule; 9 times in 10 all show that 1.2 % are wrong
-)
+# Draft tokens of either rule: 9 times in 10 all together show that 1.2 % are wrong
+ENOUGH_ACCEPTED = 100
 COMPARED_TEXT_TOKENS = 64
 _FARTHEST = 100.0  # logits
-_NUM_MEASURED = 17  # last rows of a text; all are measured where a text differs
+_NUM_MEASURED = 17  # last rows of a text, and those in front of a divergence
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +160,7 @@ class IdentityCheck:
             if self.is_end(plain[-1]):
                 break
         reference = dataclasses.replace(reference, rows=rows[: len(plain)])
-        self._measure(reference, _NUM_MEASURED)
+        self._measure(reference, _NUM_MEASURED, len(plain))
         return reference
 
     def compare(self, prompt: int, reference: Reference) -> None:
@@ -192,16 +191,20 @@ class IdentityCheck:
             self._write(text, reference)
         finally:
             found = self._add(text, reference, prompt, k)
-        if self.result.bugs(self.rounding.bound):
-            # So far only a sample was measured: what rounds farther is no bug.
-            self.loop.truncate(0)
-            self._measure(reference, len(reference.rows))
-            self.loop.truncate(0)
+        # So far only a sample was measured: what rounds farther is no bug. So the rows in front
+        # of the divergence are measured, and all of them if that was not enough.
+        for num_rows, end in ((_NUM_MEASURED, (found or 0) + 1), (len(reference.rows),) * 2):
+            if self.result.bugs(self.rounding.bound):
+                self.loop.truncate(0)
+                self._measure(reference, num_rows, end)
+                self.loop.truncate(0)
         return len(reference.plain) if found is None else found + 1
 
-    def _measure(self, reference: Reference, num_rows: int) -> None:
-        tokens = [*reference.prompt_tokens, *reference.plain[:-1]]
-        self.rounding.measure(self.loop.target, reference.rows[-num_rows:], tokens)
+    def _measure(self, reference: Reference, num_rows: int, end: int) -> None:
+        """Measure the rounding of the last num_rows of the text's first `end` rows."""
+        rows = reference.rows[:end]
+        tokens = [*reference.prompt_tokens, *reference.plain[: len(rows) - 1]]
+        self.rounding.measure(self.loop.target, rows[-num_rows:], tokens)
 
     def _add(self, text: _Text, reference: Reference, prompt: int, k: int) -> int | None:
         """Add the comparison of a text, which may be cut off. Returns where it diverges."""

@@ -81,6 +81,12 @@ def _of_draft(
         shared = shared_vocabulary(vocabulary, draft.vocabulary)
     except PairError:
         maps = TokenMaps(vocabulary, draft.vocabulary)
+        logger.warning(
+            "%s and its target have %s",
+            draft.name,
+            maps.common,
+            extra={"is_of_pair": True},
+        )
         model = TranslatedModel(draft, OwnText(maps, draft.vocabulary), maps)
         return maps.common, TranslatedDraft(model, vocabulary.is_end)
     return shared, DraftModel(draft, shared, vocabulary.is_end)
