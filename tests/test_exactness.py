@@ -11,10 +11,10 @@ import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import llama_cpp
 import pytest
+from exact_files import exact_copy, is_known_to_be_exact, requantised
 from head_maker import write_head_model
 
 import localspec
@@ -30,7 +30,7 @@ from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import unevenly_repacked
 from localspec.isolated.watch import Watch
 from localspec.llama import exact_probe
-from localspec.llama.library import kernels, system_info
+from localspec.llama.library import kernels
 from localspec.llama.options import LlamaOptions
 from localspec.policy.profile import EXACTNESS, Profile, is_of_exactness, kept_profiles
 from localspec.preflight.content import FileContent
@@ -46,29 +46,9 @@ _ROUTER = "rows of a decode of"
 QUESTION = "Tell me a story about a fox."
 
 
-def requantised(source: Path, path: Path, kind: int) -> Path:
-    params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype, params.allow_requantize, params.nthread = kind, True, 2
-    assert llama_cpp.llama_model_quantize(str(source).encode(), str(path).encode(), params) == 0
-    return path
-
-
-def is_known_to_be_exact() -> bool:
-    """Whether it was measured on processors like this one; on others a probe may say no."""
-    return "AVX512 = 1" in system_info() and "AMX_INT8 = 1" not in system_info()
-
-
 @pytest.fixture(scope="module")
 def q8_target(tmp_path_factory, demo_target):
-    path = tmp_path_factory.mktemp("exact") / "target-q8_0.gguf"
-    requantised(demo_target, path, llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0)
-    try:
-        localspec.load(target=path, exact=True, draft_tokens=0).close()
-    except OptionError as error:
-        if is_known_to_be_exact():
-            raise
-        pytest.skip(f"this processor's kernels: {error}")
-    return path
+    return exact_copy(demo_target, tmp_path_factory.mktemp("exact"))
 
 
 @pytest.fixture(scope="module")
