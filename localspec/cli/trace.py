@@ -13,7 +13,6 @@ from localspec.cli.completion import complete_file
 from localspec.cli.flags import json_option
 from localspec.cli.help import Command, Group
 from localspec.cli.json_output import write_json
-from localspec.cli.measured import measured
 from localspec.cli.model_options import model_argument
 from localspec.cli.options import PairOptions, pair_options, seconds_option
 from localspec.cli.quantities import counted
@@ -67,6 +66,7 @@ def record(options: PairOptions, *, file: Path, prompts: str, seconds: float | N
     # Imported here, because shell completion must not load an engine.
     from localspec.checks.trace import write_recording
     from localspec.checks.trace_recorder import record_traces
+    from localspec.cli.measured import measured
     from localspec.cli.sampling_options import changed_sampling
 
     if not file.parent.is_dir():

@@ -36,7 +36,8 @@ def waiting(describe: Callable[[], str], pipe_s: float | None = None) -> Iterato
             click.echo(describe(), err=True)
         pause = _PATIENCE_S
         while not done.wait(pause):
-            text = describe()[: _room()]
+            # An echoed Ctrl-C has room behind it: on the next line it could not be cleared.
+            text = describe()[: _room() - len("^C")]
             with _terminal:
                 _length[0] = max(_length[0], len(text))
                 click.echo("\r" + text.ljust(_length[0]), nl=False, err=True)
@@ -58,8 +59,7 @@ def line_gone() -> Iterator[None]:
     """Clear the line of `waiting` while the block writes to stderr."""
     with _terminal:
         if _length[0]:
-            # Ctrl-C may have been echoed after it.
-            blanks = " " * min(_length[0] + len("^C"), _room())
+            blanks = " " * (_length[0] + len("^C"))
             click.echo(f"\r{blanks}\r", nl=False, err=True)
             _length[0] = 0
         yield

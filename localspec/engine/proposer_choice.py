@@ -13,7 +13,7 @@ from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.policy.threads import AdaptiveThreads
 from localspec.speculative.blocks import Blocks
-from localspec.speculative.common_tokens import CommonTokens, TokenMaps
+from localspec.speculative.common_tokens import CommonTokens
 from localspec.speculative.forced import Forced
 from localspec.speculative.heads import Head
 from localspec.speculative.lookup import Lookup
@@ -29,6 +29,7 @@ from localspec.speculative.policy_api import (
 from localspec.speculative.proposers import DraftModel, Proposer
 from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
 from localspec.speculative.thread_policy import ThreadPolicy
+from localspec.speculative.token_maps import TokenMaps
 from localspec.speculative.translated import TranslatedDraft, TranslatedModel
 from localspec.vocabulary import WholeVocabulary
 

@@ -13,12 +13,14 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from localspec.errors import ModelFileError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.header import Header, Tensor
-from localspec.speculative.model import Model
+
+if TYPE_CHECKING:
+    from localspec.speculative.model import Model
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from localspec.speculative.common_tokens import TokenMaps
+from localspec.speculative.token_maps import TokenMaps
 from localspec.vocabulary import Vocabulary
 
 # Bytes that are tokenised again at most: longer than most words.
