@@ -17,7 +17,10 @@ Row = NDArray[np.float64]
 
 def target_probs(model: TableModel, history: Sequence[int], params: SamplingParams) -> Row:
     """The target's distribution after `history`, dense (vocab,), by sorting everything."""
-    logits = _penalised(model.row(history), history, params).astype(np.float64)
+    row = model.row(history).copy()
+    for token, bias in params.logit_bias.items():
+        row[token] += bias
+    logits = _penalised(row, history, params).astype(np.float64)
     if params.temperature == 0:
         return np.eye(model.vocab_size)[int(np.argmax(logits))]
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
@@ -21,7 +23,7 @@ from localspec.speculative.blocks import Blocks
 from localspec.speculative.heads import Head
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.medusa import Medusa
-from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind
+from localspec.speculative.policy_api import DraftPolicy, FixedDraftPolicy, ProposerKind
 from localspec.speculative.proposers import DraftModel, Proposer
 from localspec.speculative.rules import make_rule
 from localspec.speculative.thread_policy import FixedThreads
@@ -30,6 +32,7 @@ from toy import TableBlocks, TableHead, TableModel, TableRowHeads, all_shared
 
 PROMPT = [1]
 UNFILTERED = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
+BANNED = replace(UNFILTERED, logit_bias={0: float("-inf")})
 PENALISED = replace(
     UNFILTERED,
     repetition_penalty=1.5,
@@ -131,6 +134,36 @@ def own_distribution(target, max_tokens, params, end, history=()):
     return distribution
 
 
+class Case(NamedTuple):
+    """How texts are made. end: the token that ends them, if any."""
+
+    policy: Callable[[int], DraftPolicy]
+    num_draft_tokens: int
+    max_tokens: int
+    params: SamplingParams
+    end: int | None
+
+
+def assert_targets_distribution(rule, target, draft, case, different=()):
+    """Of every text, to 1e-12."""
+    policy, num_draft_tokens, max_tokens, params, end = case
+    distribution = text_distribution(
+        rule,
+        target,
+        draft,
+        policy,
+        num_draft_tokens=num_draft_tokens,
+        max_tokens=max_tokens,
+        params=params,
+        end=end,
+        different=different,
+    )
+    expected = own_distribution(target, max_tokens, params, end)
+    assert set(distribution) == set(expected)
+    for text, chance in expected.items():
+        assert distribution[text] == pytest.approx(chance, abs=1e-12)
+
+
 @pytest.mark.parametrize("different", [(), (1,)], ids=["", "a renamed token"])
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize(
@@ -150,6 +183,7 @@ def own_distribution(target, max_tokens, params, end, history=()):
         pytest.param(
             3, 2, FixedDraftPolicy, 2, 4, PENALISED, 0, id="penalties, a narrower draft"
         ),
+        pytest.param(3, 1, FixedDraftPolicy, 2, 4, BANNED, None, id="all of a draft banned"),
     ],
 )
 def test_texts_have_the_targets_distribution(
@@ -158,21 +192,8 @@ def test_texts_have_the_targets_distribution(
     """Of every length up to several steps, to 1e-12."""
     target = TableModel(vocab, seed=5, spread=1.0)
     draft = TableModel(draft_vocab, seed=99, spread=1.0)
-    distribution = text_distribution(
-        rule,
-        target,
-        draft,
-        policy,
-        num_draft_tokens=num_draft_tokens,
-        max_tokens=max_tokens,
-        params=params,
-        end=end,
-        different=different,
-    )
-    expected = own_distribution(target, max_tokens, params, end)
-    assert set(distribution) == set(expected)
-    for text, chance in expected.items():
-        assert distribution[text] == pytest.approx(chance, abs=1e-12)
+    case = Case(policy, num_draft_tokens, max_tokens, params, end)
+    assert_targets_distribution(rule, target, draft, case, different=different)
 
 
 HEAD_CASES = [
@@ -197,20 +218,8 @@ def test_texts_drafted_by_a_head_have_the_targets_distribution(
     """To 1e-12, whether it sees the whole text or begins at its last token, each time."""
     target = TableModel(2, seed=5, spread=1.0)
     head = TableHead(target, num_kept=num_kept, max_draft_tokens=3, seed=99, spread=1.0)
-    distribution = text_distribution(
-        rule,
-        target,
-        head,
-        policy,
-        num_draft_tokens=num_draft_tokens,
-        max_tokens=max_tokens,
-        params=params,
-        end=end,
-    )
-    expected = own_distribution(target, max_tokens, params, end)
-    assert set(distribution) == set(expected)
-    for text, chance in expected.items():
-        assert distribution[text] == pytest.approx(chance, abs=1e-12)
+    case = Case(policy, num_draft_tokens, max_tokens, params, end)
+    assert_targets_distribution(rule, target, head, case)
 
 
 @pytest.mark.parametrize("num_kept", [1, 64])
@@ -224,20 +233,8 @@ def test_texts_drafted_by_medusa_heads_have_the_targets_distribution(
 ):
     """To 1e-12: laws that know nothing of each other's tokens."""
     target = TableModel(2, seed=5, spread=1.0)
-    distribution = text_distribution(
-        rule,
-        target,
-        TableRowHeads(target, 3, num_kept=num_kept),
-        policy,
-        num_draft_tokens=num_draft_tokens,
-        max_tokens=max_tokens,
-        params=params,
-        end=end,
-    )
-    expected = own_distribution(target, max_tokens, params, end)
-    assert set(distribution) == set(expected)
-    for text, chance in expected.items():
-        assert distribution[text] == pytest.approx(chance, abs=1e-12)
+    case = Case(policy, num_draft_tokens, max_tokens, params, end)
+    assert_targets_distribution(rule, target, TableRowHeads(target, 3, num_kept=num_kept), case)
 
 
 @pytest.mark.parametrize("stated", [{}, {"is_paired": True}, {"says": True}], ids=str)
@@ -252,17 +249,7 @@ def test_texts_drafted_in_blocks_have_the_targets_distribution(
 ):
     """To 1e-12: laws computed before anything is drawn, or chosen by the token before."""
     target = TableModel(2, seed=5, spread=1.0)
-    distribution = text_distribution(
-        rule,
-        target,
-        TableBlocks(target, num_kept=num_kept, max_draft_tokens=3, **stated),
-        policy,
-        num_draft_tokens=num_draft_tokens,
-        max_tokens=max_tokens,
-        params=params,
-        end=end,
+    case = Case(policy, num_draft_tokens, max_tokens, params, end)
+    assert_targets_distribution(
+        rule, target, TableBlocks(target, num_kept=num_kept, max_draft_tokens=3, **stated), case
     )
-    expected = own_distribution(target, max_tokens, params, end)
-    assert set(distribution) == set(expected)
-    for text, chance in expected.items():
-        assert distribution[text] == pytest.approx(chance, abs=1e-12)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import localspec
 from localspec.engine.memory_file import MemoryFile, forget_memories, kept_memories
-from localspec.errors import CacheError, OptionError
+from localspec.errors import BusyError, CacheError, OptionError
 from localspec.speculative.memory import TextMemory
 from localspec.speculative.policy_api import ProposerKind
 
@@ -157,3 +158,19 @@ def test_nothing_is_kept_without_a_name(own_cache, demo_target):
     with localspec.load(target=demo_target) as engine:
         engine.generate(QUESTION, **ASKED).reply()
     assert kept_memories() == []
+
+
+def test_it_is_saved_before_another_answer_may_change_it(own_cache, demo_target, monkeypatch):
+    save, refused = MemoryFile.save, []
+
+    def while_somebody_asks(self, memory, *, at_least):
+        with pytest.raises(BusyError), ThreadPoolExecutor() as pool:
+            pool.submit(engine.remember, [1, 2, 3]).result()
+        refused.append(at_least)
+        save(self, memory, at_least=at_least)
+
+    with localspec.load(target=demo_target, memory="work") as engine:
+        monkeypatch.setattr(MemoryFile, "save", while_somebody_asks)
+        engine.generate(QUESTION, **ASKED).reply()
+        monkeypatch.setattr(MemoryFile, "save", save)
+    assert len(refused) == 1

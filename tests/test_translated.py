@@ -20,10 +20,10 @@ from test_loop_distribution import (
     FILTERED,
     PENALISED,
     UNFILTERED,
+    Case,
     Unsure,
+    assert_targets_distribution,
     automatic,
-    own_distribution,
-    text_distribution,
 )
 from toy import TableModel
 
@@ -104,20 +104,10 @@ def test_texts_have_the_targets_distribution(
     """To 1e-12: a draft whose vocabulary overlaps in part, with rows of its own tokens."""
     target = TableModel(pair[0].size, seed=5, spread=1.0)
     table = TableModel(pair[1].size, seed=99, spread=1.0)
-    distribution = text_distribution(
-        rule,
-        target,
-        translated(*pair, table, lambda token: token == end),
-        policy,
-        num_draft_tokens=num_draft_tokens,
-        max_tokens=max_tokens,
-        params=params,
-        end=end,
+    case = Case(policy, num_draft_tokens, max_tokens, params, end)
+    assert_targets_distribution(
+        rule, target, translated(*pair, table, lambda token: token == end), case
     )
-    expected = own_distribution(target, max_tokens, params, end)
-    assert set(distribution) == set(expected)
-    for text, chance in expected.items():
-        assert distribution[text] == pytest.approx(chance, abs=1e-12)
 
 
 def test_its_rows_are_the_drafts_under_the_targets_ids():
@@ -271,6 +261,8 @@ def test_too_little_in_common_is_no_pair():
     with pytest.raises(PairError, match="only 1 of their 5 and 6 tokens have the same bytes"):
         common_tokens([b"a", b"b", b"c", b"d", b"e"], [b"a", b"x", b"y", b"z", b"", b""])
     found = common_tokens([b"a", b"b", b"c", b"d"], [b"b", b"a"])
+    with pytest.raises(PairError, match="no tokens of single bytes"):
+        common_tokens([b"a", b"bc", b"de", b"f"], [b"bc", b"de"])
     assert str(found) == (
         "other tokenizers, 2 tokens in common: 50% of the target's 4, 100% of the draft's 2"
     )

@@ -13,7 +13,7 @@ import click
 
 from localspec.chat.template import BUILT_IN
 from localspec.cli import device_options, sampling_options
-from localspec.cli.completion import complete_preset, complete_template
+from localspec.cli.completion import complete_file, complete_preset, complete_template
 from localspec.cli.download import offer_download
 from localspec.cli.flags import Decorator, flags_of, read_option_file, usual_flag, with_all
 from localspec.cli.model_options import context_option, target_draft_head
@@ -202,8 +202,18 @@ def prompt_tokens(engine: BaseEngine, options: PairOptions, text: str) -> list[i
     return engine.chat(system=options.system, template=options.template()).prompt_tokens(text)
 
 
+PROMPTS_OPTION = click.option(
+    "--prompts",
+    metavar="FILE|builtin",
+    default="builtin",
+    show_default=True,
+    shell_complete=complete_file,
+    help="Prompts of your own, one per line.",
+)
+
+
 def seconds_option(default: float | None) -> Decorator:
-    """Decorate `verify` or `bench` with the time limit; None means no limit."""
+    """Decorate a command that measures with the time limit; None means no limit."""
     return click.option(
         "--seconds",
         type=click.FloatRange(min=1),

@@ -14,7 +14,12 @@ from localspec.cli.flags import json_option
 from localspec.cli.help import Command, Group
 from localspec.cli.json_output import write_json
 from localspec.cli.model_options import model_argument
-from localspec.cli.options import PairOptions, pair_options, seconds_option
+from localspec.cli.options import (
+    PROMPTS_OPTION,
+    PairOptions,
+    pair_options,
+    seconds_option,
+)
 from localspec.cli.quantities import counted
 from localspec.errors import OptionError
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
@@ -45,14 +50,7 @@ def trace() -> None:
 @trace.command(cls=Command)
 @click.argument("file", type=Path, shell_complete=complete_file)
 @model_argument
-@click.option(
-    "--prompts",
-    metavar="FILE|builtin",
-    default="builtin",
-    show_default=True,
-    shell_complete=complete_file,
-    help="Prompts, one per line.",
-)
+@PROMPTS_OPTION
 @seconds_option(default=None)
 @pair_options
 def record(options: PairOptions, *, file: Path, prompts: str, seconds: float | None) -> None:

@@ -185,12 +185,12 @@ class Engine(BaseEngine):
                 if run.result is not None:
                     state.result = run.result
                     exchange.remember(*run.result)
+                    self._remembering.save()
                 self._use_usual()
             finally:
                 turn.end()
             if run.result is not None:
                 self._save_profile()
-                self._remembering.save()
 
     def _request(
         self,

@@ -13,9 +13,8 @@ from localspec.errors import OptionError
 logger = logging.getLogger(__name__)
 
 _MOST_BYTES = 4_000_000  # of all files: about a million tokens
-_MOST_FILE_BYTES = (
-    300_000  # a longer file of a folder is data rather than text that somebody wrote
-)
+# A longer file of a folder is data rather than text that somebody wrote.
+_MOST_FILE_BYTES = 300_000
 _MOST_FILES = 5000
 # Folders of what programs made or fetched; hidden ones are left out, too.
 _NOT_WRITTEN = {

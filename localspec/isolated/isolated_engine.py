@@ -89,9 +89,8 @@ class IsolatedEngine(BaseEngine):
         self._num_owners = 0
         self._numbering = threading.Lock()  # held while an owner gets its number
         self._gone_owners: list[int] = []
-        self._remembered: list[
-            str
-        ] = []  # files and folders, for a process that is started anew
+        # Files and folders, for a process that is started anew.
+        self._remembered: list[str] = []
         self._reading = (0, 0)
         self.description = facts.description
         self.context_length = facts.context_length

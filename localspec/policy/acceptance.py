@@ -108,14 +108,14 @@ class Acceptance:
     def gains(self, confidence: float | None) -> Weights:
         """(regimes, 1 + MAX_DRAFT_TOKENS) how many of the next 0, 1, 2 … tokens are accepted.
 
-        confidence: in the first of them, None if it is not known yet; in each further one it is
-        a lookup's in a match that is longer by one token.
+        confidence: in the first of them, None if it is not known yet. In each further one it is
+        taken to grow from 1 - 1 / n to 1 - 1 / (n + 1), as a lookup's about does with its match.
         """
         if confidence is None:
             return GAINS
         ahead = [confidence]
         for _ in range(MAX_DRAFT_TOKENS - 1):
-            ahead.append(1.0 / (2.0 - ahead[-1]))  # 1 - 1 / n becomes 1 - 1 / (n + 1)
+            ahead.append(1.0 / (2.0 - ahead[-1]))
         chances = self._chances[np.searchsorted(_EDGES, ahead, side="right")]
         grown = np.zeros((len(RATES), 1 + MAX_DRAFT_TOKENS))
         grown[:, 1:] = np.cumsum(np.cumprod(chances, axis=0), axis=0).T

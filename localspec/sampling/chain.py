@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localspec.errors import ConstraintError
+from localspec.errors import ConstraintError, DecodeError
 from localspec.sampling.constraint import Constraint, ConstraintStates
 from localspec.sampling.distribution import Distribution, Logits, TokenIds
 from localspec.sampling.filters import filtered_distribution
@@ -87,6 +87,18 @@ class SamplerChain:
         the text, and only if it allows a token of the row.
         """
         return self._distribution(logits, tokens, draft_tokens, must_fit=False)
+
+    def draft_distribution(
+        self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int] = ()
+    ) -> Distribution:
+        """The same of a draft's row, which counts as it is where bans leave none of its tokens.
+
+        A draft may know few tokens, and the target others that are not banned.
+        """
+        try:
+            return self.distribution(logits, tokens, draft_tokens)
+        except DecodeError:
+            return filtered_distribution(logits, self.params)
 
     def distributions(
         self, rows: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]

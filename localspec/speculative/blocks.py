@@ -100,7 +100,7 @@ class Blocks(Proposer):
             if len(drafted) == size:
                 return None
             row = head.row(drafted)
-            distribution = chain.distribution(row, tokens, drafted)
+            distribution = chain.draft_distribution(row, tokens, drafted)
             own = head.confidence(len(drafted))
             return distribution, confidence_in(row, distribution) if own is None else own
 
@@ -125,7 +125,7 @@ class Blocks(Proposer):
         chances = []
         for place, token in enumerate(after):
             row = head.row(after[:place])
-            distribution = chain.distribution(row, before, after[:place])
+            distribution = chain.draft_distribution(row, before, after[:place])
             own = head.confidence(place)
             confidence = confidence_in(row, distribution) if own is None else own
             chances.append((confidence, chance(distribution, token, probs[place - count])))

@@ -13,6 +13,7 @@ from localspec.errors import PairError
 
 # Of the smaller vocabulary. A draft that cannot say most of what it means is hardly ever right.
 _LEAST_COMMON = 0.25
+_OTHER_DRAFT = "Choose a draft of the same family, or leave it away (draft_tokens=0)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +35,19 @@ class CommonTokens:
 def common_tokens(target: Sequence[bytes], draft: Sequence[bytes]) -> CommonTokens:
     """Compare the bytes of all tokens of a target and of a draft, in the order of their ids.
 
-    Raises PairError if too few are the same.
+    Raises PairError if too few are the same, or the draft cannot spell any text.
     """
     number = len((set(target) & set(draft)) - {b""})
     if number < _LEAST_COMMON * min(len(target), len(draft)):
         raise PairError(
             f"the draft does not fit the target: only {number} of their {len(target)} and "
             f"{len(draft)} tokens have the same bytes",
-            "Choose a draft of the same family, or leave it away (draft_tokens=0).",
+            _OTHER_DRAFT,
+        )
+    if not any(len(piece) == 1 for piece in draft):
+        raise PairError(
+            "the draft does not fit the target: it has no tokens of single bytes, in which any "
+            "text can be spelled",
+            _OTHER_DRAFT,
         )
     return CommonTokens(number, len(target), len(draft))

@@ -74,9 +74,8 @@ class Lookup(Proposer):
         self._found = _NOTHING
         self._forced: list[int] = []  # that come between the text and what was found
         self._found_at: tuple[int, int] | None = None  # tokens, and changes of the memory
-        self._expected: list[
-            tuple[int, FindingKind]
-        ] = []  # to follow the text for which it looked
+        # To follow the text for which it looked.
+        self._expected: list[tuple[int, FindingKind]] = []
         self._alive: list[Occurrence] = []  # that went on as expected so far
         self._judged = 0  # tokens at the front of the text that no replay judges again
 

@@ -71,7 +71,7 @@ class Medusa(Proposer):
             if len(drafted) == self._heads.num_heads:
                 return None
             row = self._heads.logits(len(drafted), len(tokens) - 2)
-            distribution = chain.distribution(row, tokens, drafted)
+            distribution = chain.draft_distribution(row, tokens, drafted)
             return distribution, confidence_in(row, distribution)
 
         proposal = Proposal([], [], []).extend(next_row, extent, draw, self._is_end)
@@ -87,7 +87,7 @@ class Medusa(Proposer):
         chances = []
         for position in range(max(first, end - REPLAY_TOKENS), end):
             row = self._heads.logits(0, position - 2)
-            distribution = chain.distribution(row, tokens[:position], [])
+            distribution = chain.draft_distribution(row, tokens[:position], [])
             judged = chance(distribution, tokens[position], probs[position - end])
             chances.append((confidence_in(row, distribution), judged))
         self._num_judged = end

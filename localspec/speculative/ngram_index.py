@@ -1,10 +1,9 @@
 """Finds where the last tokens of a text occurred before, in time that does not grow with it.
 
 Runs of 2, 6 and 16 tokens are hashed; all positions with one hash are linked, the latest first,
-as compressors of the LZ77 family do. Per token that takes about 28 bytes and a microsecond; a
-search follows at most a few links for each size. A suffix automaton in plain Python takes 73
-bytes or more and three microseconds for a token, and cannot be cut back; a suffix array has
-to be sorted again (docs/inside.md).
+as compressors of the LZ77 family do. A search follows at most a few links for each size. A
+suffix automaton takes more memory and cannot be cut back; a suffix array has to be sorted again
+(docs/inside.md has the figures).
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class DraftModel(Proposer):
                 # From here on it decodes its own tokens, which may be refused.
                 self.model.checkpoint()
             row = self._decoded(drafted[-1:] or missing, 1)[0]
-            distribution = chain.distribution(row, tokens, drafted)
+            distribution = chain.draft_distribution(row, tokens, drafted)
             return distribution, confidence_in(row, distribution)
 
         proposal = Proposal([], [], [], len(missing))
@@ -178,7 +178,7 @@ class DraftModel(Proposer):
         before, after, probs = tokens[:first], tokens[first:], probs[len(probs) - num_rows :]
         chances = []
         for index, row in rows:
-            distribution = chain.distribution(row, before, after[:index])
+            distribution = chain.draft_distribution(row, before, after[:index])
             judged = chance(distribution, after[index], probs[index])
             chances.append((confidence_in(row, distribution), judged))
         return ReplayScores(chances, len(missing))
