@@ -108,8 +108,8 @@ class Acceptance:
     def gains(self, confidence: float | None) -> Weights:
         """(regimes, 1 + MAX_DRAFT_TOKENS) how many of the next 0, 1, 2 … tokens are accepted.
 
-        confidence: in the first of them, None if it is not known yet. In each further one it is
-        taken to grow from 1 - 1 / n to 1 - 1 / (n + 1), as a lookup's about does with its match.
+        confidence: in the first of them, None if it is not known yet. In each further one it
+        grows from 1 - 1 / n to 1 - 1 / (n + 1), about as a lookup's does with its match.
         """
         if confidence is None:
             return GAINS
