@@ -76,13 +76,14 @@ def running_server(
     hosts: Sequence[str] = (),
     origins: Sequence[str] = (),
     limits: Limits | None = None,
+    logs_json: bool = False,
 ) -> Iterator[Running]:
     """A server until the block is left. It loads its models when they are asked for."""
     models = ServedModels(
         [ServedModel(name, context_length) for name in presets],
         takes_any_name=takes_any_name,
     )
-    server = Server(models, limits or Limits())
+    server = Server(models, limits or Limits(), logs_json=logs_json)
     app = server.app(AccessRules(keys=keys, hosts=hosts, origins=origins))
     is_ready = threading.Event()
     with listen("127.0.0.1", 0) as listening:

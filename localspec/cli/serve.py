@@ -99,6 +99,9 @@ _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an an
 @RPC_OPTION
 @memory_options
 @click.option(
+    "--log-json", is_flag=True, help="Log each request as an object in JSON, not in words."
+)
+@click.option(
     "--known-models-only",
     is_flag=True,
     help="Refuse unknown model names. [default: use the loaded model for them]",
@@ -115,6 +118,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     exact: bool | None,
     rpc: tuple[str, ...] | None,
     known_models_only: bool,
+    log_json: bool,
     memory: MemoryOptions,
 ) -> None:
     """Serve the OpenAI, Anthropic and Ollama APIs.
@@ -155,7 +159,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
         address = _address(host, listening.getsockname()[1])
         with waiting(lambda: "Loading the models …"):
             served.open_first()
-        server = Server(served, Limits())
+        server = Server(served, Limits(), logs_json=log_json)
         first = served.all[0]
         settings = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
         runner = Runner(server.app(access), lambda: click.echo(settings, err=True), server.stop)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
+import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
@@ -13,14 +15,17 @@ from typing import NamedTuple
 
 import anyio
 
+from localspec.errors import EngineError
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.answered_texts import AnsweredText, AnsweredTexts
+from localspec.server.counters import Counters
 from localspec.server.event_loop import in_thread
 from localspec.server.line import WaitingLine
 from localspec.server.prompting import prompt_of
 from localspec.server.question import Input, Question, RawPrompt
 from localspec.server.refusal import stopping
 from localspec.server.served_models import ServedModels
+from localspec.speculative.metrics import Stats
 from localspec.streaming.answer import Answer
 from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.exchange import Exchange
@@ -60,6 +65,9 @@ class Finished(NamedTuple):
 Event = Waiting | ReadingPrompt | NewPiece | Finished
 
 
+_numbers = itertools.count()  # of the questions since the start
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """The parts of a server that all requests share.
@@ -67,6 +75,7 @@ class Service:
     patience_s: a client that gets nothing for this long gets `Waiting`. answerings: those under
     way. asides: a lock for requests that need no decode, so that many of them do not slow an
     answer down. logged: fields that the log mentions already, see `Fields.log_unread`.
+    counters: what has been counted.
     """
 
     models: ServedModels
@@ -75,6 +84,7 @@ class Service:
     answerings: set[Answering] = field(default_factory=set)
     asides: asyncio.Lock = field(default_factory=asyncio.Lock)
     logged: set[str] = field(default_factory=set)
+    counters: Counters = field(default_factory=Counters)
 
     @contextlib.asynccontextmanager
     async def opened(self, name: str | None) -> AsyncGenerator[IsolatedEngine, None]:
@@ -98,16 +108,30 @@ class Service:
 class Answering:
     """A question, from joining the line to the end of its answers.
 
-    model: the one that answers. position: requests ahead of it when it joined. Raises
-    RequestError if there is no such model, too many requests wait, or the server is stopping.
+    model: the one that answers. number: in the order in which they came. position: requests
+    ahead of it when it joined. waited_s, first_s: from then to its turn, and to its first piece
+    of text; None before. reading: how much of the prompt is decoded. num_said: tokens of the
+    answer so far. stats: of the answers that have ended. is_complete: whether all have, by
+    themselves.
+
+    Raises RequestError if there is no such model, too many requests wait, or the server is
+    stopping.
     """
 
     def __init__(self, service: Service, question: Question) -> None:
         self._service = service
-        self._question = question
+        self.question = question
         self.model = service.models.named(question.model_name)
         self._place = service.line.join()
+        self.number = next(_numbers)
         self.position = self._place.position
+        self._joined_s = time.monotonic()
+        self.waited_s: float | None = None
+        self.first_s: float | None = None
+        self.reading = ReadingPrompt(0, 0)
+        self.num_said = 0
+        self.stats: list[Stats] = []
+        self.is_complete = False
         self._events: deque[Event] = deque()  # any thread may add to it
         self._news = asyncio.Event()
         self._is_called = False  # whether `_look` is scheduled
@@ -155,7 +179,8 @@ class Answering:
 
     async def _answer_in_turn(self) -> None:
         await self._place.is_first.wait()
-        asked, model, models = self._question, self.model, self._service.models
+        self.waited_s = time.monotonic() - self._joined_s
+        asked, model, models = self.question, self.model, self._service.models
         if asked.inputs or asked.keep_s != 0:  # or it would be loaded only to be closed
             async with models.opened(model) as engine:
                 if asked.keep_s is not None:
@@ -171,19 +196,29 @@ class Answering:
         if asked.keep_s == 0 and model.engine is not None:
             model.keep_s = 0.0
             await models.close_unused(math.inf)
+        self.is_complete = True
 
     def _read(self, number: int, answer: Answer, exchange: _TextExchange) -> None:
         """Read an answer, which makes its prompt first; in a thread of its own."""
-        with answer:
-            for piece in answer:
-                self._tell(NewPiece(number, piece, exchange.text.num_asked))
+        self.num_said = 0
+        try:
+            with answer:
+                for piece in answer:
+                    if self.first_s is None:
+                        self.first_s = time.monotonic() - self._joined_s
+                    self.num_said += len(piece.token_ids)
+                    self._tell(NewPiece(number, piece, exchange.text.num_asked))
+        finally:
+            with contextlib.suppress(EngineError):  # it was refused, and has none
+                self.stats.append(answer.reply().stats)
         reply = answer.reply()
         if reply.finish_reason == "cancelled":
             raise stopping()  # if the client is gone, nobody gets this
         self._tell(Finished(number, reply))
 
     def _on_prompt(self, num_decoded: int, num_tokens: int) -> None:
-        self._tell(ReadingPrompt(num_decoded, num_tokens))
+        self.reading = ReadingPrompt(num_decoded, num_tokens)
+        self._tell(self.reading)
 
     def _tell(self, event: Event) -> None:
         """From any thread. Events that come together wake the event loop once.
@@ -203,6 +238,10 @@ class Answering:
         # A task that is cancelled before its first step runs none of its own code.
         self._service.line.leave(self._place)
         self._service.answerings.discard(self)
+        for stats in self.stats:
+            self._service.counters.add_answer(stats)
+        if self.waited_s is not None:
+            self._service.counters.add_waits(self.waited_s, self.first_s)
         self._news.set()
 
 
@@ -220,7 +259,7 @@ class _TextExchange(Exchange):
         super().__init__(options)
         self._engine = engine
         self._given = given
-        self._question = question
+        self.question = question
         self._texts = texts
         self.text: AnsweredText  # set when the prompt is made
 
@@ -228,7 +267,7 @@ class _TextExchange(Exchange):
         if isinstance(self._given, RawPrompt):
             prompt = self._engine._raw_prompt(self._given.prompt)
         else:
-            use, think = self._question.use, self._question.think
+            use, think = self.question.use, self.question.think
             prompt = prompt_of(self._engine, self._given, use, is_cancelled, think=think)
         self.owner = self.text = self._texts.text_for(prompt.tokens)
         # Now, for an answer that ends early: if the client asks again, this much is cached.

@@ -22,15 +22,17 @@ from localspec.server import ollama
 from localspec.server.answering import Service
 from localspec.server.chat_completions import ChatCompletion
 from localspec.server.completions import Completion
+from localspec.server.counters import PROMETHEUS
 from localspec.server.encoding import json_response
 from localspec.server.form import Aside, Form
 from localspec.server.guard import AccessRules, BodyReader, Guard
 from localspec.server.line import WaitingLine
-from localspec.server.llama_server import ApplyTemplate, Detokenize, Tokenize
+from localspec.server.llama_server import ApplyTemplate, Detokenize, Tokenize, props, slots
 from localspec.server.messages import CountTokens, MessageForm
 from localspec.server.ollama_answers import OllamaChat, OllamaGenerate
 from localspec.server.openapi import document
 from localspec.server.refusal import RequestError, refusal_of, refusal_response
+from localspec.server.request_log import RequestLog
 from localspec.server.responses import ResponseForm
 from localspec.server.served_models import ServedModel, ServedModels
 from localspec.server.writing import PostEndpoint
@@ -73,11 +75,17 @@ class Limits:
 
 
 class Server:
-    """The routes, the models behind them, and the line of requests."""
+    """The routes, the models behind them, and the line of requests.
 
-    def __init__(self, models: ServedModels, limits: Limits) -> None:
+    logs_json: whether each request's line in the log is an object, for programs.
+    """
+
+    def __init__(
+        self, models: ServedModels, limits: Limits, *, logs_json: bool = False
+    ) -> None:
         self._models = models
         self._limits = limits
+        self._logs_json = logs_json
         self._line = WaitingLine(limits.num_waiting)
         self._service = Service(models=models, line=self._line, patience_s=limits.patience_s)
         self._bodies = BodyReader(limits.body_bytes, limits.body_s)
@@ -93,7 +101,10 @@ class Server:
                 Exception: _refused,  # Starlette raises these afterwards, too
             },
         )
-        return Guard(app, access)
+        paths = [getattr(route, "path", "") for route in app.routes]
+        guarded = Guard(app, access)
+        counters = self._service.counters
+        return RequestLog(guarded, counters, frozenset(paths), in_json=self._logs_json)
 
     def stop(self) -> None:
         """End the requests that wait at once, and the others a little later, with an error.
@@ -123,13 +134,16 @@ class Server:
         return routes
 
     def _gets(self) -> dict[str, Callable[[Request], Any]]:
-        """For each path the function that gives the JSON of its response."""
-        models, unload_s = self._models, self._limits.unload_s
+        """For each path the function that gives its response, or the JSON of it."""
+        models, unload_s, service = self._models, self._limits.unload_s, self._service
         return {
             "/": _health,  # programs look for a server, or for Ollama, by its address alone
             "/v1/health": _health,
             "/v1/models": self._list,
             "/v1/models/{name:path}": self._one,
+            "/metrics": self._metrics,
+            "/slots": lambda request: slots(service, request.query_params),
+            "/props": lambda request: props(service, request.query_params),
             "/api/version": lambda _request: ollama.version(),
             "/api/tags": lambda _request: ollama.tags(models),
             "/api/ps": lambda _request: ollama.loaded(models, unload_s),
@@ -156,6 +170,12 @@ class Server:
                     logger.exception("an unused model cannot be closed")
                 finally:
                     self._line.leave(place)
+
+    def _metrics(self, _request: Request) -> Response:
+        num_waiting = sum(each.is_waiting for each in self._service.answerings)
+        num_answered = len(self._service.answerings) - num_waiting
+        text = self._service.counters.text(self._models.all, num_answered, num_waiting)
+        return Response(text, headers={"content-type": PROMETHEUS})
 
     def _list(self, _request: Request) -> dict[str, Any]:
         models = [_openai_model(model) for model in self._models.all]
@@ -192,7 +212,8 @@ def _health(_request: Request) -> dict[str, Any]:
 
 
 async def _get(value: Callable[[Request], Any], request: Request) -> Response:
-    return json_response(value(request))
+    found = value(request)
+    return found if isinstance(found, Response) else json_response(found)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

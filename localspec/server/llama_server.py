@@ -1,16 +1,22 @@
-"""llama-server's own endpoints, for tokens and templated prompts."""
+"""llama-server's own endpoints: tokens, templated prompts, and what the server is doing."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from localspec._version import __version__
 from localspec.chat.messages import checked_messages
 from localspec.isolated.isolated_engine import IsolatedEngine
+from localspec.server.answering import Answering, Service
 from localspec.server.chat_completions import may_think
 from localspec.server.fields import Fields
 from localspec.server.form import EngineAside
 from localspec.server.prompting import TemplatedPrompt
+from localspec.server.question import CLIENTS_NAMES
 from localspec.server.refusal import RequestError
+from localspec.server.served_models import ServedModel
 from localspec.server.tool_fields import openai_tools
 from localspec.vocabulary import with_bos
 
@@ -75,3 +81,74 @@ class ApplyTemplate(EngineAside):
 
     def _computed(self, engine: IsolatedEngine) -> dict[str, Any]:
         return {"prompt": engine.detokenize(self._prompt.tokens(engine), special=True)}
+
+
+def slots(service: Service, query: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The answer of GET /slots: what each answer that runs has read and said.
+
+    Without the texts. query: `model`, and `fail_on_no_slot`, with which RequestError is raised
+    while no slot is free.
+    """
+    model = service.models.named(query.get("model"))
+    now = [each for each in service.answerings if not each.is_waiting]
+    if now and query.get("fail_on_no_slot"):
+        raise RequestError("no slot is free", "Ask later.", status=503, code="overloaded")
+    running = next((each for each in now if each.model is model), None)
+    slot = {
+        "id": 0,
+        "n_ctx": model.context_length,
+        "speculative": True,  # the text itself drafts, if no model does
+        "is_processing": running is not None,
+    }
+    return [slot if running is None else {**slot, **_progress(running)}]
+
+
+def _progress(running: Answering) -> dict[str, Any]:
+    limit = running.question.options.max_tokens
+    next_token = {
+        "has_next_token": True,
+        "n_decoded": running.num_said,
+        "n_remain": -1 if limit is None else limit - running.num_said,
+    }
+    return {
+        "id_task": running.number,
+        "n_prompt_tokens": running.reading.num_tokens,
+        "n_prompt_tokens_processed": running.reading.num_decoded,
+        "params": {
+            "n_predict": -1 if limit is None else limit,
+            "stream": running.question.streams,
+        },
+        "next_token": [next_token],
+    }
+
+
+def props(service: Service, query: Mapping[str, str]) -> dict[str, Any]:
+    """The answer of GET /props: the facts about a model, without where its file lies."""
+    model = service.models.named(query.get("model"))
+    bos, eos = model.end_texts
+    return {
+        "default_generation_settings": {
+            "params": _default_params(model),
+            "n_ctx": model.context_length,
+        },
+        "total_slots": 1,
+        "model_alias": model.name,
+        "model_ftype": model.quantization,
+        "model_path": model.file_name,
+        "modalities": {"vision": False, "video": False, "audio": False},
+        "endpoint_slots": True,
+        "endpoint_props": False,
+        "endpoint_metrics": True,
+        "chat_template": model.chat_template,
+        "bos_token": bos,
+        "eos_token": eos,
+        "build_info": f"localspec {__version__}",
+        "is_sleeping": model.engine is None,
+    }
+
+
+def _default_params(model: ServedModel) -> dict[str, Any]:
+    """The sampling options of an answer that names none, by the names that requests may use."""
+    params = dataclasses.asdict(model.sampling)
+    del params["logit_bias"]
+    return {CLIENTS_NAMES.get(name, (name,))[-1]: value for name, value in params.items()}

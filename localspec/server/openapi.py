@@ -12,6 +12,7 @@ from localspec.server.fields import MOST_TEXTS, Fields
 from localspec.server.form import Aside, Form
 from localspec.server.refusal import error_schema
 
+_TYPES = {"/slots": "array"}  # of responses that are no objects
 _REFUSALS = ("400", "401", "403", "404", "408", "413", "500", "503")
 
 
@@ -39,7 +40,11 @@ def document(gets: Sequence[str], posts: Mapping[str, type[Form | Aside]]) -> di
 
 
 def _responses(path: str, kind: type[Form | Aside] | None = None) -> dict[str, Any]:
-    good: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    good: dict[str, Any] = {
+        "application/json": {"schema": {"type": _TYPES.get(path, "object")}}
+    }
+    if path == "/metrics":
+        good = {"text/plain": {}}
     if kind is not None and issubclass(kind, Form):
         good[kind.content_type] = {}
     refused = {

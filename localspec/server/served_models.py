@@ -13,6 +13,7 @@ from typing import get_args
 from localspec.engine.sources import named_sources
 from localspec.errors import LocalspecError, MemoryLimitError, RpcError
 from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
 from localspec.hub.hub_file import HubModel
 from localspec.isolated.isolated_engine import IsolatedEngine
@@ -21,6 +22,7 @@ from localspec.preflight.fit import target_context_length
 from localspec.preflight.room import PairMemory
 from localspec.presets.preset import LocalModel, Preset, Role
 from localspec.presets.source import parse_source
+from localspec.sampling.params import SamplingParams
 from localspec.server.answered_texts import AnsweredTexts
 from localspec.server.refusal import RequestError
 
@@ -32,7 +34,9 @@ class ServedModel:
 
     model: whatever `localspec.load` takes: a preset or its name, a file, or a model of the hub.
     rpc: RPC servers that hold layers of it, in place of the preset's. exact: as for `load`.
-    name: the preset's; a file's without its ending; or a hub model's own. created: Unix time of
+    name: the preset's; a file's without its ending; or a hub model's own. file_name: without
+    its folders. sampling: of answers that say nothing of it. end_texts: of the tokens that
+    begin and end a text; "" where there is none. created: Unix time of
     the target's file. num_trained: tokens of context that the target was trained for.
     chat_template: its source, or "". pinned: sha256 of the target's files, if a preset states
     them. kept_bytes: memory for caches of texts that wait. remembers: as `load` takes `memory`;
@@ -58,7 +62,10 @@ class ServedModel:
         self._rpc, self._exact = rpc, exact
         self.name = _served_name(model if preset is None else preset, path)
         self.created = int(path.stat().st_mtime)
+        self.file_name = path.name
         self.size_bytes = path.stat().st_size
+        self.sampling = SamplingParams() if preset is None else preset.sampling
+        self.end_texts = [_token_text(header, role) for role in ("bos", "eos")]
         self.architecture = header.architecture
         self.num_parameters = sum(math.prod(tensor.shape) for tensor in header.tensors)
         self.num_trained = ModelShape(header).context_length
@@ -106,6 +113,13 @@ class ServedModel:
         """Seconds until it may be closed. unload_s: the server's default."""
         idle_s = 0.0 if self.num_users else time.monotonic() - self.used_s
         return (unload_s if self.keep_s is None else self.keep_s) - idle_s
+
+
+def _token_text(header: Header, role: str) -> str:
+    token = header.metadata.get(f"tokenizer.ggml.{role}_token_id")
+    if not isinstance(token, int) or not 0 <= token < len(header.tokens):
+        return ""
+    return header.tokens[token].decode("utf-8", "replace")
 
 
 def _served_name(model: Preset | str, path: Path) -> str:

@@ -19,6 +19,7 @@ from localspec.server.fields import read_fields
 from localspec.server.form import Aside, Form
 from localspec.server.guard import BodyReader
 from localspec.server.refusal import refusal_of, refusal_response
+from localspec.server.request_log import ANSWERING
 
 _MOST_OF_HEADER = 1000  # characters
 WRITE_S = 60.0  # for a client to take what is written, before it counts as gone
@@ -37,7 +38,10 @@ class PostEndpoint:
             body = await self._bodies.read(receive)
             # In a thread, since a request can be long.
             asked = await in_thread(partial(self._read, scope["path"], body))
-            work = self._answer(asked, send) if isinstance(asked, Form) else self._result(asked)
+            if isinstance(asked, Form):
+                work = self._answer(asked, scope, send)
+            else:
+                work = self._result(asked)
             response = await unless_gone(receive, work)
         except Exception as error:
             response = refusal_response(scope["path"], refusal_of(error))
@@ -53,9 +57,9 @@ class PostEndpoint:
     async def _result(self, aside: Aside) -> Response:
         return json_response(await aside.result(self._service))
 
-    async def _answer(self, form: Form, send: Send) -> Response | None:
+    async def _answer(self, form: Form, scope: Scope, send: Send) -> Response | None:
         """The response to a question; None if it was streamed, even if that failed midway."""
-        answering = Answering(self._service, form.question)
+        answering = scope[ANSWERING] = Answering(self._service, form.question)
         form.begin(answering.model)
         headers = _headers(answering.position, form.question.not_kept)
         writer = _StreamWriter(send, headers, form.content_type)

@@ -1,0 +1,142 @@
+"""What the server tells of itself: /metrics, /slots, /props, and the lines of its log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+import httpx
+import pytest
+
+from gguf_maker import write_random_model
+from server_runner import running_server
+
+pytestmark = pytest.mark.process
+
+SERIES = re.compile(r'([a-zA-Z_:][\w:]*)(\{\w+="[^"]*"(?:,\w+="[^"]*")*\})? (\S+)')
+
+
+def metrics(server):
+    """Every series, and its number, of a text that keeps to Prometheus's format."""
+    response = server.client.get("/metrics")
+    assert response.headers["content-type"] == "text/plain; version=0.0.4"
+    assert response.text.endswith("\n")
+    found, kinds = {}, {}
+    for line in response.text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name not in kinds, "a name has one type, above all of its series"
+            kinds[name] = kind
+        elif not line.startswith("# HELP "):
+            name, labels, value = SERIES.fullmatch(line).groups()
+            base = re.sub("_(bucket|sum|count)$", "", name)
+            assert kinds.get(name) or kinds[base] == "histogram"
+            found[name + (labels or "")] = float(value)
+    return found
+
+
+def test_what_answers_took_is_counted():
+    with running_server() as server:
+        assert metrics(server)['localspec_model_loaded{model="demo"}'] == 0
+        first, second = server.chat(max_tokens=20), server.chat(max_tokens=20)
+        assert server.ask("/v1/chat/completions", messages=[]).status_code == 400
+        assert server.client.post("/nonsense/deep").status_code == 404
+        found = metrics(server)
+    timings = [first["timings"], second["timings"]]
+    for name, field in (
+        ("prompt_tokens_total", "prompt_n"),
+        ("prompt_tokens_cached_total", "cache_n"),
+        ("tokens_predicted_total", "predicted_n"),
+        ("spec_decode_num_draft_tokens_total", "draft_n"),
+        ("spec_decode_num_accepted_tokens_total", "draft_n_accepted"),
+    ):
+        assert found[f"llamacpp:{name}"] == sum(each[field] for each in timings) > 0
+    accepted = found["llamacpp:spec_decode_num_accepted_tokens_total"]
+    of_kinds = [value for name, value in found.items() if "localspec_tokens_total{" in name]
+    assert sum(of_kinds) == 40
+    for name in (
+        "localspec_accepted_tokens_total",
+        "llamacpp:spec_decode_num_accepted_tokens_per",
+    ):
+        assert sum(value for key, value in found.items() if key.startswith(name)) == accepted
+    assert found['localspec_tokens_total{provenance="accepted"}'] == accepted
+    assert found["localspec_wait_seconds_count"] == 2
+    assert found['localspec_first_text_seconds_bucket{le="+Inf"}'] == 2
+    chats = 'localspec_requests_total{path="/v1/chat/completions",status='
+    assert found[f'{chats}"200"}}'] == 2
+    assert found[f'{chats}"400"}}'] == 1
+    assert found['localspec_requests_total{path="other",status="404"}'] == 1
+    assert found['localspec_model_loaded{model="demo"}'] == 1
+    assert found['localspec_model_bytes{model="demo",place="main"}'] > 10**6
+
+
+def test_slots_are_those_of_llama_server(tmp_path, demo_target):
+    """Of a model with a context that no test waits for the end of."""
+    path = write_random_model(tmp_path / "long.gguf", demo_target, context_length=131_072)
+    with running_server(presets=[str(path)], context_length=131_072) as server:
+        (idle,) = server.client.get("/slots").json()
+        assert idle["id"] == 0
+        assert idle["n_ctx"] == 131_072
+        assert idle["is_processing"] is False
+        body = {"prompt": "Once", "max_tokens": 130_000, "ignore_eos": True, "stream": True}
+        with server.client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()  # where this is dropped, httpx hangs up
+            next(lines)
+            with httpx.Client(base_url=server.url, trust_env=False) as other:
+                (busy,) = other.get("/slots").json()
+                full = other.get("/slots?fail_on_no_slot=1")
+                processing = other.get("/metrics").text
+    assert busy["is_processing"] is True
+    told = busy["next_token"][0]
+    assert told["n_decoded"] >= 1
+    assert told["n_remain"] + told["n_decoded"] == 130_000
+    assert busy["params"] == {"n_predict": 130_000, "stream": True}
+    assert full.status_code == 503
+    assert "llamacpp:requests_processing 1\n" in processing
+
+
+def test_props_are_those_of_llama_server(server):
+    props = server.client.get("/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == 2048
+    assert props["default_generation_settings"]["params"]["temperature"] == 0.8
+    assert props["total_slots"] == 1
+    assert props["eos_token"] == "<|im_end|>"
+    assert "/" not in props["model_path"]
+    assert server.client.get("/props?model=demo").json() == props
+
+
+def logged(caplog):
+    return [each.message for each in caplog.records if each.name.endswith("request_log")]
+
+
+def test_the_log_has_a_line_for_each_request(server, caplog):
+    caplog.set_level(logging.INFO)
+    server.chat(max_tokens=20)
+    server.client.get("/v1/models")
+    server.ask("/v1/chat/completions", messages=[])
+    answered, refused = logged(caplog)
+    assert re.fullmatch(
+        r"POST '/v1/chat/completions' 200, \d+\.\d\d s, waited 0\.\d\d, first text after "
+        r"\d+\.\d\d; demo: prompt \d+ \(cached 0\), answer 20 tokens, \d+ of \d+ drafted kept",
+        answered,
+    )
+    assert re.fullmatch(r"POST '/v1/chat/completions' 400, 0\.\d\d s", refused)
+    assert "fox" not in caplog.text
+
+
+def test_the_log_can_be_read_by_programs(caplog):
+    caplog.set_level(logging.INFO)
+    with running_server(logs_json=True) as server:
+        server.chat(max_tokens=20)
+        body = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        with server.client.stream("POST", "/v1/completions", json=body) as response:
+            next(response.iter_lines())
+    whole, cut = map(json.loads, logged(caplog))
+    assert whole["status"] == 200
+    assert whole["tokens"] == 20
+    assert whole["drafted"] >= whole["accepted"] > 0
+    assert whole["is_complete"] is True
+    assert cut["path"] == "/v1/completions"
+    assert cut["is_complete"] is False
+    assert cut["tokens"] < 1500
