@@ -30,6 +30,8 @@ from localspec.llama.model import LlamaModel
 from localspec.llama.vocabulary import LlamaVocabulary
 from localspec.policy.profile import Profile
 from localspec.sampling.constraint import Constraint
+from localspec.server.answered_texts import AnsweredText
+from localspec.server.served_models import ServedModel
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.streaming.answer import Answer
 from localspec.streaming.answer_run import AnswerState
@@ -212,3 +214,11 @@ def vocabulary_pointer(vocabulary: LlamaVocabulary) -> Any:
 def library_path(library: ctypes.CDLL) -> str:
     """Where a loaded library lies: tests look into its file, and load it in other processes."""
     return library._name
+
+
+# server
+
+
+def answered_texts(model: ServedModel) -> list[AnsweredText]:
+    """The texts whose caches a served model looks for: tests count them."""
+    return model.texts._texts

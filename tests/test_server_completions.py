@@ -72,7 +72,6 @@ def test_a_stream_adds_up_to_the_whole(server):
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": [99_999_999]}, "99999999"),
         ({"prompt": [-1]}, "-1"),
-        ({"suffix": "x"}, 'suffix is "x"'),
         ({"echo": True}, "echo is true"),
         ({"logprobs": 21}, "logprobs is 21"),
         ({"prompt": "fox " * 4000}, "the context holds 2048"),

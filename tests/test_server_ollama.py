@@ -366,7 +366,6 @@ def test_what_is_not_taken(server):
     for path, fields, word in (
         ("/api/chat", {"messages": [{**QUESTION[0], "images": image}]}, "messages[0].images"),
         ("/api/generate", {"prompt": "x", "images": image}, "images"),
-        ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix"),
         ("/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
         ("/api/chat", {"messages": "x"}, "messages"),
         ("/api/chat", {"messages": [{"role": "user", "content": 3}]}, "message 0"),

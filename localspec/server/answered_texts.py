@@ -17,10 +17,13 @@ class AnsweredText:
     def __init__(self) -> None:
         self.tokens: Sequence[int] = ()
         self.num_asked = 0  # how many of them are the prompt
+        self.num_stable = (
+            0  # how many a prompt repeats that continues it; those behind may change
+        )
 
     def is_continued_by(self, prompt: Sequence[int]) -> bool:
         """Whether another prompt repeats all of this one, perhaps without its thoughts."""
-        num_needed = max(self.num_asked - _ASKING, self.num_asked // 2)
+        num_needed = max(self.num_stable - _ASKING, self.num_stable // 2)
         return common_length(self.tokens, prompt) >= num_needed
 
 

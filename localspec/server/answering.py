@@ -17,14 +17,15 @@ import anyio
 
 from localspec.errors import EngineError
 from localspec.isolated.isolated_engine import IsolatedEngine
-from localspec.server.answered_texts import AnsweredText, AnsweredTexts
+from localspec.server.answered_texts import AnsweredText
 from localspec.server.counters import Counters
 from localspec.server.event_loop import in_thread
+from localspec.server.infill import FimPrompt, fim_prompt, required_fim
 from localspec.server.line import WaitingLine
 from localspec.server.prompting import prompt_of
 from localspec.server.question import Input, Question, RawPrompt
 from localspec.server.refusal import stopping
-from localspec.server.served_models import ServedModels
+from localspec.server.served_models import ServedModel, ServedModels
 from localspec.speculative.metrics import Stats
 from localspec.streaming.answer import Answer
 from localspec.streaming.cancellation import CancelCheck
@@ -122,6 +123,8 @@ class Answering:
         self._service = service
         self.question = question
         self.model = service.models.named(question.model_name)
+        if any(isinstance(each, FimPrompt) for each in question.inputs):
+            required_fim(self.model.fim, self.model.name)
         self._place = service.line.join()
         self.number = next(_numbers)
         self.position = self._place.position
@@ -189,7 +192,7 @@ class Answering:
                 for number, (given, repetition) in enumerate(asks):
                     seed = asked.seed_of(repetition)
                     options = replace(asked.options, seed=seed, on_prompt=self._on_prompt)
-                    exchange = _TextExchange(engine, given, asked, options, model.texts)
+                    exchange = _TextExchange(engine, given, asked, options, model)
                     answer = engine._answer(exchange)
                     read = partial(self._read, number, answer, exchange)
                     await in_thread(read, answer.cancel)
@@ -254,24 +257,31 @@ class _TextExchange(Exchange):
         given: Input,
         question: Question,
         options: AnswerOptions,
-        texts: AnsweredTexts,
+        model: ServedModel,
     ) -> None:
         super().__init__(options)
         self._engine = engine
         self._given = given
         self.question = question
-        self._texts = texts
+        self._model = model
         self.text: AnsweredText  # set when the prompt is made
 
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
-        if isinstance(self._given, RawPrompt):
+        num_stable = None
+        if isinstance(self._given, FimPrompt):
+            fim = required_fim(self._model.fim, self._model.name)
+            limit = self.options.max_tokens
+            tokens, num_stable = fim_prompt(self._engine, self._given, fim, limit)
+            prompt = Prompt(tokens)
+        elif isinstance(self._given, RawPrompt):
             prompt = self._engine._raw_prompt(self._given.prompt)
         else:
             use, think = self.question.use, self.question.think
             prompt = prompt_of(self._engine, self._given, use, is_cancelled, think=think)
-        self.owner = self.text = self._texts.text_for(prompt.tokens)
+        self.owner = self.text = self._model.texts.text_for(prompt.tokens)
         # Now, for an answer that ends early: if the client asks again, this much is cached.
         self.text.tokens, self.text.num_asked = prompt.tokens, len(prompt.tokens)
+        self.text.num_stable = num_stable or len(prompt.tokens)
         return prompt
 
     def remember(self, reply: Reply, said: object) -> None:

@@ -27,6 +27,7 @@ from localspec.server.encoding import json_response
 from localspec.server.form import Aside, Form
 from localspec.server.guard import AccessRules, BodyReader, Guard
 from localspec.server.line import WaitingLine
+from localspec.server.llama_completions import Infill, LlamaCompletion
 from localspec.server.llama_server import ApplyTemplate, Detokenize, Tokenize, props, slots
 from localspec.server.messages import CountTokens, MessageForm
 from localspec.server.ollama_answers import OllamaChat, OllamaGenerate
@@ -47,6 +48,8 @@ _POSTS: dict[str, type[Form | Aside]] = {
     "/v1/responses": ResponseForm,
     "/v1/messages": MessageForm,
     "/v1/messages/count_tokens": CountTokens,
+    "/completion": LlamaCompletion,
+    "/infill": Infill,
     "/tokenize": Tokenize,
     "/detokenize": Detokenize,
     "/apply-template": ApplyTemplate,

@@ -14,6 +14,7 @@ from localspec.server.costs import LOWEST_LOGPROB, openai_usage, own_fields, usa
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import Form
+from localspec.server.infill import FimPrompt
 from localspec.server.question import (
     MOST_ANSWERS,
     Input,
@@ -23,7 +24,6 @@ from localspec.server.question import (
     max_tokens,
     num_answers,
     num_logprobs,
-    refuse_suffix,
 )
 from localspec.server.refusal import RequestError, openai_error
 from localspec.server.tool_fields import own_form
@@ -115,13 +115,12 @@ class Completion(OpenAIForm):
     objects = ("text_completion", "text_completion")
 
     def __init__(self, fields: Fields) -> None:
-        refuse_suffix(fields)
         if fields.flag("echo"):
             fields.refuse("echo", "Leave it out: put the prompt before the answer yourself.")
         options = openai_options(fields)
         options["max_tokens"] = max_tokens(fields, "max_tokens", "n_predict")
         options["logprobs"] = num_logprobs(fields, "logprobs")
-        super().__init__(fields, _prompts(fields), options)
+        super().__init__(fields, _inputs(fields), options)
 
     def _whole_choice(self, finished: Finished) -> dict[str, Any]:
         reply = finished.reply
@@ -146,7 +145,18 @@ def openai_options(fields: Fields) -> dict[str, Any]:
     return {**answer_options(fields), **own_form(fields), "stop": fields.texts("stop")}
 
 
-def _prompts(fields: Fields) -> list[Input]:
+def _inputs(fields: Fields) -> list[Input]:
+    """The prompts, each to be filled in before the same `suffix` if there is one."""
+    prompts, after = raw_prompts(fields), fields.text("suffix")
+    if not after:
+        return [*prompts]
+    texts = [each.prompt for each in prompts if isinstance(each.prompt, str)]
+    if len(texts) < len(prompts):
+        fields.refuse("prompt", "Give texts, where there is a suffix.")
+    return [FimPrompt(text, after) for text in texts]
+
+
+def raw_prompts(fields: Fields) -> list[RawPrompt]:
     """One prompt or several, each a text or token ids."""
     value = fields.any("prompt")
     if isinstance(value, str) or _is_tokens(value):

@@ -116,7 +116,8 @@ def _capabilities(model: ServedModel) -> list[str]:
     template = model.chat_template
     thinks = any(all(sign in template for sign in family.signs) for family in FAMILIES)
     # Editors do not list a model without "tools"; one that has none answers in text.
-    return ["completion", "tools", *(["thinking"] if thinks else [])]
+    more = {"thinking": thinks, "insert": model.fim is not None}
+    return ["completion", "tools", *(name for name, has in more.items() if has)]
 
 
 def _model_details(model: ServedModel) -> dict[str, Any]:

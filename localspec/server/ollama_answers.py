@@ -20,13 +20,13 @@ from localspec.server.costs import own_fields
 from localspec.server.encoding import compact_json, sent_bytes
 from localspec.server.fields import Fields
 from localspec.server.form import Form
+from localspec.server.infill import FimPrompt
 from localspec.server.question import (
     Input,
     Question,
     RawPrompt,
     answer_options,
     flagged_logprobs,
-    refuse_suffix,
 )
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
@@ -184,7 +184,6 @@ class OllamaGenerate(OllamaForm):
     example: ClassVar = {"prompt": "Hello!", "options": {"num_predict": 5}}
 
     def __init__(self, fields: Fields) -> None:
-        refuse_suffix(fields)
         if fields.text("template"):
             fields.refuse("template", "Leave it out, or set raw and put it around the prompt.")
         _refuse_images(fields)
@@ -195,9 +194,9 @@ class OllamaGenerate(OllamaForm):
         return {"response": text, **more}
 
     def _context_behind(self, text: str) -> dict[str, Any]:
-        """As `_said_before` reads it. A raw prompt has none."""
+        """As `_said_before` reads it. Prompts without a template have none."""
         (given,) = self.question.inputs
-        if isinstance(given, RawPrompt):
+        if isinstance(given, RawPrompt | FimPrompt):
             return {}
         said = [*given, {"role": "assistant", "content": text}]
         return {"context": list(sent_bytes(compact_json(said)))}
@@ -218,6 +217,8 @@ def _generate_input(fields: Fields) -> Input | None:
         )
     if not prompt:
         return None
+    if after := fields.text("suffix"):
+        return FimPrompt(prompt, after)
     return RawPrompt(prompt) if is_raw else [*said, {"role": "user", "content": prompt}]
 
 

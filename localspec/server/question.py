@@ -9,6 +9,7 @@ from localspec.chat.template import Message
 from localspec.constraints.guidance import not_kept
 from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.server.fields import Fields
+from localspec.server.infill import FimPrompt
 from localspec.speculative.randomness import MAX_SEED
 from localspec.streaming.options import AnswerOptions, spec_of
 
@@ -19,7 +20,7 @@ class RawPrompt(NamedTuple):
     prompt: str | Sequence[int]
 
 
-Input = Sequence[Message] | RawPrompt  # messages as `checked_messages` returns them
+Input = Sequence[Message] | RawPrompt | FimPrompt  # messages as `checked_messages` returns them
 
 MOST_ANSWERS = 16  # to one request: they are given one after the other
 MOST_LOGPROBS = 20  # of the best tokens at each position
@@ -136,12 +137,6 @@ def flagged_logprobs(fields: Fields) -> int | None:
     """The same, in protocols that ask for the token's own by a flag of its own."""
     num_top = num_logprobs(fields, "top_logprobs")
     return num_top or 0 if fields.flag("logprobs") else None
-
-
-def refuse_suffix(fields: Fields) -> None:
-    """Raise RequestError if the client wants a text filled in before another."""
-    if fields.text("suffix"):
-        fields.refuse("suffix", "Leave it out: filling in between two texts is not supported.")
 
 
 def _logit_bias(fields: Fields) -> dict[Any, Any] | None:

@@ -13,6 +13,7 @@ from typing import get_args
 from localspec.engine.sources import named_sources
 from localspec.errors import LocalspecError, MemoryLimitError, RpcError
 from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.fim import fim_tokens
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
 from localspec.hub.hub_file import HubModel
@@ -36,8 +37,9 @@ class ServedModel:
     rpc: RPC servers that hold layers of it, in place of the preset's. exact: as for `load`.
     name: the preset's; a file's without its ending; or a hub model's own. file_name: without
     its folders. sampling: of answers that say nothing of it. end_texts: of the tokens that
-    begin and end a text; "" where there is none. created: Unix time of
-    the target's file. num_trained: tokens of context that the target was trained for.
+    begin and end a text; "" where there is none. fim: those with which it fills in. created:
+    Unix time of the target's file. num_trained: tokens of context that the target was trained
+    for.
     chat_template: its source, or "". pinned: sha256 of the target's files, if a preset states
     them. kept_bytes: memory for caches of texts that wait. remembers: as `load` takes `memory`;
     remembered: files and folders whose text drafts. keep_s: how long it stays loaded
@@ -66,6 +68,7 @@ class ServedModel:
         self.size_bytes = path.stat().st_size
         self.sampling = SamplingParams() if preset is None else preset.sampling
         self.end_texts = [_token_text(header, role) for role in ("bos", "eos")]
+        self.fim = fim_tokens(header)
         self.architecture = header.architecture
         self.num_parameters = sum(math.prod(tensor.shape) for tensor in header.tensors)
         self.num_trained = ModelShape(header).context_length
