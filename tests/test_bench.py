@@ -15,7 +15,7 @@ from localspec.checks import bench
 from localspec.checks.bench import Bench, KindSpeed, Outcome, run_bench
 from localspec.checks.limit import EndedBy
 from localspec.checks.prompts import KINDS, Task, built_in_tasks
-from localspec.checks.step_bench import StepCosts
+from localspec.checks.trace import DecodeCosts
 from localspec.checks.turns import SHORTEST_ANSWER, Stretch
 from localspec.cli import exit_codes, main
 from localspec.cli.bench_report import bench_json, bench_text, verdict
@@ -169,7 +169,7 @@ def test_the_time_ends_it_within_a_decode(monkeypatch):
 def test_a_target_alone_has_no_draft_to_measure(demo_target, few):
     with localspec.load(target=demo_target) as engine:
         found = run_bench(engine, TASKS, asked(), **UNWATCHED)
-    assert found.costs.draft_token_s is None
+    assert found.costs.proposer_s == {}
     assert found.break_even.keys() == {ProposerKind.LOOKUP}
 
 
@@ -287,16 +287,22 @@ def test_where_nothing_is_drafted_no_side_is_faster():
 @pytest.mark.parametrize(
     ("costs", "words"),
     [
-        (StepCosts((0.1,), 0.01), []),  # nothing is known of other sizes
-        (StepCosts((0.1, 0.3, 0.4), 0.02), ["never pays with up to 2 a step"] * 2),
         (
-            StepCosts((0.1, 0.15), 0.01),
+            DecodeCosts((0.1,), {ProposerKind.DRAFT: 0.01}),
+            [],
+        ),  # nothing is known of other sizes
+        (
+            DecodeCosts((0.1, 0.3, 0.4), {ProposerKind.DRAFT: 0.02}),
+            ["never pays with up to 2 a step"] * 2,
+        ),
+        (
+            DecodeCosts((0.1, 0.15), {ProposerKind.DRAFT: 0.01}),
             [
                 "At these costs lookup (0.00 a token) pays from an acceptance of 0.50",
                 "the draft model (0.10 a token) pays from an acceptance of 0.60",
             ],
         ),
-        (StepCosts((0.1, 0.15), None), ["lookup (0.00 a token) pays from"]),
+        (DecodeCosts((0.1, 0.15)), ["lookup (0.00 a token) pays from"]),
     ],
 )
 def test_what_pays_is_said_of_sizes_that_were_timed(demo_target, costs, words):

@@ -18,6 +18,7 @@ from localspec.checks import selfcheck
 from localspec.checks.identity import ENOUGH_ACCEPTED
 from localspec.checks.limit import EndedBy
 from localspec.checks.numbers import Numbers
+from localspec.checks.prompts import built_in_tasks
 from localspec.checks.rounding import Rounding
 from localspec.checks.selfcheck import Finding, check
 from localspec.checks.step_law import BOUND, ENOUGH_PLACES
@@ -295,6 +296,7 @@ def test_planted_bugs_are_found(monkeypatch, small_pair, place, name, planted, w
     assert any(words in line for line in bugs), report
     assert report.finding is Finding.NOT_LOSSLESS
     assert (report.identity is Finding.NOT_LOSSLESS) == (words == "greedy text")
+    assert len(report.identity_bugs) <= 1  # the first is enough
     assert report.step_law.num_places < ENOUGH_PLACES
 
 
@@ -329,6 +331,15 @@ def test_bad_numbers_are_found(monkeypatch, name, planted, words):
     found = Numbers()
     found.check_streams()
     assert any(words in bug for bug in found.bugs), found.bugs
+
+
+def test_it_ends_while_numbers_are_checked(small_pair):
+    """Which takes a second or two, without a decode."""
+    watch = Watch(lambda _stage, _left: watch.cancellation.request())
+    report = run_check(small_pair, watch=watch)
+    assert report.ended_by is EndedBy.INTERRUPT
+    assert report.numbers.num_numbers == 0
+    assert report.numbers.bugs == []
 
 
 @pytest.mark.slow
@@ -381,6 +392,21 @@ def stories(tmp_path):
         "".join(f"Tell me a story about {x}.\n" for x in ("a fox", "an owl", "rain"))
     )
     return str(path)
+
+
+def test_it_asks_what_bench_asks_and_leaves_out_what_does_not_fit(pair, monkeypatch):
+    asked = []
+
+    def note(_engine, prompts, **_keywords):
+        asked.extend(prompts)
+        raise localspec.OptionError("enough was seen", "")
+
+    monkeypatch.setattr(selfcheck, "check", note)
+    assert run("--ctx", "128").exit_code == 2
+    texts = sorted((task.text for task in built_in_tasks()), key=len)
+    built_in = map(pair.chat().prompt_tokens, texts)
+    assert asked == [prompt for prompt in built_in if len(prompt) < 128]
+    assert 3 < len(asked) < len(texts)
 
 
 @pytest.mark.slow

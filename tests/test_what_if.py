@@ -92,7 +92,7 @@ def run(*arguments):
 
 def test_the_command_with_the_costs_of_a_bench(tmp_path):
     bench = tmp_path / "bench.json"
-    costs = {"target_s": list(COSTS.target_s), "draft_token_s": 0.25}
+    costs = {"target_s": list(COSTS.target_s), "proposer_s": {"draft": 0.25}}
     bench.write_text(json.dumps({"costs": costs}))
     result = run(QWEN, "--costs", bench, "--json")
     assert result.exit_code == 0, result.output

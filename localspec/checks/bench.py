@@ -18,7 +18,8 @@ from localspec.checks.ratio_estimate import (
     estimate_ratio,
     in_equal_parts,
 )
-from localspec.checks.step_bench import StepCosts, measure_steps
+from localspec.checks.step_bench import measure_steps
+from localspec.checks.trace import DecodeCosts
 from localspec.checks.turns import SHORTEST_ANSWER, Stretch, TurnTaking
 from localspec.engine.engine import Engine
 from localspec.errors import ContextError, Interrupted, OptionError
@@ -130,7 +131,7 @@ class Bench:
 
     kinds: tuple[KindSpeed, ...]
     left_out: Mapping[KindOfText, int]
-    costs: StepCosts | None
+    costs: DecodeCosts | None
     peak_memory_bytes: int
     time_s: float
     ended_by: EndedBy | None
@@ -168,7 +169,7 @@ class Bench:
         steps = (0.0, *self.costs.ratios)
         return {
             kind: break_even_acceptance(Curve(steps, share), len(steps) - 2)
-            for kind, share in self.costs.draft_shares.items()
+            for kind, share in self.costs.shares.items()
         }
 
 
@@ -246,7 +247,7 @@ class _BenchRun:
     seconds: float
     watch: Watch
     ended: Cancellation
-    costs: StepCosts | None = None
+    costs: DecodeCosts | None = None
     kinds: dict[KindOfText, _Kind] = field(default_factory=dict)
     left_out: Counter[KindOfText] = field(default_factory=Counter)
     started_s: float = field(default_factory=time.perf_counter)

@@ -29,6 +29,7 @@ _PADDED = 3  # draft tokens of the steps that are padded
 ENOUGH_ACCEPTED = 100
 COMPARED_TEXT_TOKENS = 64
 _FARTHEST = 100.0  # logits
+_NUM_OTHER = 16  # tokens of another text
 _NUM_MEASURED = 17  # last rows of a text, and those in front of a divergence
 
 
@@ -164,13 +165,13 @@ class IdentityCheck:
         return reference
 
     def compare(self, prompt: int, reference: Reference) -> None:
-        """Compare texts with each number of draft tokens, until there are enough.
+        """Compare texts with each number of draft tokens, until there are enough, or a bug.
 
         prompt: its number. Raises Interrupted; the tokens drafted by then are compared.
         """
         self.loop.truncate(0)
         # The loop comes from another text, whose cache must not be taken for this one's.
-        other = reference.prompt_tokens[::-1]
+        other = reference.prompt_tokens[: -_NUM_OTHER - 1 : -1]
         self.loop.draft_policy = FixedDraftPolicy(0)
         self.loop.start(other)
         next(self.loop.steps(self._request(other, None)))
@@ -178,9 +179,15 @@ class IdentityCheck:
             begin = 0
             # Behind a near tie the next text goes on with the target's own token.
             while begin < len(reference.plain):
-                if self.result.num_accepted >= self.num_wanted:
+                if self._is_decided:
                     return
                 begin = self._compare_from(begin, prompt, reference, num_draft_tokens)
+
+    @property
+    def _is_decided(self) -> bool:
+        """Whether there is enough, or a bug: all rows of its text are measured by then."""
+        is_enough = self.result.num_accepted >= self.num_wanted
+        return is_enough or bool(self.result.bugs(self.rounding.bound))
 
     def _compare_from(self, begin: int, prompt: int, reference: Reference, k: int) -> int:
         """Compare a text from a position on. Returns that behind the compared tokens."""

@@ -11,7 +11,7 @@ compared with its definition, argmax(log p + Gumbel noise) (Gumbel 1954; Daliri 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from localspec.checks.enumeration import Enumeration
 from localspec.checks.step_law import RULES
+from localspec.errors import Interrupted
 from localspec.sampling.distribution import Distribution, Logits, Probs
 from localspec.sampling.filters import filtered_distribution
 from localspec.sampling.params import SamplingParams
@@ -27,6 +28,7 @@ from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import FixedDraftPolicy
 from localspec.speculative.randomness import MAX_SEED, Randomness, fresh_seed
 from localspec.speculative.rules import Rule, make_rule
+from localspec.streaming.cancellation import CancelCheck, never
 
 # No row is certain then, so that every decision takes a number.
 UNCUT = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -54,8 +56,11 @@ class Numbers:
     num_choices: int = 0
     bugs: list[str] = field(default_factory=list)
 
-    def check_streams(self) -> None:
-        """Uniforms and noise, of a fresh seed and of the next turn, in two orders."""
+    def check_streams(self, is_ended: CancelCheck = never) -> None:
+        """Uniforms and noise, of a fresh seed and of the next turn, in two orders.
+
+        Takes a second or two. Raises Interrupted soon after is_ended says so.
+        """
         seed = fresh_seed() % MAX_SEED
         ids = np.arange(_NUM_IDS)
         self._check_stream(
@@ -63,19 +68,34 @@ class Numbers:
             seed,
             lambda randomness, step: randomness.uniforms(step).ravel(),
             _NUM_STEPS,
+            is_ended,
         )
         self._check_stream(
-            "noise", seed, lambda randomness, index: randomness.noise(index, ids), _NUM_PLACES
+            "noise",
+            seed,
+            lambda randomness, index: randomness.noise(index, ids),
+            _NUM_PLACES,
+            is_ended,
         )
 
     def _check_stream(
-        self, name: str, seed: int, read: Callable[[Randomness, int], Probs], count: int
+        self,
+        name: str,
+        seed: int,
+        read: Callable[[Randomness, int], Probs],
+        count: int,
+        is_ended: CancelCheck,
     ) -> None:
+        def numbers(stream: Randomness, places: Iterable[int]) -> Probs:
+            if is_ended():
+                raise Interrupted("the check was ended")
+            return np.array([read(stream, place) for place in places])
+
         streams = [Randomness(seed), Randomness(seed, 1), Randomness(seed + 1)]
-        first, *others = (np.array([read(s, at) for at in range(count)]) for s in streams)
+        first, *others = (numbers(stream, range(count)) for stream in streams)
         # Those of a later answer of the same turn go on from here, in any order.
         backwards = Randomness(seed, num_said=1)
-        again = np.array([read(backwards, at) for at in reversed(range(count - 1))])[::-1]
+        again = numbers(backwards, reversed(range(count - 1)))[::-1]
         self.num_numbers += 3 * first.size
         if not np.array_equal(again, first[1:]):
             self._tell(f"{name} of an address are not always the same")

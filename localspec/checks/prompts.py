@@ -98,17 +98,9 @@ def own_tasks(path: Path) -> tuple[Task, ...]:
     return tuple(Task("own", tuple(_messages([text]))) for text in read_prompts(path))
 
 
-# Some have one good answer, some thousands; some suit the demo pair's small world.
-QUESTIONS = (
-    "Tell me a story about a fox and a lantern.",
-    "What is speculative decoding?",
-    "Name the days of the week.",
-    "Write a short poem about the sea.",
-    "What is 7 times 8, and why?",
-    "Write a Python function that reverses a list.",
-    "Give me three tips for sleeping better.",
-    "Explain to a child why the sky is blue.",
-)
+def built_in_texts() -> list[str]:
+    """What the user says last in each of them, the shortest first."""
+    return sorted((task.text for task in built_in_tasks()), key=len)
 
 
 def check_lengths(prompts: Sequence[list[int]], context_length: int) -> None:

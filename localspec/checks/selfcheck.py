@@ -28,7 +28,7 @@ from localspec.checks.rounding import Rounding
 from localspec.checks.step_law import ENOUGH_PLACES, StepLaw, StepLawCheck
 from localspec.engine.engine import Engine
 from localspec.errors import Interrupted, OptionError
-from localspec.isolated.watch import OnMeasured, Watch
+from localspec.isolated.watch import Watch
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
@@ -149,7 +149,7 @@ def check(
             def constraint(prompt: list[int]) -> Constraint | None:
                 return engine._constraint(options, Prompt(prompt))
 
-            work = _Check(engine, loop, prompts, constraint, watch.progress)
+            work = _Check(engine, loop, prompts, constraint, Watch(watch.progress, ended))
             try:
                 with ended.obeyed(engine.cancel):
                     work.run()
@@ -169,11 +169,11 @@ class _Check:
         loop: SpeculativeDecoder,
         prompts: Sequence[list[int]],
         constraint: Callable[[list[int]], Constraint | None],
-        progress: OnMeasured,
+        watch: Watch,
     ) -> None:
         self._loop = loop
         self._prompts = prompts
-        self._progress = progress
+        self._watch = watch
         self._rounding = Rounding()
         self._numbers = Numbers()
         sampled = SamplingParams() if engine.sampling.is_greedy else engine.sampling
@@ -199,7 +199,7 @@ class _Check:
     def run(self) -> None:
         """Check until there is enough evidence, or no prompt is left. Raises Interrupted."""
         self._tell("Checking random numbers")
-        self._numbers.check_streams()
+        self._numbers.check_streams(lambda: self._watch.cancellation.is_requested)
         self._numbers.check_addresses(self._loop, self._prompts[0], self._uncut_request)
         for number, prompt in enumerate(self._prompts):
             for name, check, seed in (
@@ -248,7 +248,7 @@ class _Check:
 
     def _tell(self, stage: str) -> None:
         share, spent_s = sum(self._shares) / 3, time.monotonic() - self._started_s
-        self._progress(stage, spent_s * (1.0 - share) / share if share > 0.0 else None)
+        self._watch.progress(stage, spent_s * (1.0 - share) / share if share > 0.0 else None)
 
     def _uncut_request(self, rule: Rule) -> Request:
         """A request for a short answer to the first prompt."""

@@ -5,40 +5,17 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import takewhile
 
+from localspec.checks.trace import DecodeCosts
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import LARGEST_STEP
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.model import Model
-from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.proposers import DraftModel
 
 _NUM_CACHED = 64  # tokens in front of a timed decode
 _DRAFTED = 8  # tokens that a timed draft decodes one by one
-
-
-@dataclass(frozen=True, slots=True)
-class StepCosts:
-    """target_s: seconds of the target's decode of 1, 2, 3 … tokens. draft_token_s: seconds of a
-    draft token; None without a draft model."""
-
-    target_s: tuple[float, ...]
-    draft_token_s: float | None
-
-    @property
-    def ratios(self) -> tuple[float, ...]:
-        """v(n) for n = 1, 2, 3 …"""
-        return tuple(seconds / self.target_s[0] for seconds in self.target_s)
-
-    @property
-    def draft_shares(self) -> dict[ProposerKind, float]:
-        """What a token of the lookup costs, nothing, and of the draft model if there is one."""
-        shares = {ProposerKind.LOOKUP: 0.0}
-        if self.draft_token_s is not None:
-            shares[ProposerKind.DRAFT] = self.draft_token_s / self.target_s[0]
-        return shares
 
 
 def measure_steps(
@@ -46,7 +23,7 @@ def measure_steps(
     num_rounds: int,
     show: Callable[[int, int], None] = lambda _done, _all: None,
     is_enough: Callable[[], bool] = lambda: False,
-) -> StepCosts:
+) -> DecodeCosts:
     """Time every size num_rounds times, in turn, after a text that is removed afterwards.
 
     The loop's text must be empty. An adaptive policy of the loop learns the costs. show: called
@@ -99,17 +76,17 @@ class _Timer:
                 self._learner.target_cost.learn(1, self._num_cached, target_only_s)
                 self._learner.target_cost.learn(size, self._num_cached, seconds)
 
-    def costs(self) -> StepCosts:
+    def costs(self) -> DecodeCosts:
         """The medians. The policy learns the draft's cost as well."""
         target_s = tuple(map(statistics.median, takewhile(bool, self.target_s.values())))
         if self.draft is None:
-            return StepCosts(target_s, None)
+            return DecodeCosts(target_s)
         draft_token_s = statistics.median(self._draft_s)
         if self._learner is not None:
             for prospect in self._learner.prospects:
                 if prospect.kind is self.draft.kind:
                     prospect.cost.learn(1, 1, draft_token_s, target_s[0])
-        return StepCosts(target_s, draft_token_s)
+        return DecodeCosts(target_s, {self.draft.kind: draft_token_s})
 
 
 def _timed(model: Model, num_cached: int, size: int) -> float:

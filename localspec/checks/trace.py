@@ -63,7 +63,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class DecodeCosts:
-    """What decodes cost where the traces were recorded, or anywhere else.
+    """What decodes cost on a machine.
 
     target_s: seconds of the target's decode of 1, 2, 3 … tokens. proposer_s: seconds of a token
     of each proposer that was timed.
@@ -71,6 +71,17 @@ class DecodeCosts:
 
     target_s: tuple[float, ...]
     proposer_s: Mapping[ProposerKind, float] = field(default_factory=dict)
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """v(n) for n = 1, 2, 3 …"""
+        return tuple(seconds / self.target_s[0] for seconds in self.target_s)
+
+    @property
+    def shares(self) -> dict[ProposerKind, float]:
+        """A token of each proposer that was timed, and of the lookup, in target-only steps."""
+        timed = {kind: seconds / self.target_s[0] for kind, seconds in self.proposer_s.items()}
+        return {ProposerKind.LOOKUP: 0.0, **timed}
 
 
 @dataclass(frozen=True, slots=True)

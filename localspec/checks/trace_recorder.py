@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from localspec.checks.limit import limited
 from localspec.checks.prompts import Task
 from localspec.checks.step_bench import measure_steps
-from localspec.checks.trace import DecodeCosts, Recording, Series, Trace
+from localspec.checks.trace import Recording, Series, Trace
 from localspec.engine.engine import Engine
 from localspec.errors import Interrupted
 from localspec.isolated.watch import Watch
@@ -28,7 +28,7 @@ from localspec.speculative.policy_api import (
     StepRecord,
 )
 from localspec.speculative.prefix import common_length
-from localspec.speculative.proposers import DraftModel, Proposer, chance
+from localspec.speculative.proposers import Proposer, chance
 
 
 def record_traces(  # noqa: PLR0913  each is an option of the command
@@ -57,7 +57,7 @@ def record_traces(  # noqa: PLR0913  each is an option of the command
                 recorder = _Recorder(loop)
                 if num_cost_rounds > 0:
                     watch.progress("Timing decodes", None)
-                    costs = _costs(loop, num_cost_rounds)
+                    costs = measure_steps(loop, num_cost_rounds)
             for number, (task, sampling) in enumerate(work):
                 watch.progress(f"Recording answer {number + 1} of {len(work)}", None)
                 # Emptied, so that every answer reads its whole prompt.
@@ -77,13 +77,6 @@ def record_traces(  # noqa: PLR0913  each is an option of the command
         finally:
             engine._draft_policy = policy
     return Recording(engine.description, engine._weight_shares, traces, costs)
-
-
-def _costs(loop: SpeculativeDecoder, num_rounds: int) -> DecodeCosts:
-    found = measure_steps(loop, num_rounds)
-    seconds = found.draft_token_s
-    kinds = [p.kind for p in loop.proposers if isinstance(p, DraftModel)]
-    return DecodeCosts(found.target_s, {} if seconds is None else {kinds[0]: seconds})
 
 
 class _Proposed(NamedTuple):

@@ -44,9 +44,6 @@ def read_costs(path: Path) -> DecodeCosts:
         content = json.loads(lines[0] if is_recording else text)["costs"]
         if content is None:
             raise ValueError("they were not measured")
-        if "proposer_s" not in content:
-            draft_s = content["draft_token_s"]
-            content["proposer_s"] = {} if draft_s is None else {"draft": draft_s}
         return costs_of(content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise OptionError(

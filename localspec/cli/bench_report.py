@@ -74,7 +74,7 @@ def _why(found: Bench) -> list[str]:
         pays = f"never pays with up to {len(found.costs.ratios) - 1} a step"
         if edge is not None:
             pays = f"pays from an acceptance of {edge:.2f}"
-        share = found.costs.draft_shares[kind]
+        share = found.costs.shares[kind]
         lines.append(f"At these costs {PROPOSER_NAMES[kind]} ({share:.2f} a token) {pays}.")
     return lines
 
@@ -95,8 +95,8 @@ def _details(found: Bench, engine: BaseEngine) -> list[str]:
         lines += _kind_details(each)
     if found.costs is not None:
         lines.append(f"A target-only step: {1000 * found.costs.target_s[0]:.2f} ms")
-        if found.costs.draft_token_s is not None:
-            lines.append(f"A draft token: {1000 * found.costs.draft_token_s:.2f} ms")
+        for seconds in found.costs.proposer_s.values():
+            lines.append(f"A draft token: {1000 * seconds:.2f} ms")
     return [*lines, f"Peak memory: {readable_bytes(found.peak_memory_bytes)}"]
 
 

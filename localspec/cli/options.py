@@ -24,7 +24,6 @@ from localspec.presets.choice import choose_model
 from localspec.presets.presets import DEFAULT_PRESET
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, Drafting, ProposerName
 from localspec.speculative.rule_name import RuleName
-from localspec.vocabulary import with_bos
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
@@ -190,16 +189,6 @@ _OPTIONS = [
     click.option("--force", is_flag=True, help="Load even if memory seems too small."),
     click.option("--show-draft", is_flag=True, help="Colour tokens by where they came from."),
 ]
-
-
-def prompt_tokens(engine: BaseEngine, options: PairOptions, text: str) -> list[int]:
-    """The tokens of a prompt of `verify` or `bench`: through the chat template if there is
-    one, else the text alone.
-    """
-    if engine.chat_template is None and options.template_name is None:
-        vocabulary = engine.vocabulary
-        return with_bos(vocabulary.tokenize(text, parse_special=False), vocabulary)
-    return engine.chat(system=options.system, template=options.template()).prompt_tokens(text)
 
 
 PROMPTS_OPTION = click.option(

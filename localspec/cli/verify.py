@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from localspec.checks import prompts as questions
+from localspec.checks.prompts import built_in_texts, check_lengths, read_prompts
 from localspec.cli import exit_codes
 from localspec.cli.completion import complete_file
 from localspec.cli.flags import json_option, read_option_file
 from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
 from localspec.cli.model_options import model_argument
-from localspec.cli.options import PairOptions, pair_options, prompt_tokens, seconds_option
+from localspec.cli.options import PairOptions, pair_options, seconds_option
+from localspec.errors import ContextError
+from localspec.vocabulary import with_bos
+
+if TYPE_CHECKING:
+    from localspec.engine.base import BaseEngine
 
 
 @click.command(cls=Command)
@@ -68,9 +75,9 @@ def verify(
     schema = None
     if json_schema is not None:
         schema = read_option_file("--json-schema", json_schema)
-    texts = questions.QUESTIONS if prompts is None else questions.read_prompts(prompts)
+    texts = built_in_texts() if prompts is None else read_prompts(prompts)
     with options.open_engine(memory=False) as engine:
-        tokens = [prompt_tokens(engine, options, text) for text in texts]
+        tokens = _prompts(engine, options, texts, are_own=prompts is not None)
         report = measured(
             engine,
             check,
@@ -90,3 +97,31 @@ def verify(
             if report.finding is Finding.NOT_LOSSLESS
             else exit_codes.NOT_ENOUGH_EVIDENCE
         )
+
+
+def _prompts(
+    engine: BaseEngine, options: PairOptions, texts: Sequence[str], *, are_own: bool
+) -> list[list[int]]:
+    """The token ids of the prompts; of those that are not the user's own, those that fit.
+
+    Raises ContextError for one of the user's own that does not fit, or if the first does not.
+    """
+    found: list[list[int]] = []
+    for text in texts:
+        try:
+            tokens = _tokens(engine, options, text)
+            check_lengths([tokens], engine.context_length)
+        except ContextError:
+            if are_own or not found:  # those built in begin with the shortest
+                raise
+        else:
+            found.append(tokens)
+    return found
+
+
+def _tokens(engine: BaseEngine, options: PairOptions, text: str) -> list[int]:
+    """Through the chat template if there is one, else the text alone."""
+    if engine.chat_template is None and options.template_name is None:
+        vocabulary = engine.vocabulary
+        return with_bos(vocabulary.tokenize(text, parse_special=False), vocabulary)
+    return engine.chat(system=options.system, template=options.template()).prompt_tokens(text)

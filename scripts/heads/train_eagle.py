@@ -33,7 +33,7 @@ from demo_pair.export import add_head_header, write_tensors
 from demo_pair.head import ROUND_DECAY, EagleHead, HeadShape
 from demo_pair.model import Shape, conversation_mask
 
-from localspec.checks.prompts import QUESTIONS, read_prompts
+from localspec.checks.prompts import built_in_texts, read_prompts
 
 _HEAD_SIZE = 64  # dimensions of an attention head
 _ROUNDS = 4
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, help="a file, one prompt a line")
     options = parser.parse_args()
     torch.manual_seed(0)
-    prompts = read_prompts(options.prompts) if options.prompts else list(QUESTIONS)
+    prompts = read_prompts(options.prompts) if options.prompts else built_in_texts()
     seconds = options.minutes * 60
     written = write_texts(options.target, prompts, seconds * _WRITING)
     written = [text for text in written if len(text) > _ROUNDS + 2]

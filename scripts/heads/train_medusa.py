@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from own_texts import read_rows, write_texts
 from target_file import OUTPUT, read_tensor
 
-from localspec.checks.prompts import QUESTIONS, read_prompts
+from localspec.checks.prompts import built_in_texts, read_prompts
 
 _BATCH = 256  # rows that are learned from at once
 _RATE = 2e-3  # of AdamW, falling
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--prompts", type=Path, help="a file, one prompt a line")
     options = parser.parse_args()
-    prompts = read_prompts(options.prompts) if options.prompts else list(QUESTIONS)
+    prompts = read_prompts(options.prompts) if options.prompts else built_in_texts()
     written = write_texts(options.target, prompts, options.seconds / 3)
     rows = read_rows(options.target, written)
     texts = with_followers(written, rows, options.heads)

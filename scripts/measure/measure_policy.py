@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import localspec
-from localspec.checks.step_bench import StepCosts, measure_steps
+from localspec.checks.step_bench import measure_steps
+from localspec.checks.trace import DecodeCosts
 from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
@@ -44,6 +45,7 @@ from localspec.speculative.policy_api import (
     DraftPolicy,
     FixedDraftPolicy,
     PolicyContext,
+    ProposerKind,
 )
 from localspec.speculative.proposers import DraftModel
 from localspec.streaming.answer import Answer
@@ -136,7 +138,7 @@ class Bench:
         engine._draft_policy = policy
         return engine.generate_raw(prompt, sampling=GREEDY, max_tokens=num_tokens)
 
-    def costs(self, policy: DraftPolicy) -> StepCosts:
+    def costs(self, policy: DraftPolicy) -> DecodeCosts:
         """Of steps of every size; the policy learns them."""
         self.engine._draft_policy = policy
         with self.engine.exclusively() as loop:
@@ -256,9 +258,7 @@ def grid(asked: argparse.Namespace) -> None:
         with opened(asked, (agreement,), None) as bench:
             policy = bench.fresh()
             costs = bench.costs(policy)
-            curve = Curve(
-                (0.0, *costs.ratios), (costs.draft_token_s or 0.0) / costs.target_s[0]
-            )
+            curve = Curve((0.0, *costs.ratios), costs.shares.get(ProposerKind.DRAFT, 0.0))
             by_speed = sorted(
                 range(len(costs.target_s)),
                 key=lambda k: -expected_speedup(curve, agreement, k),
@@ -300,7 +300,7 @@ def switch(asked: argparse.Namespace) -> None:
     with opened(asked, (GOOD, BAD), None) as bench:
         policy = bench.fresh()
         costs = bench.costs(policy)
-        curve = Curve((0.0, *costs.ratios), (costs.draft_token_s or 0.0) / costs.target_s[0])
+        curve = Curve((0.0, *costs.ratios), costs.shares.get(ProposerKind.DRAFT, 0.0))
         k = max(range(len(costs.target_s)), key=lambda k: expected_speedup(curve, GOOD, k))
         # Where the segments lie is seen from a text that is drafted one by one.
         kept = _kept_tokens(bench, asked.switch_tokens)

@@ -25,10 +25,11 @@ from delaying_proxy import delaying
 import localspec
 from comparison.llama_tools import RPC_SERVER, binaries_of, default_folder, program_in
 from comparison.rpc_server import running_servers
-from localspec.checks.step_bench import StepCosts, measure_steps
+from localspec.checks.step_bench import measure_steps
+from localspec.checks.trace import DecodeCosts
 from localspec.machine import num_usable_cores
 from localspec.speculative.metrics import Stats
-from localspec.speculative.policy_api import FixedDraftPolicy
+from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind
 
 _STEP_ROUNDS = 3
 _PROMPT = "Once upon a time there was a fox who lived by the river"
@@ -71,10 +72,9 @@ def row(asked: argparse.Namespace, round_trip_ms: float, program: Path) -> str:
     return _row(round_trip_ms, costs, speeds)
 
 
-def _row(round_trip_ms: float, costs: StepCosts, speeds: dict[int, list[Stats]]) -> str:
+def _row(round_trip_ms: float, costs: DecodeCosts, speeds: dict[int, list[Stats]]) -> str:
     plain = [stats.tokens_per_s or 0.0 for stats in speeds.pop(0)]
-    assert costs.draft_token_s is not None
-    c = costs.draft_token_s / costs.target_s[0]
+    c = costs.shares[ProposerKind.DRAFT]
     cells = [f"{round_trip_ms:g} ms", f"{statistics.median(plain):.1f}"]
     cells += [f"{costs.ratios[size - 1]:.2f}" for size in _SIZES] + [f"{c:.2f}"]
     for count, found in speeds.items():
