@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +20,8 @@ from localspec.cli.waiting import waiting
 from localspec.llama.options import LlamaOptions
 from localspec.presets.choice import choose_model
 from localspec.presets.pairing import LARGEST_SHARE
+from localspec.speculative.common_tokens import CommonTokens
+from localspec.speculative.shared_vocabulary import SharedVocabulary
 
 if TYPE_CHECKING:
     from localspec.preflight.explanation import Explanation, HeadReport, ModelFacts
@@ -74,7 +77,7 @@ def _blocks(found: Explanation) -> list[tuple[str, list[str]]]:
     if found.draft is not None:
         facts.append(("Draft", _model_lines(found.draft)))
         if found.vocabulary is not None:
-            facts.append(("Tokens", [str(found.vocabulary)]))
+            facts.append(("Tokens", [_tokens(found.vocabulary)]))
         if found.size_warning:
             facts.append(("Sizes", [found.size_warning]))
     if found.head is not None:
@@ -82,7 +85,7 @@ def _blocks(found: Explanation) -> list[tuple[str, list[str]]]:
     if not found.is_pair:
         return [*facts, ("NO PAIR", _no_pair(found))]
     if found.draft is None and found.head is None:
-        facts.append(("Draft", [f"none: {_without_draft(found)}"]))
+        facts.append(("Draft", [f"none: {_without_draft(found)}", *_draft_here(found)]))
     else:
         facts.append(("Caches", [_rollback(found)]))
     facts.append(("Memory", _memory_lines(found)))
@@ -157,6 +160,21 @@ def _without_draft(found: Explanation) -> str:
     if not found.target.can_roll_back:
         return _rollback(found)
     return "lookup drafts by itself wherever the text repeats an earlier passage"
+
+
+def _draft_here(found: Explanation) -> list[str]:
+    """What could draft on this machine, if the target can be drafted for."""
+    draft = found.draft_here
+    if draft is None or not found.target.can_roll_back:
+        return []
+    tokens = [] if draft.common is None else [_tokens(draft.common)]
+    return [f"could be --draft {shlex.quote(str(draft.path))}", *tokens]
+
+
+def _tokens(vocabulary: SharedVocabulary | CommonTokens) -> str:
+    if isinstance(vocabulary, CommonTokens):
+        return vocabulary.with_expectation()
+    return str(vocabulary)
 
 
 def _rollback(found: Explanation) -> str:

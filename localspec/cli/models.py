@@ -19,6 +19,7 @@ from localspec.preflight.fit import fits_by_size, room_here
 from localspec.preflight.room import MemoryRoom
 from localspec.presets import installed
 from localspec.presets.choice import usual_model
+from localspec.presets.draft_here import DraftHere, drafts_for_presets
 from localspec.presets.installed import PresetState, damaged_files, list_models, preset_state
 from localspec.presets.located import locate
 from localspec.presets.names import read_names
@@ -56,7 +57,7 @@ def models(context: click.Context, *, as_json: bool) -> None:
     """List presets: state, size, whether they fit into free memory, licence.
 
     Presets on this machine come first. A * marks presets with facts that only one source or
-    none confirms; --json says which.
+    none confirms; --json says which. Then come drafts that are here for presets without one.
 
     \b
         localspec models
@@ -69,8 +70,9 @@ def models(context: click.Context, *, as_json: bool) -> None:
         return
     room = room_here()
     states = sorted(list_models(), key=lambda state: _STATES.index(state.state))
+    drafts = drafts_for_presets()
     if as_json:
-        write_json([_state_json(state, room) for state in states])
+        write_json([_state_json(state, room, drafts) for state in states])
         return
     width = max(len(state.name) for state in states) + 2
     click.echo(f"{'PRESET':<{width}}{'STATE':<8}{'SIZE':>9}  {'FITS':<6}LICENCE")
@@ -80,6 +82,9 @@ def models(context: click.Context, *, as_json: bool) -> None:
         fits = {None: "-", True: "yes", False: "no"}[_fits(state, room)]
         license = state.preset.target.license or "-"
         click.echo(printable(f"{name:<{width}}{state.state:<8}{size:>9}  {fits:<6}{license}"))
+    for name, draft in drafts.items():
+        tokens = "" if draft.common is None else f" ({draft.common.with_expectation()})"
+        note(f"{name} has no draft; {draft.path} could draft for it{tokens}.")
     usual = usual_model()
     note(
         "FITS: into the memory that is free now, judged by file sizes; 'localspec explain "
@@ -199,10 +204,13 @@ def _fits(state: PresetState, room: MemoryRoom) -> bool | None:
     return None if state.size_bytes is None else fits_by_size(state.size_bytes, room)
 
 
-def _state_json(state: PresetState, room: MemoryRoom) -> dict[str, Any]:
+def _state_json(
+    state: PresetState, room: MemoryRoom, drafts: dict[str, DraftHere]
+) -> dict[str, Any]:
     """All that is known of a preset, for --json. kind: where its file comes from."""
     written: dict[str, Any] = to_json(state)
     written |= written.pop("preset") | {"fits": _fits(state, room)}
+    written["draft_here"] = to_json(drafts.get(state.name))
     del written["models"]  # target, draft and head again
     for role in get_args(Role):
         if written[role] is not None:

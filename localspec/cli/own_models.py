@@ -34,7 +34,7 @@ def add(*, name: str, description: str, **models: Any) -> None:
 
     MODEL is a GGUF file, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf,
     owner/repo:QUANT, or a preset. Models on the hub are pinned to their current revision. A
-    draft with a different tokenizer is refused.
+    draft with too few tokens in common with its target is refused.
 
     \b
         localspec models add mine --target T.gguf --draft D.gguf
@@ -105,7 +105,7 @@ def _found_lines(found: FolderContent) -> list[str]:
     lines = []
     for one in found.proposals:
         draft = f"no draft: {one.why_no_draft}" if one.draft is None else f"draft {one.draft}"
-        draft += f" ({one.common})" if one.common else ""
+        draft += f" ({one.common.with_expectation()})" if one.common else ""
         lines.append(f"{one.name}: {one.target}, {readable_bytes(one.size_bytes)}, {draft}")
     lines += [f"{path} is a preset already: {name}" for path, name in found.known.items()]
     lines += [f"Skipped: {reason}" for reason in found.skipped.values()]

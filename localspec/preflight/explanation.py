@@ -35,6 +35,7 @@ from localspec.preflight.fit import (
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.plan import plan_layers
 from localspec.preflight.room import MemoryRoom, PairMemory, Planned
+from localspec.presets.draft_here import DraftHere, draft_here
 from localspec.presets.model_header import (
     FoundHeader,
     by_actual_role,
@@ -119,7 +120,8 @@ class Explanation:
     the number was left open. kept_bytes: the most that an engine takes in addition, for the
     caches of waiting conversations. gains: None if the costs of decoding were not measured
     here. break_even: the lowest acceptance rate that pays, None if none does. variants: other
-    presets of the same models. smaller: a preset that fits, if this pair does not.
+    presets of the same models. smaller: a preset that fits, if this pair does not. draft_here:
+    what could draft on this machine, if nothing was named that drafts.
     """
 
     description: str
@@ -138,6 +140,7 @@ class Explanation:
     break_even: float | None
     variants: dict[str, str]
     smaller: str | None
+    draft_here: DraftHere | None
 
     @property
     def fits(self) -> bool:
@@ -189,8 +192,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         description, variants = chosen.description, _variants(chosen)
         context_length = context_length or chosen.context_length
     found = by_actual_role({role: read_model_header(model) for role, model in models.items()})
-    its_header = found["target"].header
-    check_target(its_header)
+    check_target(its_header := found["target"].header)
     vocabulary, misfit = _compared(found)
     asked = replace(asked, rpc=common_servers(rpc, chosen), tensor_split=tuple(tensor_split))
     room = room_here(asked.rpc)
@@ -217,6 +219,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         break_even=None if costs is None else break_even_acceptance(costs, MAX_DRAFT_TOKENS),
         variants=variants,
         smaller=None if smaller is None else smaller.name,
+        draft_here=None if len(found) > 1 else draft_here(its_header),
     )
 
 

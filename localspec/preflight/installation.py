@@ -26,6 +26,7 @@ from localspec.policy.profile import is_of_exactness, kept_profiles, profiles_fo
 from localspec.preflight.fit import plan_here, room_here
 from localspec.preflight.plan import Plan
 from localspec.preflight.room import MemoryRoom, PairMemory, Planned
+from localspec.presets.draft_here import DraftHere, drafts_for_presets
 from localspec.presets.located import locate, missing_files
 from localspec.presets.presets import load_presets, user_presets, user_presets_file
 
@@ -55,6 +56,7 @@ class Installation:
     downloaded preset needs; rooms: the free memory, with that of its RPC servers.
     presets_fault: message and hint if the user's presets are malformed. num_profiles: pairs
     and settings whose costs are known; num_exact: models and settings that were found exact.
+    drafts: what could draft for presets that have only a target, by their names.
     """
 
     version: str
@@ -73,6 +75,7 @@ class Installation:
     plans: dict[str, PairMemory]
     rooms: dict[str, MemoryRoom]
     cache: HubCacheState
+    drafts: dict[str, DraftHere]
     num_profiles: int
     num_exact: int
     profiles_folder: Path
@@ -109,6 +112,7 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
         plans={name: plan.memory for name, plan in plans.items()},
         rooms={name: plan.room for name, plan in plans.items()},
         cache=_cache_state(),
+        drafts=drafts_for_presets(),
         num_profiles=sum(not exact for exact in kept),
         num_exact=sum(kept),
         profiles_folder=profiles_folder(),

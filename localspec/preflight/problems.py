@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ class Problem:
 
 def find_problems(found: Installation) -> list[Problem]:
     """All problems, the most serious first."""
-    return [*_faults(found), *_build(found), *_room(found), *_leftovers(found)]
+    return [*_faults(found), *_build(found), *_room(found), *_leftovers(found), *_drafts(found)]
 
 
 def _faults(found: Installation) -> Iterator[Problem]:
@@ -118,6 +119,16 @@ def _leftovers(found: Installation) -> Iterator[Problem]:
             yield Problem(what, "Repeat the download to continue it, or delete the file.")
         else:
             yield Problem(what, "Another tool left it; once that has ended, delete the file.")
+
+
+def _drafts(found: Installation) -> Iterator[Problem]:
+    """Presets without a draft, where there is one."""
+    for name, draft in found.drafts.items():
+        tokens = "" if draft.common is None else f" ({draft.common.with_expectation()})"
+        yield Problem(
+            f"the preset {name} has no draft, and {draft.path.name} could draft for it{tokens}",
+            f"Try it: localspec bench {name} --draft {shlex.quote(str(draft.path))}",
+        )
 
 
 def _presets_by_hash() -> dict[str, str]:

@@ -9,17 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localspec.errors import ModelFileError, OptionError, PairError
+from localspec.errors import ModelFileError, OptionError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target
 from localspec.gguf_file.header import Header
 from localspec.hub.hub_file import all_parts
-from localspec.presets.pairing import (
-    LARGEST_SHARE,
-    LARGEST_TRANSLATED_SHARE,
-    compare_vocabularies,
-    have_one_tokenizer,
-)
+from localspec.presets.pairing import choose_draft
 from localspec.presets.preset import LocalModel
 from localspec.presets.presets import load_presets
 from localspec.speculative.common_tokens import CommonTokens
@@ -63,10 +58,8 @@ class FolderContent:
 def search_folder(folder: Path) -> FolderContent:
     """The GGUF models in a folder and below, each with a draft if there is one.
 
-    A split model is listed by its first part, a model of Ollama's by its manifest. A draft is
-    the smallest model with the target's tokenizer, if it has at most a third of the target's
-    size, or else the smallest with enough tokens in common and at most a sixth of its size.
-    Raises OptionError if it is not a folder.
+    A split model is listed by its first part, a model of Ollama's by its manifest. Drafts are
+    chosen as by `choose_draft`. Raises OptionError if it is not a folder.
     """
     if not os.path.isdir(folder):
         raise OptionError(f"{str(folder)!r} is not a folder", "Name one that holds GGUF files.")
@@ -166,51 +159,16 @@ def _proposals(headers: dict[Path, Header], names: dict[Path, str]) -> Iterator[
         target = headers[path]
         name = _free_name(name, taken)
         taken.add(name)
-        others = (
-            other for other, one in by_size if other != path and have_one_tokenizer(target, one)
-        )
-        smallest, why_not = next(others, None), "no other model here has its tokenizer"
-        if smallest is not None:
-            share = headers[smallest].weights_bytes / target.weights_bytes
-            why_not = _why_too_large(names.get(smallest, smallest.name), share)
-        draft, common = None if why_not else smallest, None
-        if draft is None:
-            draft, common = _translated(path, by_size)
+        others = ((other, one) for other, one in by_size if other != path)
+        draft, common, why_not = choose_draft(target, others, names)
         yield ProposedPreset(
             name=name,
             target=path,
             size_bytes=target.weights_bytes,
             draft=draft,
             common=common,
-            why_no_draft="" if draft else why_not,
+            why_no_draft=why_not,
         )
-
-
-def _translated(
-    target: Path, by_size: list[tuple[Path, Header]]
-) -> tuple[Path | None, CommonTokens | None]:
-    """The smallest draft with another tokenizer, and what they have in common, if any."""
-    header = dict(by_size)[target]
-    most = header.weights_bytes * LARGEST_TRANSLATED_SHARE
-    for path, other in by_size:
-        if other.weights_bytes > most:
-            break
-        try:
-            found = compare_vocabularies(header, other)
-        except PairError:
-            continue
-        if isinstance(found, CommonTokens):
-            return path, found
-    return None, None
-
-
-def _why_too_large(draft: str, share: float) -> str:
-    """Why a draft is too large; empty if it is small enough. share: of the target's size."""
-    if share >= 1:
-        return "it is the smallest here with its tokenizer"
-    if share <= LARGEST_SHARE:
-        return ""
-    return f"{draft} has its tokenizer and {share:.0%} of its size, above a third"
 
 
 def _free_name(name: str, taken: set[str]) -> str:
