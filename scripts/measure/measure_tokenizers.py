@@ -15,9 +15,10 @@ there is to gain.
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +26,9 @@ import numpy as np
 from count_identical import read_prompts
 
 import localspec
+from localspec.chat.template import BUILT_IN, ChatTemplate
 from localspec.engine.engine import Engine
+from localspec.gguf_file.check import check_model_file
 from localspec.policy.speedup import Curve, best_draft_tokens, expected_speedup
 from localspec.sampling.distribution import Logits
 from localspec.speculative.translated import TranslatedDraft
@@ -38,6 +41,7 @@ MACHINES = {
     "a decode that costs the same up to 9 tokens": (1.0,) * 9,
 }
 _CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+_BARE = "{% for message in messages %}{{ message.content + '\n' }}{% endfor %}"
 _EVERY = 4  # places: where the target is timed
 
 
@@ -80,13 +84,22 @@ class DecodeClock:
         self._model.decode = self._decode  # type: ignore[method-assign]
 
 
-def look(engine: Engine, prompt: list[int], answer: list[int], found: Found) -> None:
-    """Ask the draft at each place of the answer but the first, which it never drafts."""
+def look(
+    engine: Engine, prompt: list[int], answer: list[int], found: Found, *, times: bool = True
+) -> None:
+    """Ask the draft at each place of the answer but the first, which it never drafts.
+
+    prompt: what the draft reads in front of it, in the target's tokens. times: whether the
+    target is timed beside it.
+    """
     whole = [*prompt, *answer]
     with engine.exclusively() as loop:
         draft = next(p for p in loop.proposers if isinstance(p, TranslatedDraft))
+        draft.truncate(0)
         clock = DecodeClock(draft)
-        loop.target.decode(prompt, 0)
+        if times:
+            loop.target.truncate(0)
+            loop.target.decode(prompt, 0)
         for end in range(len(prompt) + 1, len(whole)):
             clock.seconds = 0.0
             started = time.process_time()
@@ -94,7 +107,7 @@ def look(engine: Engine, prompt: list[int], answer: list[int], found: Found) -> 
             row = draft.rows(whole[:end], 1)[0]
             drafted = time.process_time()
             found.overhead_s.append(drafted - started - clock.seconds)
-            if (end - len(prompt)) % _EVERY == 1:
+            if times and (end - len(prompt)) % _EVERY == 1:
                 loop.target.truncate(len(prompt))
                 timed = time.process_time()
                 loop.target.decode([whole[end - 1]], 1)
@@ -107,8 +120,10 @@ def look(engine: Engine, prompt: list[int], answer: list[int], found: Found) -> 
         clock.stop()
 
 
-def ask(engine: Engine, text: str, max_tokens: int, draft_tokens: int, found: Found) -> None:
-    """Answer a prompt without and with the draft, and look at the answer."""
+def ask(
+    engine: Engine, text: str, max_tokens: int, draft_tokens: int, found: Found
+) -> list[int]:
+    """Answer a prompt without and with the draft, and look at the answer, which is returned."""
     prompt = engine.tokenize(_CHAT.format(text), special=True)
     options = {"temperature": 0, "max_tokens": max_tokens}
     plain = engine.generate_raw(prompt, draft_tokens=0, **options).reply()
@@ -118,7 +133,33 @@ def ask(engine: Engine, text: str, max_tokens: int, draft_tokens: int, found: Fo
     found.num_same += plain.token_ids == drafted.token_ids
     found.num_drafted += drafted.stats.num_draft_tokens
     found.num_accepted += drafted.stats.num_accepted
-    look(engine, prompt, list(plain.token_ids), found)
+    answer = list(plain.token_ids)
+    look(engine, prompt, answer, found)
+    return answer
+
+
+def question_forms(draft: Path, names: Sequence[str]) -> dict[str, Callable[[str], str]]:
+    """How the draft is to read a question, by name: "own" is its template's form."""
+    metadata = check_model_file(draft).metadata
+    sources = {
+        **BUILT_IN,
+        "own": str(metadata.get("tokenizer.chat_template", "")),
+        "bare": _BARE,
+    }
+    templates = {name: ChatTemplate(sources[name], bos="", eos="") for name in names}
+    return {
+        name: functools.partial(lambda one, text: one.render([_asked(text)]), template)
+        for name, template in templates.items()
+    }
+
+
+def _asked(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def show_form(name: str, found: Found) -> None:
+    """Print how often the draft was right with that form in front."""
+    print(f"  read as {name}: acceptance {found.num_agreed / found.num_places:.3f}")
 
 
 def show(name: str, found: Found) -> None:
@@ -151,16 +192,23 @@ def main() -> None:
     parser.add_argument("--prompts-per-file", type=int, default=10)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--draft-tokens", type=int, default=3)
+    parser.add_argument("--read-as", nargs="*", default=(), choices=("own", "bare", *BUILT_IN))
     asked = parser.parse_args()
+    forms = question_forms(Path(asked.draft), asked.read_as)
     with localspec.load(
         target=asked.target, draft=asked.draft, exact=True, num_threads=1, context_length=4096
     ) as engine:
         print(engine.shared_vocabulary)
         for path in asked.prompts:
-            found = Found()
+            found, with_forms = Found(), {name: Found() for name in forms}
             for text in read_prompts(path, asked.prompts_per_file):
-                ask(engine, text, asked.max_tokens, asked.draft_tokens, found)
+                answer = ask(engine, text, asked.max_tokens, asked.draft_tokens, found)
+                for name, form in forms.items():
+                    read = engine.tokenize(form(text), special=True)
+                    look(engine, read, answer, with_forms[name], times=False)
             show(path.name, found)
+            for name, one in with_forms.items():
+                show_form(name, one)
 
 
 if __name__ == "__main__":
