@@ -28,6 +28,17 @@ def test_the_best_that_is_possible_is_what_the_loop_gives(machine, kind, num_dra
             assert reckoned_s == pytest.approx(took_s, rel=1e-9)
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_every_recorded_answer_can_be_replayed(name):
+    """Those of which a proposer was certain, too."""
+    traces = traced.shipped(name)
+    policy = new_policy(traces, STAIRS)
+    for trace in traces:
+        kinds = [prospect.kind for prospect in policy.prospects]
+        took_s = traced.replay(policy, trace, STAIRS, 1, kinds)
+        assert 0.1 * trace.num_tokens < took_s < 1.5 * trace.num_tokens
+
+
 def test_a_draft_that_hardly_can_pay_does_not_harm_a_lookup():
     """With nothing known, on the pair's own machine: the draft costs 0.43 of its target."""
     ratios = []

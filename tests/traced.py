@@ -34,6 +34,7 @@ from toy import all_shared
 
 FOLDER = Path(__file__).parent / "traces"
 _MAX_REPLAYED = 16  # as a lookup
+_SUREST = 0.999  # confidence; recorded ones are rounded, at times to 1
 
 
 def shipped(name: str) -> list[Trace]:
@@ -146,7 +147,8 @@ class TracedText(Proposer):
         """A lookup's match is longer by the tokens that were drafted before."""
         if self.kind is not ProposerKind.LOOKUP:
             return confidence
-        return 1.0 - 1.0 / (1.0 / (1.0 - confidence) + num_drafted)
+        certain = 1.0 / (1.0 - min(confidence, _SUREST))
+        return 1.0 - 1.0 / (certain + num_drafted)
 
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
