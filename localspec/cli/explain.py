@@ -98,12 +98,15 @@ def _blocks(found: Explanation) -> list[tuple[str, list[str]]]:
 def _model_lines(model: ModelFacts) -> list[str]:
     place = "on this machine" if model.is_here else "to download"
     heads = f"{model.num_heads} heads, {model.num_kv_heads} of keys and values"
+    tokens = f"{model.vocab_size} tokens"
+    if model.num_proposed is not None:
+        tokens += f", trimmed: proposes {model.num_proposed} of them"
     window = f", sliding window {model.sliding_window}" if model.sliding_window else ""
     return [
         f"{model.name}, {readable_bytes(model.size_bytes)} {place}",
         f"{model.architecture}, {_parameters(model.num_parameters)} parameters: "
         f"{model.num_layers} layers of width {model.width}, {heads}",
-        f"{model.vocab_size} tokens, context up to {model.trained_context}{window}",
+        f"{tokens}, context up to {model.trained_context}{window}",
         f"weights: {_types(model.type_bytes)}",
     ]
 
@@ -142,7 +145,8 @@ def _head(head: HeadReport) -> str:
         what = ", ".join(filter(None, known))
     if head.why_not:
         return f"{what}: NOT USABLE, {in_flags(head.why_not)}"
-    return f"{what}: drafts for this target"
+    some = "" if head.num_proposed is None else f", trimmed to {head.num_proposed} tokens"
+    return f"{what}{some}: drafts for this target"
 
 
 def _types(type_bytes: dict[str, int]) -> str:

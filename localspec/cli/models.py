@@ -13,6 +13,7 @@ from localspec.cli.json_output import to_json, write_json
 from localspec.cli.own_models import add, alias, default, import_models
 from localspec.cli.quantities import readable_bytes
 from localspec.cli.screen import note, printable
+from localspec.cli.trim import trim_model
 from localspec.errors import DownloadError, PresetError
 from localspec.hub.hub_file import HubModel
 from localspec.preflight.fit import fits_by_size, room_here
@@ -218,5 +219,5 @@ def _state_json(
     return written
 
 
-for _command in (add, import_models, default, alias):
+for _command in (add, import_models, default, alias, trim_model):
     models.add_command(_command)

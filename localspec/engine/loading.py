@@ -25,6 +25,7 @@ from localspec.errors import OptionError, known_keywords
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import head_facts
+from localspec.gguf_file.trimmed import found_head_output, num_proposed
 from localspec.llama.options import LlamaOptions
 from localspec.llama.quirks import tiled_kernels
 from localspec.llama.rpc_servers import reset_lines_at_end
@@ -188,6 +189,7 @@ def _open_target(source: Source, progress: Callable[[float], None]) -> LlamaMode
 def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
     # Here, because it loads libllama: a wrong argument is found sooner without.
     from localspec.llama.model import LlamaModel
+    from localspec.llama.trimmed import TrimmedModel
 
     options = source.options
     if source.header is None:
@@ -206,7 +208,11 @@ def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
     content = FileContent(header)
     options = suited(options, header, context)
     prepare_kernels(options, header)
-    model = LlamaModel.open(header.path, options, progress)
+    model: LlamaModel
+    if num_proposed(header) is None:
+        model = LlamaModel.open(header.path, options, progress)
+    else:
+        model = TrimmedModel.open_trimmed(header, options, progress)
     try:
         # Now that the system has the file at hand.
         model.content = content.digest()
@@ -248,7 +254,8 @@ def _open_head(
     if facts.graph is HeadGraph.OUTPUT:
         head = MedusaHeads(header, target)
     else:
-        head = open_head(target, own_path, options, facts, progress)
+        trimmed = found_head_output(header)
+        head = open_head(target, own_path, options, facts, progress, trimmed)
     head.content = target.content if own_path is None else content.digest()
     return head
 

@@ -79,8 +79,12 @@ def _of_draft(
     Raises PairError.
     """
     try:
-        shared = shared_vocabulary(vocabulary, draft.vocabulary)
+        shared = shared_vocabulary(vocabulary, draft.token_table)
     except PairError:
+        if (
+            draft.token_table is not draft.vocabulary
+        ):  # trimmed: libllama has no tokenizer of it
+            raise
         maps = TokenMaps(vocabulary, draft.vocabulary)
         logger.warning(
             "%s and its target have %s",

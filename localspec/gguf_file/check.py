@@ -12,6 +12,7 @@ from localspec.errors import ModelFileError, ModelNotFoundError
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.header import Header, Value, read_header
 from localspec.gguf_file.shape import ModelShape
+from localspec.gguf_file.trimmed import num_proposed, trimmed_fault
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _NOT_TEXT_MODELS = {
@@ -86,6 +87,8 @@ def check_parts(parts: Sequence[Header]) -> Header:
         for fault in faults(header):
             raise ModelFileError(f"{path} is damaged: {fault}", "Download or convert it again.")
     _check_stated_head(header)
+    if num_proposed(header) is not None and (fault := trimmed_fault(header)):
+        raise ModelFileError(f"{path} is damaged: {fault}", "Trim its model again.")
     return header
 
 

@@ -38,6 +38,7 @@ _LAST_READ = 128 << 20
 _BEGINNING = 1024  # bytes that show what a file is that is not GGUF
 _MAX_NAMED = 5  # files in a hint
 _TOKENS = "tokenizer.ggml.tokens"
+BEHIND = "localspec.bytes_behind_tensors"  # see `trimmed`: libllama does not look at them
 
 
 class ByteSource(Protocol):
@@ -71,7 +72,7 @@ class Header:
 
     metadata: scalars, strings and short arrays of numbers. data_start: where the tensors start.
     tokens: the vocabulary, if any. parts: the headers of all files of a model that was checked
-    (`gguf_file.check`), which are one unless it is split.
+    (`gguf_file.check`), which are one unless it is split. metadata_end: where the metadata end.
     """
 
     path: Path
@@ -81,6 +82,7 @@ class Header:
     data_start: int
     tokens: Sequence[bytes] = ()
     parts: Sequence[Header] = ()
+    metadata_end: int = 0
 
     @property
     def weights_bytes(self) -> int:
@@ -185,6 +187,7 @@ class _HeaderReader:
         for _ in range(num_entries):
             key = self._string()
             metadata[key] = self._value(key, self._scalar("<I"))
+        metadata_end = self._at
         described = [self._tensor() for _ in range(num_tensors)]
         last_offset = max((tensor.offset for tensor in described), default=0)
         alignment = metadata.get("general.alignment", 32)
@@ -197,8 +200,21 @@ class _HeaderReader:
                 f"its tensors reach beyond {data_start + last_offset} bytes, "
                 f"the file has {self._size}"
             )
-        tensors = _placed(described, data_start, self._size)
-        return Header(self._path, self._size, tensors, metadata, data_start, self._tokens)
+        behind = metadata.get(BEHIND, 0)
+        if (
+            not isinstance(behind, int)
+            or not 0 <= behind <= self._size - data_start - last_offset
+        ):
+            raise self._damaged(f"it claims {behind} bytes behind its tensors")
+        return Header(
+            path=self._path,
+            size_bytes=self._size,
+            tensors=_placed(described, data_start, self._size - behind),
+            metadata=metadata,
+            data_start=data_start,
+            tokens=self._tokens,
+            metadata_end=metadata_end,
+        )
 
     def _damaged(self, what: str) -> ModelFileError:
         return ModelFileError(

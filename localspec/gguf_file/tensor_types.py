@@ -34,6 +34,17 @@ def bytes_per_value(name: str) -> float:
     return num_bytes / num_values
 
 
+def row_bytes(kind: int, width: int) -> int:
+    """Bytes of a row of so many numbers in the type of that number.
+
+    Raises ValueError if gguf does not know the type.
+    """
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    num_values, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    return width // num_values * num_bytes
+
+
 def _block(name: str) -> tuple[int, int]:
     """Numbers in a block of the type, and its bytes."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,6 @@ from localspec.errors import (
     ModelFileError,
 )
 from localspec.exactness import Exactness
-from localspec.gguf_file.shape import context_to_open
 from localspec.llama import params as llama_params
 from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import Cache
@@ -37,10 +37,11 @@ from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import HiddenRows, OutputRows, TargetRows
 from localspec.llama.library import Llama, kernels, llama_cpp, own_process
 from localspec.llama.native import LoadWatch
-from localspec.llama.opening import load_weights, new_context, open_watched
+from localspec.llama.opening import load_context, open_watched
 from localspec.llama.options import LlamaOptions
 from localspec.llama.vocabulary import LlamaVocabulary
 from localspec.sampling.distribution import Logits
+from localspec.vocabulary import TokenTable
 
 _adopted: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
 _UNUSED = -1  # in place of the first token that the owner of an adopted `Llama` decodes
@@ -49,7 +50,8 @@ _UNUSED = -1  # in place of the first token that the owner of an adopted `Llama`
 class LlamaModel(LlamaContext):
     """One llama_cpp context with one cached sequence: an implementation of `model.Model`.
 
-    Not thread-safe, except for `interrupt`. Open one with `open` or `adopt`.
+    Not thread-safe, except for `interrupt`. Open one with `open` or `adopt`. token_table: the
+    entries of the ids that it takes.
     """
 
     def __init__(
@@ -66,16 +68,17 @@ class LlamaModel(LlamaContext):
         llama_params.check_pools_nothing(context, self.name)
         vocab = llama_cpp.llama_model_get_vocab(model)
         self.vocabulary = LlamaVocabulary(vocab, handle.require_open, handle.in_use)
+        self.token_table: TokenTable = self._token_table()
         template: bytes | None = llama_cpp.llama_model_chat_template(model, None)
         self.chat_template = template.decode("utf-8", errors="replace") if template else None
         self.trained_context_length: int = llama_cpp.llama_model_n_ctx_train(model)
         self.context_length = min(context_length, int(llama_cpp.llama_n_ctx_seq(context)))
         self.max_outputs = max_outputs
-        self.vocab_size = self.vocabulary.size
+        self.vocab_size = self.token_table.size
         self.num_weight_bytes: int = llama_cpp.llama_model_size(model)
         self._cache = Cache(handle)
         self._rows: TargetRows | OutputRows | None = None  # that a head reads
-        self._batch = TokenBatch(llama_cpp.llama_n_batch(context))
+        self._batch = self._new_batch(llama_cpp.llama_n_batch(context))
         self.max_rollback = self._probe_rollback()
 
     @property
@@ -136,17 +139,7 @@ class LlamaModel(LlamaContext):
 
     @classmethod
     def _load(cls, path: Path, options: LlamaOptions, watch: LoadWatch) -> LlamaModel:
-        model = load_weights(path, options, watch)
-        try:
-            llama_params.check_generates(model, path)
-            trained = llama_cpp.llama_model_n_ctx_train(model)
-            length = context_to_open(options.context_length, trained, path.name)
-            params = llama_params.context_params(options, length)
-            context = new_context(model, path.name, params)
-        except BaseException:
-            llama_cpp.llama_model_free(model)
-            raise
-        handle = Handle(context, path.name)
+        handle, length = load_context(path, options, watch)
         with handle.closed_on_failure():
             return cls(handle, length, options.max_outputs, options.summary)
 
@@ -219,8 +212,11 @@ class LlamaModel(LlamaContext):
             raise
         if num_logits == 0:
             return np.empty((0, self.vocab_size), dtype=np.float32)
+        return self._given_logits(num_logits)
+
+    def _given_logits(self, count: int) -> Logits:
         rows = llama_cpp.llama_get_logits(self.handle.context)
-        return np.ctypeslib.as_array(rows, (num_logits, self.vocab_size))
+        return np.ctypeslib.as_array(rows, (count, self.vocabulary.size))
 
     def _check(self, tokens: Sequence[int], num_logits: int) -> None:
         self.require_open()
@@ -241,11 +237,21 @@ class LlamaModel(LlamaContext):
                 f"{self.vocab_size}"
             )
 
+    def _token_table(self) -> TokenTable:
+        """The entries of the ids that it takes."""
+        return self.vocabulary
+
+    def _new_batch(self, size: int) -> TokenBatch:
+        return TokenBatch(size)
+
+    def _filled(self, tokens: Sequence[int], num_logits: int) -> Any:
+        return self._batch.filled(tokens, self.num_cached, num_logits)
+
     def _decode_batch(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
         """Decode a batch, which num_to_come tokens follow in the same call of `decode`."""
         count = len(tokens)
         self._start_decode(count)
-        batch = self._batch.filled(tokens, self.num_cached, num_logits)
+        batch = self._filled(tokens, num_logits)
         if self._rows is not None:
             self._rows.begin_decode(count, num_logits, num_to_come)
         self._cache.begin_decode()

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from localspec.errors import LocalspecError
+from localspec.gguf_file.header import Header
+from localspec.gguf_file.shape import context_to_open
 from localspec.llama import native
 from localspec.llama import params as llama_params
+from localspec.llama.handle import Handle
 from localspec.llama.library import complaints, llama_cpp, own_process
 from localspec.llama.options import LlamaOptions
 from localspec.llama.quirks.huge_pages import asking_for_huge_pages
@@ -46,14 +49,20 @@ def open_watched(
     return opened
 
 
-def load_weights(path: Path, options: LlamaOptions, watch: native.LoadWatch) -> int:
+def load_weights(
+    path: Path,
+    options: LlamaOptions,
+    watch: native.LoadWatch,
+    trimmed: Header | None = None,
+) -> int:
     """libllama's pointer to the model in a file, to be freed with llama_model_free.
 
+    trimmed: the header of the file, if its output layer is trimmed.
     Raises, with libllama's own words, ModelFileError if it refuses the file and
     MemoryLimitError if memory runs out; OptionError for a GPU that does not exist.
     """
     complaints.clear()
-    params = llama_params.model_params(options)
+    params = llama_params.model_params(options, trimmed)
     params.progress_callback = llama_cpp.llama_progress_callback(watch.go_on)
     model: int | None = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
@@ -76,3 +85,27 @@ def new_context(model: int, name: str, params: Any) -> int:
             'A cache type may need flash attention (flash_attention="on").',
         )
     return context
+
+
+def load_context(
+    path: Path,
+    options: LlamaOptions,
+    watch: native.LoadWatch,
+    trimmed: Header | None = None,
+) -> tuple[Handle, int]:
+    """A context of the model in a file, which owns it, and how many tokens it is for.
+
+    trimmed: as for `load_weights`. Raises what that and `new_context` raise, and ModelFileError
+    for a model that does not generate text.
+    """
+    model = load_weights(path, options, watch, trimmed)
+    try:
+        llama_params.check_generates(model, path)
+        trained = llama_cpp.llama_model_n_ctx_train(model)
+        length = context_to_open(options.context_length, trained, path.name)
+        params = llama_params.context_params(options, length)
+        context = new_context(model, path.name, params)
+    except BaseException:
+        llama_cpp.llama_model_free(model)
+        raise
+    return Handle(context, path.name), length

@@ -13,6 +13,7 @@ from localspec.exactness import Exactness
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import type_name
+from localspec.gguf_file.trimmed import found_head_output, num_proposed
 from localspec.llama.options import LlamaOptions
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import latest_learned
@@ -61,7 +62,7 @@ class ModelFacts:
     type_bytes: bytes of weights by type, the largest first. num_kv_heads: the most of any
     layer. sliding_window: tokens, 0 if every layer sees all of them. exact_settings: what it is
     opened with for exact decodes, see docs/lossless.md; exactness: what was found with them
-    with them on this machine.
+    on this machine. num_proposed: tokens that a trimmed draft proposes, None if all.
     """
 
     name: str
@@ -80,6 +81,7 @@ class ModelFacts:
     type_bytes: dict[str, int]
     exact_settings: tuple[str, ...]
     exactness: Exactness | None
+    num_proposed: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,8 @@ class HeadReport:
 
     name: of its file; is_apart: whether that file has nothing else. description: the kind of
     head, empty if the file does not have one. size_bytes: of its weights. why_not: why it
-    cannot draft for the target, empty if it can.
+    cannot draft for the target, empty if it can. num_proposed: tokens that it proposes with a
+    trimmed output layer beside its file, None without one.
     """
 
     name: str
@@ -97,6 +100,7 @@ class HeadReport:
     description: str
     size_bytes: int
     why_not: str
+    num_proposed: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +272,14 @@ def _head_report(
         description="" if facts is None else facts.description,
         size_bytes=0 if facts is None else facts.num_bytes if own is None else own.size_bytes,
         why_not=why_not,
+        num_proposed=_num_proposed(one),
     )
+
+
+def _num_proposed(head: FoundHeader) -> int | None:
+    """Tokens that a head proposes, if its output layer is trimmed in a file beside it."""
+    trimmed = found_head_output(head.header) if head.is_here else None
+    return None if trimmed is None else num_proposed(trimmed)
 
 
 def _compared(
@@ -327,6 +338,7 @@ def _facts(found: FoundHeader) -> ModelFacts:
         type_bytes=dict(type_bytes.most_common()),
         exact_settings=exact_settings(header),
         exactness=found_exactness(header) if found.is_here else None,
+        num_proposed=num_proposed(header),
     )
 
 

@@ -1,0 +1,79 @@
+"""Drafts and heads whose output layer knows only some of the tokens: what their files say.
+
+The output layer is most of what a small draft or a head reads for a token. A law over some of
+the tokens is as good to verify as one over all, so a file may hold the rows of those alone. To
+libllama it is a model of so many tokens, which is given embeddings in place of ids: so it reads
+every token, and proposes those. The layout is ours:
+
+- a GGUF file of the draft's architecture, with its metadata and tokenizer, whose
+  `token_embd.weight` and `output.weight` have the rows of the tokens that it proposes;
+- `localspec.trimmed.tokens`: how many those are; `localspec.trimmed.kind`: ggml's number of
+  the type of the embeddings of all tokens;
+- behind the tensors, `localspec.bytes_behind_tensors`: the ids of those tokens (int32), then
+  the embeddings of all tokens, as they were in the draft's file.
+
+The output layer of an MTP head is a file of its own, beside the one that has the head: a
+`llama` of one layer that changes nothing, with no embeddings behind its ids.
+`localspec.trimmed.source_bytes` is the size of the head's file, and
+`localspec.trimmed.spared_bytes` that of the whole output layer.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from localspec.gguf_file.header import BEHIND, Header, read_header
+from localspec.gguf_file.tensor_types import row_bytes
+
+NUM_TOKENS = "localspec.trimmed.tokens"
+KIND = "localspec.trimmed.kind"
+SOURCE_BYTES = "localspec.trimmed.source_bytes"
+SPARED_BYTES = "localspec.trimmed.spared_bytes"
+DEFAULT_TOKENS = 16384  # of a trimmed file, if nobody says
+_ENDING = ".trimmed-head.gguf"
+
+
+def num_proposed(header: Header) -> int | None:
+    """How many tokens a trimmed draft proposes; None if the file is no trimmed draft."""
+    return header.number(NUM_TOKENS) or None
+
+
+def proposed_ids(header: Header) -> tuple[int, ...]:
+    """The ids of the tokens that a trimmed file proposes, in the order of its rows."""
+    count = header.number(NUM_TOKENS)
+    with header.path.open("rb") as file:
+        file.seek(header.size_bytes - header.number(BEHIND))
+        return struct.unpack(f"<{count}i", file.read(4 * count))
+
+
+def trimmed_fault(header: Header) -> str:
+    """What is wrong with a trimmed draft's file, in words; empty if nothing is."""
+    count = header.number(NUM_TOKENS)
+    behind, num_all = header.number(BEHIND), len(header.tokens)
+    width = header.number(f"{header.architecture}.embedding_length")
+    wanted = 4 * count + row_bytes(header.number(KIND), width) * num_all
+    if behind != wanted:
+        return f"{behind} bytes are behind its tensors, not {wanted}"
+    ids = proposed_ids(header)
+    if min(ids) < 0 or max(ids) >= num_all or len(set(ids)) < count:
+        return f"it proposes tokens {min(ids)} to {max(ids)} of {num_all}"
+    for name in ("token_embd.weight", "output.weight"):
+        tensor = header.by_name().get(name)
+        if tensor is not None and tensor.shape != (width, count):
+            return f"its {name} has the shape {tensor.shape}, not {(width, count)}"
+    return ""
+
+
+def head_output_path(path: Path) -> Path:
+    """Where the trimmed output layer of the head in a file is looked for."""
+    return path.with_name(f"{path.stem}{_ENDING}")
+
+
+def found_head_output(header: Header) -> Header | None:
+    """The header of the trimmed output layer of a head, if one was made of this very file."""
+    path = head_output_path(header.path)
+    if not path.is_file():
+        return None
+    found = read_header(path)
+    return found if found.number(SOURCE_BYTES) == header.size_bytes else None
