@@ -200,11 +200,8 @@ class _HeaderReader:
                 f"its tensors reach beyond {data_start + last_offset} bytes, "
                 f"the file has {self._size}"
             )
-        behind = metadata.get(BEHIND, 0)
-        if (
-            not isinstance(behind, int)
-            or not 0 <= behind <= self._size - data_start - last_offset
-        ):
+        behind, most = metadata.get(BEHIND, 0), self._size - data_start - last_offset
+        if not isinstance(behind, int) or (behind and not 0 < behind <= most):
             raise self._damaged(f"it claims {behind} bytes behind its tensors")
         return Header(
             path=self._path,

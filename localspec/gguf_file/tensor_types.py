@@ -6,6 +6,11 @@ gguf is imported late: a start should not wait for it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 F32, F16, INT64, BF16 = 0, 1, 27, 30  # of ggml_type
 _NEWER = {42: "Q2_0"}  # libllama has it, gguf 0.19 does not
@@ -43,6 +48,15 @@ def row_bytes(kind: int, width: int) -> int:
 
     num_values, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
     return width // num_values * num_bytes
+
+
+def dequantized(rows: NDArray[np.uint8], kind: int) -> NDArray[np.float32]:
+    """The numbers (n, width) of rows (n, bytes of a row) of the type of that number."""
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    numbers: NDArray[np.float32] = dequantize(rows, GGMLQuantizationType(kind))
+    return numbers
 
 
 def _block(name: str) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
-from localspec.gguf_file.tensor_types import row_bytes
+from localspec.gguf_file.tensor_types import dequantized, row_bytes
 from localspec.gguf_file.trimmed import KIND
 from localspec.llama.batch import TokenBatch
 from localspec.llama.handle import Handle
@@ -92,12 +92,9 @@ class Embeddings:
 
     def copy_to(self, out: Rows, tokens: Sequence[int]) -> None:
         """Fill `out` (n, width) with those of n tokens."""
-        from gguf.constants import GGMLQuantizationType
-        from gguf.quants import dequantize
-
         # A prompt has many tokens twice.
         different, places = np.unique(np.asarray(tokens), return_inverse=True)
-        rows = dequantize(self._rows[different], GGMLQuantizationType(self._kind))
+        rows = dequantized(self._rows[different], self._kind)
         out[:] = rows[places.reshape(-1)]
         if self._factor != 1.0:
             out *= self._factor
