@@ -357,12 +357,13 @@ def test_names_of_something_else_are_refused():
 
 
 @pytest.mark.slow
-def test_heads_that_are_trained_in_half_a_minute_draft(demo_target, tmp_path):
+def test_heads_that_are_trained_for_a_minute_draft(demo_target, tmp_path):
+    pytest.importorskip("torch")
     out = tmp_path / "heads.gguf"
     subprocess.run(
         [
-            *(sys.executable, SCRIPTS / "train_medusa.py", "--seconds", "30"),
-            *("--target", demo_target, "--out", out),
+            *(sys.executable, SCRIPTS / "train_medusa.py", "--target", demo_target),
+            *("--out", out, "--tokens", "4000", "--steps", "150", "--patience", "9"),
         ],
         check=True,
         cwd=tmp_path,

@@ -16,6 +16,7 @@ from .tokenizer import CHAT_TEMPLATE, END_OF_TEXT, IM_END, SPECIAL
 _FILE_TYPES = {
     Kind.F32: gguf.LlamaFileType.ALL_F32,
     Kind.F16: gguf.LlamaFileType.MOSTLY_F16,
+    Kind.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
     Kind.IQ4_NL: gguf.LlamaFileType.MOSTLY_IQ4_NL,
     Kind.Q5_1: gguf.LlamaFileType.MOSTLY_Q5_1,
 }

@@ -99,14 +99,13 @@ class EagleHead(nn.Module):
         states = self.fc(features)
         scale = (self.target.width // self.target.heads) ** -0.5
         made: list[tuple[Tensor, Tensor]] = []
+        places = torch.arange(length, device=mask.device)
         for r in range(self.shape.rounds):
             q, k, v = block.projected(following, states, self.turn[:length])
             made.append((k, v))
             # The entry of round j that a place of round r follows lies r - j places back.
             own = [(later(k, r - j), later(v, r - j)) for j, (k, v) in enumerate(made) if j]
-            seen = (
-                mask if r == 0 else later(mask, r).index_fill(2, torch.arange(r), float("-inf"))
-            )
+            seen = later(mask, r).index_fill(2, places[:r], float("-inf"))
             scores = [q @ made[0][0].transpose(-1, -2) * scale + seen]
             scores += [(q * key).sum(-1, keepdim=True) * scale for key, _ in own]
             shares = torch.cat(scores, -1).softmax(-1)

@@ -1,62 +1,51 @@
-"""Trains an EAGLE-3 head for a small target, from texts that it writes itself. An experiment.
+"""Trains an EAGLE-3 head for a model of your own, from answers that it writes itself.
 
     pip install -r scripts/demo_pair/requirements.txt
-    python scripts/heads/train_eagle.py --target T.gguf --out head.gguf --minutes 10
+    python scripts/heads/train_eagle.py --target T.gguf --out head.gguf --prompts mine.txt
 
-A quarter of the time the target answers the prompts at temperature 0.8; then the head learns to
-say what came, up to four tokens ahead, from what three of the target's layers read. Its
-vocabulary is the tokens that the target wrote (d2t), so the prompts should be of the kind that
-will be asked. The target must be of an architecture that gives its layers' inputs.
+The target answers the prompts, greedily and at temperature 0.8 in turn, many at once; then the
+head learns to say what the target would say, some tokens ahead, from what three of its layers
+read. A tenth of the prompts are held out: by them it is examined, and what was best is written
+to --out. It stops when nothing is gained any more.
+
+All is kept in a folder beside --out: the same command goes on where it was interrupted, and
+with larger numbers where it was finished. The head knows the tokens that the answers use most,
+so the prompts should be of the kind that will be asked.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
-from typing import NamedTuple
 
 import gguf
-import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
-from own_texts import read_rows, write_texts
-from target_file import EMBEDDING, OUTPUT, copy_tokenizer, read_number, read_tensor
-from torch import Tensor, nn
+from learning import Learning, add_options, run, schedule_of
+from target_file import copy_tokenizer, layers_of, read_number, read_tensor, require_layers
+from torch import Tensor
 from torch.nn import functional
+from trained_texts import Batch, Texts, target_rows, written_texts
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from demo_pair.export import add_head_header, write_tensors
-from demo_pair.head import ROUND_DECAY, EagleHead, HeadShape
-from demo_pair.model import Shape, conversation_mask
-
-from localspec.checks.prompts import built_in_texts, read_prompts
+from demo_pair.head import ROUND_DECAY, EagleHead, HeadShape, later
+from demo_pair.model import Shape
 
 _HEAD_SIZE = 64  # dimensions of an attention head
-_ROUNDS = 4
-_BATCH = 4  # texts that are learned from at once
-_RATE = 1e-3  # of AdamW, falling
-_WRITING = 0.25  # of the time
+_NEAR = 1.5  # times the usual first weights: a place attends to itself most
+_RIDGE = 1e-3  # of the mean square of an input
+KINDS = {"f16": Kind.F16, "q8_0": Kind.Q8_0}
 
 
-class Texts(NamedTuple):
-    """One entry a text; tokens: ids (len,); rows: (len, 3 * width)."""
-
-    tokens: list[Tensor]
-    rows: list[Tensor]
-
-
-def layers_of(target: Path) -> tuple[int, int, int]:
-    """The layers whose inputs are read: as llama.cpp's converter chooses them."""
-    count = int(read_number(target, "block_count"))
-    return min(2, count - 1), count // 2, max(count - 3, 1)
-
-
-def new_head(target: Path, width: int) -> EagleHead:
+def new_head(target: Path, rounds: int) -> EagleHead:
     """A head for the target, with its own choice of heads and the target's width."""
+    first, middle, last = layers_of(target)
+    norm = torch.from_numpy(read_tensor(target, "output_norm.weight"))
+    width = len(norm)
     shape = Shape(
         width=width,
         layers=1,
@@ -65,114 +54,125 @@ def new_head(target: Path, width: int) -> EagleHead:
         context=int(read_number(target, "context_length")),
         epsilon=read_number(target, "attention.layer_norm_rms_epsilon"),
     )
-    head = EagleHead(shape, HeadShape(layers_of(target), shape.hidden, _ROUNDS))
+    head = EagleHead(shape, HeadShape((first, middle, last), shape.hidden, rounds))
     with torch.no_grad():
-        head.output_norm.weight.copy_(
-            torch.from_numpy(read_tensor(target, "output_norm.weight"))
-        )
+        head.output_norm.weight.copy_(norm)
     return head
 
 
-def batch_loss(head: EagleHead, output: nn.Linear, batch: tuple[Tensor, ...]) -> Tensor:
-    """Mean loss in nats of the rounds, later ones weighing less.
+@torch.no_grad()
+def first_guess(head: EagleHead, texts: Texts) -> None:
+    """Begin where least squares lead: a linear guess, from the rows and the token behind them.
 
-    batch: rows (texts, length, 3 * width), embeddings of the tokens behind them (texts,
-    length, width), numbers of those two behind them (texts, length), -1 where there are none.
+    The former's part is `fc`; the latter's goes through the attention, in which a place first
+    sees mostly itself. The guess is what the output's norm is to be given.
     """
-    rows, following, wanted = batch
-    mask = conversation_mask(torch.ones(wanted.shape), torch.float32)
-    total, weights = torch.zeros(()), 0.0
-    for r, states in enumerate(head.rounds(rows, following, mask)):
-        of_round = wanted.clone()
-        of_round[:, :r] = -1  # where there was nothing to draft from
-        loss = functional.cross_entropy(
-            output(states).flatten(0, 1).float(), of_round.flatten(), ignore_index=-1
-        )
+    width = head.target.width
+    block = head.blk[0]
+    device = texts.scale.device
+    products = torch.zeros(4 * width, 4 * width, device=device)
+    answers = torch.zeros(4 * width, width, device=device)
+    for batch in texts.one_by_one():
+        inputs = torch.cat((batch.rows, block.attn_norm(batch.following)), -1)[batch.wanted]
+        found = batch.outputs[batch.wanted] / head.output_norm.weight
+        products += inputs.T @ inputs
+        answers += inputs.T @ found
+    products = products.cpu().double()
+    products.diagonal().add_(_RIDGE * products.diagonal().mean())
+    guess = torch.linalg.solve(products, answers.cpu().double()).T.float()
+    head.fc.weight.copy_(guess[:, : 3 * width])
+    block.attn_q.weight.mul_(_NEAR)
+    block.attn_k.weight.copy_(block.attn_q.weight)
+    block.attn_v.weight.copy_(torch.eye(width, 2 * width))
+    block.attn_output.weight.copy_(guess[:, 3 * width :])
+    block.ffn_down.weight.zero_()
+
+
+def rounds_of(head: EagleHead, batch: Batch) -> list[Tensor]:
+    """Normed states (texts, length, width) of each round."""
+    length = batch.wanted.shape[1]
+    mask = torch.full((1, 1, length, length), float("-inf"), device=batch.rows.device).triu(1)
+    return list(head.rounds(batch.rows, batch.following, mask))
+
+
+def loss_of(head: EagleHead, output: Tensor, batch: Batch) -> Tensor:
+    """Mean cross-entropy in nats with the target's laws; later rounds weigh less.
+
+    output: (tokens, width), the target's rows of the tokens that the head knows.
+    """
+    with torch.no_grad():
+        laws = functional.linear(batch.outputs[batch.wanted], output).softmax(-1)
+    places = torch.full(batch.wanted.shape, -1, device=laws.device)
+    places[batch.wanted] = torch.arange(len(laws), device=laws.device)
+    total, weights = torch.zeros((), device=laws.device), 0.0
+    for r, states in enumerate(rounds_of(head, batch)):
+        learned = batch.wanted.clone()
+        learned[:, :r] = False  # there was nothing to draft from
+        logits = functional.linear(states[learned], output)
+        loss = functional.cross_entropy(logits, laws[places[learned]])
         total, weights = total + ROUND_DECAY**r * loss, weights + ROUND_DECAY**r
     return total / weights
 
 
-def batch_of(
-    texts: Texts, chosen: list[int], embedding: Tensor, numbers: Tensor
-) -> tuple[Tensor, ...]:
-    """Some texts side by side: see `batch_loss`."""
-    pad = nn.utils.rnn.pad_sequence
-    rows = pad([texts.rows[n][:-2] for n in chosen], batch_first=True)
-    following = pad([embedding[texts.tokens[n][1:-1]] for n in chosen], batch_first=True)
-    wanted = pad(
-        [numbers[texts.tokens[n][2:]] for n in chosen], batch_first=True, padding_value=-1
-    )
-    return rows, following, wanted
-
-
-def train(
-    head: EagleHead,
-    output: nn.Linear,
-    texts: Texts,
-    embedding: Tensor,
-    numbers: Tensor,
-    seconds: float,
-) -> None:
-    """Learn until the seconds have passed."""
-    weights = [*head.parameters(), *output.parameters()]
-    optimiser = torch.optim.AdamW(weights, lr=_RATE, betas=(0.9, 0.98), weight_decay=0.0)
-    rng, losses, begin = np.random.default_rng(0), [], time.monotonic()
-    while (spent := (time.monotonic() - begin) / seconds) < 1.0:
-        chosen = rng.choice(len(texts.tokens), _BATCH).tolist()
-        for group in optimiser.param_groups:
-            group["lr"] = _RATE * max(0.02, 1.0 - spent)
-        loss = batch_loss(head, output, batch_of(texts, chosen, embedding, numbers))
-        loss.backward()
-        nn.utils.clip_grad_norm_(weights, 1.0)
-        optimiser.step()
-        optimiser.zero_grad()
-        losses.append(loss.item())
-    print(f"{len(losses)} steps; last loss {np.mean(losses[-50:]):.2f} nats")
+@torch.no_grad()
+def examined(head: EagleHead, output: Tensor, tokens: Tensor, texts: Texts) -> list[float]:
+    """The share of greedy tokens that are kept at each place, where all before it were."""
+    kept = [0] * head.shape.rounds
+    asked = [0] * head.shape.rounds
+    for batch in texts.one_by_one():
+        alive = batch.wanted
+        for r, states in enumerate(rounds_of(head, batch)):
+            best = tokens[functional.linear(states, output).argmax(-1)]
+            alive = alive & batch.wanted
+            alive[:, :r] = False
+            asked[r] += int(alive.sum())
+            alive = alive & (best == batch.behind)
+            kept[r] += int(alive.sum())
+            alive = later(alive[..., None].float(), 1)[..., 0] > 0
+    return [num / max(of, 1) for num, of in zip(kept, asked, strict=True)]
 
 
 def write_head(
-    path: Path, target: Path, head: EagleHead, output: nn.Linear, tokens: Tensor
+    path: Path, target: Path, head: EagleHead, texts: Texts, output: Tensor, kind: Kind
 ) -> None:
     """As llama.cpp's converter writes it, with the target's tokenizer; no embedding."""
     writer = gguf.GGUFWriter(path, "eagle3")
     writer.add_description("EAGLE-3 head trained by localspec's scripts/heads/train_eagle.py")
-    add_head_header(writer, head, path.stem, Kind.F16)
+    add_head_header(writer, head, path.stem, kind)
     copy_tokenizer(writer, target)
-    writer.add_tensor("d2t", tokens.numpy())
-    tensors = head.state_dict() | {"output.weight": output.weight.detach()}
-    write_tensors(writer, tensors, Kind.F16)
+    writer.add_tensor("d2t", texts.known.cpu().numpy())
+    tensors = {name: value.cpu() for name, value in head.state_dict().items()}
+    tensors["fc.weight"] = tensors["fc.weight"] * texts.scale.cpu()
+    write_tensors(writer, tensors | {"output.weight": output.cpu()}, kind)
+
+
+def train(asked: argparse.Namespace) -> None:
+    """Do what the command line asks for."""
+    require_layers(asked.target)
+    texts, examination = written_texts(asked)
+    output = target_rows(asked.target, texts)
+    head = new_head(asked.target, asked.rounds).to(asked.device)
+    kept = asked.work / "eagle.pt"
+    if not kept.exists():
+        first_guess(head, texts)
+    Learning(head, schedule_of(asked), kept).run(
+        len(texts),
+        lambda chosen: loss_of(head, output, texts.batch(chosen)),
+        lambda: examined(head, output, texts.known, examination),
+    )
+    write_head(asked.out, asked.target, head, texts, output, KINDS[asked.type])
+    print(f"{asked.out}: {asked.out.stat().st_size / 1e6:.1f} MB")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--prompts", type=Path, help="a file, one prompt a line")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    prompts = read_prompts(options.prompts) if options.prompts else built_in_texts()
-    seconds = options.minutes * 60
-    written = write_texts(options.target, prompts, seconds * _WRITING)
-    written = [text for text in written if len(text) > _ROUNDS + 2]
-    rows = read_rows(options.target, written, layers_of(options.target))
-    texts = Texts(list(map(torch.tensor, written)), list(map(torch.from_numpy, rows)))
-    tokens = torch.unique(torch.cat(texts.tokens))
-    print(
-        f"{len(written)} texts, {sum(map(len, written))} tokens, {len(tokens)} different ones"
-    )
-    embedding = torch.from_numpy(read_tensor(options.target, *EMBEDDING))
-    numbers = torch.full((len(embedding),), -1)
-    numbers[tokens] = torch.arange(len(tokens))
-    width = embedding.shape[1]
-    head, output = new_head(options.target, width), nn.Linear(width, len(tokens), bias=False)
-    with torch.no_grad():
-        output.weight.copy_(torch.from_numpy(read_tensor(options.target, *OUTPUT))[tokens])
-    train(head, output, texts, embedding, numbers, seconds * (1 - _WRITING))
-    write_head(options.out, options.target, head, output, tokens)
-    print(f"{options.out}: {options.out.stat().st_size / 1e6:.1f} MB")
+    add_options(parser)
+    add = parser.add_argument
+    add("--rounds", type=int, default=4, help="tokens ahead that it learns to draft")
+    add("--type", choices=KINDS, default="q8_0", help="of its matrices")
+    run(parser, train)
 
 
 if __name__ == "__main__":

@@ -1,142 +1,127 @@
-"""Trains Medusa heads for a small target, from texts that it writes itself. An experiment.
+"""Trains Medusa heads for a model of your own, from answers that it writes itself.
 
-    python scripts/heads/train_medusa.py --target T.gguf --out heads.gguf --seconds 60
+    pip install -r scripts/demo_pair/requirements.txt
+    python scripts/heads/train_medusa.py --target T.gguf --out heads.gguf --prompts mine.txt
 
-NumPy alone, so a target of some ten million parameters is as far as it goes. A third of the
-seconds the target answers the prompts at temperature 0.8, then it reads what it said, a few
-tokens at a time, since its rows are given so; the rest of them the heads learn to say what came
-two, three … places behind each row (Medusa-1: the target stays as it is). They know only the
-tokens that it wrote.
+As train_eagle.py, whose folder of texts (--work) it can share, for a model of any architecture:
+heads that read what its output layer reads learn to say what it would say two, three … places
+behind (Medusa-1: the target stays as it is). Each has an output layer of its own, which begins
+as the target's.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+import torch
+from learning import Learning, add_options, run, schedule_of
 from medusa_file import Array, HeadWeights, write_medusa
-from numpy.typing import NDArray
-from own_texts import read_rows, write_texts
-from target_file import OUTPUT, read_tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from trained_texts import Batch, Texts, target_rows, written_texts
 
-from localspec.checks.prompts import built_in_texts, read_prompts
-
-_BATCH = 256  # rows that are learned from at once
-_RATE = 2e-3  # of AdamW, falling
-_DECAYS = 0.9, 0.98
+_DECAY = 0.8  # weight of a head's loss, of that of the head before; as in the paper
 
 
-class Texts(NamedTuple):
-    """What a target wrote: rows (n, width), and what followed each: (n, places).
+class MedusaHeads(nn.Module):
+    """Heads of one residual block each: see `localspec/gguf_file/medusa.py`."""
 
-    tokens: ids that occur there, of which followers are the numbers.
-    """
-
-    rows: Array
-    followers: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-
-
-def with_followers(texts: list[list[int]], rows: list[Array], num_heads: int) -> Texts:
-    """Each row with the tokens that its heads are to say."""
-    kept, followers = [], []
-    for text, of_text in zip(texts, rows, strict=True):
-        num_rows = max(len(text) - num_heads - 1, 0)
-        kept.append(of_text[:num_rows])
-        followers += [text[at + 2 : at + 2 + num_heads] for at in range(num_rows)]
-    tokens, numbers = np.unique(np.array(followers, dtype=np.int64), return_inverse=True)
-    return Texts(np.concatenate(kept), numbers.reshape(-1, num_heads), tokens)
-
-
-class Learner:
-    """One head, trained by AdamW with a falling rate."""
-
-    def __init__(self, output: Array) -> None:
-        width = output.shape[1]
-        self.weights = [np.zeros((width, width), np.float32), np.zeros(width, np.float32)]
-        self.weights.append(output.copy())
-        self._moments = [[np.zeros_like(w), np.zeros_like(w)] for w in self.weights]
-        self._step = 0
-
-    def learn(self, rows: Array, wanted: NDArray[np.int64], rate: float) -> float:
-        """One step; the mean loss in nats."""
-        weight, bias, output = self.weights
-        inner = rows @ weight.T + bias
-        gate = 1.0 / (1.0 + np.exp(-inner))
-        hidden = rows + inner * gate
-        logits = hidden @ output.T
-        logits -= logits.max(1, keepdims=True)
-        probs = np.exp(logits)
-        probs /= probs.sum(1, keepdims=True)
-        places = np.arange(len(rows)), wanted
-        loss = -float(np.log(probs[places] + 1e-9).mean())
-        probs[places] -= 1.0
-        probs /= len(rows)
-        of_inner = (probs @ output) * gate * (1.0 + inner * (1.0 - gate))
-        self._update([of_inner.T @ rows, of_inner.sum(0), probs.T @ hidden], rate)
-        return loss
-
-    def _update(self, gradients: list[Array], rate: float) -> None:
-        self._step += 1
-        first, second = _DECAYS
-        for weights, moments, gradient in zip(
-            self.weights, self._moments, gradients, strict=True
-        ):
-            moments[0] += (1 - first) * (gradient - moments[0])
-            moments[1] += (1 - second) * (gradient**2 - moments[1])
-            mean = moments[0] / (1 - first**self._step)
-            size = np.sqrt(moments[1] / (1 - second**self._step)) + 1e-8
-            weights -= rate * mean / size
-
-
-def train(
-    texts: Texts, output: Array, seconds: float, rng: np.random.Generator
-) -> list[Learner]:
-    """A learner for each of the places behind a row."""
-    learners = [Learner(output) for _ in range(texts.followers.shape[1])]
-    losses: list[list[float]] = []
-    begin = time.monotonic()
-    while (spent := (time.monotonic() - begin) / seconds) < 1.0:
-        batch = rng.integers(0, len(texts.rows), _BATCH)
-        rate = _RATE * (1.0 - spent)
-        losses.append(
-            [
-                learner.learn(texts.rows[batch], texts.followers[batch, place], rate)
-                for place, learner in enumerate(learners)
-            ]
+    def __init__(self, rows: Tensor, count: int) -> None:
+        super().__init__()
+        num_tokens, width = rows.shape
+        self.residuals = nn.ModuleList(nn.Linear(width, width) for _ in range(count))
+        self.outputs = nn.ModuleList(
+            nn.Linear(width, num_tokens, bias=False) for _ in range(count)
         )
-    last = np.mean(losses[-50:], axis=0)
-    print(f"{len(losses)} steps; last losses {', '.join(f'{loss:.2f}' for loss in last)} nats")
-    return learners
+        with torch.no_grad():
+            for residual, output in zip(self.residuals, self.outputs, strict=True):
+                residual.weight.zero_()
+                residual.bias.zero_()
+                output.weight.copy_(rows)
+
+    def forward(self, place: int, states: Tensor) -> Tensor:
+        """Logits (n, tokens) of the head for a place; states: (n, width)."""
+        inner = functional.silu(self.residuals[place](states))
+        logits: Tensor = self.outputs[place](states + inner)
+        return logits
+
+
+def read_by(place: int, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Where (texts, length) the head for a place can read, and where what it is to say is."""
+    ahead = place + 1
+    length = batch.wanted.shape[1]
+    read = torch.zeros_like(batch.wanted)
+    read[:, : length - ahead] = batch.wanted[:, :-ahead] & batch.wanted[:, ahead:]
+    said = torch.zeros_like(read)
+    said[:, ahead:] = read[:, : length - ahead]
+    return read, said
+
+
+def loss_of(heads: MedusaHeads, rows: Tensor, batch: Batch) -> Tensor:
+    """Mean cross-entropy in nats with the target's laws; later heads weigh less."""
+    total, weights = torch.zeros((), device=rows.device), 0.0
+    for place in range(len(heads.outputs)):
+        read, said = read_by(place, batch)
+        with torch.no_grad():
+            laws = functional.linear(batch.outputs[said], rows).softmax(-1)
+        loss = functional.cross_entropy(heads(place, batch.outputs[read]), laws)
+        total, weights = total + _DECAY**place * loss, weights + _DECAY**place
+    return total / weights
+
+
+@torch.no_grad()
+def examined(heads: MedusaHeads, tokens: Tensor, texts: Texts) -> list[float]:
+    """The share of greedy tokens that are kept at each place, where all before it were."""
+    count = len(heads.outputs)
+    kept, asked = [0] * count, [0] * count
+    for batch in texts.one_by_one():
+        alive = torch.ones_like(batch.wanted)
+        for place in range(count):
+            read, said = read_by(place, batch)
+            alive &= read
+            asked[place] += int(alive.sum())
+            best = tokens[heads(place, batch.outputs[read]).argmax(-1)]
+            is_best = torch.zeros_like(read)
+            is_best[read] = best == batch.behind[said]
+            alive &= is_best
+            kept[place] += int(alive.sum())
+    return [num / max(of, 1) for num, of in zip(kept, asked, strict=True)]
+
+
+def weights_of(heads: MedusaHeads) -> list[HeadWeights]:
+    """As the file has them."""
+
+    def array(values: Tensor) -> Array:
+        return values.detach().cpu().numpy().astype(np.float32)
+
+    return [
+        HeadWeights([(array(residual.weight), array(residual.bias))], array(output.weight))
+        for residual, output in zip(heads.residuals, heads.outputs, strict=True)
+    ]
+
+
+def train(asked: argparse.Namespace) -> None:
+    """Do what the command line asks for."""
+    texts, examination = written_texts(asked)
+    rows = target_rows(asked.target, texts)
+    heads = MedusaHeads(rows, asked.heads).to(asked.device)
+    Learning(heads, schedule_of(asked), asked.work / "medusa.pt").run(
+        len(texts),
+        lambda chosen: loss_of(heads, rows, texts.batch(chosen)),
+        lambda: examined(heads, texts.known, examination),
+    )
+    write_medusa(asked.out, asked.target, weights_of(heads), tokens=texts.known.cpu().numpy())
+    print(f"{asked.out}: {asked.out.stat().st_size / 1e6:.1f} MB")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    add_options(parser)
     parser.add_argument("--heads", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--prompts", type=Path, help="a file, one prompt a line")
-    options = parser.parse_args()
-    prompts = read_prompts(options.prompts) if options.prompts else built_in_texts()
-    written = write_texts(options.target, prompts, options.seconds / 3)
-    rows = read_rows(options.target, written)
-    texts = with_followers(written, rows, options.heads)
-    print(f"{len(written)} texts, {len(texts.rows)} rows of width {texts.rows.shape[1]}")
-    output = read_tensor(options.target, *OUTPUT)[texts.tokens]
-    learners = train(texts, output, options.seconds * 2 / 3, np.random.default_rng(0))
-    heads = [
-        HeadWeights([(weight, bias)], output)
-        for weight, bias, output in (learner.weights for learner in learners)
-    ]
-    write_medusa(options.out, options.target, heads, tokens=texts.tokens)
-    size_mb = options.out.stat().st_size / 1e6
-    print(f"{options.out}: {size_mb:.1f} MB, {len(texts.tokens)} tokens")
+    run(parser, train)
 
 
 if __name__ == "__main__":
