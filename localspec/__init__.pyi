@@ -8,6 +8,9 @@ from localspec.engine.disk_usage import (
     free_disk as free_disk,
 )
 from localspec.engine.engine import Engine as Engine
+from localspec.engine.embedder import Embedded as Embedded
+from localspec.engine.embedder import Embedder as Embedder
+from localspec.engine.embedder import load_embedder as load_embedder
 from localspec.engine.loading import load as load
 from localspec.engine.models import EngineMemory as EngineMemory
 from localspec.errors import (

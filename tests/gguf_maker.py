@@ -29,16 +29,17 @@ def write_random_model(
     num_padding: int = 0,
     replace_tokens: dict[int, str] | None = None,
     drop: tuple[str, ...] = (),
-    extra: dict[str, bool | int | float | str | list[int]] | None = None,
+    extra: dict[str, bool | int | float | str | list[int] | list[str]] | None = None,
     beside: tuple[str, ...] = (),
 ) -> Path:
     """A model of `num_layers` layers of `width`, random and so unrelated to any other.
 
-    architecture: llama, mamba, or gemma3, which has a sliding window if `extra` states one.
-    quantization: of the matrices. num_experts: in each layer, of which a token takes two; 0
-    for a dense model. num_padding: ids added after the vocabulary. replace_tokens: ids given
-    another text. drop: metadata keys to leave out. extra: to add, or to state instead. beside:
-    names of further tensors.
+    architecture: llama, qwen3, mamba, or gemma3, which has a sliding window if `extra` states
+    one. Labels of a classifier there give it an output layer for them. quantization: of the
+    matrices. num_experts: in each layer, of which a token takes two; 0 for a dense model.
+    num_padding: ids added after the vocabulary. replace_tokens: ids given another text. drop:
+    metadata keys to leave out. extra: to add, or to state instead. beside: names of further
+    tensors.
     """
     random = np.random.default_rng(seed)
     writer = ModelWriter(path, architecture)
@@ -82,6 +83,8 @@ def write_random_model(
     matrix("token_embd.weight", tokens, width)
     ones("output_norm.weight")
     matrix("output.weight", tokens, width)
+    if labels := (extra or {}).get(f"{architecture}.classifier.output_labels"):
+        matrix("cls.output.weight", len(labels), width)
     for layer in range(num_layers):
         block = f"blk.{layer}"
         ones(f"{block}.attn_norm.weight")
@@ -128,9 +131,10 @@ def _add_attention_layer(
     for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
         matrix(f"{block}.{name}.weight", width, width)
     ones(f"{block}.ffn_norm.weight", width)
-    if architecture == "gemma3":
+    if architecture in ("gemma3", "qwen3"):
         for name in ("attn_q_norm", "attn_k_norm"):
             ones(f"{block}.{name}.weight", 32)
+    if architecture == "gemma3":
         for name in ("post_attention_norm", "post_ffw_norm"):
             ones(f"{block}.{name}.weight", width)
 

@@ -15,6 +15,7 @@ from localspec.server.answered_texts import AnsweredTexts
 from localspec.server.app import Limits, Server
 from localspec.server.guard import AccessRules
 from localspec.server.running import Runner, listen
+from localspec.server.served_embedder import ServedEmbedder
 from localspec.server.served_models import ServedModel, ServedModels
 
 
@@ -77,11 +78,13 @@ def running_server(
     origins: Sequence[str] = (),
     limits: Limits | None = None,
     logs_json: bool = False,
+    embedder: str | None = None,
 ) -> Iterator[Running]:
     """A server until the block is left. It loads its models when they are asked for."""
     models = ServedModels(
         [ServedModel(name, context_length) for name in presets],
         takes_any_name=takes_any_name,
+        embedder=None if embedder is None else ServedEmbedder(embedder),
     )
     server = Server(models, limits or Limits(), logs_json=logs_json)
     app = server.app(AccessRules(keys=keys, hosts=hosts, origins=origins))

@@ -7,7 +7,6 @@ import importlib.util
 import ipaddress
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
@@ -28,6 +27,7 @@ from localspec.presets.presets import DEFAULT_PRESET
 
 if TYPE_CHECKING:
     from localspec.server.guard import AccessRules
+    from localspec.server.served_models import ServedModels
 
 DEFAULT_PORT = 8617  # no other model server uses it
 # Agents that do not know the context length assume a far longer one, and send too much.
@@ -99,6 +99,13 @@ _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an an
 @RPC_OPTION
 @memory_options
 @click.option(
+    "--embeddings",
+    shell_complete=complete_model,
+    metavar="MODEL",
+    help="A model for /v1/embeddings, or a reranker: a GGUF file, or hf:owner/repo/file.gguf. "
+    "[default: none]",
+)
+@click.option(
     "--log-json", is_flag=True, help="Log each request as an object in JSON, not in words."
 )
 @click.option(
@@ -119,6 +126,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     rpc: tuple[str, ...] | None,
     known_models_only: bool,
     log_json: bool,
+    embeddings: str | None,
     memory: MemoryOptions,
 ) -> None:
     """Serve the OpenAI, Anthropic and Ollama APIs.
@@ -138,6 +146,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     from localspec.server.app import Limits, Server
     from localspec.server.guard import AccessRules
     from localspec.server.running import Runner, listen
+    from localspec.server.served_embedder import ServedEmbedder
     from localspec.server.served_models import ServedModel, ServedModels
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -145,16 +154,14 @@ def serve(  # noqa: PLR0913  each is an option of the command
     access = AccessRules(keys=keys, hosts=allowed_hosts, origins=cors_origins)
     _check_access(access, host, memory)
     names = dict.fromkeys(models or (_usual_name(),))
-    for name in names:
+    for name in (*names, *([embeddings] if embeddings else ())):
         offer_download(name)
     served = ServedModels(
         [ServedModel(name, context_length, rpc, exact=exact) for name in names],
         takes_any_name=not known_models_only,
+        embedder=None if embeddings is None else ServedEmbedder(embeddings),
     )
-    _require_own_names([model.name for model in served.all])
-    for model in served.all:
-        model.remembers = access.is_of_one and (memory.name or True)
-        model.remembered = memory.paths
+    _prepare(served, access, memory)
     with listen(host, port) as listening:
         address = _address(host, listening.getsockname()[1])
         with waiting(lambda: "Loading the models …"):
@@ -186,8 +193,12 @@ def _usual_name() -> str:
     return chosen.preset or chosen.target or DEFAULT_PRESET
 
 
-def _require_own_names(names: Sequence[str]) -> None:
-    for name, number in Counter(names).items():
+def _prepare(served: ServedModels, access: AccessRules, memory: MemoryOptions) -> None:
+    """Tell the models what they remember. Raises OptionError where two have one name."""
+    for model in served.all:
+        model.remembers = access.is_of_one and (memory.name or True)
+        model.remembered = memory.paths
+    for name, number in Counter(model.name for model in served.all).items():
         if number > 1:
             raise OptionError(
                 f"{number} models are called {name!r}, and clients could not choose",

@@ -44,9 +44,18 @@ def check_model_file(path: Path) -> Header:
     Raises ModelFileError if the file is something else, a part is missing, or its numbers or
     its vocabulary would end the process inside libllama.
     """
+    return check_parts(_all_parts(path))
+
+
+def check_embedder_file(path: Path) -> Header:
+    """The same for a model that may embed texts; whether it does, libllama finds out."""
+    return check_parts(_all_parts(path), embeds=True)
+
+
+def _all_parts(path: Path) -> list[Header]:
     first = read_header(path)
     try:
-        return check_parts([first, *(read_header(part) for part in _other_parts(first))])
+        return [first, *(read_header(part) for part in _other_parts(first))]
     except ModelNotFoundError as error:
         raise ModelFileError(
             f"{path} is the first of {first.number('split.count')} parts, and {error}",
@@ -54,7 +63,7 @@ def check_model_file(path: Path) -> Header:
         ) from error
 
 
-def check_parts(parts: Sequence[Header]) -> Header:
+def check_parts(parts: Sequence[Header], *, embeds: bool = False) -> Header:
     """The header of a model's first part, with the tensors of all parts.
 
     Raises ModelFileError as `check_model_file` does.
@@ -77,10 +86,8 @@ def check_parts(parts: Sequence[Header]) -> Header:
             f"{path} is {_NOT_TEXT_MODELS[architecture]}", "Choose a text generation model."
         )
     _check_text_alone(header)
-    looks_ahead = header.metadata.get(f"{architecture}.attention.causal") is False
-    is_block_head = ModelShape(header).architecture.head_graph is HeadGraph.BLOCK
-    if (looks_ahead and not is_block_head) or header.number(f"{architecture}.pooling_type") > 0:
-        raise ModelFileError(f"{path} is an embedding model", "Choose a text generation model.")
+    if not embeds:
+        _check_generates(header)
     if header.metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
         raise ModelFileError(f"{path} has no tokenizer", "Convert it again with its tokenizer.")
     for faults in (_faulty_numbers, _faulty_heads, _faulty_parts, _faulty_tokens):
@@ -90,6 +97,18 @@ def check_parts(parts: Sequence[Header]) -> Header:
     if num_proposed(header) is not None and (fault := trimmed_fault(header)):
         raise ModelFileError(f"{path} is damaged: {fault}", "Trim its model again.")
     return header
+
+
+def _check_generates(header: Header) -> None:
+    """Raise ModelFileError for an embedding model."""
+    looks_ahead = header.metadata.get(f"{header.architecture}.attention.causal") is False
+    is_block_head = ModelShape(header).architecture.head_graph is HeadGraph.BLOCK
+    if (looks_ahead and not is_block_head) or header.number(
+        f"{header.architecture}.pooling_type"
+    ) > 0:
+        raise ModelFileError(
+            f"{header.path} is an embedding model", "Choose a text generation model."
+        )
 
 
 def _check_text_alone(header: Header) -> None:

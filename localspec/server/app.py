@@ -23,6 +23,7 @@ from localspec.server.answering import Service
 from localspec.server.chat_completions import ChatCompletion
 from localspec.server.completions import Completion
 from localspec.server.counters import PROMETHEUS
+from localspec.server.embeddings import Embeddings, OllamaEmbed, OllamaEmbeddings, Rerank
 from localspec.server.encoding import json_response
 from localspec.server.form import Aside, Form
 from localspec.server.guard import AccessRules, BodyReader, Guard
@@ -50,6 +51,10 @@ _POSTS: dict[str, type[Form | Aside]] = {
     "/v1/messages/count_tokens": CountTokens,
     "/completion": LlamaCompletion,
     "/infill": Infill,
+    "/v1/embeddings": Embeddings,
+    "/v1/rerank": Rerank,
+    "/api/embed": OllamaEmbed,
+    "/api/embeddings": OllamaEmbeddings,
     "/tokenize": Tokenize,
     "/detokenize": Detokenize,
     "/apply-template": ApplyTemplate,
@@ -165,6 +170,8 @@ class Server:
     async def _unload_unused(self) -> None:
         while True:
             await asyncio.sleep(min(_IDLE_CHECKS_S, self._limits.unload_s))
+            if self._models.embedder is not None:
+                await self._models.embedder.close_unused(self._limits.unload_s)
             if self._line.is_empty:
                 place = self._line.join()
                 try:
@@ -181,14 +188,22 @@ class Server:
         return Response(text, headers={"content-type": PROMETHEUS})
 
     def _list(self, _request: Request) -> dict[str, Any]:
-        models = [_openai_model(model) for model in self._models.all]
-        return {"object": "list", "data": models}
+        return {"object": "list", "data": self._openai_models()}
+
+    def _openai_models(self) -> list[dict[str, Any]]:
+        found = [_openai_model(model) for model in self._models.all]
+        embedder = self._models.embedder
+        if embedder is not None:
+            meta = {"n_ctx_train": embedder.num_trained, "size": embedder.size_bytes}
+            about = {"object": "model", "created": embedder.created, "owned_by": "localspec"}
+            found.append({"id": embedder.name, **about, "meta": meta})
+        return found
 
     def _one(self, request: Request) -> dict[str, Any]:
         name = request.path_params["name"]
-        for model in self._models.all:
-            if model.name == name:
-                return _openai_model(model)
+        for model in self._openai_models():
+            if model["id"] == name:
+                return model
         raise RequestError(
             f"there is no model {name!r:.80}", status=404, code="model_not_found"
         )

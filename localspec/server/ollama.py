@@ -18,8 +18,6 @@ _VERSION = "0.12.0"
 _LONGEST_S = 9e9  # for a time in the future: some 285 years, as in Ollama
 _MODELS_AS_FILES = "Use localspec models on the command line."
 _NOT_OFFERED = {
-    "embed": ("embeddings are", "Ask a server that has them."),
-    "embeddings": ("embeddings are", "Ask a server that has them."),
     "pull": ("downloading a model is", "Use localspec download on the command line."),
     "push": ("uploading a model is", ""),
     "create": ("making a model is", _MODELS_AS_FILES),

@@ -13,7 +13,7 @@ from localspec.server.form import Aside, Form
 from localspec.server.refusal import error_schema
 
 _TYPES = {"/slots": "array"}  # of responses that are no objects
-_REFUSALS = ("400", "401", "403", "404", "408", "413", "500", "503")
+_REFUSALS = ("400", "401", "403", "404", "408", "413", "500", "501", "503")
 
 
 def document(gets: Sequence[str], posts: Mapping[str, type[Form | Aside]]) -> dict[str, Any]:

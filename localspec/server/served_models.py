@@ -26,6 +26,7 @@ from localspec.presets.source import parse_source
 from localspec.sampling.params import SamplingParams
 from localspec.server.answered_texts import AnsweredTexts
 from localspec.server.refusal import RequestError
+from localspec.server.served_embedder import ServedEmbedder
 
 _KEPT_PART = 8  # caches of texts that wait take up to 1/8 of the machine's memory
 
@@ -125,6 +126,16 @@ def _token_text(header: Header, role: str) -> str:
     return header.tokens[token].decode("utf-8", "replace")
 
 
+def _unknown(name: str, names: Sequence[str]) -> RequestError:
+    return RequestError(
+        f"there is no model {name!r:.80}",
+        f"Choose one of: {', '.join(names)}.",
+        status=404,
+        code="model_not_found",
+        param="model",
+    )
+
+
 def _served_name(model: Preset | str, path: Path) -> str:
     """The name that clients use."""
     if isinstance(model, Preset):
@@ -136,11 +147,19 @@ def _served_name(model: Preset | str, path: Path) -> str:
 class ServedModels:
     """The models of a server, the default first.
 
-    takes_any_name: whether an unknown name means a model that is here.
+    takes_any_name: whether an unknown name means a model that is here. embedder: the one for
+    vectors, if any.
     """
 
-    def __init__(self, models: Sequence[ServedModel], *, takes_any_name: bool) -> None:
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        *,
+        takes_any_name: bool,
+        embedder: ServedEmbedder | None = None,
+    ) -> None:
         self.all = tuple(models)
+        self.embedder = embedder
         for model in self.all:
             model.kept_bytes = memory_here().total_bytes // (_KEPT_PART * len(self.all))
         self._takes_any_name = takes_any_name
@@ -154,16 +173,23 @@ class ServedModels:
             if name in (model.name, f"{model.name}:latest"):
                 return model
         if name is not None and not self._takes_any_name:
-            names = ", ".join(model.name for model in self.all)
-            raise RequestError(
-                f"there is no model {name!r:.80}",
-                f"Choose one of: {names}.",
-                status=404,
-                code="model_not_found",
-                param="model",
-            )
+            raise _unknown(name, [model.name for model in self.all])
         loaded = [model for model in self.all if model.engine is not None]
         return max(loaded, key=lambda model: model.used_s, default=self.all[0])
+
+    def embedder_named(self, name: str | None) -> ServedEmbedder:
+        """The model for vectors. Raises RequestError if there is none, or of another name."""
+        if self.embedder is None:
+            raise RequestError(
+                "embeddings are not offered by this server",
+                "Start it with --embeddings MODEL.",
+                status=501,
+                code="not_offered",
+            )
+        known = (self.embedder.name, f"{self.embedder.name}:latest")
+        if name is not None and name not in known and not self._takes_any_name:
+            raise _unknown(name, [self.embedder.name])
+        return self.embedder
 
     def open_first(self) -> None:
         """Load the default before the server starts. Raises what loading raises."""
@@ -233,6 +259,8 @@ class ServedModels:
 
     async def close(self) -> None:
         """Free all models, including one that is being loaded."""
+        if self.embedder is not None:
+            await self.embedder.close_unused(-math.inf)
         for model in self.all:
             if model.loading is not None:
                 await asyncio.wait([model.loading])

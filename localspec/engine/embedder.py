@@ -1,0 +1,154 @@
+"""Texts → vectors, with a model that is trained for it; and documents by how well they fit."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from localspec.errors import ContextError, OptionError
+from localspec.gguf_file.check import check_embedder_file
+from localspec.llama.options import LlamaOptions
+from localspec.presets.located import locate_source
+
+if TYPE_CHECKING:
+    import numpy as np
+    from typing_extensions import Self  # in typing from Python 3.11 on
+
+    Vectors = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Embedded(NamedTuple):
+    """values: a vector for each text, (texts, width) float32; or a score for each, (texts,).
+
+    num_tokens: of all texts together.
+    """
+
+    values: Vectors
+    num_tokens: int
+
+
+class Embedder:
+    """A model that turns texts into vectors. Made by `load_embedder`.
+
+    name: of the file. context_length: tokens that a text may have. width: numbers of a vector.
+    ranks: whether it is a reranker, which gives documents scores, and no vectors.
+
+    From any thread, one call at a time: others wait. Leaving its `with` block closes it.
+    """
+
+    def __init__(self, path: Path, options: LlamaOptions, progress: Callable[[float], None]):
+        from localspec.llama.embedder import LlamaEmbedder
+
+        self._model = LlamaEmbedder.open(path, options, progress)
+        self._in_use = threading.Lock()
+        self.name = self._model.name
+        self.context_length, self.width = self._model.context_length, self._model.width
+        self.ranks = self._model.ranks
+
+    def embed(
+        self,
+        texts: str | Sequence[str | Sequence[int]],
+        *,
+        dimensions: int | None = None,
+        truncate: bool = False,
+    ) -> Embedded:
+        """The vectors of texts, each of length 1 (Euclidean).
+
+        texts: one, or several; a list of token ids stands for a text, too. dimensions: the
+        first so many numbers of each vector alone, for models that are trained for that.
+        truncate: leave the end of a text out that does not fit. Raises OptionError, and
+        ContextError for a text that does not fit.
+        """
+        import numpy as np
+
+        if self.ranks:
+            raise OptionError(f"{self.name} is a reranker", "Ask it for scores: rank().")
+        if dimensions is not None and not 1 <= dimensions <= self.width:
+            raise OptionError(f"dimensions is {dimensions}", f"Choose 1 to {self.width}.")
+        given = [texts] if isinstance(texts, str) else texts
+        with self._in_use:
+            read = [self._tokens(each) for each in given]
+            read = [self._fitting(each, truncate=truncate) for each in read]
+            vectors = self._model.pooled(read)[:, :dimensions]
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        lengths[lengths == 0] = 1
+        return Embedded((vectors / lengths).astype(np.float32), sum(map(len, read)))
+
+    def rank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> Embedded:
+        """How well each document fits the query: the more, the better.
+
+        Raises OptionError if the model is no reranker, ContextError as `embed` does.
+        """
+        if not self.ranks:
+            raise OptionError(f"{self.name} is no reranker", "Choose a model that is.")
+        with self._in_use:
+            read = [self._model.tokens_of_pair(query, each) for each in documents]
+            read = [self._fitting(each, truncate=truncate) for each in read]
+            scores = self._model.pooled(read)[:, 0]
+        return Embedded(scores, sum(map(len, read)))
+
+    def _tokens(self, text: str | Sequence[int]) -> list[int]:
+        if isinstance(text, str):
+            return self._model.tokens_of(text)
+        ids = list(text)
+        if ids:
+            self._model.vocabulary.detokenize([min(ids), max(ids)])  # which refuses others
+        return ids
+
+    def _fitting(self, tokens: list[int], *, truncate: bool) -> list[int]:
+        if not tokens:
+            raise OptionError("a text is empty", "Give at least one token.")
+        if len(tokens) <= self.context_length:
+            return tokens
+        if truncate:
+            return tokens[: self.context_length]
+        raise ContextError(
+            f"a text has {len(tokens)} tokens; {self.name} reads {self.context_length}",
+            "Cut it into pieces.",
+            num_tokens=len(tokens),
+            context_length=self.context_length,
+        )
+
+    def close(self) -> None:
+        """Free the model, once nobody uses it. Idempotent."""
+        with self._in_use:
+            self._model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+def load_embedder(
+    model: str | os.PathLike[str],
+    *,
+    context_length: int | None = None,
+    num_threads: int | None = None,
+    num_gpu_layers: int | None = None,
+    progress: Callable[[float], None] = lambda _fraction: None,
+) -> Embedder:
+    """Open a model that turns texts into vectors, or a reranker.
+
+    model: its GGUF file, or a name of the hub as hf:owner/repo/file.gguf, which has to be on
+    this machine. context_length: tokens of a text; by default what it was trained for, up to
+    8192. progress: called with the loaded share, 0 … 1.
+
+    Raises ModelFileError if it is no such model, PresetError if it is not here, OptionError,
+    and MemoryLimitError.
+    """
+    path = located_embedder(model)
+    check_embedder_file(path)
+    options = LlamaOptions(
+        context_length=context_length, num_threads=num_threads, num_gpu_layers=num_gpu_layers
+    )
+    return Embedder(path, options, progress)
+
+
+def located_embedder(model: str | os.PathLike[str]) -> Path:
+    """Its file. Raises PresetError if it is not here."""
+    return locate_source(model, "target") if isinstance(model, str) else Path(model)

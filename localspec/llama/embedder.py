@@ -1,0 +1,172 @@
+"""A model that turns texts into vectors, or a query and a document into a score."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from localspec.errors import ModelFileError
+from localspec.gguf_file.shape import context_to_open
+from localspec.llama import params as llama_params
+from localspec.llama.context import LlamaContext
+from localspec.llama.handle import Handle
+from localspec.llama.library import llama_cpp
+from localspec.llama.native import LoadWatch
+from localspec.llama.opening import load_weights, new_context, open_watched
+from localspec.llama.options import LlamaOptions
+from localspec.llama.vocabulary import LlamaVocabulary
+
+MOST_TOKENS = 8192  # of a text, unless more is asked for: a batch has to hold all of them
+_MOST_TEXTS = 16  # in one decode
+_PAIR = b"rerank"  # the name of a reranker's template
+
+
+class LlamaEmbedder(LlamaContext):
+    """One context that pools each text as its file says. Not thread-safe. Made by `open`.
+
+    ranks: whether it gives a query and a document a score. width: numbers of a text.
+    """
+
+    def __init__(self, handle: Handle, context_length: int) -> None:
+        super().__init__(handle)
+        model = handle.model
+        vocab = llama_cpp.llama_model_get_vocab(model)
+        self.vocabulary = LlamaVocabulary(vocab, handle.require_open, handle.in_use)
+        self.context_length = context_length
+        pooling = llama_cpp.llama_pooling_type(handle.context)
+        if pooling == llama_cpp.LLAMA_POOLING_TYPE_NONE:
+            raise ModelFileError(
+                f"{self.name} does not say how a text becomes one vector",
+                "Choose an embedding model, whose file has a pooling_type.",
+            )
+        self.ranks = pooling == llama_cpp.LLAMA_POOLING_TYPE_RANK
+        count = llama_cpp.llama_model_n_cls_out if self.ranks else _width
+        self.width = int(count(model))
+        template: bytes | None = llama_cpp.llama_model_chat_template(model, _PAIR)
+        self._pair = None if template is None else template.decode("utf-8", "replace")
+        self._begin, self._end = _around(vocab)
+        self._eos, self._sep = (
+            llama_cpp.llama_vocab_eos(vocab),
+            llama_cpp.llama_vocab_sep(vocab),
+        )
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        options: LlamaOptions,
+        progress: Callable[[float], None] = lambda _fraction: None,
+    ) -> LlamaEmbedder:
+        """Load the file at `path`, which `check_embedder_file` has checked.
+
+        Raises as `LlamaModel.open` does.
+        """
+        return open_watched(progress, functools.partial(cls._load, path, options))
+
+    @classmethod
+    def _load(cls, path: Path, options: LlamaOptions, watch: LoadWatch) -> LlamaEmbedder:
+        model = load_weights(path, options, watch)
+        try:
+            trained = llama_cpp.llama_model_n_ctx_train(model)
+            wanted = options.context_length or min(trained, MOST_TOKENS)
+            length = context_to_open(wanted, trained, path.name)
+            params = llama_params.context_params(options, length)
+            # Each text has to be in one piece: an encoder looks at all of it at once.
+            params.n_batch = params.n_ubatch = params.n_outputs_max = length
+            params.n_seq_max, params.kv_unified, params.embeddings = _MOST_TEXTS, True, True
+            context = new_context(model, path.name, params)
+        except BaseException:
+            llama_cpp.llama_model_free(model)
+            raise
+        handle = Handle(context, path.name)
+        with handle.closed_on_failure():
+            return cls(handle, length)
+
+    def tokens_of(self, text: str) -> list[int]:
+        """The tokens of a text, with those that the model wants around it."""
+        inner = self.vocabulary.tokenize(text, parse_special=False)
+        return [*self._begin, *inner, *self._end]
+
+    def tokens_of_pair(self, query: str, document: str) -> list[int]:
+        """The tokens of a query and a document, for a score."""
+        if self._pair is not None:
+            before, _, rest = self._pair.partition("{query}")
+            between, _, behind = rest.partition("{document}")
+            parts = ((before, True), (query, False), (between, True), (document, False))
+            return [
+                token
+                for text, special in (*parts, (behind, True))
+                for token in self.vocabulary.tokenize(text, parse_special=special)
+            ]
+        end = self._eos if self._eos >= 0 else self._sep
+        separator = [token for token in (end, self._sep) if token >= 0]
+        first = self.vocabulary.tokenize(query, parse_special=False)
+        second = self.vocabulary.tokenize(document, parse_special=False)
+        closing = [end] if end >= 0 else []
+        return [*self._begin, *first, *separator, *second, *closing]
+
+    def pooled(self, texts: Sequence[Sequence[int]]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The numbers of each text: (texts, width). Each has 1 … context_length tokens.
+
+        Raises DecodeError, and Interrupted after `interrupt`.
+        """
+        found = np.zeros((len(texts), self.width), dtype=np.float32)
+        first = 0
+        while first < len(texts):
+            last, num_tokens = first, 0
+            while (
+                last < len(texts)
+                and last - first < _MOST_TEXTS
+                and num_tokens + len(texts[last]) <= self.context_length
+            ):
+                num_tokens, last = num_tokens + len(texts[last]), last + 1
+            self._decode(texts[first:last], num_tokens)
+            for index in range(first, last):
+                pointer = llama_cpp.llama_get_embeddings_seq(self.handle.context, index - first)
+                found[index] = np.ctypeslib.as_array(pointer, (self.width,))
+            first = last
+        return found
+
+    def _decode(self, texts: Sequence[Sequence[int]], num_tokens: int) -> None:
+        self.require_open()
+        self._start_decode(num_tokens)
+        if self.handle.memory is not None:
+            llama_cpp.llama_memory_clear(self.handle.memory, True)  # noqa: FBT003
+        batch = llama_cpp.llama_batch_init(num_tokens, 0, 1)
+        try:
+            at = 0
+            for sequence, text in enumerate(texts):
+                for position, token in enumerate(text):
+                    batch.token[at], batch.pos[at] = token, position
+                    batch.n_seq_id[at], batch.seq_id[at][0] = 1, sequence
+                    batch.logits[at] = 1
+                    at += 1
+            batch.n_tokens = num_tokens
+            status = llama_cpp.llama_decode(self.handle.context, batch)
+        finally:
+            llama_cpp.llama_batch_free(batch)
+        self._check_decoded(status, num_tokens, 0)
+
+
+def _width(model: int | None) -> int:
+    return int(llama_cpp.llama_model_n_embd_out(model))
+
+
+def _around(vocab: Any) -> tuple[list[int], list[int]]:
+    """The tokens that libllama puts before and behind a text of this vocabulary."""
+    found = []
+    for special in (False, True):
+        ids = (ctypes.c_int32 * 16)()
+        parse_special = False
+        count = llama_cpp.llama_tokenize(vocab, b"a", 1, ids, len(ids), special, parse_special)
+        found.append(ids[: max(count, 0)])
+    inner, whole = found
+    for start in range(len(whole) - len(inner) + 1):
+        if whole[start : start + len(inner)] == inner:
+            return whole[:start], whole[start + len(inner) :]
+    return [], []

@@ -1,0 +1,229 @@
+"""Texts as vectors, and scores of a reranker, in this process and by the server."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+import localspec
+from gguf_maker import write_random_model
+from localspec.server.embeddings import Embeddings, OllamaEmbed, OllamaEmbeddings, Rerank
+from server_runner import running_server
+
+MEAN, LAST, RANK = 1, 3, 4
+TEXTS = ["A fox ran over the hill.", "Rain.", "What is <|im_end|> for?"]
+
+
+def write_embedder(path, tokenizer_of, pooling, **more):
+    """A model that pools: by the mean of its rows, or the last one."""
+    extra = {"llama.pooling_type": pooling}
+    return write_random_model(path, tokenizer_of, context_length=64, extra=extra, **more)
+
+
+@pytest.fixture(scope="module")
+def mean(tmp_path_factory, demo_target):
+    return write_embedder(tmp_path_factory.mktemp("mean") / "mean.gguf", demo_target, MEAN)
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory, demo_target):
+    """Qwen3's architecture, with the output layer of a reranker."""
+    return write_random_model(
+        tmp_path_factory.mktemp("rank") / "rank.gguf",
+        demo_target,
+        architecture="qwen3",
+        context_length=64,
+        extra={
+            "qwen3.pooling_type": RANK,
+            "qwen3.classifier.output_labels": ["yes", "no"],
+            "tokenizer.chat_template.rerank": "{query}|{document}",
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def embedder(mean):
+    with localspec.load_embedder(mean) as found:
+        yield found
+
+
+def test_several_texts_have_the_vectors_that_each_has_alone(embedder):
+    found = embedder.embed(TEXTS * 8)  # more than one decode takes
+    assert found.values.shape == (24, embedder.width)
+    assert found.values.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(found.values, axis=1), 1, atol=1e-6)
+    for index, text in enumerate(TEXTS):
+        alone = embedder.embed(text)
+        np.testing.assert_allclose(found.values[index::3], alone.values.repeat(8, 0), atol=3e-4)
+    assert abs(found.values[0] @ found.values[1]) < 0.999
+    assert found.num_tokens == 8 * sum(embedder.embed(text).num_tokens for text in TEXTS)
+
+
+def test_the_vectors_are_those_of_llama_cpp_python(embedder, mean):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    other = llama_cpp.Llama(str(mean), embedding=True, n_ctx=64, verbose=False)
+    expected = [other.embed(text, normalize=True) for text in TEXTS[:2]]
+    other.close()
+    np.testing.assert_allclose(embedder.embed(TEXTS[:2]).values, expected, atol=3e-4)
+
+
+def test_what_looks_like_a_control_token_is_text(embedder, demo_vocabulary):
+    ids = demo_vocabulary.tokenize(TEXTS[2], parse_special=False)
+    begin = [demo_vocabulary.bos] if demo_vocabulary.add_bos else []
+    by_ids = embedder.embed([[*begin, *ids]])
+    np.testing.assert_array_equal(by_ids.values, embedder.embed(TEXTS[2]).values)
+
+
+def test_the_first_dimensions_alone_have_length_1(embedder):
+    whole, cut = embedder.embed(TEXTS), embedder.embed(TEXTS, dimensions=8)
+    assert cut.values.shape == (3, 8)
+    first = whole.values[:, :8]
+    expected = first / np.linalg.norm(first, axis=1, keepdims=True)
+    np.testing.assert_allclose(cut.values, expected, atol=1e-6)
+
+
+def test_the_file_says_how_it_pools(tmp_path, demo_target, embedder):
+    path = write_embedder(tmp_path / "last.gguf", demo_target, LAST)
+    with localspec.load_embedder(path, num_threads=1) as last:
+        assert abs(last.embed(TEXTS[0]).values[0] @ embedder.embed(TEXTS[0]).values[0]) < 0.999
+        longer = last.embed([TEXTS[0], TEXTS[0] + " And then?"]).values
+        assert abs(longer[0] @ longer[1]) < 0.999
+
+
+def test_what_is_refused(embedder, reranker, demo_target, mean):
+    with pytest.raises(localspec.ContextError, match=r"tokens; mean\.gguf reads 64"):
+        embedder.embed("fox " * 100)
+    assert embedder.embed("fox " * 100, truncate=True).num_tokens == 64
+    with pytest.raises(localspec.OptionError, match="dimensions is 65"):
+        embedder.embed("fox", dimensions=65)
+    with pytest.raises(localspec.OptionError, match="a text is empty"):
+        embedder.embed([[]])
+    with pytest.raises(localspec.OptionError, match="99999999"):
+        embedder.embed([[99_999_999]])
+    with pytest.raises(localspec.OptionError, match="no reranker"):
+        embedder.rank("fox", ["hen"])
+    with pytest.raises(localspec.ModelFileError, match="does not say how a text becomes"):
+        localspec.load_embedder(demo_target)
+    with pytest.raises(localspec.ModelFileError, match="embedding model"):
+        localspec.load(mean)
+    with localspec.load_embedder(reranker) as ranking, pytest.raises(localspec.OptionError):
+        ranking.embed("fox")
+    with pytest.raises(localspec.EngineError, match="closed"):
+        ranking.rank("fox", ["hen"])
+
+
+def test_a_reranker_gives_each_document_its_score(reranker):
+    with localspec.load_embedder(reranker) as ranking:
+        found = ranking.rank("fox", TEXTS)
+        assert found.values.shape == (3,)
+        alone = [ranking.rank("fox", [text]).values[0] for text in TEXTS]
+        np.testing.assert_allclose(found.values, alone, atol=1e-4)
+        assert len(set(found.values.tolist())) == 3
+        assert ranking.rank("hen", TEXTS).values[0] != found.values[0]
+
+
+@pytest.fixture(scope="module")
+def embedding(mean):
+    with running_server(embedder=str(mean)) as running:
+        yield running
+
+
+@pytest.mark.process
+def test_openai_asks_for_vectors(embedding, embedder):
+    expected = embedder.embed(TEXTS)
+    found = embedding.ask("/v1/embeddings", input=TEXTS, model="mean").json()
+    vectors = [each["embedding"] for each in found["data"]]
+    np.testing.assert_allclose(vectors, expected.values, atol=1e-6)
+    assert [each["index"] for each in found["data"]] == [0, 1, 2]
+    assert found["usage"]["prompt_tokens"] == expected.num_tokens
+    assert found["model"] == "mean"
+    coded = embedding.ask("/embeddings", input=TEXTS[0], encoding_format="base64").json()
+    decoded = np.frombuffer(base64.b64decode(coded["data"][0]["embedding"]), "<f4")
+    np.testing.assert_allclose(decoded, expected.values[0], atol=1e-6)
+    short = embedding.ask("/v1/embeddings", input=[[5, 6], [7]], dimensions=4).json()
+    assert [len(each["embedding"]) for each in short["data"]] == [4, 4]
+    names = [model["id"] for model in embedding.client.get("/v1/models").json()["data"]]
+    assert names == ["demo", "mean"]
+    assert embedding.chat(max_tokens=2)["model"] == "demo"
+
+
+@pytest.mark.process
+def test_openais_library_asks_for_vectors(embedding, embedder):
+    openai = pytest.importorskip("openai", reason="openai is not installed")
+    with openai.OpenAI(base_url=f"{embedding.url}/v1", api_key="any") as client:
+        found = client.embeddings.create(model="mean", input=TEXTS)  # in base64
+    vectors = [each.embedding for each in found.data]
+    np.testing.assert_allclose(vectors, embedder.embed(TEXTS).values, atol=1e-6)
+
+
+@pytest.mark.process
+def test_ollama_asks_for_vectors(embedding, embedder):
+    expected = embedder.embed(TEXTS[0]).values
+    found = embedding.ask("/api/embed", model="mean:latest", input=TEXTS[0]).json()
+    np.testing.assert_allclose(found["embeddings"], expected, atol=1e-6)
+    older = embedding.ask("/api/embeddings", prompt=TEXTS[0]).json()
+    np.testing.assert_allclose([older["embedding"]], expected, atol=1e-6)
+    assert embedding.ask("/api/embed").json()["embeddings"] == []
+    for path, kind in (("/api/embed", OllamaEmbed), ("/api/embeddings", OllamaEmbeddings)):
+        assert embedding.ask(path, **kind.example).status_code == 200
+    assert embedding.ask("/v1/embeddings", **Embeddings.example).status_code == 200
+    long = "fox " * 100
+    assert embedding.ask("/api/embed", input=long).json()["prompt_eval_count"] == 64
+    assert embedding.ask("/api/embed", input=long, truncate=False).status_code == 400
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("path", "fields", "what"),
+    [
+        ("/v1/embeddings", {}, "input is missing"),
+        ("/v1/embeddings", {"input": []}, "input is []"),
+        ("/v1/embeddings", {"input": [None]}, "input is [null]"),
+        ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, "encoding_format"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 65}, "dimensions is 65"),
+        ("/v1/embeddings", {"input": "fox " * 100}, "mean.gguf reads 64"),
+        ("/v1/rerank", {"query": "x", "documents": []}, "documents"),
+        ("/v1/rerank", {"documents": ["x"]}, "query"),
+        ("/v1/rerank", {"query": "x", "documents": ["y"]}, "mean.gguf is no reranker"),
+    ],
+)
+def test_what_the_server_refuses(embedding, path, fields, what):
+    response = embedding.ask(path, **fields)
+    assert response.status_code == 400
+    assert what in response.json()["error"]["message"]
+
+
+@pytest.mark.process
+def test_documents_are_ranked(reranker):
+    with running_server(embedder=str(reranker)) as server:
+        given = {"query": "fox", "documents": TEXTS, "return_documents": True}
+        found = server.ask("/v1/rerank", **given).json()["results"]
+        scores = [each["relevance_score"] for each in found]
+        assert scores == sorted(scores, reverse=True)
+        assert sorted(each["index"] for each in found) == [0, 1, 2]
+        assert all(each["document"]["text"] == TEXTS[each["index"]] for each in found)
+        assert server.ask("/v1/rerank", **Rerank.example).status_code == 200
+        assert server.ask("/rerank", **given, top_n=1).json()["results"] == found[:1]
+
+
+@pytest.mark.process
+def test_without_a_model_for_it_the_server_says_what_to_do(server):
+    for path, fields in (("/v1/embeddings", {"input": "x"}), ("/api/embed", {"input": "x"})):
+        response = server.ask(path, **fields)
+        assert response.status_code == 501
+        assert "--embeddings MODEL" in response.text
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+def test_a_process_that_was_lost_is_started_again(embedding):
+    assert embedding.ask("/v1/embeddings", input="x").status_code == 200
+    os.kill(embedding.models.embedder.isolated.process_id, signal.SIGKILL)
+    lost = embedding.ask("/v1/embeddings", input="x")
+    assert lost.status_code == 500
+    assert embedding.ask("/v1/embeddings", input="x").status_code == 200
