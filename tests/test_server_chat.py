@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from localspec.chat.messages import PICTURE_NOTE
 from server_runner import running_server
 
 pytestmark = pytest.mark.process
@@ -270,3 +271,28 @@ def test_an_error_speaks_of_fields_and_not_of_python(short, fields, told):
     message = response.json()["error"]["message"]
     assert told in message
     assert "=" not in message
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
+
+
+@pytest.mark.process
+def test_a_picture_in_an_earlier_turn_becomes_a_note(server):
+    """In the last message, to which the answer would be, it is refused."""
+    seen = {"role": "user", "content": [{"type": "text", "text": "What is this?"}, PICTURE]}
+    later = [{"role": "assistant", "content": "A fox."}, {"role": "user", "content": "Sure?"}]
+    told = {"role": "user", "content": f"What is this?\n{PICTURE_NOTE}"}
+    found, expected = (
+        server.ask("/apply-template", messages=[first, *later]).json()["prompt"]
+        for first in (seen, told)
+    )
+    assert found == expected
+    assert PICTURE_NOTE in found
+    body = {"messages": [seen, *later], "max_tokens": 2}
+    assert server.ask("/v1/chat/completions", **body).status_code == 200
+    of_ollama = [{"role": "user", "content": "What is this?", "images": ["aGVsbG8="]}, *later]
+    asked = {"messages": of_ollama, "options": {"num_predict": 2}, "stream": False}
+    assert server.ask("/api/chat", **asked).status_code == 200
+    last = server.ask("/v1/chat/completions", messages=[*later, seen], max_tokens=2)
+    assert last.status_code == 400
+    assert "message 2 has an image in it" in last.json()["error"]["message"]

@@ -12,6 +12,8 @@ from localspec.errors import OptionError
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")  # it goes into the prompt as it is
 _TEXT_PARTS = ("text", "input_text", "output_text")
+# In place of one in an earlier message, so that a conversation goes on with another model.
+PICTURE_NOTE = "[An image was here, which this model cannot see.]"
 # Kinds of parts, by what their type has in it.
 _OTHER_PARTS = (
     ("image", "an image"),
@@ -28,8 +30,9 @@ def checked_messages(messages: object) -> list[Message]:
     messages: a sequence of mappings with a role and a content: a str, None for no text, or
     parts such as {"type": "text", "text": …}, which become lines of one text. An assistant's
     may have tool_calls, and then the thoughts before them as reasoning_content; a tool's (or
-    function's) tool_call_id and name. Other keys are passed over. Raises OptionError for
-    anything else, with the message's number from 0.
+    function's) tool_call_id and name. Other keys are passed over. An image before the last
+    message becomes a note. Raises OptionError for anything else, with the message's number
+    from 0.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise OptionError(
@@ -38,7 +41,7 @@ def checked_messages(messages: object) -> list[Message]:
         )
     if not messages:
         raise OptionError("there are no messages", "Give one or more.")
-    return [_checked(number, message) for number, message in enumerate(messages)]
+    return [_checked(number, message, len(messages)) for number, message in enumerate(messages)]
 
 
 def merged_messages(messages: Sequence[Message]) -> list[Message]:
@@ -69,7 +72,7 @@ def _is_system(message: Message) -> bool:
     return message["role"] in ("system", "developer")
 
 
-def _checked(number: int, message: object) -> Message:
+def _checked(number: int, message: object, count: int) -> Message:
     if not isinstance(message, Mapping):
         raise OptionError(
             f"message {number} is {message!r:.80}", "Give a dict with role and content."
@@ -80,7 +83,7 @@ def _checked(number: int, message: object) -> Message:
             f"the role of message {number} is {role!r:.80}",
             "Give system, user, assistant, or another name that the chat template knows.",
         )
-    checked = {"role": role, "content": _text(number, message.get("content"))}
+    checked = {"role": role, "content": _text(number, message.get("content"), count)}
     if role in ("tool", "function"):
         call_id, name = message.get("tool_call_id"), message.get("name")
         named = {"name": name} if isinstance(name, str) else {}
@@ -94,26 +97,29 @@ def _checked(number: int, message: object) -> Message:
     return checked
 
 
-def _text(number: int, content: object) -> str:
+def _text(number: int, content: object, count: int) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence) and not isinstance(content, bytes):
         # Without those that say nothing, with which a server's answer may have begun.
-        return "\n".join(filter(None, (_text_of_part(number, part) for part in content)))
+        parts = (_text_of_part(number, part, count) for part in content)
+        return "\n".join(filter(None, parts))
     raise OptionError(
         f"the content of message {number} is {content!r:.80}",
         "Give a str, None, or a list of parts.",
     )
 
 
-def _text_of_part(number: int, part: object) -> str:
+def _text_of_part(number: int, part: object, count: int) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if isinstance(part, Mapping) and kind in _TEXT_PARTS and isinstance(part.get("text"), str):
         return str(part["text"])
     for word, what in _OTHER_PARTS:
         if isinstance(kind, str) and word in kind:
+            if word == "image" and number < count - 1:
+                return PICTURE_NOTE
             raise OptionError(
                 f"message {number} has {what} in it (a part of type {kind!r})",
                 "Models are asked in text here; leave it out, or put its text there.",

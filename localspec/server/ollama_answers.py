@@ -167,7 +167,10 @@ class OllamaChat(OllamaForm):
     }
 
     def __init__(self, fields: Fields) -> None:
-        given = [_message_of(each) for each in fields.objects("messages") or []]
+        messages = fields.objects("messages") or []
+        for last in messages[-1:]:
+            _refuse_images(last)
+        given = [_message_of(each) for each in messages]
         inputs = [_paired(checked_messages(given))] if given else []
         super().__init__(fields, inputs, openai_tools(fields))
 
@@ -224,10 +227,12 @@ def _generate_input(fields: Fields) -> Input | None:
 
 def _message_of(fields: Fields) -> dict[str, Any]:
     """A message in OpenAI's terms, from Ollama's."""
-    _refuse_images(fields)
+    content = fields.any("content")
+    if fields.any("images"):
+        content = [{"type": "text", "text": fields.text("content") or ""}, {"type": "image"}]
     return {
         "role": (fields.text("role") or "").lower(),
-        "content": fields.any("content"),
+        "content": content,
         "reasoning_content": fields.text("thinking"),
         "tool_calls": fields.any("tool_calls"),
         "name": fields.text("tool_name"),
