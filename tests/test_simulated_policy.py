@@ -7,7 +7,8 @@ import statistics
 from pathlib import Path
 
 import pytest
-from policy_scenarios import LIKE_METAL, SCENARIOS, STAIRS, Scenario
+from policy_scenarios import LIKE_METAL, SCENARIOS, STAIRS, Scenario, short_answer
+from policy_worth import PARTS, switched_off
 from simulated import Clock, FreeProposer, Machine, Text, answer, at_random, fixed
 
 from localspec.policy.adaptive import AdaptiveDraftPolicy
@@ -94,3 +95,14 @@ def test_a_lookup_that_is_rarely_right_does_not_hide_a_draft_that_becomes_good()
         lookup = FreeProposer(states, at_random(0.1, seed + 300))
         ratios.append(alone_s / answer(both, text, machine, Clock(), [lookup]))
     assert statistics.mean(ratios) >= 0.96
+
+
+def test_each_part_of_the_policy_can_be_switched_off():
+    """And is on again behind that; some of them change what a short answer takes."""
+    before = short_answer(STAIRS, 3)
+    without = {}
+    for name in PARTS:
+        with switched_off(name):
+            without[name] = short_answer(STAIRS, 3)
+    assert short_answer(STAIRS, 3) == before
+    assert len({*without.values()} - {before}) >= 5
