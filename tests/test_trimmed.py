@@ -205,6 +205,10 @@ def test_the_output_of_another_file_is_not_used(tmp_path, demo_target):
     target = write_head_model(tmp_path / "target.gguf", demo_target, "qwen35")
     trimmed_file(target, IDS, head_output_path(target))
     assert found_head_output(check_model_file(target)) is not None
+    data = head_output_path(target).read_bytes()
+    head_output_path(target).write_bytes(data[:-4] + struct.pack("<i", 1 << 20))
+    with pytest.raises(ModelFileError, match="proposes tokens"):
+        found_head_output(check_model_file(target))
     with target.open("ab") as file:
         file.write(bytes(64))
     assert found_head_output(check_model_file(target)) is None

@@ -23,6 +23,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+from localspec.errors import ModelFileError
 from localspec.gguf_file.header import BEHIND, Header, read_header
 from localspec.gguf_file.tensor_types import row_bytes
 
@@ -55,7 +56,12 @@ def trimmed_fault(header: Header) -> str:
     wanted = 4 * count + row_bytes(header.number(KIND), width) * num_all
     if behind != wanted:
         return f"{behind} bytes are behind its tensors, not {wanted}"
-    ids = proposed_ids(header)
+    return _row_fault(header, width, num_all)
+
+
+def _row_fault(header: Header, width: int, num_all: int) -> str:
+    """What is wrong with the rows of the tokens, of num_all, that a trimmed file proposes."""
+    count, ids = header.number(NUM_TOKENS), proposed_ids(header)
     if min(ids) < 0 or max(ids) >= num_all or len(set(ids)) < count:
         return f"it proposes tokens {min(ids)} to {max(ids)} of {num_all}"
     for name in ("token_embd.weight", "output.weight"):
@@ -71,9 +77,25 @@ def head_output_path(path: Path) -> Path:
 
 
 def found_head_output(header: Header) -> Header | None:
-    """The header of the trimmed output layer of a head, if one was made of this very file."""
+    """The header of the trimmed output layer of a head, if one was made of this very file.
+
+    header: of the file that has the head. Raises ModelFileError if it is damaged.
+    """
     path = head_output_path(header.path)
     if not path.is_file():
         return None
     found = read_header(path)
-    return found if found.number(SOURCE_BYTES) == header.size_bytes else None
+    if found.number(SOURCE_BYTES) != header.size_bytes:
+        return None
+    count, width = (
+        found.number(NUM_TOKENS),
+        header.number(f"{header.architecture}.embedding_length"),
+    )
+    fault = "it is not laid out as one"
+    if found.architecture == "llama" and count and found.number(BEHIND) == 4 * count:
+        fault = _row_fault(found, width, len(header.tokens))
+    if fault:
+        raise ModelFileError(
+            f"{path} is damaged: {fault}", "Trim its model again, or delete it."
+        )
+    return found
