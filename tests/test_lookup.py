@@ -172,3 +172,58 @@ def test_nothing_is_proposed_behind_a_forbidden_token():
     lookup.state(text)
     proposal = lookup.propose(text, UpTo(8), chain, lambda _, row: row.draw(0.5))
     assert proposal.draft_tokens == [4, 5]
+
+
+def follow(lookup: Lookup, text: list[int], begin: int) -> None:
+    """Let it see the text grow token by token, as an answer does."""
+    for length in range(begin, len(text) + 1):
+        lookup.state(text[:length])
+
+
+SOURCE = list(range(100, 140))
+
+
+@pytest.mark.parametrize("replaced", [[7], [7, 8, 9], []], ids=["one", "more", "less"])
+def test_behind_a_replacement_what_was_followed_goes_on(replaced):
+    """One token that agrees is enough near there, though it stood elsewhere since."""
+    decoy = [5, 112, 6, 5, 112, 6]
+    text = [*SOURCE, *decoy, *SOURCE[:10], *replaced, 112]
+    lookup = Lookup(never)
+    follow(lookup, text, len(SOURCE))
+    assert proposed(lookup, text, 4) == [113, 114, 115, 116]
+    assert lookup.match_length == 1
+    # Without having followed anything, one token says nothing.
+    assert proposed(Lookup(never), text, 4) == []
+
+
+def test_a_longer_match_elsewhere_wins_over_resuming():
+    text = [*SOURCE, 7, 112, 8, 9, *SOURCE[:10], 7, 112]
+    lookup = Lookup(never)
+    follow(lookup, text, len(SOURCE))
+    assert proposed(lookup, text, 2) == [8, 9]
+
+
+@pytest.mark.parametrize(("num_others", "found"), [(20, True), (30, False)])
+def test_nothing_is_resumed_long_after(num_others, found):
+    text = [*SOURCE, *SOURCE[:10], *range(1, num_others), 125]
+    lookup = Lookup(never)
+    follow(lookup, text, len(SOURCE))
+    assert (proposed(lookup, text, 1) == [126]) is found
+
+
+def test_a_cut_text_resumes_nothing():
+    text = [*SOURCE, *SOURCE[:10], 7, 112]
+    lookup = Lookup(never)
+    follow(lookup, text[:-2], len(SOURCE))
+    lookup.truncate(len(text) - 4)
+    assert proposed(lookup, text, 1) == []
+
+
+def test_resuming_is_surer_than_a_match_as_short_elsewhere():
+    text = [*SOURCE, *SOURCE[:10], 7, 112, 113]
+    lookup = Lookup(never)
+    follow(lookup, text, len(SOURCE))
+    resumed, elsewhere = lookup.state(text), Lookup(never).state(text)
+    assert resumed.confidence is not None
+    assert elsewhere.confidence is not None
+    assert resumed.confidence > elsewhere.confidence

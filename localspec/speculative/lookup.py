@@ -20,7 +20,7 @@ import numpy as np
 
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import CERTAIN, Distribution
-from localspec.speculative.lookup_odds import FindingKind, LookupOdds
+from localspec.speculative.lookup_odds import RESUMED_BELOW, FindingKind, LookupOdds
 from localspec.speculative.memory import GAP, TextMemory
 from localspec.speculative.ngram_index import SIZES, NgramIndex, run_hashes
 from localspec.speculative.policy_api import (
@@ -36,6 +36,10 @@ from localspec.speculative.proposers import Draw, Proposal, Proposer
 
 LONGEST_MATCH = 64  # tokens; a longer match is no better
 _MAX_REPLAYED = 16  # tokens that a replay judges at most
+# A place is followed from this many tokens on that agree, and from fewer where it is resumed:
+# within so many tokens of the text, and so many away from where it would stand now
+_FOLLOWED_FROM, _RESUMED_FROM = SIZES[1], 2
+_RESUMED_WITHIN, _RESUMED_AWAY = 24, 16
 
 
 class Occurrence(NamedTuple):
@@ -46,10 +50,21 @@ class Occurrence(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Occurrences of the last `length` tokens, the one to follow first."""
+    """Occurrences of the last `length` tokens, the one to follow first.
+
+    is_resumed: whether that one goes on near where the text was followed before it differed.
+    """
 
     occurrences: list[Occurrence]
     length: int
+    is_resumed: bool = False
+
+
+class Followed(NamedTuple):
+    """A place that the text agreed with, when the text had so many tokens."""
+
+    place: Occurrence
+    num_tokens: int
 
 
 _NOTHING = Found([], 0)
@@ -72,6 +87,7 @@ class Lookup(Proposer):
         self._reference = NgramIndex()
         self._chain: SamplerChain | None = None  # of the answer
         self._found = _NOTHING
+        self._followed: Followed | None = None
         self._forced: list[int] = []  # that come between the text and what was found
         self._found_at: tuple[int, int] | None = None  # tokens, and changes of the memory
         # To follow the text for which it looked.
@@ -120,7 +136,7 @@ class Lookup(Proposer):
         self._read(tokens)
         changes = 0 if self.memory is None else self.memory.num_changes
         if self._found_at != (len(tokens), changes):
-            self._take(self._look(self._own.text), [])
+            self._take(self._look(self._own.text, 0), [])
             self._found_at = (len(tokens), changes)
 
     def _take(self, found: Found, forced: list[int]) -> None:
@@ -132,9 +148,15 @@ class Lookup(Proposer):
         assert chain.constraint is not None
         first = self._next(0)
         forced = chain.constraint.forced()[: MAX_DRAFT_TOKENS - 1]
-        is_of_use = first is not None and chain.num_allowed([first[0]]) > 0
+        # What has to come is surer than where a text may go on.
+        is_of_use = (
+            first is not None
+            and not self._found.is_resumed
+            and chain.num_allowed([first[0]]) > 0
+        )
         if forced and not self._forced and not is_of_use:
-            found = self._look(self._own.text[-LONGEST_MATCH:] + array("i", forced))
+            end = self._own.text[-LONGEST_MATCH:] + array("i", forced)
+            found = self._look(end, len(forced))
             if found.occurrences:
                 self._take(found, list(forced))
 
@@ -186,7 +208,7 @@ class Lookup(Proposer):
     def _cut(self, num_tokens: int) -> None:
         if num_tokens < len(self._own):
             self._judged = min(self._judged, num_tokens)
-            self._found_at = None
+            self._found_at = self._followed = None
             self._own.truncate(num_tokens)
 
     def _read(self, tokens: Sequence[int]) -> None:
@@ -211,7 +233,17 @@ class Lookup(Proposer):
         if self.memory is not None and followed.text is self.memory.index.text:
             self.memory.mark_used(followed.position)
 
-    def _look(self, end: array[int]) -> Found:
+    def _look(self, end: array[int], num_forced: int) -> Found:
+        """What to follow behind this end of the text and so many tokens that have to come."""
+        num_tokens = len(self._own) + num_forced
+        found = self._longest(end)
+        if found.length < RESUMED_BELOW:
+            found = self._resumed(end, num_tokens, found)
+        if found.length >= (_RESUMED_FROM if found.is_resumed else _FOLLOWED_FROM):
+            self._followed = Followed(found.occurrences[0], num_tokens)
+        return found
+
+    def _longest(self, end: array[int]) -> Found:
         """The occurrences of the longest run at this end that occurred before."""
         memory = None if self.memory is None else self.memory.index
         places = [place for place in (self._reference, self._own, memory) if place is not None]
@@ -225,6 +257,36 @@ class Lookup(Proposer):
             if found:
                 return _longest_first(found, end, SIZES[level])
         return _NOTHING
+
+    def _resumed(self, end: array[int], num_tokens: int, found: Found) -> Found:
+        """Where what was followed goes on, behind tokens that were replaced; else `found`.
+
+        A short match near there says more than one as short anywhere.
+        """
+        if self._followed is None:
+            return found
+        (text, position), num_before = self._followed
+        passed = num_tokens - num_before
+        if passed > _RESUMED_WITHIN:
+            return found
+        expected, last = position + passed, end[-1]
+        near = [
+            (_matching(text, place, end, 1), -abs(place - expected), place)
+            for place in range(
+                max(expected - _RESUMED_AWAY, 1),
+                min(expected + _RESUMED_AWAY + 1, len(text)),
+            )
+            if text[place - 1] == last and text[place] != GAP
+        ]
+        length, _, place = max(near, default=(0, 0, 0))
+        if length < max(found.length, 1):
+            return found
+        others = [
+            each
+            for each in found.occurrences
+            if each.text is not text or each.position != place
+        ]
+        return Found([Occurrence(text, place), *others], length, is_resumed=True)
 
     def _next(self, num_drafted: int) -> tuple[int, FindingKind] | None:
         """The token to follow the text and so many drafted ones, which this gave before.
@@ -245,7 +307,10 @@ class Lookup(Proposer):
         self._alive = [each for other, each in following if other == token]
         num_alike = len(self._alive)
         kind = FindingKind.of(
-            self._found.length + num_drafted, num_alike, len(following) - num_alike
+            self._found.length + num_drafted,
+            num_alike,
+            len(following) - num_alike,
+            is_resumed=self._found.is_resumed,
         )
         self._expected.append((token, kind))
         return token, kind
@@ -277,9 +342,15 @@ def _longest_first(found: list[Occurrence], behind: array[int], length: int) -> 
             ):
                 matching *= 2
         else:
-            most = min(end, len(behind), SIZES[-1])
-            while matching < most and text[end - matching - 1] == behind[-matching - 1]:
-                matching += 1
+            matching = _matching(text, end, behind, length)
         if matching > longest:
             best, longest = number, matching
     return Found([found[best], *found[:best], *found[best + 1 :]], longest)
+
+
+def _matching(text: array[int], end: int, behind: array[int], length: int) -> int:
+    """How many tokens agree, at most SIZES[-1], where the last `length` do."""
+    most = min(end, len(behind), SIZES[-1])
+    while length < most and text[end - length - 1] == behind[-length - 1]:
+        length += 1
+    return length

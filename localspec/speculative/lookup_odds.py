@@ -7,7 +7,8 @@ from typing import NamedTuple
 # Percent of tokens that came as found, as counted first: versions of this project's files in
 # the order in which they were written, its files after the others, and novels. A row for
 # matches of 2, 4, 8, 16, 32, 64 tokens and more; in it, for 1, 2, 3 and more occurrences that
-# go on alike, the shares where 0, 1, 2 and more others go on differently.
+# go on alike, the shares where 0, 1, 2 and more others go on differently. The last rows are
+# for 1 token, and 2 or 3, near where the text was followed before.
 _FIRST = (
     ((34, 13, 10, 7), (61, 29, 25, 16), (77, 46, 33, 28), (78, 63, 57, 42)),
     ((62, 29, 23, 18), (81, 45, 36, 33), (86, 65, 49, 47), (92, 76, 63, 61)),
@@ -15,7 +16,11 @@ _FIRST = (
     ((94, 32, 35, 36), (94, 65, 50, 58), (96, 80, 60, 60), (96, 85, 75, 70)),
     ((99, 42, 50, 55), (99, 75, 73, 75), (99, 85, 80, 80), (98, 90, 85, 85)),
     ((99, 50, 60, 60), (99, 82, 85, 85), (99, 90, 90, 90), (99, 92, 95, 95)),
+    ((70,) * 4,) * 4,
+    ((90,) * 4,) * 4,
 )
+_NUM_RESUMED = 2  # rows
+RESUMED_BELOW = 1 << _NUM_RESUMED  # tokens of a match
 _FIRST_WEIGHT = 8  # tokens that the first counts weigh as much as
 _MOST_COUNTED = 256  # tokens of a kind, after which the older ones count half
 
@@ -28,9 +33,18 @@ class FindingKind(NamedTuple):
     different: int
 
     @classmethod
-    def of(cls, length: int, num_alike: int, num_different: int) -> FindingKind:
-        """length: tokens that match. num_alike: occurrences that go on as found, 1 or more."""
-        row = min(length.bit_length() - 2, len(_FIRST) - 1)
+    def of(
+        cls, length: int, num_alike: int, num_different: int, *, is_resumed: bool
+    ) -> FindingKind:
+        """length: tokens that match. num_alike: occurrences that go on as found, 1 or more.
+
+        is_resumed: whether it is near where the text was followed before.
+        """
+        num_others = len(_FIRST) - _NUM_RESUMED
+        if is_resumed and length < RESUMED_BELOW:
+            row = num_others + length.bit_length() - 1
+        else:
+            row = min(length.bit_length() - 2, num_others - 1)
         return cls(row, min(num_alike, 4) - 1, min(num_different, 3))
 
 
