@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Self  # in typing from Python 3.11 on
 
-    Vectors = np.ndarray[Any, np.dtype[np.float32]]
-
 
 class Embedded(NamedTuple):
     """values: a vector for each text, (texts, width) float32; or a score for each, (texts,).
@@ -26,7 +24,7 @@ class Embedded(NamedTuple):
     num_tokens: of all texts together.
     """
 
-    values: Vectors
+    values: np.ndarray[Any, np.dtype[np.float32]]
     num_tokens: int
 
 
