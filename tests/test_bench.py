@@ -284,6 +284,15 @@ def test_where_nothing_is_drafted_no_side_is_faster():
         assert why.startswith("No tokens were drafted (draft off where it did not pay)")
 
 
+def test_a_kind_without_a_stretch_has_a_line_of_its_own(demo_target):
+    """As where the time was over before: no empty list of ratios."""
+    with localspec.load(target=demo_target) as engine:
+        found = benched(compared("code", [1.0] * 3), KindSpeed("json"))
+        shown = bench_text(found, engine, details=True).splitlines()
+    assert "Json: nothing that both sides wrote in turn" in shown
+    assert not any(line.rstrip().endswith(":") for line in shown)
+
+
 @pytest.mark.parametrize(
     ("costs", "words"),
     [

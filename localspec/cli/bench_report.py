@@ -101,13 +101,13 @@ def _details(found: Bench, engine: BaseEngine) -> list[str]:
 
 
 def _kind_details(found: KindSpeed) -> list[str]:
+    if not found.stretches:
+        return [f"{found.kind.capitalize()}: nothing that both sides wrote in turn"]
     ratios = "  ".join(f"{each.plain_s / each.drafting_s:.2f}" for each in found.stretches)
-    lines = [f"{found.kind.capitalize()}: times plain by stretch:  {ratios}"]
-    if found.stretches:
-        lines.append(
-            f"  {found.plain_tokens_per_s:.1f} tokens/s plain, {found.tokens_per_s:.1f} with "
-            "drafts"
-        )
+    lines = [
+        f"{found.kind.capitalize()}: times plain by stretch:  {ratios}",
+        f"  {found.plain_tokens_per_s:.1f} tokens/s plain, {found.tokens_per_s:.1f} with drafts",
+    ]
     for kind, rate in found.acceptance_by_proposer.items():
         lines.append(f"  {rate:.0%} of the tokens of {PROPOSER_NAMES[kind]} accepted")
     lengths = [f"{k}: {count}" for k, count in enumerate(found.steps_per_length) if count]
