@@ -55,9 +55,14 @@ def common_tokens(target: Sequence[bytes], draft: Sequence[bytes]) -> CommonToke
             _OTHER_DRAFT,
         )
     if not any(len(piece) == 1 for piece in draft):
-        raise PairError(
-            "the draft does not fit the target: it has no tokens of single bytes, in which any "
-            "text can be spelled",
-            _OTHER_DRAFT,
-        )
+        raise cannot_spell()
     return CommonTokens(number, len(target), len(draft))
+
+
+def cannot_spell() -> PairError:
+    """The error of a draft without ordinary tokens of single bytes."""
+    return PairError(
+        "the draft does not fit the target: it has no tokens of single bytes, in which any "
+        "text can be spelled",
+        _OTHER_DRAFT,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from localspec.sampling.distribution import TokenIds
-from localspec.speculative.common_tokens import common_tokens
+from localspec.speculative.common_tokens import cannot_spell, common_tokens
 from localspec.vocabulary import WholeVocabulary
 
 
@@ -16,7 +16,8 @@ class TokenMaps:
     to_own: (target_size,) the same as a table; -1 where the draft has no such token. atoms: the
     control tokens among them. pieces, own_pieces: bytes of all tokens, control tokens by their
     entries. own_bytes: (256,) the draft's tokens of single bytes, -1 where it has none.
-    can_spell: (target_size,) whether the draft can spell the token in some way.
+    can_spell: (target_size,) whether the draft can spell the token in some way. Raises
+    PairError if they have too little in common, or the draft cannot spell any text.
 
     Control tokens mean the same if their entries are the same, or if both are the token that
     ends an answer. What starts the target's texts has no bytes: a draft has its own start.
@@ -37,6 +38,8 @@ class TokenMaps:
         self.to_own: TokenIds = np.full(len(self.pieces), -1, dtype=np.int64)
         self.to_own[self.target_ids] = self.own_ids
         self.own_bytes = _single_bytes(self.own_pieces, own_control)
+        if max(self.own_bytes) < 0:
+            raise cannot_spell()
         if target.add_bos and target.bos >= 0:
             self.pieces[target.bos] = b""
             self.atoms.pop(target.bos, None)

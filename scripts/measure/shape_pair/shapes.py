@@ -6,7 +6,7 @@ hy_v3 alone may be dense in all layers, the head's among them: so it stands for 
 model with a head, in the sizes of Qwen2.5 7B. qwen35 is a hybrid, in the sizes of Qwen3.5 4B
 but for the vocabulary, which is the others', so that their drafts go with it. llama has none,
 but libllama gives what goes into its layers, so that an EAGLE-3 head can be made for it; its
-sizes are those of Llama 3 8B.
+sizes are those of Llama 3 8B, and of Llama 3.2 1B for less memory.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ SHAPES = {
         wide_heads=256,
     ),
     "8B-llama": Shape(32, 4_096, 32, 8, 14_336, 128_256, 128_000, architecture="llama"),
+    "1B-llama": Shape(16, 2_048, 32, 8, 8_192, 128_256, 128_000, architecture="llama"),
     "tiny-llama": Shape(4, 1_024, 8, 4, 1_024, **_TINY, architecture="llama"),
     "tiny-qwen35": Shape(
         *(4, 1_024, 4, 1, 1_024),
