@@ -104,6 +104,9 @@ def test_heads_are_told_by_their_names_and_lie_beside_their_targets():
     assert len(with_head) >= 8
     for preset in with_head:
         (head,), target = preset.head.files, preset.target.files[0]
+        if "DFlash" in head.name:  # which others publish than the target
+            assert HEAD_SIGN not in head.name
+            continue
         assert (head.repo, head.revision) == (target.repo, target.revision)
         assert head.name.startswith(HEAD_SIGN)
     for preset in PRESETS.values():
