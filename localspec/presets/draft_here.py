@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,32 +39,37 @@ def draft_here(target: Header) -> DraftHere | None:
     Which one: see `choose_draft`. None if there is none that pays by its size, or the target
     has a head that drafts. Reads headers alone, and uses no network.
     """
+    return _draft_here(target, _header)
+
+
+def _draft_here(target: Header, read: Callable[[Path], Header]) -> DraftHere | None:
     facts = head_facts(target)
     if facts is not None and not facts.why_not:
         return None
-    path, common, _ = choose_draft(target, _smaller_models(target), {})
+    path, common, _ = choose_draft(target, _smaller_models(target, read), {})
     return None if path is None else DraftHere(path, common)
 
 
 def drafts_for_presets() -> dict[str, DraftHere]:
     """What could draft, for each preset on this machine that has only a target."""
-    found = {}
+    found: dict[str, DraftHere] = {}
+    read = functools.cache(_header)  # several may have the same neighbours
     for name, preset in load_presets().items():
         is_alone = preset.draft is None and preset.head is None
         if not is_alone or isinstance(preset.target, PackagedModel):
             continue
         try:
-            here = (
-                None if missing_files(preset) else draft_here(_header(path_of(preset.target)))
-            )
-        except LocalspecError:  # which those say who want to use it
+            if not missing_files(preset):
+                here = _draft_here(read(path_of(preset.target)), read)
+                found |= {} if here is None else {name: here}
+        except LocalspecError:  # of which those are told who want to use it
             continue
-        if here is not None:
-            found[name] = here
     return found
 
 
-def _smaller_models(target: Header) -> Iterator[tuple[Path, Header]]:
+def _smaller_models(
+    target: Header, read: Callable[[Path], Header]
+) -> Iterator[tuple[Path, Header]]:
     """Models that are small enough to draft for it, ascending by size."""
     most = LARGEST_SHARE * target.weights_bytes
     sizes = {}
@@ -76,7 +82,7 @@ def _smaller_models(target: Header) -> Iterator[tuple[Path, Header]]:
             sizes[path.resolve()] = (size, path)
     for _, path in sorted(sizes.values())[:_MOST_READ]:
         try:
-            yield path, _header(path)
+            yield path, read(path)
         except ModelFileError:
             continue
 
