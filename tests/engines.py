@@ -9,11 +9,30 @@ import pytest
 
 import inside
 import localspec
+from localspec.streaming.exchange import PlainExchange
+from localspec.streaming.options import AnswerOptions
+from localspec.streaming.prompt import Prompt
 
 PLACES = [
     pytest.param(localspec.load, id="here"),
     pytest.param(localspec.IsolatedEngine, id="isolated", marks=pytest.mark.process),
 ]
+
+
+class Owner:
+    """A conversation, to the pool of caches."""
+
+
+def answered(engine, owner, tokens, *, max_tokens=8):
+    """A greedy answer to an owner's prompt, and the prompt tokens that it had to decode."""
+    greedy = localspec.SamplingParams(temperature=0)
+    options = AnswerOptions.of(sampling=greedy, max_tokens=max_tokens, draft_tokens=3)
+    prompt = Prompt(list(tokens))
+    exchange = PlainExchange(options, lambda _: prompt)
+    exchange.owner = owner
+    reply = inside.answer(engine, exchange).reply()
+    stats = reply.stats
+    return reply.token_ids, stats.prompt_tokens - stats.cached_prompt_tokens
 
 
 class SharedEngine:

@@ -10,6 +10,7 @@ from hybrid_maker import write_hybrid
 
 import inside
 import localspec
+from engines import Owner, answered
 from gguf_maker import write_random_model
 from localspec.engine.cache_pool import CachePool
 from localspec.errors import CacheError, OptionError
@@ -23,9 +24,6 @@ from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.speculative.thread_policy import FixedThreads
-from localspec.streaming.exchange import PlainExchange
-from localspec.streaming.options import AnswerOptions
-from localspec.streaming.prompt import Prompt
 from toy import TableModel, all_shared
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -156,20 +154,6 @@ def test_a_new_chat_begins_with_a_copy_of_the_text_that_it_shares_most_with(
         replies.append(first.send(text, sampling=GREEDY).reply())
         assert decoded_tokens(replies[-1]) < 25
     assert [reply.text for reply in replies] == [reply.text for reply in expected]
-
-
-class Owner:
-    """A conversation, to the pool."""
-
-
-def answered(engine, owner, tokens):
-    """A greedy answer to an owner's prompt, and the prompt tokens that it had to decode."""
-    options = AnswerOptions.of(sampling=GREEDY, max_tokens=8, draft_tokens=3)
-    prompt = Prompt(list(tokens))
-    exchange = PlainExchange(options, lambda _: prompt)
-    exchange.owner = owner
-    reply = inside.answer(engine, exchange).reply()
-    return reply.token_ids, decoded_tokens(reply)
 
 
 ARCHITECTURES = ("llama", "gemma3", "mamba", "qwen35")
@@ -311,6 +295,9 @@ class SavingTable(TableModel):
 
     def restore_state(self, state):
         self.cached = state.data.view(np.int64).tolist()
+
+    def outline(self):
+        return CacheState(len(self.cached), np.empty(0, np.uint8))
 
     def reach(self, state, num_tokens):
         return min(state.num_cached, num_tokens)

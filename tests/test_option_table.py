@@ -24,6 +24,7 @@ WITHOUT_A_FLAG = {
     "target_options",
     "draft_options",
     "kept_bytes",
+    "parallel",  # of serve
     *option_table.ONLY_IN_PYTHON,
 }
 

@@ -109,6 +109,13 @@ _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an an
     "--log-json", is_flag=True, help="Log each request as an object in JSON, not in words."
 )
 @click.option(
+    "--parallel",
+    type=click.IntRange(1, 16),
+    default=4,
+    show_default=True,
+    help="Conversations whose caches lie side by side; fewer if memory is short.",
+)
+@click.option(
     "--known-models-only",
     is_flag=True,
     help="Refuse unknown model names. [default: use the loaded model for them]",
@@ -124,6 +131,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     context_length: int | None,
     exact: bool | None,
     rpc: tuple[str, ...] | None,
+    parallel: int,
     known_models_only: bool,
     log_json: bool,
     embeddings: str | None,
@@ -136,7 +144,6 @@ def serve(  # noqa: PLR0913  each is an option of the command
     address that other machines can reach needs an API key. Ctrl-C stops the server.
 
     \b
-        localspec serve
         localspec serve qwen2.5-7b --ctx 32768
         localspec serve models/qwen2.5-7b-instruct-q4_k_m.gguf
         curl http://127.0.0.1:8617/v1/chat/completions \\
@@ -161,7 +168,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
         takes_any_name=not known_models_only,
         embedder=None if embeddings is None else ServedEmbedder(embeddings),
     )
-    _prepare(served, access, memory)
+    _prepare(served, access, memory, parallel)
     with listen(host, port) as listening:
         address = _address(host, listening.getsockname()[1])
         with waiting(lambda: "Loading the models …"):
@@ -193,9 +200,12 @@ def _usual_name() -> str:
     return chosen.preset or chosen.target or DEFAULT_PRESET
 
 
-def _prepare(served: ServedModels, access: AccessRules, memory: MemoryOptions) -> None:
+def _prepare(
+    served: ServedModels, access: AccessRules, memory: MemoryOptions, parallel: int
+) -> None:
     """Tell the models what they remember. Raises OptionError where two have one name."""
     for model in served.all:
+        model.parallel = parallel
         model.remembers = access.is_of_one and (memory.name or True)
         model.remembered = memory.paths
     for name, number in Counter(model.name for model in served.all).items():

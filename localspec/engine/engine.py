@@ -15,7 +15,6 @@ from localspec.constraints.guidance import not_kept
 from localspec.engine.access import EngineTurn, busy, in_use
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_file import read_caches, write_caches
-from localspec.engine.cache_pool import CachePool
 from localspec.engine.constraint_choice import Constrainer
 from localspec.engine.models import EngineMemory, Models
 from localspec.engine.prefill import prepare
@@ -26,7 +25,7 @@ from localspec.engine.proposer_choice import (
     weight_shares,
 )
 from localspec.engine.remembering import Remembering, reference_to
-from localspec.engine.translated_cache import saved_caches
+from localspec.engine.translated_cache import pool_of
 from localspec.errors import (
     BusyError,
     CacheError,
@@ -89,8 +88,7 @@ class Engine(BaseEngine):
         policies, self._profile = choose_policies(models, drafting, proposers)
         self._decoder = SpeculativeDecoder(target, proposers, *policies, off, time.perf_counter)
         self._remembering = Remembering(proposers, target.vocabulary, memory=memory)
-        saved = saved_caches(models, proposers)
-        self._cache_pool = CachePool(self._decoder, saved, kept_bytes)
+        self._cache_pool = pool_of(models, self._decoder, kept_bytes)
         self._usual_policy: DraftPolicy | None = None  # while an answer has another
         self._is_settled = True  # whether the last work on the loop came to its end in order
 
@@ -354,6 +352,9 @@ class Engine(BaseEngine):
     def _identities(self) -> list[str]:
         """Each model's identity. Raises CacheError if a model has none any more."""
         identities = []
+        count = self._models.num_sequences
+        # libllama's states say how many sequences their context has.
+        sequences = f" · {count} sequences" if count > 1 else ""
         for model in self._models.saved:
             if model.identity is None:
                 raise CacheError(
@@ -361,7 +362,7 @@ class Engine(BaseEngine):
                     "that its caches cannot be told from another model's",
                     "Load it again from a file that stays as it is.",
                 )
-            identities.append(model.identity)
+            identities.append(model.identity + sequences)
         return identities
 
     def _take(

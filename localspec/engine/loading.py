@@ -14,6 +14,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.exactness_found import costs_nothing, find_exactness, prepare_kernels
 from localspec.engine.fitting import open_fitting
 from localspec.engine.models import Models
+from localspec.engine.side_by_side import side_by_side
 from localspec.engine.sources import (
     Source,
     chosen_sources,
@@ -74,6 +75,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     target_options: LlamaOptions | None = None,
     draft_options: LlamaOptions | None = None,
     kept_bytes: int = DEFAULT_KEPT_BYTES,
+    parallel: int = 1,
     memory: bool | str = True,
     progress: Callable[[float], None] | None = None,
     force: bool = False,
@@ -83,41 +85,53 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     preset: what commands take as MODEL: a preset's name, an alias, or a target named as below;
     or a preset made in code. Beside a draft or a head a name means its target. target, draft:
     paths of GGUF files (of a split model the first part), names as `hf:owner/repo/file.gguf`
-    and `owner/repo:QUANT` of files that were downloaded, or `llama_cpp.Llama` objects, which
-    keep their settings and are given back by `Engine.close`. With neither it is the demo pair.
-    One file may be target and draft, and is opened twice then; one `Llama` may not. head: a
-    trained head in a file of its own, named likewise; without one that in the target's file is
-    used, if any. draft_tokens: proposed per step; None is as many as pay, 0 is plain decoding
-    and leaves the draft unloaded. proposer: "draft", "head", "lookup" (of what the text
-    repeats), "auto" or "none". context_length: tokens (default: the preset's, or the model's
-    own up to 8192). num_gpu_layers: default: as many as fit onto the GPUs, the draft's first.
-    rpc: "host:port" of llama.cpp's RPC servers that hold layers of the target, too (default:
-    the preset's); one that fails later ends the process (not of `IsolatedEngine`); a head in
-    the target's file is then used only if proposer="head". exact: the text is the same to the
-    bit with any draft; None is where that costs at most 3 % (docs/lossless.md). target_options,
-    draft_options: any other setting of one model; it counts where those before say nothing.
-    kept_bytes: the most main memory for caches of conversations that wait. memory: earlier
-    texts draft what repeats; a name keeps them on disk. progress: called in this thread with
-    the loaded share, 0 … 1; raise in it to cancel. force: load even what seems too large.
+    and `owner/repo:QUANT` that were downloaded, or `llama_cpp.Llama` objects, which keep their
+    settings and are given back by `Engine.close`. With neither it is the demo pair. One file
+    may be target and draft, and is opened twice then; one `Llama` may not. head: a trained head
+    in a file of its own, named likewise; without one that in the target's file is used, if any.
+    draft_tokens: proposed per step; None is as many as pay, 0 is plain decoding and leaves the
+    draft unloaded. proposer: "draft", "head", "lookup" (of what the text repeats), "auto" or
+    "none". context_length: tokens (default: the preset's, or the model's own up to 8192).
+    num_gpu_layers: default: as many as fit onto the GPUs, the draft's first. rpc: "host:port"
+    of llama.cpp's RPC servers that hold layers of the target, too (default: the preset's); one
+    that fails later ends the process (not of `IsolatedEngine`); a head in the target's file is
+    then used only if proposer="head". exact: the text is the same to the bit with any draft;
+    None is where that costs at most 3 % (docs/lossless.md). target_options, draft_options: any
+    other setting of one model; it counts where those before say nothing. kept_bytes: the most
+    memory for caches of conversations that wait. parallel: how many lie side by side
+    (docs/applications.md). memory: earlier texts draft what repeats; a name keeps them on disk.
+    progress: called in this thread with the loaded share, 0 … 1; raise to cancel. force: load
+    even what seems too large.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
     """
     drafting = Drafting(draft_tokens, proposer)
     found, chosen = named_sources(preset, {"target": target, "draft": draft, "head": head})
-    if chosen is not None and context_length is None:
-        context_length = chosen.context_length
-    both = LlamaOptions(
-        context_length=context_length, num_threads=num_threads, num_gpu_layers=num_gpu_layers
-    )
+    both = _for_both(chosen, context_length, num_threads, num_gpu_layers)
     of_target = replace(both, rpc=common_servers(rpc, chosen), exact=exact)
     options = _with_common(target_options, of_target), _with_common(draft_options, both)
     sources = chosen_sources(found, drafting, *options)
-    shares = progress_shares(sources, progress)
+    open_all = functools.partial(_open_all, progress_shares(sources, progress))
+    sources, reserved = side_by_side(sources, parallel, kept_bytes)
     with contextlib.ExitStack() as undo:
-        models = open_fitting(sources, functools.partial(_open_all, shares), undo, force=force)
-        engine = _engine(models, drafting, chosen, kept_bytes, memory=memory)
+        models = open_fitting(sources, open_all, undo, force=force)
+        engine = _engine(models, drafting, chosen, kept_bytes - reserved, memory=memory)
         undo.pop_all()
     return engine
+
+
+def _for_both(
+    chosen: Preset | None,
+    context_length: int | None,
+    num_threads: int | None,
+    num_gpu_layers: int | None,
+) -> LlamaOptions:
+    """What target and draft have in common; the context is the preset's by default."""
+    if chosen is not None and context_length is None:
+        context_length = chosen.context_length
+    return LlamaOptions(
+        context_length=context_length, num_threads=num_threads, num_gpu_layers=num_gpu_layers
+    )
 
 
 def _engine(

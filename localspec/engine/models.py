@@ -34,6 +34,11 @@ class Models(NamedTuple):
         heads = [] if self.head is None else [self.head]
         return [*self.saved, *heads]
 
+    @property
+    def num_sequences(self) -> int:
+        """Texts that every context can hold side by side."""
+        return min(model.num_sequences for model in self.all)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:

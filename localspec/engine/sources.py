@@ -52,6 +52,7 @@ class LoadKeywords(TypedDict, total=False):
     target_options: LlamaOptions | None
     draft_options: LlamaOptions | None
     kept_bytes: int
+    parallel: int
     memory: bool | str
     force: bool
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localspec.engine.cache_pool import SavesState
+from localspec.engine.cache_pool import CachePool, SavesState
 from localspec.llama.cache_state import CacheState
+from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.own_text import Reading
 from localspec.speculative.proposers import Proposer
 from localspec.speculative.translated import TranslatedDraft
@@ -18,7 +19,18 @@ if TYPE_CHECKING:
     from localspec.llama.model import LlamaModel
 
 
-def saved_caches(models: Models, proposers: Sequence[Proposer]) -> list[SavesState]:
+def pool_of(models: Models, decoder: SpeculativeDecoder, budget_bytes: int) -> CachePool:
+    """The pool for the texts of a loop over these models. Raises OptionError."""
+    return CachePool(
+        decoder,
+        _saved_caches(models, decoder.proposers),
+        budget_bytes,
+        others=[] if models.head is None else [models.head],
+        num_sequences=models.num_sequences,
+    )
+
+
+def _saved_caches(models: Models, proposers: Sequence[Proposer]) -> list[SavesState]:
     """The caches that are kept of texts that wait, the target's first."""
     drafts = [proposer for proposer in proposers if isinstance(proposer, TranslatedDraft)]
     if models.draft is None or not drafts:
@@ -36,11 +48,27 @@ class TranslatedCache:
         self._model = model
         self._draft = draft
         self._translated = draft.translated
+        self._number: int | None = 0  # of the sequence that the model works on
+        self._others: dict[int, Reading] = {}  # what was read in others
 
     def state_bytes(self) -> int:
         # One that has not read all of the text would be believed to have.
         is_whole = self._draft.begins_at == 0 and self._translated.num_cached > 0
         return self._model.state_bytes() if is_whole else 0
+
+    def use_sequence(self, number: int | None) -> None:
+        if number == self._number:
+            return
+        if self._number is not None:
+            read = self._translated.read_so_far()
+            self._others[self._number] = read._replace(tokens=list(read.tokens))
+        self._number = number
+        self._model.use_sequence(number)
+        if number is not None:
+            self._translated.go_on(self._others.pop(number, Reading([], [], [])))
+
+    def outline(self) -> CacheState:
+        return self._model.outline()
 
     def reach(self, state: CacheState, num_tokens: int) -> int:
         return min(state.num_cached, num_tokens)

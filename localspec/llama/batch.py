@@ -26,9 +26,9 @@ class TokenBatch:
         self._positions = np.zeros(self._num_positions * size, dtype=np.int32)
         self._wants_logits = np.zeros(size, dtype=np.int8)
         self._sequence_counts = np.ones(size, dtype=np.int32)
-        self._sequence_zero = (ctypes.c_int32 * 1)(0)
+        self._sequence = (ctypes.c_int32 * 1)(0)
         pointer = ctypes.POINTER(ctypes.c_int32)
-        self._sequences = (pointer * size)(*[ctypes.cast(self._sequence_zero, pointer)] * size)
+        self._sequences = (pointer * size)(*[ctypes.cast(self._sequence, pointer)] * size)
         self.rows = np.zeros((size, width), dtype=np.float32)
         self._batch = cast(Any, llama_cpp.llama_batch())  # its pointers are typed as arrays
         if not rows_alone:
@@ -39,6 +39,10 @@ class TokenBatch:
         if width:
             self._batch.embd = self.rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         self._batch.logits = self._wants_logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+
+    def use_sequence(self, number: int) -> None:
+        """Fill it with tokens of that sequence from now on."""
+        self._sequence[0] = number
 
     def filled(self, tokens: Sequence[int], position: int, num_logits: int) -> Any:
         """The C batch of up to `size` tokens from a position on, with logits of the last."""

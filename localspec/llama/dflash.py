@@ -48,6 +48,10 @@ class DflashHead(LlamaHead):
         self._pairs: Logits = np.empty(self.vocab_size, dtype=np.float32)
         llama_cpp.llama_set_causal_attn(handle.context, self._block.is_causal)
 
+    def use_sequence(self, number: int | None) -> None:
+        super().use_sequence(number)
+        self._features.use_sequence(number or 0)
+
     @property
     def readable(self) -> range:
         rows = self._target_rows

@@ -17,6 +17,7 @@ import ctypes
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from localspec.errors import DecodeError
 from localspec.exactness import Exactness
@@ -71,7 +72,8 @@ class ExactProbe:
         trained: int = llama_cpp.llama_model_n_ctx_train(model)
         self._length = min(_CONTEXT, trained)
         self._long = min(_LONG, self._length - _PROMPT)
-        params = llama_params.context_params(options, self._length)
+        alone = replace(options, num_sequences=1)
+        params = llama_params.context_params(alone, self._length)
         self._is_whole: bool = llama_cpp.llama_model_is_recurrent(
             model
         ) or llama_cpp.llama_model_is_hybrid(model)

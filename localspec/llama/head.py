@@ -56,6 +56,8 @@ class LlamaHead(LlamaContext):
         self.num_cached = 0
         self._output: TrimmedOutput | None = None
         self._drafted: list[int] = []  # its latest tokens, which it read with rows of its own
+        self._number: int | None = 0  # of the sequence that it works on
+        self._others: dict[int, tuple[int, int]] = {}  # begins_at and num_cached of others
         width = self._width = int(llama_cpp.llama_model_n_embd_out(handle.model))
         self._wanted_rows = np.empty((0, width), dtype=np.float32)  # that logits are asked of
         self._own_rows = np.zeros((num_layers, width), dtype=np.float32)
@@ -82,6 +84,23 @@ class LlamaHead(LlamaContext):
     def identity(self) -> str | None:
         """As `LlamaModel.identity`, without the build and the processor."""
         return None if self.content is None else f"{self.content} · {self._setting}"
+
+    @property
+    def num_sequences(self) -> int:
+        """Texts that its context can hold side by side."""
+        return self.handle.num_sequences
+
+    def use_sequence(self, number: int | None) -> None:
+        """As `LlamaModel.use_sequence`; what it read with rows of its own is dropped."""
+        if number == self._number:
+            return
+        self.truncate(self.num_cached)
+        if self._number is not None:
+            self._others[self._number] = self.begins_at, self.num_cached
+        self._number, self.begins_at, self.num_cached = number, 0, 0
+        if number is not None:
+            self._batch.use_sequence(number)
+            self.begins_at, self.num_cached = self._others.pop(number, (0, 0))
 
     def read_from(self, position: int) -> None:
         """Forget everything, and continue at that position of the text."""
@@ -136,7 +155,7 @@ class LlamaHead(LlamaContext):
         # The first layer drafts first, so it comes last.
         for layer in reversed(range(1, self._num_layers)):
             self._decode_batch(tokens, position, 0, layer)
-            llama_cpp.llama_memory_seq_rm(self.handle.memory, 0, position, -1)
+            self._remove_from(position)
         num_rows = self._decode_batch(tokens, position, num_logits, 0)
         if num_logits:
             self._own_rows[0] = self._row_of_last(count, num_logits)
@@ -165,7 +184,7 @@ class LlamaHead(LlamaContext):
             return
         # Each layer has a cache of its own, and this one has none of the drafted tokens.
         first, layer = position - num_drafted, num_drafted + 1
-        llama_cpp.llama_memory_seq_rm(self.handle.memory, 0, first, -1)
+        self._remove_from(first)
         self._batch.rows[:layer] = self._own_rows[:layer]
         self._decode_batch(self._drafted, first, 1, layer)
         if layer + 1 < self._num_layers:
@@ -209,8 +228,12 @@ class LlamaHead(LlamaContext):
     def _cut(self, num_cached: int) -> None:
         self.num_cached = num_cached
         self._drafted.clear()
-        begin = self.begins_at + self.num_cached - self._lag
-        llama_cpp.llama_memory_seq_rm(self.handle.memory, 0, begin, -1)
+        self._remove_from(self.begins_at + self.num_cached - self._lag)
+
+    def _remove_from(self, position: int) -> None:
+        if self._number is not None:
+            memory = self.handle.memory
+            llama_cpp.llama_memory_seq_rm(memory, self._number, position, -1)
 
     def checkpoint(self) -> None:
         """Nothing to do: it can be cut anywhere."""
@@ -269,6 +292,10 @@ class EagleHead(LlamaHead):
         super().__init__(handle, target, facts, options)
         width = self._target_rows.width
         self._to_encode = TokenBatch(self._batch.size, width, rows_alone=True)
+
+    def use_sequence(self, number: int | None) -> None:
+        super().use_sequence(number)
+        self._to_encode.use_sequence(number or 0)
 
     @property
     def readable(self) -> range:

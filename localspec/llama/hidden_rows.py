@@ -25,6 +25,19 @@ class HiddenRows:
         self.width = width
         self.capacity = capacity
         self._ring: Rows = np.empty((capacity, width), dtype=np.float32)
+        self._number: int | None = 0
+        self._others: dict[int, tuple[int, int, Rows]] = {}  # of other sequences
+
+    def use_sequence(self, number: int | None) -> None:
+        """Have the rows of another sequence; those of the one before are kept. None: none."""
+        if number == self._number:
+            return
+        if self._number is not None:
+            self._others[self._number] = self.first, self.end, self._ring
+        self._number, self.first, self.end = number, 0, 0
+        if number is not None:
+            new = 0, 0, np.empty((self.capacity, self.width), dtype=np.float32)
+            self.first, self.end, self._ring = self._others.pop(number, new)
 
     def put(self, position: int, *sides: Rows) -> None:
         """Add the rows of n tokens from a position on, which is not before the last.

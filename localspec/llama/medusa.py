@@ -33,6 +33,7 @@ class MedusaHeads:
         self.name = header.path.name
         self.content: str | None = None  # of the file, in words; None if nobody knows
         self._target = target
+        self.num_sequences = target.num_sequences
         self._weights = _Weights(header)
         self._rows = target.keep_output_rows()
         self._row = np.empty(self._rows.width, dtype=np.float32)
@@ -63,6 +64,9 @@ class MedusaHeads:
             self._logits[:] = -np.inf  # a view that may have been written to
             self._logits[self._weights.tokens] = output @ row
         return self._logits
+
+    def use_sequence(self, _number: int | None) -> None:
+        """Nothing to do: the rows are its target's."""
 
     def require_open(self) -> None:
         """Raise EngineError if its target was closed, or this is a fork."""

@@ -48,7 +48,7 @@ _UNUSED = -1  # in place of the first token that the owner of an adopted `Llama`
 
 
 class LlamaModel(LlamaContext):
-    """One llama_cpp context with one cached sequence: an implementation of `model.Model`.
+    """One llama_cpp context, at one of its sequences: an implementation of `model.Model`.
 
     Not thread-safe, except for `interrupt`. Open one with `open` or `adopt`. token_table: the
     entries of the ids that it takes.
@@ -266,6 +266,21 @@ class LlamaModel(LlamaContext):
     def num_cached(self) -> int:
         return self._cache.num_cached
 
+    @property
+    def num_sequences(self) -> int:
+        """Texts that its context can hold side by side."""
+        return self.handle.num_sequences
+
+    def use_sequence(self, number: int | None) -> None:
+        """Work on another text of the context; the one before stays as it is.
+
+        None: on none, so that what is cut has no effect; nothing may be decoded then.
+        """
+        self._cache.use_sequence(number)
+        self._batch.use_sequence(number or 0)
+        if self._rows is not None:
+            self._rows.use_sequence(number)
+
     def truncate(self, num_cached: int) -> None:
         """Cut as `Model.truncate` does. Raises CacheError for more tokens than there are."""
         self._cache.truncate(num_cached)
@@ -311,6 +326,10 @@ class LlamaModel(LlamaContext):
         """A copy of what is cached. Raises CacheError if libllama fails to give it."""
         self.require_open()
         return self._cache.save_state()
+
+    def outline(self) -> CacheState:
+        """What `save_state` would copy now, without the entries: for `reach`."""
+        return self._cache.outline()
 
     def reach(self, state: CacheState, num_tokens: int) -> int:
         """How many tokens are left of a state that is restored and cut to num_tokens."""

@@ -25,6 +25,7 @@ NUM_KEPT_ROWS = 512  # of a target: a head that was idle for longer starts again
 # logits of each.
 ROWS_BATCH_SIZE = 64
 
+CONTEXT_STEP = 256  # tokens; libllama rounds a context up
 ALL_LAYERS = 512  # `gguf_file.check` refuses more
 
 # Lowest and highest value of each whole number, and the hint for any other.
@@ -35,6 +36,7 @@ _RANGES = {
     "num_gpu_layers": (0, 10_000, "Choose 0 (CPU only) or more."),
     "num_cpu_moe_layers": (0, ALL_LAYERS, "Choose 0 (experts go with their layers) or more."),
     "num_snapshots": (0, 64, "Choose 0 (no drafts for a hybrid) to 64."),
+    "num_sequences": (1, 16, "Choose 1 to 16."),
     "max_outputs": (1, BATCH_SIZE, f"Choose 1 to {BATCH_SIZE}."),
     "main_gpu": (0, 255, "Choose the number of a device, from 0."),
 }
@@ -62,7 +64,8 @@ class LlamaOptions:
     load: where that was found to take at most 3 % more time). num_snapshots: recurrent states
     of the last decode that a hybrid keeps; a step may draft as many tokens for it (0; load: as
     many as fit, up to 8). with_head: use the MTP head in the model's file (no; load: if there
-    is one and it fits). max_outputs: rows of logits that a decode may return; compute buffers
+    is one and it fits). num_sequences: texts that are cached side by side, each with the whole
+    context (1). max_outputs: rows of logits that a decode may return; compute buffers
     grow with it.
 
     Raises OptionError for a value outside its range.
@@ -85,6 +88,7 @@ class LlamaOptions:
     exact: bool | None = None
     num_snapshots: int | None = None
     with_head: bool | None = None
+    num_sequences: int = 1
     max_outputs: int = 1
 
     def __post_init__(self) -> None:
@@ -157,3 +161,8 @@ def graph_batch_size(flash_attention: FlashAttention, context_length: int) -> in
     """The most tokens that one graph computes."""
     most = _STEP_WITHOUT_FLASH if flash_attention == "off" else BATCH_SIZE
     return min(most, context_length)
+
+
+def num_cells(context_length: int) -> int:
+    """The number of tokens that the caches of a context have room for."""
+    return -(-context_length // CONTEXT_STEP) * CONTEXT_STEP

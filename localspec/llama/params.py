@@ -12,7 +12,7 @@ from localspec.gguf_file.tensor_types import type_number
 from localspec.gguf_file.trimmed import NUM_TOKENS
 from localspec.llama.devices import cpu_buffer_type, device_pointers, list_devices
 from localspec.llama.library import llama_cpp
-from localspec.llama.options import BATCH_SIZE, LlamaOptions, graph_batch_size
+from localspec.llama.options import BATCH_SIZE, LlamaOptions, graph_batch_size, num_cells
 from localspec.llama.placement import experts_pattern, usable_gpus
 from localspec.llama.rpc_backend import remote_pointers
 from localspec.machine import num_usable_cores
@@ -104,10 +104,14 @@ def _check_gpu(number: int) -> None:
 def context_params(options: LlamaOptions, context_length: int) -> Any:
     """llama_context_params."""
     params = llama_cpp.llama_context_default_params()
-    params.n_ctx = context_length
-    params.n_batch = min(BATCH_SIZE, context_length)
+    # Each sequence has cells of its own, and its decodes are those of a context of one, to the
+    # bit. In cells that all share, attention would read those of the others, too.
+    params.n_seq_max = options.num_sequences
+    params.n_ctx = num_cells(context_length) * options.num_sequences
+    # libllama ends the process where a batch or its rows are fewer than its sequences.
+    params.n_batch = max(min(BATCH_SIZE, context_length), options.num_sequences)
     params.n_ubatch = graph_batch_size(options.flash_attention, context_length)
-    params.n_outputs_max = options.max_outputs
+    params.n_outputs_max = max(options.max_outputs, options.num_sequences)
     params.n_rs_seq = options.num_snapshots or 0
     params.n_threads = options.num_threads or num_usable_cores()
     # By default the same: otherwise a batch of one and a batch of n run on different cores,

@@ -23,13 +23,13 @@ from localspec.llama.options import (
     FlashAttention,
     LlamaOptions,
     graph_batch_size,
+    num_cells,
 )
 from localspec.llama.placement import MAIN_MEMORY, Placement
 from localspec.speculative.policy_api import REPLAY_TOKENS
 
 DEFAULT_KEPT_BYTES = 2**30  # at most, for the caches of waiting conversations
 
-_CONTEXT_STEP = 256  # tokens; libllama rounds a context up
 _FLOAT, _HALF = 4, 2  # bytes
 _ACTIVATION = "q8_0"  # the type of ggml's copies for products
 _BYTES_PER_TOKEN = 310  # of libllama's vocabulary, its merges and texts: measured
@@ -89,7 +89,7 @@ def estimate_memory(
     """
     facts = head_facts(header)
     if facts is not None and facts.graph is HeadGraph.OUTPUT:
-        return _medusa_memory(header, facts, placement)
+        return _medusa_memory(header, facts, placement, options.num_sequences)
     contexts = _contexts(header, options)
     with_head = contexts.head is not None
     weights = placement.weights_bytes(header, with_head=with_head)
@@ -102,7 +102,7 @@ def estimate_memory(
         if context is not None:
             compute = _sums(compute, _compute_by_place(header, context, placement))
     if facts is not None and with_head:
-        compute[MAIN_MEMORY] += _rows_bytes(header, facts)
+        compute[MAIN_MEMORY] += _rows_bytes(header, facts, options.num_sequences)
     num_snapshots = (options.num_snapshots or 0) * ModelShape(header).has_snapshots
     one_state = cache_bytes(header, replace(options, num_snapshots=0))
     places = _sums(weights, caches, compute)
@@ -122,7 +122,9 @@ def estimate_memory(
     )
 
 
-def _medusa_memory(header: Header, facts: HeadFacts, placement: Placement) -> MemoryEstimate:
+def _medusa_memory(
+    header: Header, facts: HeadFacts, placement: Placement, num_sequences: int
+) -> MemoryEstimate:
     """Main memory of Medusa heads, which libllama does not know."""
     return MemoryEstimate(
         with_head=True,
@@ -131,7 +133,7 @@ def _medusa_memory(header: Header, facts: HeadFacts, placement: Placement) -> Me
         cache_bytes=0,
         num_snapshots=0,
         snapshot_bytes=0,
-        compute_bytes=_rows_bytes(header, facts) + len(header.tokens) * _FLOAT,
+        compute_bytes=_rows_bytes(header, facts, num_sequences) + len(header.tokens) * _FLOAT,
         vocabulary_bytes=0,
         gpu_bytes=(0,) * placement.num_gpus,
         num_layers=len(placement.layers),
@@ -140,14 +142,14 @@ def _medusa_memory(header: Header, facts: HeadFacts, placement: Placement) -> Me
     )
 
 
-def _rows_bytes(header: Header, facts: HeadFacts) -> int:
-    """The rows that a head reads: of a decode, and of the latest tokens."""
+def _rows_bytes(header: Header, facts: HeadFacts, num_sequences: int) -> int:
+    """The rows that a head reads: of a decode, and of each text's latest tokens."""
     shape = ModelShape(header)
     width = shape.row_width
     if facts.layers_read:
         width = header.number("eagle3.target_hidden_size") or shape.width  # of the target
         width *= len(facts.layers_read)
-    return (BATCH_SIZE + NUM_KEPT_ROWS) * width * _FLOAT
+    return (BATCH_SIZE + NUM_KEPT_ROWS * num_sequences) * width * _FLOAT
 
 
 class _Contexts(NamedTuple):
@@ -223,8 +225,9 @@ def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
     width = shape.key_width * bytes_per_value(options.cache_type_k or "f16")
     if not shape.is_latent:
         width += shape.value_width * bytes_per_value(options.cache_type_v or "f16")
-    cells = num_cells(options.context_length or 0)
+    cells = num_cells(options.context_length or 0) * options.num_sequences
     num_states = 1 + (options.num_snapshots or 0) * shape.has_snapshots
+    num_states *= options.num_sequences
     state = shape.state_width() * _FLOAT * num_states
     contexts = _contexts(header, options)
     heads = shape.kv_heads()
@@ -236,11 +239,6 @@ def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
     if contexts.head is not None and facts is not None and not facts.shares_cache:
         sizes += [int(each * width * cells) for each in shape.head_kv_heads()]
     return sizes
-
-
-def num_cells(context_length: int) -> int:
-    """The number of tokens that the caches of a context have room for."""
-    return -(-context_length // _CONTEXT_STEP) * _CONTEXT_STEP
 
 
 def compute_bytes(

@@ -42,10 +42,10 @@ class ServedModel:
     Unix time of the target's file. num_trained: tokens of context that the target was trained
     for.
     chat_template: its source, or "". pinned: sha256 of the target's files, if a preset states
-    them. kept_bytes: memory for caches of texts that wait. remembers: as `load` takes `memory`;
-    remembered: files and folders whose text drafts. keep_s: how long it stays loaded
-    without a question; None is the server's default. memory, load_s: what it takes since it was
-    loaded, and how long loading took.
+    them. kept_bytes: memory for caches of texts that wait. parallel: as for `load`, if memory
+    allows. remembers: as `load` takes `memory`; remembered: files and folders whose text
+    drafts. keep_s: how long it stays loaded without a question; None is the server's default.
+    memory, load_s: what it takes since it was loaded, and how long loading took.
 
     Raises PresetError if its files are not here, OptionError, and ModelFileError.
     """
@@ -81,6 +81,7 @@ class ServedModel:
         files = target.files if isinstance(target, HubModel) else ()
         self.pinned = [file.sha256 for file in files]
         self.kept_bytes = 0
+        self.parallel = 1
         self.remembers: bool | str = True
         self.remembered: Sequence[Path] = ()
         self.keep_s: float | None = None
@@ -101,6 +102,7 @@ class ServedModel:
             rpc=self._rpc,
             exact=self._exact,
             kept_bytes=self.kept_bytes,
+            parallel=self.parallel,
             memory=self.remembers,
         )
         try:

@@ -18,6 +18,10 @@ class HeadModel(Model, Protocol):
     """
 
     @property
+    def begins_at(self) -> int:
+        """Position in the text of the first token that it has read."""
+
+    @property
     def readable(self) -> range:
         """Positions of the text at which it can read: the row before is there."""
 
@@ -41,6 +45,11 @@ class Head(DraftModel):
         size = model.vocab_size
         super().__init__(model, SharedVocabulary(size, size, size, ()), is_end)
         self._head = model
+
+    @property
+    def begins_at(self) -> int:
+        # The head's, which may go to another text.
+        return self._head.begins_at
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         readable = self._head.readable

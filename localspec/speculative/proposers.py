@@ -140,8 +140,8 @@ class DraftModel(Proposer):
         room = self._room(tokens)
         if room <= 0:
             return ProposerState(0, draft_off=DraftOff.DRAFT_CONTEXT_FULL)
-        num_missing = len(tokens) - self._begin - self.model.num_cached
-        return ProposerState(room, num_missing, self._begin, self._num_unjudged(tokens))
+        num_missing = len(tokens) - self.begins_at - self.model.num_cached
+        return ProposerState(room, num_missing, self.begins_at, self._num_unjudged(tokens))
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
@@ -188,7 +188,7 @@ class DraftModel(Proposer):
         return self.context_length - len(tokens)
 
     def _missing(self, tokens: Sequence[int]) -> Sequence[int]:
-        return tokens[self._begin + self.model.num_cached :]
+        return tokens[self.begins_at + self.model.num_cached :]
 
     def _num_unjudged(self, tokens: Sequence[int]) -> int:
         """Tokens at the end for which reading the missing ones shows what it would propose.
@@ -196,7 +196,7 @@ class DraftModel(Proposer):
         It may have proposed some of the missing tokens before: a recurrent draft is rolled back
         to where it began to draft.
         """
-        begin = max(self._begin + self.model.num_cached + 1, self._num_judged)
+        begin = max(self.begins_at + self.model.num_cached + 1, self._num_judged)
         return max(len(tokens) - begin, 0)
 
     def knows(self, tokens: Sequence[int]) -> bool:
@@ -229,10 +229,10 @@ class DraftModel(Proposer):
     def truncate(self, num_tokens: int) -> None:
         self._num_known = min(self._num_known, num_tokens)
         self._num_judged = min(self._num_judged, num_tokens)
-        if num_tokens <= self._begin:
+        if num_tokens <= self.begins_at:
             self.read_from(0)
         else:
-            self._keep(num_tokens - self._begin)
+            self._keep(num_tokens - self.begins_at)
 
     def _keep(self, num_tokens: int) -> None:
         """Forget what it has read beyond the first num_tokens of what it reads."""

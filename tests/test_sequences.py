@@ -1,0 +1,234 @@
+"""Conversations side by side in one context: changing over is exact, and copies nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hybrid_maker import write_hybrid
+
+import inside
+import localspec
+from engines import Owner, answered
+from gguf_maker import write_random_model
+from localspec.errors import OptionError
+from localspec.llama.model import LlamaModel
+from localspec.llama.options import LlamaOptions
+
+GREEDY = localspec.SamplingParams(temperature=0)
+ARCHITECTURES = ("llama", "gemma3", "mamba", "qwen35")
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def made(request, tmp_path_factory, demo_target):
+    """A model's file: attention, a sliding window, recurrent, a hybrid."""
+    path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
+    if request.param == "qwen35":
+        return write_hybrid(path, demo_target, request.param)
+    extra = {"gemma3.attention.sliding_window": 24} if request.param == "gemma3" else {}
+    return write_random_model(
+        path, demo_target, architecture=request.param, context_length=512, extra=extra
+    )
+
+
+@pytest.mark.parametrize("attention", ["on", "off"])
+def test_rows_of_a_sequence_are_those_of_a_context_of_its_own(made, attention):
+    """Bit for bit, through changes, cuts and a copy from another sequence."""
+    options = LlamaOptions(
+        context_length=200, flash_attention=attention, max_outputs=4, num_snapshots=3
+    )
+    one = LlamaModel.open(made, options)
+    many = LlamaModel.open(made, replace(options, num_sequences=3))
+    assert (many.num_sequences, many.context_length) == (3, one.context_length)
+    random = np.random.default_rng(0)
+    texts = [random.integers(5, 900, size).tolist() for size in (40, 90, 7)]
+    more, cuts = [11, 12, 13], (2, 1, 3)
+
+    def steps(model, number):
+        """Each part of what happens to a text, and the rows that it gives."""
+        yield model.decode(texts[number], 1).copy()
+        yield model.decode(more, 3).copy()
+        model.truncate(model.num_cached - min(cuts[number], model.max_rollback))
+        yield np.float32([model.num_cached])
+        yield model.decode([17, 18], 2).copy()
+
+    alone = []
+    for number in range(3):
+        one.truncate(0)
+        alone.append(list(steps(one, number)))
+    runs = [steps(many, number) for number in range(3)]
+    for place in range(4):
+        for number in (0, 2, 1):
+            many.use_sequence(number)
+            np.testing.assert_array_equal(next(runs[number]), alone[number][place])
+    many.use_sequence(1)
+    state = many.save_state()
+    many.use_sequence(0)
+    many.restore_state(state)
+    np.testing.assert_array_equal(many.decode(more, 1), one_more(one, steps(one, 1), more))
+    many.use_sequence(2)
+    many.truncate(0)  # and the others stay
+    many.use_sequence(1)
+    np.testing.assert_array_equal(many.decode(more, 1), one_more(one, steps(one, 1), more))
+    many.use_sequence(None)
+    many.truncate(0)
+    many.use_sequence(1)
+    assert many.num_cached > 0
+    one.close()
+    many.close()
+
+
+def one_more(model, steps, more):
+    """The row after these tokens behind the steps of a text."""
+    model.truncate(0)
+    list(steps)
+    return model.decode(more, 1).copy()
+
+
+def test_what_is_said_is_what_a_fresh_engine_says(made):
+    """Five conversations in three sequences: changes, beginnings that are shared, cuts back
+    to an earlier question, and texts that are copied out.
+    """
+    random = np.random.default_rng(1)
+    system = random.integers(5, 900, 60).tolist()
+    with (
+        localspec.load(target=made, draft=made, context_length=512, parallel=3) as engine,
+        localspec.load(target=made, draft=made, context_length=512, kept_bytes=0) as fresh,
+    ):
+        assert inside.models(engine).num_sequences == 3
+        owners = [Owner() for _ in range(5)]
+        texts = {owner: [*system, *random.integers(5, 900, 20).tolist()] for owner in owners}
+        copied = 0
+        for number in range(24):
+            owner = owners[random.integers(0, 5)]
+            if number % 7 == 6:  # an edited question
+                del texts[owner][70:]
+            texts[owner] += random.integers(5, 900, 4).tolist()
+            said, _ = answered(engine, owner, texts[owner])
+            with fresh.exclusively():
+                pass
+            assert said == answered(fresh, None, texts[owner])[0]
+            texts[owner] += said
+            copied = max(copied, inside.cache_pool(engine).num_bytes)
+        assert copied > 0
+
+
+def test_changing_over_copies_nothing(demo_target, demo_draft, monkeypatch):
+    """And decodes nothing again, in target and draft; also behind a text of nobody's."""
+    with localspec.load(
+        target=demo_target, draft=demo_draft, context_length=512, parallel=3
+    ) as engine:
+        texts = {Owner(): list(range(100, 250)), Owner(): list(range(300, 450))}
+        for owner, tokens in texts.items():
+            tokens += answered(engine, owner, tokens)[0]
+        copies = []
+        for model in inside.models(engine).saved:
+            monkeypatch.setattr(model, "save_state", lambda: copies.append(1))
+        for _ in range(3):
+            for owner, tokens in texts.items():
+                tokens += [7, 8]
+                said, num_decoded = answered(engine, owner, tokens)
+                assert num_decoded <= 3
+                tokens += said
+                answered(engine, None, [5, 6, 7])
+        assert copies == []
+        assert inside.cache_pool(engine).num_bytes == 0
+
+
+def test_a_conversation_that_ends_gives_its_sequence_back(demo_target):
+    with localspec.load(
+        target=demo_target, draft_tokens=0, context_length=512, parallel=2
+    ) as engine:
+        kept = Owner()
+        answered(engine, kept, range(100, 200))
+        for number in range(4):
+            answered(engine, Owner(), range(200 + number, 260 + number))
+            assert inside.cache_pool(engine).num_bytes == 0
+            assert answered(engine, kept, [*range(100, 200), 7 + number])[1] <= 2
+
+
+def test_an_exception_amid_a_change_leaves_every_text_right(demo_target, monkeypatch):
+    """Wherever it comes, what is said afterwards is what a fresh engine says."""
+    texts = [list(range(100, 180)), list(range(300, 380))]
+    with localspec.load(
+        target=demo_target, draft_tokens=0, context_length=512, parallel=2
+    ) as engine:
+        expected = []
+        for tokens in texts:
+            with engine.exclusively():
+                pass
+            expected.append(answered(engine, None, tokens)[0])
+        model, pool = inside.target(engine), inside.cache_pool(engine)
+        real = model.use_sequence
+        owners = [Owner(), Owner()]
+        for fatal in range(1, 6):
+            for owner, tokens in zip(owners, texts, strict=True):
+                answered(engine, owner, tokens)
+            left = [fatal]
+
+            def fails(number, left=left):
+                left[0] -= 1
+                if left[0] == 0:
+                    raise KeyboardInterrupt
+                real(number)
+
+            monkeypatch.setattr(model, "use_sequence", fails)
+            with contextlib.suppress(KeyboardInterrupt):
+                pool.switch_to(owners[0], texts[0])
+            monkeypatch.setattr(model, "use_sequence", real)
+            for place in (1, 0, 1):
+                assert answered(engine, owners[place], texts[place])[0] == expected[place]
+
+
+def test_caches_of_a_waiting_text_go_to_a_file_and_back(demo_target, demo_draft, tmp_path):
+    """To a context of as many sequences: libllama's states say how many there are."""
+    options = {"target": demo_target, "draft": demo_draft, "context_length": 512}
+    path = tmp_path / "caches"
+    with localspec.load(**options, parallel=2) as engine:
+        chat, other = engine.chat(), engine.chat(system="You are terse.")
+        chat.send("Tell me a story.", sampling=GREEDY, max_tokens=8).reply()
+        other.send("Hello", sampling=GREEDY, max_tokens=8).reply()
+        assert engine.save_caches(chat, path)
+        messages = chat.transcript
+        num_tokens = len(chat.prompt_tokens("And then?"))
+    for parallel, is_read in ((2, True), (1, False)):
+        with localspec.load(**options, parallel=parallel) as engine:
+            chat = engine.chat()
+            chat.replace(messages, num_asked=1, num_forgotten=0)
+            assert engine.load_caches(chat, path) == is_read
+            reply = chat.send("And then?", sampling=GREEDY, max_tokens=4).reply()
+            cached = reply.stats.cached_prompt_tokens
+            assert (cached > num_tokens - 25) == is_read
+
+
+def test_sequences_are_counted_and_bounded_by_what_is_kept(demo_target):
+    options = {"target": demo_target, "draft_tokens": 0, "context_length": 512}
+    with localspec.load(**options) as engine:
+        alone = engine.memory()
+    with localspec.load(**options, parallel=3) as engine:
+        memory = engine.memory()
+        assert engine.context_length == 512
+    reserved = memory.models.needed_bytes - alone.models.needed_bytes
+    cache = alone.models.models[0].cache_bytes
+    assert reserved == 2 * cache
+    assert memory.most_kept_bytes == alone.most_kept_bytes - reserved
+    # Half of what is kept pays for one more.
+    with localspec.load(**options, parallel=3, kept_bytes=3 * cache) as engine:
+        assert inside.models(engine).num_sequences == 2
+        assert engine.memory().most_kept_bytes == 2 * cache
+    with localspec.load(**options, parallel=3, kept_bytes=cache) as engine:
+        assert inside.models(engine).num_sequences == 1
+    for wrong in (0, 17, 2.0):
+        with pytest.raises(OptionError, match=f"parallel is {wrong}"):
+            localspec.load(**options, parallel=wrong)
+
+
+def test_more_sequences_than_a_step_has_rows(demo_target):
+    """libllama would end the process."""
+    options = LlamaOptions(context_length=8, num_sequences=16, max_outputs=1)
+    model = LlamaModel.open(demo_target, options)
+    model.use_sequence(15)
+    assert model.decode([5, 6, 7], 1).shape[0] == 1
+    model.close()
