@@ -106,7 +106,8 @@ def _kind_details(found: KindSpeed) -> list[str]:
     ratios = "  ".join(f"{each.plain_s / each.drafting_s:.2f}" for each in found.stretches)
     lines = [
         f"{found.kind.capitalize()}: times plain by stretch:  {ratios}",
-        f"  {found.plain_tokens_per_s:.1f} tokens/s plain, {found.tokens_per_s:.1f} with drafts",
+        f"  {found.plain_tokens_per_s:.1f} tokens/s plain, "
+        f"{found.tokens_per_s:.1f} with drafts",
     ]
     for kind, rate in found.acceptance_by_proposer.items():
         lines.append(f"  {rate:.0%} of the tokens of {PROPOSER_NAMES[kind]} accepted")
