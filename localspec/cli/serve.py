@@ -120,6 +120,12 @@ _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an an
     is_flag=True,
     help="Refuse unknown model names. [default: use the loaded model for them]",
 )
+@click.option(
+    "--page/--no-page",
+    "has_page",
+    default=True,
+    help="Show a page to chat on to browsers. [default: on]",
+)
 def serve(  # noqa: PLR0913  each is an option of the command
     *,
     models: tuple[str, ...],
@@ -135,6 +141,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     known_models_only: bool,
     log_json: bool,
     embeddings: str | None,
+    has_page: bool,
     memory: MemoryOptions,
 ) -> None:
     """Serve the OpenAI, Anthropic and Ollama APIs.
@@ -173,9 +180,12 @@ def serve(  # noqa: PLR0913  each is an option of the command
         address = _address(host, listening.getsockname()[1])
         with waiting(lambda: "Loading the models …"):
             served.open_first()
-        server = Server(served, Limits(), logs_json=log_json)
+        server = Server(served, Limits(), logs_json=log_json, has_page=has_page)
         first = served.all[0]
         settings = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
+        if has_page:
+            settings += f"
+To chat, open {address} in a browser."
         runner = Runner(server.app(access), lambda: click.echo(settings, err=True), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped
             runner.run(sockets=[listening])

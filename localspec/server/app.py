@@ -26,13 +26,14 @@ from localspec.server.counters import PROMETHEUS
 from localspec.server.embeddings import Embeddings, OllamaEmbed, OllamaEmbeddings, Rerank
 from localspec.server.encoding import json_response
 from localspec.server.form import Aside, Form
-from localspec.server.guard import AccessRules, BodyReader, Guard
+from localspec.server.guard import PAGE_PATH, AccessRules, BodyReader, Guard
 from localspec.server.line import WaitingLine
 from localspec.server.llama_completions import Infill, LlamaCompletion
 from localspec.server.llama_server import ApplyTemplate, Detokenize, Tokenize, props, slots
 from localspec.server.messages import CountTokens, MessageForm
 from localspec.server.ollama_answers import OllamaChat, OllamaGenerate
 from localspec.server.openapi import document
+from localspec.server.page import page_file, root
 from localspec.server.refusal import RequestError, refusal_of, refusal_response
 from localspec.server.request_log import RequestLog
 from localspec.server.responses import ResponseForm
@@ -85,13 +86,20 @@ class Limits:
 class Server:
     """The routes, the models behind them, and the line of requests.
 
-    logs_json: whether each request's line in the log is an object, for programs.
+    logs_json: whether each request's line in the log is an object, for programs. has_page:
+    whether a browser gets a page to chat on.
     """
 
     def __init__(
-        self, models: ServedModels, limits: Limits, *, logs_json: bool = False
+        self,
+        models: ServedModels,
+        limits: Limits,
+        *,
+        logs_json: bool = False,
+        has_page: bool = True,
     ) -> None:
         self._models = models
+        self._has_page = has_page
         self._limits = limits
         self._logs_json = logs_json
         self._line = WaitingLine(limits.num_waiting)
@@ -132,6 +140,9 @@ class Server:
     def routes(self) -> list[Route]:
         """Every route, with all of its paths."""
         routes = []
+        if self._has_page:
+            routes.append(Route("/", root, methods=["GET"]))
+            routes.append(Route(PAGE_PATH + "{name:path}", page_file, methods=["GET"]))
         for path, value in self._gets().items():
             for each in _with_and_without_version(path):
                 routes.append(Route(each, partial(_get, value), methods=["GET"]))

@@ -9,7 +9,7 @@ from localspec.chat.messages import checked_messages
 from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
 from localspec.server.answering import Finished, NewPiece
 from localspec.server.completions import OpenAIForm, openai_options
-from localspec.server.costs import LOWEST_LOGPROB
+from localspec.server.costs import LOWEST_LOGPROB, explanation
 from localspec.server.fields import Fields
 from localspec.server.question import flagged_logprobs, max_tokens
 from localspec.server.refusal import RequestError
@@ -35,6 +35,7 @@ class ChatCompletion(OpenAIForm):
         )
         options["logprobs"] = flagged_logprobs(fields)
         options["prediction"] = _prediction(fields)
+        self._explains = bool(fields.flag("explain"))
         messages = checked_messages(fields.any("messages"))
         super().__init__(fields, [messages], options, think=may_think(fields))
         self._has_role: set[int] = set()
@@ -72,8 +73,16 @@ class ChatCompletion(OpenAIForm):
         else:
             name = "reasoning_content" if piece.is_thought else "content"
             choice["delta"][name] = piece.text
-        logprobs = _logprob_content(None if piece.logprobs is None else [piece.logprobs])
-        return {**choice, "logprobs": logprobs}
+        choice["logprobs"] = _logprob_content(
+            None if piece.logprobs is None else [piece.logprobs]
+        )
+        if self._explains and piece.token_ids:
+            choice["provenance"] = piece.provenance.value
+        return choice
+
+    def _own_fields(self, reply: Reply) -> dict[str, Any]:
+        told = super()._own_fields(reply)
+        return {**told, "explanation": explanation(reply)} if self._explains else told
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
         """The first choice of an answer has its role."""

@@ -27,6 +27,7 @@ from localspec.server.question import (
 )
 from localspec.server.refusal import RequestError, openai_error
 from localspec.server.tool_fields import own_form
+from localspec.streaming.reply import Reply
 
 
 class OpenAIForm(Form):
@@ -64,7 +65,7 @@ class OpenAIForm(Form):
 
     def body(self, finished: Sequence[Finished]) -> Any:
         choices = [self._whole_choice(each) for each in finished]
-        own = own_fields(finished[-1].reply)
+        own = self._own_fields(finished[-1].reply)
         return {**self._object(0, choices), "usage": self._usage(finished), **own}
 
     def text_for(self, event: Event) -> str:
@@ -73,7 +74,7 @@ class OpenAIForm(Form):
             return "" if choice is None else self._chunk([choice])
         if isinstance(event, Finished):
             choice = self._empty_choice(event.number, event)
-            return self._chunk([choice], **own_fields(event.reply))
+            return self._chunk([choice], **self._own_fields(event.reply))
         choice = self._empty_choice(0, None)
         if isinstance(event, ReadingPrompt):
             progress = {"processed": event.num_decoded, "total": event.num_tokens}
@@ -86,6 +87,9 @@ class OpenAIForm(Form):
 
     def failure(self, error: RequestError) -> str:
         return sse_event(openai_error(error))
+
+    def _own_fields(self, reply: Reply) -> dict[str, Any]:
+        return own_fields(reply)
 
     def _usage(self, finished: Sequence[Finished]) -> dict[str, Any]:
         has_prediction = self.question.options.prediction is not None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from localspec.server.answering import Finished
 from localspec.speculative.metrics import Stats
 from localspec.speculative.policy_api import ProposerKind
-from localspec.speculative.reasons import why_mostly_off
+from localspec.speculative.reasons import why_mostly_off, why_off
 from localspec.streaming.reply import Reply
 
 LOWEST_LOGPROB = -9999.0  # for an impossible token: JSON has no infinity
@@ -70,6 +70,38 @@ def own_fields(reply: Reply) -> dict[str, Any]:
     if reply.not_kept:
         told["not_kept"] = list(reply.not_kept)
     return told
+
+
+def explanation(reply: Reply) -> dict[str, Any]:
+    """What was drafted for an answer, and why no more: for clients that ask for it.
+
+    steps_per_length: steps that proposed 0, 1, 2 … tokens, up to the most. Drafted and accepted
+    tokens are counted per place in a draft and per proposer. outlook: what the automatic policy
+    expects of the next draft token; acceptance and break_even are 0 to 1.
+    """
+    stats = reply.stats
+    last = max((n for n, steps in enumerate(stats.steps_per_length) if steps), default=0)
+    return {
+        "steps_per_length": stats.steps_per_length[: last + 1],
+        "drafted_per_position": stats.drafted_per_position[:last],
+        "accepted_per_position": stats.accepted_per_position[:last],
+        "proposers": {
+            kind.value: {
+                "steps": steps,
+                "drafted": stats.drafted_per_proposer.get(kind, 0),
+                "accepted": stats.accepted_per_proposer.get(kind, 0),
+            }
+            for kind, steps in stats.steps_per_proposer.items()
+        },
+        "steps_not_drafted": {
+            why_off(reason): steps for reason, steps in stats.draft_off_steps.items()
+        },
+        "outlook": None if stats.outlook is None else asdict(stats.outlook),
+        "threads": None if stats.threads is None else asdict(stats.threads),
+        "exact": stats.exact,
+        "rule": reply.rule,
+        "seed": reply.seed,
+    }
 
 
 def _timings_of(stats: Stats) -> dict[str, Any]:

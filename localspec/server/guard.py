@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from localspec.server.refusal import RequestError, refusal_response
 
 _OPEN_PATHS = ("/health", "/v1/health")  # need no key
+PAGE_PATH = "/page/"  # the same for everybody: it asks for the key itself
 _BODIES_AT_ONCE = 8  # of the largest size; all connections together could send many more
 
 
@@ -83,7 +84,9 @@ class Guard:
                 status=403,
                 code="forbidden_origin",
             )
-        if scope["method"] == "OPTIONS" or scope["path"] in _OPEN_PATHS:
+        path = scope["path"]
+        is_open = path in _OPEN_PATHS or path == "/" or path.startswith(PAGE_PATH)
+        if scope["method"] == "OPTIONS" or is_open:
             return
         if self._access.keys and not self._has_key(headers):
             raise RequestError(

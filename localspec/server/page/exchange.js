@@ -1,0 +1,49 @@
+// Conversations as files: JSON, which holds everything, and Markdown, which holds the texts.
+
+const KIND = "localspec conversations";
+const HEAD = /^<!-- localspec conversation (\{.*\}) -->$/m;
+
+export const toJson = (conversations) => JSON.stringify({ kind: KIND, version: 1, conversations }, null, 1);
+
+// Each message follows a comment with a word that is in none of the messages.
+export function toMarkdown(conversation) {
+  const texts = conversation.messages.map((each) => each.content).join("\n");
+  let mark = "message";
+  while (texts.includes(`<!-- ${mark}`)) mark += "-";
+  const head = JSON.stringify({ title: conversation.title, mark, system: conversation.settings.system ?? "" });
+  const parts = conversation.messages.map((each) => `<!-- ${mark} ${each.role} -->\n${each.content}\n`);
+  return `<!-- localspec conversation ${head.replaceAll("--", "\\u002d-")} -->\n# ${conversation.title}\n\n${parts.join("\n")}`;
+}
+
+// The conversations of a file, checked. Raises Error with what is wrong.
+export function fromFile(name, text) {
+  const found = HEAD.exec(text) ? [fromMarkdown(text)] : fromJson(name, text);
+  return found.map(checked);
+}
+
+function fromJson(name, text) {
+  let told;
+  try {
+    told = JSON.parse(text);
+  } catch {
+    throw new Error(`${name} is neither JSON nor a Markdown file that was exported here.`);
+  }
+  if (told?.kind !== KIND || !Array.isArray(told.conversations)) throw new Error(`${name} holds no conversations of this page.`);
+  return told.conversations;
+}
+
+function fromMarkdown(text) {
+  const { title, mark, system } = JSON.parse(HEAD.exec(text)[1]);
+  const roles = new RegExp(`^<!-- ${String(mark).replace(/[^a-z-]/g, "")} (user|assistant|tool) -->\\n`, "gm");
+  const [, ...parts] = text.split(roles);
+  const messages = [];
+  for (let at = 0; at < parts.length; at += 2) messages.push({ role: parts[at], content: parts[at + 1].replace(/\n{1,2}$/, "") });
+  return { title, settings: { system }, messages };
+}
+
+function checked(told) {
+  const isMessage = (each) => ["user", "assistant", "tool"].includes(each?.role) && typeof each.content === "string";
+  if (!Array.isArray(told?.messages) || !told.messages.every(isMessage)) throw new Error("A conversation in the file has messages without a role or text.");
+  const settings = Object.entries(told.settings ?? {}).filter(([, value]) => typeof value === "string");
+  return { title: String(told.title ?? "").slice(0, 200), settings: Object.fromEntries(settings), messages: told.messages };
+}

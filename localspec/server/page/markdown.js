@@ -1,0 +1,166 @@
+// Markdown as it arrives → elements. Text of a model never becomes HTML of its own: marked is
+// told to show HTML as text, and DOMPurify keeps only the tags that Markdown has.
+
+import { Marked } from "./vendor/marked.js";
+import DOMPurify from "./vendor/purify.js";
+
+const LONG = 20_000; // characters of one block from which on it is shown as plain text
+const TAGS = "p br hr h1 h2 h3 h4 h5 h6 strong em del code pre blockquote ul ol li table thead tbody tr th td a span".split(" ");
+const escaped = (text) => text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
+const plain = ({ raw }) => escaped(raw);
+
+const MATHS = [/^\$\$[^]+?\$\$/, /^\\\[[^]+?\\\]/, /^\\\([^]+?\\\)/, /^\$(?![\s$])(?:[^$\n\\]|\\.)*?[^\s$\\]\$(?!\d)/];
+const maths = {
+  name: "maths",
+  level: "inline",
+  start: (text) => text.search(/\$|\\[([]/),
+  tokenizer(text) {
+    const raw = MATHS.map((form) => form.exec(text)?.[0]).find(Boolean);
+    return raw && { type: "maths", raw };
+  },
+  renderer: plain,
+};
+const marked = new Marked({
+  gfm: true,
+  extensions: [maths],
+  renderer: {
+    html: plain,
+    image: ({ text, href }) => escaped(text || href), // nothing is fetched
+    checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
+  },
+});
+
+const KEEP = {
+  ALLOWED_TAGS: TAGS,
+  ALLOWED_ATTR: ["href", "class", "start", "align", "title"],
+  ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
+  ALLOW_DATA_ATTR: false,
+  ALLOW_ARIA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
+DOMPurify.addHook("afterSanitizeAttributes", (element) => {
+  if (element.tagName !== "A") return;
+  element.target = "_blank";
+  element.rel = "noopener noreferrer";
+});
+
+let highlighting; // the library, once there is code
+
+async function highlight(code, language) {
+  highlighting ??= import("./vendor/highlight.js").then((found) => found.default);
+  const library = await highlighting;
+  if (!library.getLanguage(language) || code.textContent.length > LONG) return;
+  const { value } = library.highlight(code.textContent, { language, ignoreIllegals: true });
+  code.replaceChildren(DOMPurify.sanitize(value, KEEP));
+}
+
+function withHeading(pre) {
+  const code = pre.querySelector("code");
+  const language = /language-(\S+)/.exec(code?.className ?? "")?.[1] ?? "";
+  const block = document.createElement("div");
+  block.className = "code";
+  const heading = document.createElement("div");
+  heading.className = "row note";
+  const name = document.createElement("span");
+  name.textContent = language || "text";
+  const copy = document.createElement("button");
+  copy.type = "button";
+  copy.className = "quiet";
+  copy.textContent = "Copy";
+  copy.setAttribute("aria-label", `Copy the code${language ? ` in ${language}` : ""}`);
+  copy.onclick = () => copyText(pre.textContent, copy);
+  heading.append(name, copy);
+  pre.replaceWith(block);
+  pre.tabIndex = 0; // it scrolls
+  pre.setAttribute("role", "group");
+  pre.setAttribute("aria-label", `Code${language ? ` in ${language}` : ""}`);
+  block.append(heading, pre);
+  return { code, language };
+}
+
+export async function copyText(text, button) {
+  const told = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Not allowed"; // by the browser, as on a plain http address elsewhere
+  }
+  setTimeout(() => (button.textContent = told), 1500);
+}
+
+// A growing text in Markdown, drawn into an element. Blocks that are complete are drawn once;
+// only the last is drawn again when more of it comes.
+export class Markdown {
+  constructor(element) {
+    this.element = element;
+    this.clear();
+  }
+
+  clear() {
+    this.element.replaceChildren();
+    this.text = "";
+    this.start = 0; // of the block that is open
+    this.open = document.createElement("div");
+    this.element.append(this.open);
+    this.isPlain = false;
+  }
+
+  update(text, isComplete = false) {
+    if (!text.startsWith(this.text)) this.clear();
+    this.text = text;
+    if (this.isPlain || text.length - this.start > LONG) this.drawLong();
+    const rest = text.slice(this.start);
+    if (this.isPlain) return;
+    const blocks = marked.lexer(rest);
+    // A list goes on behind an empty line, so what is before one stays open.
+    const open = isComplete ? blocks.length : blocks.findLastIndex((block) => block.type !== "space");
+    const closed = blocks.slice(0, Math.max(open, 0));
+    if (closed.length) {
+      this.start += closed.reduce((length, block) => length + block.raw.length, 0);
+      this.open.before(this.drawn(closed, true));
+    }
+    const last = blocks.slice(closed.length);
+    this.open.replaceChildren(last.length ? this.drawn(last, false) : "");
+  }
+
+  drawn(blocks, isClosed) {
+    const fragment = DOMPurify.sanitize(marked.parser(blocks), KEEP);
+    for (const pre of fragment.querySelectorAll("pre")) {
+      const { code, language } = withHeading(pre);
+      if (isClosed && code && language) highlight(code, language);
+    }
+    for (const table of fragment.querySelectorAll("table")) {
+      const box = document.createElement("div");
+      box.className = "table";
+      box.tabIndex = 0;
+      table.replaceWith(box);
+      box.append(table);
+    }
+    return fragment;
+  }
+
+  // One enormous block: as plain text in pieces, since laying it out again and again would take
+  // longer than the answer. It ends at an empty line.
+  drawLong() {
+    if (!this.isPlain) {
+      this.open.replaceChildren();
+      this.piece = null;
+    }
+    const end = this.text.lastIndexOf("\n\n") + 2;
+    this.isPlain = end <= this.start + 2;
+    const until = this.isPlain ? this.text.length : end;
+    while (this.start < until) {
+      if (!this.piece || this.piece.length >= LONG) {
+        const box = document.createElement("div");
+        box.className = "plain";
+        this.piece = document.createTextNode("");
+        box.append(this.piece);
+        this.open.before(box);
+      }
+      const taken = this.text.slice(this.start, Math.min(this.start + LONG - this.piece.length, until));
+      this.piece.appendData(taken);
+      this.start += taken.length;
+    }
+  }
+}

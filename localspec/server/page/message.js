@@ -1,0 +1,101 @@
+// One message on the page.
+
+import { button, element } from "./dom.js";
+import { Markdown, copyText } from "./markdown.js";
+import { legend, tokenView } from "./tokens.js";
+
+const STATES = {
+  stopped: "Stopped.",
+  partial: "This answer was interrupted. What came is kept.",
+  length: "The answer reached its most tokens, or the end of the context.",
+};
+
+export class MessageView {
+  // actions: edit, retry, goOn, result: functions that get the message.
+  constructor(message, actions) {
+    this.message = message;
+    this.actions = actions;
+    this.showsTokens = false;
+    this.isRunning = false;
+    this.text = element("div", { class: "text", dir: "auto" });
+    this.thoughts = element("div", { class: "plain", dir: "auto" });
+    this.thinking = element("details", { class: "thoughts", hidden: true }, element("summary", {}, "Thoughts"), this.thoughts);
+    this.rest = element("div");
+    this.root = element("li", { class: `message ${message.role}` }, this.who(), this.thinking, this.text, this.rest);
+    this.markdown = message.role === "assistant" ? new Markdown(this.text) : null;
+    this.drawn = "";
+    this.update(true);
+  }
+
+  who() {
+    const names = { user: "You", assistant: this.message.model ?? "Answer", tool: "Result of a tool" };
+    return element("h2", { class: "who" }, names[this.message.role]);
+  }
+
+  // Draws what came; isComplete: no more will.
+  update(isComplete) {
+    const { content, thoughts = "" } = this.message;
+    this.thinking.hidden = !thoughts;
+    if (thoughts.length !== this.thoughts.textContent.length) this.thoughts.textContent = thoughts;
+    if (!this.showsTokens) {
+      if (this.markdown) this.markdown.update(content, isComplete);
+      else this.text.textContent = content;
+    }
+    if (isComplete) this.drawRest();
+  }
+
+  // isRunning: its answer is still coming; isLast: nothing follows it.
+  set(isRunning, isLast) {
+    this.isRunning = isRunning;
+    this.isLast = isLast;
+    this.root.toggleAttribute("data-running", isRunning);
+    this.drawRest();
+  }
+
+  drawRest() {
+    const { files = [], calls = [], error, state } = this.message;
+    const note = this.isRunning ? null : (error ?? STATES[state]);
+    this.rest.replaceChildren(
+      ...files.map((file) => element("div", { class: "file" }, `📄 ${file.name}, ${file.text.length} characters`)),
+      ...calls.map((call) => this.call(call)),
+      ...(note ? [element("p", { class: error ? "error" : "note" }, note)] : []),
+      ...(this.isRunning ? [] : [element("div", { class: "row actions" }, ...this.buttons())]),
+    );
+  }
+
+  call({ name, json }) {
+    let shown = json;
+    try {
+      shown = JSON.stringify(JSON.parse(json), null, 2);
+    } catch {
+      // still coming, or cut off
+    }
+    return element("div", { class: "call" }, element("div", { class: "note" }, `calls ${name}`), element("pre", { tabIndex: 0 }, shown));
+  }
+
+  buttons() {
+    const { message, actions } = this;
+    const copy = button("Copy", () => copyText(message.content, copy));
+    if (message.role === "user") return [copy, button("Edit", () => actions.edit(message))];
+    if (message.role === "tool") return [copy];
+    const isCut = ["stopped", "partial", "length", "error"].includes(message.state);
+    return [
+      copy,
+      button("Retry", () => actions.retry(message)),
+      this.isLast && isCut && message.content && button("Go on", () => actions.goOn(message)),
+      message.tokens?.length && button("Tokens", () => this.toggleTokens(), { "aria-pressed": String(this.showsTokens) }),
+      this.isLast && message.calls?.length && button("Give the result", () => actions.result(message)),
+    ].filter(Boolean);
+  }
+
+  toggleTokens() {
+    this.showsTokens = !this.showsTokens;
+    if (this.showsTokens) this.text.replaceChildren(tokenView(this.message.tokens), legend());
+    else {
+      this.markdown.clear();
+      this.markdown.update(this.message.content, true);
+    }
+    this.drawRest();
+    this.rest.querySelector("[aria-pressed]")?.focus();
+  }
+}

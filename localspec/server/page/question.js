@@ -1,0 +1,51 @@
+// A conversation → the request that asks for its next answer.
+
+// Raises Error with what is wrong in the settings.
+export function requestOf(conversation, model) {
+  const { settings } = conversation;
+  const body = { model, messages: messagesOf(conversation), explain: true };
+  for (const name of ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens"]) {
+    if (settings[name]) body[name] = Number(settings[name]);
+  }
+  if (settings.drafting) body.draft_tokens = Number(settings.drafting);
+  if (settings.thoughts) body.reasoning_effort = settings.thoughts;
+  if (settings.alternatives) Object.assign(body, { logprobs: true, top_logprobs: Number(settings.alternatives) });
+  if (settings.tools) body.tools = parsed("The tools", settings.tools);
+  return Object.assign(body, formOf(settings));
+}
+
+function formOf({ form, schema, choices }) {
+  if (form === "json") return { response_format: { type: "json_object" } };
+  if (form === "schema") return { json_schema: parsed("The schema", schema ?? "") };
+  if (form !== "choices") return {};
+  const lines = (choices ?? "").split("\n").map((line) => line.trim()).filter(Boolean);
+  if (!lines.length) throw new Error("There are no choices to choose from. Write one a line in the settings.");
+  return { grammar: `root ::= ${lines.map((line) => JSON.stringify(line)).join(" | ")}` };
+}
+
+function parsed(what, text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`${what} in the settings is no JSON: ${error.message}`);
+  }
+}
+
+function messagesOf({ settings, messages }) {
+  const told = settings.system ? [{ role: "system", content: settings.system }] : [];
+  for (const { role, content, files = [], calls = [], callId } of messages) {
+    if (role === "tool") told.push({ role, content, tool_call_id: callId });
+    else if (role === "user") told.push({ role, content: [...files.map(fileText), content].join("\n\n") });
+    else if (content || calls.length) {
+      const functions = calls.map(({ id, name, json }) => ({ id, type: "function", function: { name, arguments: json } }));
+      told.push({ role, content, ...(calls.length ? { tool_calls: functions } : {}) });
+    }
+  }
+  return told;
+}
+
+function fileText({ name, text }) {
+  let fence = "```";
+  while (text.includes(fence)) fence += "`";
+  return `${name}:\n${fence}\n${text}\n${fence}`;
+}
