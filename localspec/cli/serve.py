@@ -184,8 +184,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
         first = served.all[0]
         settings = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
         if has_page:
-            settings += f"
-To chat, open {address} in a browser."
+            settings += f"\nTo chat, open {address} in a browser."
         runner = Runner(server.app(access), lambda: click.echo(settings, err=True), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped
             runner.run(sockets=[listening])
