@@ -174,6 +174,14 @@ def demo_draft() -> Path:
 
 
 @pytest.fixture(scope="session")
+def exact_target(demo_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo target for tests that compare texts, whose decodes have different sizes."""
+    from exact_files import exact_copy
+
+    return exact_copy(demo_target, tmp_path_factory.mktemp("exact"))
+
+
+@pytest.fixture(scope="session")
 def demo_head() -> Path:
     """The EAGLE-3 head of the demo's target."""
     from localspec.presets.located import locate

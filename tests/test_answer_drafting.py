@@ -15,8 +15,9 @@ DRAFT, LOOKUP = ProposerKind.DRAFT, ProposerKind.LOOKUP
 
 
 @pytest.fixture(scope="module", params=PLACES)
-def engine(request):
-    with request.param("demo", draft_tokens=3, memory=False) as opened:
+def engine(request, exact_target, demo_draft):
+    models = {"target": exact_target, "draft": demo_draft, "exact": True}
+    with request.param(**models, draft_tokens=3, memory=False) as opened:
         yield opened
 
 

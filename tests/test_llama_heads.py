@@ -16,6 +16,8 @@ import localspec
 from engines import Owner, answered
 from localspec.errors import Interrupted
 from localspec.llama.options import LlamaOptions
+from localspec.presets.located import locate
+from localspec.presets.presets import find_preset
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import FixedDraftPolicy
 
@@ -195,11 +197,15 @@ def test_of_a_long_text_it_reads_the_end(made, length):
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 3, 4])
-def test_the_trained_head_of_the_demo_agrees_with_its_target(num_draft_tokens):
-    texts = {}
+def test_the_trained_head_of_the_demo_agrees_with_its_target(exact_target, num_draft_tokens):
+    texts, head = {}, locate(find_preset("demo@head"))["head"]
     for proposer in ("none", "head"):
         with localspec.load(
-            preset="demo@head", proposer=proposer, draft_tokens=num_draft_tokens
+            target=exact_target,
+            head=head,
+            exact=True,
+            proposer=proposer,
+            draft_tokens=num_draft_tokens,
         ) as engine:
             replies = [
                 engine.chat().send(question, sampling=GREEDY).reply()

@@ -245,7 +245,7 @@ def test_no_memory_changes_a_text(texts, rule, cut, is_constrained):
     ],
     ids=["greedy", "seeded", "schema"],
 )  # fmt: skip
-def test_an_engine_says_the_same_whatever_it_remembers(demo_target, options):
+def test_an_engine_says_the_same_whatever_it_remembers(exact_target, options):
     """Several chats, an answer that is cancelled, one that is asked again, and one undone.
 
     Exact, because decodes of other sizes round otherwise, and a memory changes the sizes.
@@ -265,7 +265,7 @@ def test_an_engine_says_the_same_whatever_it_remembers(demo_target, options):
             texts.append(chats[1].edit("And a dog?", max_tokens=24, **options).reply().text)
         return texts
 
-    common = {"target": demo_target, "draft_tokens": 4, "exact": True}
+    common = {"target": exact_target, "draft_tokens": 4, "exact": True}
     with localspec.load(**common, memory=False) as engine:
         expected = said(engine)
     with localspec.load(**common) as engine:

@@ -80,7 +80,8 @@ def test_how_much_two_texts_share():
 def text_of(prefixes, prompt, answer):
     """What is answered."""
     text = prefixes.text_for(prompt)
-    text.tokens, text.num_asked = [*prompt, *answer], len(prompt)
+    text.tokens = [*prompt, *answer]
+    text.num_asked = text.num_stable = len(prompt)
     return text
 
 

@@ -152,7 +152,6 @@ def serve(  # noqa: PLR0913  each is an option of the command
 
     \b
         localspec serve qwen2.5-7b --ctx 32768
-        localspec serve models/qwen2.5-7b-instruct-q4_k_m.gguf
         curl http://127.0.0.1:8617/v1/chat/completions \\
             -d '{"messages": [{"role": "user", "content": "Hello!"}]}'
     """
@@ -168,7 +167,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     access = AccessRules(keys=keys, hosts=allowed_hosts, origins=cors_origins)
     _check_access(access, host, memory)
     names = dict.fromkeys(models or (_usual_name(),))
-    for name in (*names, *([embeddings] if embeddings else ())):
+    for name in filter(None, (*names, embeddings)):
         offer_download(name)
     served = ServedModels(
         [ServedModel(name, context_length, rpc, exact=exact) for name in names],
@@ -183,8 +182,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
         server = Server(served, Limits(), logs_json=log_json, has_page=has_page)
         first = served.all[0]
         settings = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
-        if has_page:
-            settings += f"\nTo chat, open {address} in a browser."
+        settings += f"\nTo chat, open {address} in a browser." if has_page else ""
         runner = Runner(server.app(access), lambda: click.echo(settings, err=True), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped
             runner.run(sockets=[listening])

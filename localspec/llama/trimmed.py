@@ -42,7 +42,7 @@ class TrimmedModel(LlamaModel):
         self, header: Header, handle: Handle, context_length: int, options: LlamaOptions
     ) -> None:
         self._header = header
-        self._embeddings = Embeddings(header)
+        self._embeddings = TokenRows(header)
         self._scattered = Scattered(header, options.max_outputs, len(header.tokens))
         super().__init__(handle, context_length, options.max_outputs, options.summary)
 
@@ -78,7 +78,7 @@ class TrimmedModel(LlamaModel):
         return self._scattered.rows(super()._given_logits(count))
 
 
-class Embeddings:
+class TokenRows:
     """The embeddings of all tokens, behind the tensors of a trimmed draft, still quantised."""
 
     def __init__(self, header: Header) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -127,7 +126,7 @@ def _drafts(found: Installation) -> Iterator[Problem]:
         tokens = "" if draft.common is None else f" ({draft.common.with_expectation()})"
         yield Problem(
             f"the preset {name} has no draft, and {draft.path.name} could draft for it{tokens}",
-            f"Try it: localspec bench {name} --draft {shlex.quote(str(draft.path))}",
+            f"See whether it pays: localspec bench {name}, with {draft.path} as its draft.",
         )
 
 

@@ -17,9 +17,8 @@ class AnsweredText:
     def __init__(self) -> None:
         self.tokens: Sequence[int] = ()
         self.num_asked = 0  # how many of them are the prompt
-        self.num_stable = (
-            0  # how many a prompt repeats that continues it; those behind may change
-        )
+        # How many a prompt repeats that continues it; those behind may change.
+        self.num_stable = 0
 
     def is_continued_by(self, prompt: Sequence[int]) -> bool:
         """Whether another prompt repeats all of this one, perhaps without its thoughts."""

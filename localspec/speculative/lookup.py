@@ -99,7 +99,8 @@ class Lookup(Proposer):
         """Search these tokens as well from now on. An empty sequence drops the reference."""
         reference = NgramIndex()
         reference.read(tokens)
-        self._reference, self._found_at = reference, None
+        self._reference = reference
+        self._found_at = self._followed = None
 
     def keep_text(self) -> None:
         """Remember the text as it stands."""

@@ -180,15 +180,15 @@ BUGS = [
     Bug(
         "believe every cache removal",
         "llama/cache.py",
-        "if self.is_recurrent and self.num_cached - num_cached > self._num_in_snapshots:",
+        "if self.is_recurrent and self.num_cached - num_cached > self._at.num_in_snapshots:",
         "if False:",
         "tests/test_hybrid.py::test_snapshots_are_of_the_last_decode_and_of_use_once",
     ),
     Bug(
         "go on from the state of a decode that was stopped",
         "llama/cache.py",
-        "self._num_in_snapshots = _UNKNOWN",
-        "self._num_in_snapshots = 0",
+        "self._at.num_in_snapshots = _UNKNOWN",
+        "self._at.num_in_snapshots = 0",
         "tests/test_hybrid.py::test_a_decode_that_was_stopped_half_way_is_not_believed",
     ),
     Bug(
@@ -360,8 +360,8 @@ BUGS = [
     Bug(
         "head: cut a late start's cache as if it began in front",
         "llama/head.py",
-        "begin = self.begins_at + self.num_cached - self._lag\n",
-        "begin = self.num_cached - self._lag\n",
+        "self._remove_from(self.begins_at + self.num_cached - self._lag)\n",
+        "self._remove_from(self.num_cached - self._lag)\n",
         head("test_of_a_long_text_it_reads_the_end[glm4moe-700]"),
     ),
     Bug(
@@ -403,8 +403,8 @@ BUGS = [
     Bug(
         "EAGLE: keep an entry too many",
         "llama/head.py",
-        "begin = self.begins_at + self.num_cached - self._lag\n",
-        "begin = self.begins_at + self.num_cached\n",
+        "self._remove_from(self.begins_at + self.num_cached - self._lag)\n",
+        "self._remove_from(self.begins_at + self.num_cached)\n",
         head("test_greedy_text_is_plain_and_the_head_reads_rightly[llama-3]"),
     ),
     Bug(
