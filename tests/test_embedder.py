@@ -215,7 +215,7 @@ def test_documents_are_ranked(reranker):
 def test_without_a_model_for_it_the_server_says_what_to_do(server):
     for path, fields in (("/v1/embeddings", {"input": "x"}), ("/api/embed", {"input": "x"})):
         response = server.ask(path, **fields)
-        assert response.status_code == 501
+        assert response.status_code == 404
         assert "--embeddings MODEL" in response.text
 
 

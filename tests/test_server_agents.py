@@ -88,7 +88,7 @@ def serving(folder, demo_target, *options):
         )
     try:
         give_up_s = time.monotonic() + 120
-        while not (told := log.read_text()).endswith("}\n\n"):
+        while not (told := log.read_text()).endswith("in a browser.\n"):
             assert process.poll() is None, told
             assert time.monotonic() < give_up_s
             time.sleep(0.05)

@@ -175,7 +175,7 @@ def test_too_many_bodies_at_once():
 
 @pytest.mark.process
 def test_routes_that_are_not_there(server):
-    missing = server.ask("/v1/embeddings", input="x")
+    missing = server.ask("/v1/images/generations", prompt="x")
     assert missing.status_code == 404
     assert "no such route" in missing.json()["error"]["message"]
     wrong = server.client.get(CHAT)

@@ -118,7 +118,8 @@ def test_the_log_has_a_line_for_each_request(server, caplog):
     answered, refused = logged(caplog)
     assert re.fullmatch(
         r"POST '/v1/chat/completions' 200, \d+\.\d\d s, waited 0\.\d\d, first text after "
-        r"\d+\.\d\d; demo: prompt \d+ \(cached 0\), answer 20 tokens, \d+ of \d+ drafted kept",
+        r"\d+\.\d\d; demo: prompt \d+ \(cached \d+\), answer 20 tokens, "
+        r"\d+ of \d+ drafted kept",
         answered,
     )
     assert re.fullmatch(r"POST '/v1/chat/completions' 400, 0\.\d\d s", refused)

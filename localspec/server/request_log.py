@@ -52,13 +52,14 @@ class RequestLog:
             self._note(scope, status, time.monotonic() - started_s)
 
     def _note(self, scope: Scope, status: int, total_s: float) -> None:
-        path = scope["path"]
-        self._counters.add_request(path if path in self._paths else "other", status)
+        # A path that is none may hold whatever a client confused with one.
+        path = scope["path"] if scope["path"] in self._paths else "other"
+        self._counters.add_request(path, status)
         if scope["method"] not in ("POST", "DELETE", "PUT") and status < 400:
             return  # programs ask again and again which models there are
         line = {
             "method": scope["method"],
-            "path": path[:80],
+            "path": path,
             "status": status,
             "total_s": round(total_s, 3),
             **_facts(scope.get(ANSWERING)),

@@ -183,10 +183,10 @@ class ServedModels:
         """The model for vectors. Raises RequestError if there is none, or of another name."""
         if self.embedder is None:
             raise RequestError(
-                "embeddings are not offered by this server",
-                "Start it with --embeddings MODEL.",
-                status=501,
-                code="not_offered",
+                "there is no model for embeddings here",
+                "Start the server with --embeddings MODEL.",
+                status=404,
+                code="model_not_found",
             )
         known = (self.embedder.name, f"{self.embedder.name}:latest")
         if name is not None and name not in known and not self._takes_any_name:
