@@ -54,7 +54,6 @@ async function show(id) {
 }
 
 function use(conversation) {
-  keepDraft();
   open = conversation;
   attached = [];
   sessionStorage.setItem("localspec.open", conversation.id);
