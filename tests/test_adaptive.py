@@ -10,7 +10,7 @@ from simulated import FLAT, Q4_0, Q4_K, FreeProposer, at_random, run
 
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.budget import Budget
-from localspec.policy.cost import TargetCost
+from localspec.policy.cost import DraftCost, TargetCost
 from localspec.speculative.policy_api import (
     DraftOff,
     FixedDraftPolicy,
@@ -148,8 +148,8 @@ def test_batches_are_padded_to_a_cheaper_size():
     learned = policy()
     for size in (2, 3, 4):
         for _ in range(3):
-            learned.target_cost.learn(1, 1.0)
-            learned.target_cost.learn(size, Q4_0[size])
+            learned.target_cost.learn(1, 0, 1.0)
+            learned.target_cost.learn(size, 0, Q4_0[size])
     run(learned, at_random(0.9), Q4_0)
     learned.choose(PolicyContext(100, 16, 100, (ProposerState(16),)))
     assert learned.padded(3, 17) == 4
@@ -160,8 +160,8 @@ def test_batches_are_padded_to_a_cheaper_size():
 def test_sizes_between_measured_ones_promise_no_wonder():
     cost = TargetCost()
     for size, ratio in ((1, 1.0), (4, 1.5), (8, 3.0), (16, 4.0)):
-        cost.learn(size, ratio)
-    hoped = cost.ratios(optimistic=True)
+        cost.learn(size, 0, ratio)
+    hoped = cost.ratios(0, optimistic=True)
     assert hoped[5:8] == pytest.approx([1.875, 2.25, 2.625])
     assert hoped[12] < 3.5  # a kernel's size may be one
     assert hoped[17] > 4.0
@@ -170,8 +170,8 @@ def test_sizes_between_measured_ones_promise_no_wonder():
 def test_two_dear_tokens_say_little_of_four():
     cost = TargetCost()
     for size, ratio in ((1, 1.0), (2, 1.9)):
-        cost.learn(size, ratio)
-    assert cost.ratios(optimistic=True)[4] < 1.9
+        cost.learn(size, 0, ratio)
+    assert cost.ratios(0, optimistic=True)[4] < 1.9
 
 
 def test_the_first_steps_measure_what_plain_decoding_costs():
@@ -184,9 +184,8 @@ KEPT_COSTS = KEPT["costs"]["1"]
 KEPT_ACCEPTANCE = KEPT["acceptance"]["draft"]
 
 
-def target_of(ratios, target_only_s=1.0) -> dict:
-    target = {"target_only_s": target_only_s, "ratios": ratios}
-    return {"costs": {"1": {**KEPT_COSTS, "target": target}}}
+def target_of(ratios) -> dict:
+    return {"costs": {"1": {**KEPT_COSTS, "target": {"ratios": ratios}}}}
 
 
 def draft_of(cost) -> dict:
@@ -199,15 +198,14 @@ def draft_of(cost) -> dict:
     {"costs": {"1": {}}},
     {"costs": {"1": {**KEPT_COSTS, "target": {}}}},
     {"costs": {"1": {**KEPT_COSTS, "drafts": []}}},
-    target_of([[2, float("nan"), 3]]),
-    target_of([["a", 1.5, 3]]),
-    target_of([[18, 1.5, 3]]),
-    target_of([[2, 1.5, 3]], target_only_s=0.0),
-    target_of([[2, 1.5, float("inf")]]),
-    draft_of({}),
-    draft_of({"share": -1}),
-    draft_of({"share": "much"}),
-    draft_of({"share": float("inf")}),
+    target_of([[0, 2, float("nan"), 1.0, 3]]),
+    target_of([["a", 2, 1.5, 1.0, 3]]),
+    target_of([[0, 2, 1.5, 0.0, 3]]),
+    target_of([[0, 2, 1.5, 1.0, float("inf")]]),
+    draft_of({"share": 1}),
+    draft_of({"share": -1, "read_share": None}),
+    draft_of({"share": 1, "read_share": "many"}),
+    draft_of({"share": 1, "read_share": float("inf")}),
     {"acceptance": []},
     {"acceptance": {"draft": {"prior": [1], "shifts": [], "shares": [], "num_seen": 1}}},
     {"acceptance": {"draft": {**KEPT_ACCEPTANCE, "num_seen": float("inf")}}},
@@ -253,77 +251,56 @@ def test_costs_of_each_number_of_threads_are_kept():
     for count, ratio in ((1, 2.0), (2, 1.5)):
         made.use_threads(count)
         for _ in range(5):
-            made.target_cost.learn(1, 1.0)
-            made.target_cost.learn(4, ratio)
+            made.target_cost.learn(1, 0, 1.0)
+            made.target_cost.learn(4, 0, ratio)
     again = policy(made)
-    assert again.target_cost.measured()[4] == pytest.approx(2.0, rel=0.05)
+    assert again.target_cost.measured(0)[4] == pytest.approx(2.0, rel=0.05)
     again.use_threads(2)
-    assert again.target_cost.measured()[4] == pytest.approx(1.5, rel=0.05)
+    assert again.target_cost.measured(0)[4] == pytest.approx(1.5, rel=0.05)
     again.use_threads(3)  # a guess, until it is timed
-    assert again.target_cost.measured()[4] == pytest.approx(1.5, rel=0.05)
+    assert again.target_cost.measured(0)[4] == pytest.approx(1.5, rel=0.05)
+
+
+def test_what_reading_costs_is_kept():
+    """A guess would be asked to pay for a long text in the next process."""
+    cost = DraftCost(0.3)
+    cost.learn(num_read=34, num_drafted=0, seconds=3.4, target_only_s=1.0)
+    kept = json.loads(json.dumps(cost.as_dict()))
+    restored = DraftCost(0.1)
+    restored.restore(kept)
+    assert restored.knows_reading
+    assert restored.read_token_s(2.0, 0.01) == pytest.approx(0.2)
 
 
 def test_lost_bets_leave_no_debt():
     """Else the grant of hundreds of tokens would go before a resting draft is looked at."""
     budget = Budget()
-    budget.pass_by(100)
-    budget.save(-50.0)
-    assert budget.left == 0.0
-    budget.pass_by(1000)
-    assert budget.left > 0.0
+    budget.pass_by(100.0)
+    budget.save(-50.0, target_only_s=1.0)
+    assert budget.left_s(target_only_s=1.0) == 0.0
+    budget.pass_by(1000.0)
+    assert budget.left_s(target_only_s=1.0) > 0.0
 
 
-def test_a_ratio_of_a_pause_changes_no_time_of_an_answer():
+def test_what_pauses_take_is_not_what_an_answer_takes():
     """With the machine half asleep only the ratios hold."""
     cost = TargetCost()
     for _ in range(9):
-        cost.learn(1, 1.0)
-    cost.learn_ratio(4, 2.0)
+        cost.learn(1, 0, 1.0)
+    with cost.apart():
+        cost.learn(1, 0, 3.0)
+        cost.learn(4, 0, 6.0)
     assert cost.target_only_s == 1.0
-    assert cost.measured()[4] == pytest.approx(2.0)
+    assert cost.measured(0)[4] == 2.0
 
 
-def well_measured() -> TargetCost:
-    """Of a machine on which v(n) is n / 2."""
+def test_plain_steps_behind_a_longer_text_say_nothing_of_a_slower_machine():
     cost = TargetCost()
-    for _ in range(9):
-        for size in (4, 8, 16):
-            cost.learn(1, 1.0)
-            cost.learn(size, size / 2)
-    return cost
-
-
-def test_steps_that_stay_the_same_are_known_as_they_are():
-    assert well_measured().measured() == pytest.approx({1: 1.0, 4: 2.0, 8: 4.0, 16: 8.0})
-
-
-def test_an_interrupted_step_changes_little():
-    cost = well_measured()
-    cost.learn(1, 1.0)
-    cost.learn(8, 400.0)
-    assert cost.measured()[8] < 4 * 1.1
-
-
-def test_what_was_timed_long_ago_or_in_another_process_counts_less():
-    soon, later, restored = well_measured(), well_measured(), TargetCost()
-    restored.restore(json.loads(json.dumps(soon.as_dict())))
-    assert restored.measured() == pytest.approx(soon.measured())
-    for _ in range(64):
-        later.learn(1, 1.0)
-    for cost in (soon, later, restored):
-        cost.learn(1, 1.0)
-        cost.learn(8, 4 * 1.2)
-    assert soon.measured()[8] < 4 * 1.05
-    assert 4 * 1.1 < later.measured()[8] < 4 * 1.2
-    assert 4 * 1.1 < restored.measured()[8] < 4 * 1.2
-
-
-def test_slower_plain_steps_make_others_slower_by_less():
-    """Whether the processor or the memory is busy is not known at once."""
-    cost = well_measured()
+    cost.learn(1, 0, 1.0)
+    cost.learn(4, 0, 2.5)
     for _ in range(5):
-        cost.learn(1, 1.21)
-    assert cost.measured()[8] == pytest.approx(4 / 1.1)
+        cost.learn(1, 8192, 1.3)
+    assert cost.measured(8192)[4] == 2.5
 
 
 def test_a_draft_that_rests_is_used_when_plain_steps_alone_slow_down():

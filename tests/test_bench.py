@@ -74,7 +74,7 @@ def test_numbers_of_a_bench_agree(few):
         assert inside.loop(engine).draft_policy is policy
         assert isinstance(policy, AdaptiveDraftPolicy)
         # Every size was measured, so the next run knows them.
-        assert set(policy.target_cost.measured()) == set(range(1, 18))
+        assert set(policy.target_cost.measured(0)) == set(range(1, 18))
     assert found.ended_by is None
     assert found.left_out == {}
     assert [each.kind for each in found.kinds] == ["chat", "summary"]

@@ -86,7 +86,7 @@ def test_costs_of_another_fine_tune_are_not_taken_for_its_own(fine_tunes, own_fo
                 with engine.exclusively() as loop:
                     cost, draft = loop.draft_policy.target_cost, loop.draft_policy.prospects[0]
                     for size in (1, 2, 3):
-                        cost.learn(size, 0.1)
+                        cost.learn(size, 0, 0.1)
                         draft.cost.learn(1, 1, 0.01, 0.1)
                 inside.save_profile(engine)
     assert profiles[0] != profiles[1]

@@ -167,8 +167,8 @@ def learn(tmp_path, monkeypatch, demo_target, demo_draft):
         policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: draft_share}, 1)
         for size, ratio in enumerate(ratios, 1):
             for _ in range(3):
-                policy.target_cost.learn(1, 0.1)
-                policy.target_cost.learn(size, 0.1 * ratio)
+                policy.target_cost.learn(1, 0, 0.1)
+                policy.target_cost.learn(size, 0, 0.1 * ratio)
         files = []
         for path in (demo_target, demo_draft):
             with load(target=path, draft_tokens=0) as engine:

@@ -220,7 +220,7 @@ def test_sampled_steps_have_the_targets_law(demo_draft, blurred_draft):
                 pass
     assert law.result.bugs == []
     assert law.result.num_places > 40
-    assert law.result.num_outcomes > 9 * law.result.num_places
+    assert law.result.num_outcomes > 10 * law.result.num_places
     assert law.result.largest_difference < 1e-13
 
 

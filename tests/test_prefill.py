@@ -179,7 +179,7 @@ def test_costs_are_measured_until_all_are_known(monkeypatch):
         )
         sizes = target_decodes(loop, monkeypatch)
         pauses = 0
-        while policy.target_cost.sizes_to_measure():
+        while policy.target_cost.sizes_to_measure(loop.target.num_cached):
             del sizes[:]
             chat.prepare()
             check_invariant(loop)
@@ -188,7 +188,7 @@ def test_costs_are_measured_until_all_are_known(monkeypatch):
             # No more than a dozen in one pause, each beside a target-only one.
             assert len([size for size in sizes if 1 < size <= 16]) <= 13
         assert pauses > 2
-        known = policy.target_cost.measured()
+        known = policy.target_cost.measured(loop.target.num_cached)
         assert set(range(2, 17)) <= set(known)
         assert all(0 < ratio < 50 for ratio in known.values())
         draft = next(p for p in policy.prospects if p.kind is ProposerKind.DRAFT)

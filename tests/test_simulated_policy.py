@@ -7,8 +7,7 @@ import statistics
 from pathlib import Path
 
 import pytest
-from policy_scenarios import LIKE_METAL, SCENARIOS, STAIRS, Scenario, short_answer
-from policy_worth import PARTS, switched_off
+from policy_scenarios import LIKE_METAL, SCENARIOS, STAIRS, Scenario
 from simulated import Clock, FreeProposer, Machine, Text, answer, at_random, fixed
 
 from localspec.policy.adaptive import AdaptiveDraftPolicy
@@ -78,7 +77,7 @@ def test_a_lookup_that_is_rarely_right_does_not_hide_a_draft_that_becomes_good()
     """A look at the one, which costs nothing, is no look at the other.
 
     The same 64 texts with the lookup and without it. Where a look at one proposer counted for
-    both the mean was 0.92; now it is 0.948. The standard error is 0.008.
+    both the mean was 0.92; the standard error is 0.008.
     """
     machine, ratios = Machine("", STAIRS.ratios, 0.12), []
     for seed in range(64):
@@ -94,15 +93,4 @@ def test_a_lookup_that_is_rarely_right_does_not_hide_a_draft_that_becomes_good()
         states = at_random((0.3, 1.0)[seed % 2], seed + 200)
         lookup = FreeProposer(states, at_random(0.1, seed + 300))
         ratios.append(alone_s / answer(both, text, machine, Clock(), [lookup]))
-    assert statistics.mean(ratios) >= 0.94
-
-
-def test_each_part_of_the_policy_can_be_switched_off():
-    """And is on again behind that; some of them change what a short answer takes."""
-    before = short_answer(STAIRS, 3)
-    without = {}
-    for name in PARTS:
-        with switched_off(name):
-            without[name] = short_answer(STAIRS, 3)
-    assert short_answer(STAIRS, 3) == before
-    assert len({*without.values()} - {before}) >= 5
+    assert statistics.mean(ratios) >= 0.96

@@ -73,8 +73,8 @@ class _Timer:
                 room = self.draft.context_length - LARGEST_STEP
                 self._draft_s.append(_timed_draft(self.draft, min(self._num_cached, room)))
             if self._learner is not None:
-                self._learner.target_cost.learn(1, target_only_s)
-                self._learner.target_cost.learn(size, seconds)
+                self._learner.target_cost.learn(1, self._num_cached, target_only_s)
+                self._learner.target_cost.learn(size, self._num_cached, seconds)
 
     def costs(self) -> DecodeCosts:
         """The medians. The policy learns the draft's cost as well."""

@@ -45,7 +45,7 @@ RULES: tuple[RuleName, ...] = ("token", "block")
 ENOUGH_PLACES = 100
 BOUND = 1e-11  # of a probability; sums of float64 stay below 1e-13
 _WIDEST = 6  # tokens of a row that are enumerated; the rules do not know what cut it
-_EVERY_DEEP = 20  # places
+_EVERY_DEEP = 12  # places
 _DEEP_TOKENS = 3
 _MOST_BUGS = 5  # that are told
 

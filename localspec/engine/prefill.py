@@ -6,7 +6,6 @@ caches have a prefix of the text.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -101,12 +100,13 @@ def _measure_costs(
     """
     if not (decoder.proposers and decoder.target.max_rollback):
         return
+    target_only_s = policy.target_cost.target_only_s
     try:
-        # In idle time a step may take longer than in an answer: only ratios are kept.
-        target_only_s = _measure_steps(decoder, policy.target_cost, chain, clock)
-        target_only_s = target_only_s or policy.target_cost.target_only_s
-        if target_only_s is not None:
-            _measure_drafts(decoder, policy, target_only_s, chain, clock)
+        with policy.target_cost.apart():
+            _measure_steps(decoder, policy.target_cost, chain, clock)
+            target_only_s = policy.target_cost.target_only_s or target_only_s
+            if target_only_s is not None:
+                _measure_drafts(decoder, policy, target_only_s, chain, clock)
     finally:
         decoder.truncate(len(decoder.tokens))
 
@@ -122,16 +122,12 @@ def _measure_steps(
     cost: TargetCost,
     chain: SamplerChain,
     clock: Callable[[], float],
-) -> float | None:
-    """A target-only step beside each other one, since the ratio counts; sampler included.
-
-    Returns the median of their seconds; None if nothing was timed.
-    """
-    plain_s: list[float] = []
+) -> None:
+    """A target-only step beside each other one, since the ratio counts; sampler included."""
     target, tokens = decoder.target, decoder.tokens
     room = min(target.context_length - len(tokens), target.max_outputs)
     target.checkpoint()
-    wanted = (size for size in cost.sizes_to_measure() if size <= room)
+    wanted = (size for size in cost.sizes_to_measure(len(tokens)) if size <= room)
     for size in islice(wanted, _MOST_STEPS):
         for num_tokens in (1, size):
             # Words of the text itself: where experts share the work, it matters which.
@@ -142,12 +138,8 @@ def _measure_steps(
             seconds = clock() - started
             target.truncate(len(tokens))
             if target.num_cached < len(tokens):
-                return None  # emptied: another batch would be decoded in the text's place
-            if num_tokens == 1:
-                plain_s.append(seconds)
-            else:
-                cost.learn_ratio(size, seconds / plain_s[-1])
-    return statistics.median(plain_s) if plain_s else None
+                return  # emptied: another batch would be decoded in the text's place
+            cost.learn(num_tokens, len(tokens), seconds)
 
 
 def _measure_drafts(

@@ -43,14 +43,14 @@ _DECIDING_SHARE = 0.002
 _NUM_MEASURED = 2  # target-only steps before anything else is tried [short answers]
 # Steps after which a target-only one is due, to time it [memory bursts, busy processor]
 _ANCHOR_STEPS = 64
+# Share of the probable loss that a trial at old costs may lose [stale costs]
+_TRIAL_SHARE = 0.25
 # A target-only step after a draft is timed again if it takes this many times as long as others
 # [waking threads]
 _WAKE_UP_FACTOR = 1.1
 # Tokens for which the result of a replay is useful, and that pass between two answers
 # [a chat, short answers]
 _HORIZON = 1 / HAZARD
-# Share of the probable loss that replaying may cost [beside a lookup, turning good]
-_REPLAY_SHARE = 0.02
 # Tokens over which a gain has to pay for reading the whole text [long prompts]
 _GAIN_TOKENS = 2 / HAZARD
 # Share of the budget for which a proposer reads the whole text [long prompts]
@@ -94,7 +94,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         return self._costs.now.times
 
     def use_threads(self, num_threads: int) -> None:
-        self._costs.use(num_threads)
+        self._must_retime |= self._costs.use(num_threads)
         for prospect in self.prospects:
             prospect.cost = self._costs.now.drafts[prospect.kind]
 
@@ -119,21 +119,22 @@ class AdaptiveDraftPolicy(DraftPolicy):
         target_only_s = self.target_cost.target_only_s
         is_new = self._costs.now.num_plain < _NUM_MEASURED
         is_due = self.target_cost.steps_since_target_only >= _ANCHOR_STEPS
-        is_due |= self._must_retime or not self.target_cost.is_timed
-        if not target_only_s or is_new or is_due:
+        if not target_only_s or is_new or is_due or self._must_retime:
             return Decision(None, draft_off=DraftOff.MEASURING)
-        times = self._times.at(target_only_s)
+        times = self._times.at(context.num_cached, target_only_s)
         for prospect in available:
             # A lookup that rests beside a draft is judged as well: that costs nothing.
             if prospect.state.num_unjudged > 0 and prospect.state.num_missing == 0:
                 return Replay(prospect.index)
         for prospect in available:
             prefill_token_s = self.target_cost.prefill_token_s
-            prospect.expect_catch_up(target_only_s, prefill_token_s)
-            prospect.rank(times, self._times.at_worst, self._budget.left * target_only_s)
+            prospect.expect_catch_up(target_only_s, prefill_token_s, LONG_READ)
+            prospect.rank(times, self._times.at_worst, self._budget.left_s(target_only_s))
         self._nearest = nearest = max(available, key=lambda prospect: prospect.unlimited_rate)
-        decision = self._drafting(available, times, context) or self._due_replay(
-            available, times, context
+        decision = (
+            self._drafting(available, times, context)
+            or self._due_replay(available, times, context)
+            or self._trial(nearest, context)
         )
         if decision is not None:
             return decision
@@ -165,7 +166,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
             if best.rate <= MARGIN / target_only_s:
                 break
             gain_s = (target_only_s - 1 / best.rate) * min(_GAIN_TOKENS, context.num_remaining)
-            if not self._may_read(best, context, gain_s, self._budget.left * target_only_s):
+            if not self._may_read(best, context, gain_s, self._budget.left_s(target_only_s)):
                 continue
             if best.state.num_unjudged > 1 and not best.state.is_block:
                 # It has to read those tokens anyway, and a replay shows what to expect.
@@ -183,14 +184,19 @@ class AdaptiveDraftPolicy(DraftPolicy):
         """
         target_only_s = float(times[1])
         for prospect in available:
-            # Sizes that were not timed may be dear: no text is read in hope alone.
-            at_worst_s = prospect.saved_token_s(self._times.at_worst)
-            prospect.lost_token_s = (prospect.saved_token_s(times) + at_worst_s) / 2
+            optimistic_s = prospect.saved_token_s(self._times.optimistic)
+            pessimistic_s = prospect.saved_token_s(self._times.pessimistic)
+            prospect.lost_token_s = (optimistic_s + pessimistic_s) / 2
             worth_s = prospect.lost_s + prospect.lost_token_s
-            afforded_s = self._budget.left * target_only_s + _REPLAY_SHARE * worth_s
+            afforded_s = self._budget.for_replay_s(target_only_s, worth_s)
             if not prospect.has_replayed:
-                # The result of the first replay is likely to hold for a while.
-                worth_s = max(worth_s, at_worst_s * min(_HORIZON, context.num_remaining))
+                # The result of the first replay is likely to hold for a while. As long as no
+                # step of several tokens was timed they may be dear, and a prompt is not read
+                # in hope alone.
+                at_worst_s = prospect.saved_token_s(self._times.at_worst)
+                is_guess = self._times.is_guess
+                token_s = (optimistic_s + at_worst_s) / 2 if is_guess else prospect.lost_token_s
+                worth_s = max(worth_s, token_s * min(_HORIZON, context.num_remaining))
             pays = min(worth_s, afforded_s) > prospect.replay_s(target_only_s)
             is_due = prospect.state.num_unjudged > 0 and pays
             if is_due and self._may_read(prospect, context, 0.0, afforded_s):
@@ -199,6 +205,29 @@ class AdaptiveDraftPolicy(DraftPolicy):
                 return Replay(prospect.index, prospect.reads_from)
         return None
 
+    def _trial(self, nearest: Prospect, context: PolicyContext) -> Decision | Replay | None:
+        """Draft once, if drafting would pay at the lowest costs that are likely by now.
+
+        While nothing is drafted, no step of several tokens is timed. A policy that trusted old
+        times could stay with plain decoding forever. nearest: the proposer closest to paying;
+        one trial shows the costs of all.
+        """
+        state = nearest.state
+        if not (self.target_cost.is_old and nearest.cost.is_measured) or state.num_skipped:
+            return None
+        target_only_s = float(self._times.latest[1])
+        nearest.prepare(state, context.room)  # without the limit of the budget
+        prefill_token_s = self.target_cost.prefill_token_s
+        nearest.expect_catch_up(target_only_s, prefill_token_s, state.num_missing)
+        trial_loss_s = nearest.choose_optimistically(self._times)
+        if trial_loss_s is None or trial_loss_s > nearest.trial_s:
+            return None
+        if state.num_unjudged > 1 and not state.is_block:
+            # What it would have proposed lately may already show that it is of no use.
+            nearest.trial_s -= nearest.catch_up_s
+            return Replay(nearest.index)
+        return Decision(nearest.index, Stopping(nearest, self._times.optimistic))
+
     def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
         target_only_s = self.target_cost.target_only_s or 0.0
         prospect = self.prospects[proposer]
@@ -206,8 +235,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         for confidence, chance in replay_scores.chances:
             prospect.acceptance.learn(confidence, chance)
             prospect.acceptance.pass_by(1)
-        if target_only_s:
-            self._budget.save(-seconds / target_only_s)
+        self._budget.save(-seconds, target_only_s)
 
     def _may_read(
         self, prospect: Prospect, context: PolicyContext, gain_s: float, budget_s: float
@@ -252,11 +280,11 @@ class AdaptiveDraftPolicy(DraftPolicy):
         self._has_drafted = record.proposer is not None and size > 1
         is_step = record.proposer is not None or size == 1 or size > LARGEST_STEP
         if is_step and not self._must_retime:
-            self.target_cost.learn(size, scored_s)
+            self.target_cost.learn(size, record.num_cached, scored_s)
             self._costs.now.num_plain += size == 1
         target_only_s = self.target_cost.target_only_s
-        self._budget.pass_by(record.num_emitted)
-        if record.proposer is not None and target_only_s:
+        self._budget.pass_by(record.num_emitted * (target_only_s or 0.0))
+        if record.proposer is not None and target_only_s is not None:
             prospect = self.prospects[record.proposer]
             num_drafted = len(record.confidences)
             num_decodes = 1 if prospect.state.is_block else max(num_drafted, 1)
@@ -264,13 +292,13 @@ class AdaptiveDraftPolicy(DraftPolicy):
                 record.num_read, num_decodes, record.draft_time_s, target_only_s
             )
             prospect.acceptance.learn_verdict(record.confidences, record.num_accepted)
-            prospect.lost_s = 0.0
-            self._budget.save(record.num_emitted - step_s / target_only_s)
+            prospect.lost_s = prospect.trial_s = 0.0
+            self._budget.save(record.num_emitted * target_only_s - step_s, target_only_s)
         else:
             for prospect in self._available:
                 prospect.lost_s += prospect.lost_token_s
-            if target_only_s:
-                self._budget.save(-record.draft_time_s / target_only_s)
+                prospect.trial_s += _TRIAL_SHARE * prospect.lost_token_s
+            self._budget.save(-record.draft_time_s, target_only_s or 0.0)
             if self._rest_left == self._rest_steps:
                 self._deciding_s = record.draft_time_s
         for prospect in self.prospects:
@@ -282,10 +310,10 @@ class AdaptiveDraftPolicy(DraftPolicy):
         Where a step takes a millisecond, threads that rested during the draft have to wake up.
         The next step is then target-only as well, and its time is the one that counts.
         """
-        usual_s = self.target_cost.target_only_s or scored_s
+        target_only_s = self.target_cost.target_only_s
         is_behind = self._has_drafted or record.proposer is not None or record.replay_s > 0.0
-        is_slow = record.num_target_tokens == 1 and scored_s > _WAKE_UP_FACTOR * usual_s
-        return is_behind and is_slow
+        is_slow = target_only_s is not None and scored_s > _WAKE_UP_FACTOR * target_only_s
+        return record.num_target_tokens == 1 and is_behind and is_slow
 
     def estimate(self) -> PolicyEstimate | None:
         """The expectation for the proposer that came closest to paying."""

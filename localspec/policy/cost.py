@@ -2,28 +2,24 @@
 
 For the target this is v(n) = T(n) / T(1), the cost of decoding n tokens at once, in target-only
 steps. It decides whether a draft pays. It is not monotone (a kernel for 4 tokens can be cheaper
-than one for 3), so every n is measured separately, as an average in which later times weigh
-more. T(1) is the time of the last few target-only steps, because it changes with the load of
-the machine and the length of the text.
-
-Two things change the time of a decode during an answer. A slower processor slows all decodes by
-the same factor. Other programs that use the memory slow target-only steps, which wait for
-memory, but hardly slow steps of many tokens. Which of the two happens is not known at once, so
-T(n) is assumed to change with a power of T(1) between 0 and 1, the elasticity, until steps are
-timed again.
+than one for 3), so every n is measured separately (`step_ratios`). T(1) is the time of the last
+few target-only steps, because it changes with the load of the machine and the length of the
+text; v(n) is corrected for the T(1) at its measurement.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from localspec.policy.step_ratios import StepRatios, ratio_change
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
 
 # Tokens of the largest step whose cost is measured for its own size [long answers]
@@ -37,17 +33,12 @@ _NUM_PLAIN = 5
 # Steps after a target-only one that are compared with it; later ones belong to another moment
 # [memory bursts, wandering]
 FRESH_STEPS = 16
-# Target-only steps in a row after which v(n) may have changed [stale costs]
+# Time without steps of several tokens after which their cost is less certain, in target-only
+# steps [stale costs]
 _RESTED_STEPS = 64
-# Timed steps of a size that count beside a new one: at most, and if they are old or of another
-# process [noisy steps, wandering, stale costs]
-_MOST_WEIGHT, _OLD_WEIGHT = 6.0, 0.5
-# Largest change of the logarithm of v(n) that one timed step shows [noisy steps]
-_OUTLIER = 0.3
-# Elasticity: d log T(n) / d log T(1), the same for all n ≥ 2 [memory bursts, busy processor]
-_ELASTICITY = 0.5
-# Largest change of log T(1) that counts; beyond it the step was interrupted [busy processor]
-_LARGEST_CHANGE = 0.3
+# Texts shorter than this cost the same; above it each doubling is a class of its own
+# [no scenario: no simulated machine has attention to long texts]
+FILL_TOKENS = 2048
 # Kernels for several rows come in multiples of this many tokens, and may be cheap
 # [long answers]
 TILE = 4
@@ -80,30 +71,26 @@ class TargetCost:
         self.version = 0
         self.target_only_s: float | None = None
         self.prefill_token_s: float | None = None
-        self.steps_since_target_only = 0
+        self._ratios: dict[int, StepRatios] = {}  # by fill
+        self._num_passed = 0.0  # in target-only steps: time since the ratios were updated
         self._target_only: deque[float] = deque(maxlen=_NUM_PLAIN)
+        self._answer_plain_s: float | None = None  # target_only_s of an answer, within `apart`
+        self.steps_since_target_only = 0
         self._plain_in_a_row = 0
-        self._logs = np.zeros(LARGEST_STEP + 1)  # of v(n), at the time of `_ratios_s`
-        self._counts: NDArray[np.int64] = np.zeros(LARGEST_STEP + 1, dtype=np.int64)
-        self._weights = np.zeros(LARGEST_STEP + 1)
-        self._ratios_s: float | None = None  # target_only_s when the ratios were updated
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether T(1) was timed lately."""
-        return bool(self._target_only)
 
     @property
     def is_old(self) -> bool:
         """Whether v(n) may have changed: no step of several tokens was timed for long."""
         return self._plain_in_a_row >= _RESTED_STEPS
 
-    def learn(self, num_tokens: int, seconds: float) -> None:
-        """Learn from a timed decode of num_tokens."""
+    def learn(self, num_tokens: int, num_cached: int, seconds: float) -> None:
+        """Learn from a timed decode of num_tokens after num_cached others."""
         if num_tokens > LARGEST_STEP:
             self.prefill_token_s = seconds / num_tokens
-            self.version += 1
-        elif num_tokens == 1:
+            return
+        if self.target_only_s:
+            self._num_passed += seconds / self.target_only_s
+        if num_tokens == 1:
             self.steps_since_target_only = 0
             self._plain_in_a_row += 1
             self._target_only.append(seconds)
@@ -111,55 +98,73 @@ class TargetCost:
             is_enough = len(self._target_only) >= _NUM_PLAIN
             typical = statistics.median if is_enough else min
             self.target_only_s = typical(self._target_only)
-        else:
-            self.steps_since_target_only += 1
-            if self.is_old:
-                np.minimum(self._weights, _OLD_WEIGHT, out=self._weights)
-            self._plain_in_a_row = 0
-            is_fresh = self.steps_since_target_only <= FRESH_STEPS
-            if self.target_only_s and (is_fresh or not self._counts[num_tokens]):
-                self.learn_ratio(num_tokens, seconds / self.target_only_s)
+            if self._num_passed >= _RESTED_STEPS:
+                self._pass_by()
+            return
+        self.steps_since_target_only += 1
+        self._plain_in_a_row = 0
+        ratios = self._ratios_at(fill(num_cached))
+        is_fresh = self.steps_since_target_only <= FRESH_STEPS
+        if self.target_only_s and (is_fresh or not ratios.known[num_tokens]):
+            self._pass_by()
+            ratio = seconds / self.target_only_s
+            ratios.learn(num_tokens, ratio, self._answer_plain_s or self.target_only_s)
 
-    def learn_ratio(self, size: int, ratio: float) -> None:
-        """Learn v(size), timed beside a target-only step."""
-        self._logs += math.log(self.change())
-        self._ratios_s = self.target_only_s
-        missed = math.log(ratio) - self._logs[size]
-        if self._counts[size] and abs(missed) > _OUTLIER:
-            # It was interrupted, or the machine has changed: then the next one counts more.
-            missed = math.copysign(_OUTLIER, missed)
-            self._weights[size] /= 2
-        self._logs[size] += missed / (1.0 + self._weights[size])
-        self._weights[size] = min(self._weights[size] + 1.0, _MOST_WEIGHT)
-        self._counts[size] += 1
+    def _ratios_at(self, fill: int) -> StepRatios:
+        if fill not in self._ratios:
+            self._ratios[fill] = StepRatios(LARGEST_STEP)
+        return self._ratios[fill]
+
+    def _pass_by(self) -> None:
+        for ratios in self._ratios.values():
+            ratios.pass_by(self._num_passed)
+        self._num_passed = 0.0
         self.version += 1
 
     def forget_target_only(self) -> None:
         """Discard the times of target-only steps, which are too old."""
         self._target_only.clear()
 
-    def change(self) -> float:
-        """The probable change of v(n), n ≥ 2, since the ratios were updated, as a factor."""
-        if not self.target_only_s or not self._ratios_s:
-            return 1.0
-        change = math.log(self.target_only_s / self._ratios_s)
-        change = min(max(change, -_LARGEST_CHANGE), _LARGEST_CHANGE)
-        return math.exp((_ELASTICITY - 1.0) * change)
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """A context for timing steps in idle time, when a target-only step may take longer than
+        in an answer. The steps are compared with each other, and only their ratios are kept.
+        """
+        before = self._target_only, self.target_only_s, self.steps_since_target_only
+        self._target_only, self.target_only_s = deque(maxlen=_NUM_PLAIN), None
+        self._answer_plain_s = before[1]
+        try:
+            yield
+        finally:
+            self._target_only, self.target_only_s, self.steps_since_target_only = before
+            self._answer_plain_s = None
 
-    def measured(self) -> dict[int, float]:
-        """n → v(n) of the measured sizes, 1 included."""
-        change = self.change()
-        sizes = np.flatnonzero(self._counts).tolist()
-        return {1: 1.0, **{size: math.exp(self._logs[size]) * change for size in sizes}}
+    def ratio_change(self, target_only_s: float) -> float:
+        """The probable change of v(n), n ≥ 2, since T(1) was target_only_s, as a factor."""
+        return ratio_change((self.target_only_s or target_only_s) / target_only_s)
 
-    def ratios(self, *, optimistic: bool) -> list[float]:
+    def measured(self, num_cached: int) -> dict[int, float]:
+        """n → v(n) of the measured sizes, 1 included, for a text of that length."""
+        known = {1: 1.0}
+        nearest = fill(num_cached)
+        # The nearest measured length counts, since similar lengths have similar curves.
+        for length in sorted(self._ratios, key=lambda length: -abs(length - nearest)):
+            # After a text of another length, T(1) differs for another reason.
+            known |= self._ratios[length].at(self.target_only_s if length == nearest else None)
+        return known
+
+    def spread(self, num_cached: int) -> NDArray[np.float64]:
+        """(LARGEST_STEP + 1,) standard deviations of the logarithm of v(n)."""
+        return self._ratios_at(fill(num_cached)).spread()
+
+    def ratios(self, num_cached: int, *, optimistic: bool) -> list[float]:
         """(LARGEST_STEP + 1,) v(n) for n = 0, 1, 2 …; v(0) is 0.
 
         Sizes that were not measured get a guess. With the optimistic guess, sizes that might
         pay are tried, and so measured; it ends at twice the largest measured size. The
         pessimistic guess is what such a trial may cost.
         """
-        known = self.measured()
+        known = self.measured(num_cached)
         slope = _PESSIMISTIC_SLOPE
         if optimistic:
             slope = _OPTIMISTIC_SLOPE
@@ -176,41 +181,39 @@ class TargetCost:
                 ratios.append(ratios[-1] + slope)
         return ratios
 
-    def sizes_to_measure(self) -> list[int]:
-        """Sizes of steps that lack samples, once for each missing sample."""
+    def sizes_to_measure(self, num_cached: int) -> list[int]:
+        """Sizes of steps that lack samples after such a text, once for each missing sample."""
+        counts = self._ratios_at(fill(num_cached)).counts
         return [
             size
             for size in range(2, LARGEST_STEP)
-            for _ in range(_NUM_TRUSTED - int(self._counts[size]))
+            for _ in range(_NUM_TRUSTED - int(counts[size]))
         ]
 
     def as_dict(self) -> dict[str, Any]:
         """The content to save for the next process, in JSON's types."""
         return {
-            "target_only_s": self.target_only_s,
             "ratios": [
-                [size, round(ratio, 4), int(self._counts[size])]
-                for size, ratio in self.measured().items()
-                if size > 1
+                [fill, *row]
+                for fill, ratios in sorted(self._ratios.items())
+                for row in ratios.as_rows()
             ],
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Continue from `as_dict`. On ValueError, TypeError or KeyError nothing is changed."""
-        target_only_s = kept["target_only_s"]
-        if target_only_s is not None and not 0 < target_only_s < math.inf:
-            raise ValueError(f"a target-only step took {target_only_s} seconds")
-        for size, ratio, count in kept["ratios"]:
-            is_size = 1 < size <= LARGEST_STEP
-            if not (is_size and 0 < ratio < math.inf and 0 < count < math.inf):
-                raise ValueError(f"v({size}) is {ratio}, timed {count} times")
-        rows = [
-            (int(size), math.log(ratio), int(count)) for size, ratio, count in kept["ratios"]
-        ]
-        self._ratios_s = target_only_s
-        for size, log, count in rows:
-            self._logs[size], self._counts[size] = log, count
-            self._weights[size] = _OLD_WEIGHT  # the machine may have been in another state
+        rows = []
+        for fill, size, ratio, target_only_s, count in kept["ratios"]:
+            is_known_size = 1 < size <= LARGEST_STEP and 0 <= fill < 64
+            if not (is_known_size and 0 < ratio < math.inf and 0 < target_only_s < math.inf):
+                raise ValueError(f"v({size}) is {ratio}, of {target_only_s} seconds")
+            if not 0 < count < math.inf:
+                raise ValueError(f"v({size}) was timed {count} times")
+            num_timed = min(int(count), _NUM_TRUSTED)
+            rows.append((int(fill), int(size), float(ratio), float(target_only_s), num_timed))
+        self._ratios = {}
+        for fill, size, ratio, target_only_s, count in rows:
+            self._ratios_at(fill).restore(size, ratio, target_only_s, count)
         self.version += 1
 
 
@@ -219,6 +222,7 @@ class DraftCost:
 
     def __init__(self, share: float) -> None:
         self._share = share
+        self._read_share: float | None = None  # the same of a token that is read among many
         self._tokens: deque[float] = deque(maxlen=_NUM_SAMPLES)
         self._reads: deque[float] = deque(maxlen=_NUM_SAMPLES)
 
@@ -229,8 +233,8 @@ class DraftCost:
 
     @property
     def knows_reading(self) -> bool:
-        """Whether a read of many tokens was timed."""
-        return bool(self._reads)
+        """Whether a read of many tokens was timed, in this process or before."""
+        return self._read_share is not None
 
     def learn(
         self, num_read: int, num_drafted: int, seconds: float, target_only_s: float
@@ -239,6 +243,8 @@ class DraftCost:
         if num_read >= _TIMED_READ:
             others_s = max(num_drafted - 1, 0) * self.token_s(target_only_s)
             self._reads.append(max(seconds - others_s, 0.0) / num_read)
+            if target_only_s > 0:
+                self._read_share = statistics.median(self._reads) / target_only_s
         elif num_drafted > 0 and num_read <= SHORT_READ:
             self._tokens.append(seconds / num_drafted)
             if target_only_s > 0:
@@ -257,20 +263,24 @@ class DraftCost:
         """
         if self._reads:
             return statistics.median(self._reads)
+        if self._read_share is not None:
+            return self._read_share * target_only_s
         if prefill_token_s is not None:
             return self._share * prefill_token_s
         return _READ_SHARE * self.token_s(target_only_s)
 
     def as_dict(self) -> dict[str, Any]:
         """The content to save for the next process, in JSON's types."""
-        return {"share": round(self._share, 5)}
+        read_share = None if self._read_share is None else round(self._read_share, 5)
+        return {"share": round(self._share, 5), "read_share": read_share}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Continue from `as_dict`. On ValueError, TypeError or KeyError nothing is changed."""
         share = float(kept["share"])
-        if not 0 <= share < math.inf:
-            raise ValueError(f"the draft's share is {share}")
-        self._share = share
+        read_share = None if kept["read_share"] is None else float(kept["read_share"])
+        if not (0 <= share < math.inf and 0 <= (read_share or 0.0) < math.inf):
+            raise ValueError(f"the draft's shares are {share} and {read_share}")
+        self._share, self._read_share = share, read_share
 
 
 def _optimistic_ratio(known: Mapping[int, float], ratios: list[float], slope: float) -> float:
@@ -291,3 +301,8 @@ def _optimistic_ratio(known: Mapping[int, float], ratios: list[float], slope: fl
     elif size % TILE == 0:
         hope = min(hope, ratios[size // 2] + slope)
     return min([hope, *(known[other] for other in above)])
+
+
+def fill(num_cached: int) -> int:
+    """The class of text lengths with about the same costs, for a text of so many tokens."""
+    return (num_cached // FILL_TOKENS).bit_length()

@@ -20,7 +20,7 @@ from localspec.atomic_write import write_whole
 logger = logging.getLogger(__name__)
 
 EXACTNESS = "exactness"  # beside a model's identity: what is known of its decodes
-VERSION = 8
+VERSION = 7
 
 
 class Profile:

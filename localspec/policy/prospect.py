@@ -8,6 +8,7 @@ import numpy as np
 
 from localspec.policy.acceptance import GAINS, Acceptance, Weights
 from localspec.policy.cost import DraftCost
+from localspec.policy.step_times import StepTimes
 from localspec.speculative.policy_api import ProposerKind, ProposerState
 
 # A gain has to be larger than this factor
@@ -28,7 +29,8 @@ class Prospect:
 
     index: its position among the proposers. lost_token_s: seconds that it would probably have
     saved with each token that was not drafted; lost_s: their sum since its last replay or
-    draft, the probable loss. has_replayed: whether it replayed in this answer.
+    draft, the probable loss. trial_s: a share of that since its last draft, minus the time of
+    replays for a trial. has_replayed: whether it replayed in this answer.
 
     limit: the most tokens it can propose in the next step. catch_up_s: seconds to read what it
     lacks first; reads_from: as in `Decision`. rate: tokens per second with its best K ≥ 1 that
@@ -42,6 +44,7 @@ class Prospect:
     acceptance: Acceptance
     lost_s: float = 0.0
     lost_token_s: float = 0.0
+    trial_s: float = 0.0
     has_replayed: bool = False
     state: ProposerState = _NOTHING
     limit: int = 0
@@ -58,14 +61,16 @@ class Prospect:
         self.risk_s = self.rate = 0.0
         return self.limit > 0
 
-    def expect_catch_up(self, target_only_s: float, prefill_token_s: float | None) -> None:
-        """Compute `catch_up_s`; of a long read, only a part counts for a step.
+    def expect_catch_up(
+        self, target_only_s: float, prefill_token_s: float | None, most: int
+    ) -> None:
+        """Compute `catch_up_s`. most: of a long read, only so many tokens count for a step.
 
         prefill_token_s: the target's cost of one token among many, if it is known.
         """
         if self.state.num_missing > 1:
             cost = self.cost
-            num_tokens = min(self.state.num_missing, LONG_READ) - 1
+            num_tokens = min(self.state.num_missing, most) - 1
             read_s = num_tokens * cost.read_token_s(target_only_s, prefill_token_s)
             self.catch_up_s = max(read_s, cost.token_s(target_only_s))
 
@@ -99,6 +104,24 @@ class Prospect:
         # A draft must not become longer than the budget allows either.
         self.limit = int(np.flatnonzero(allowed)[-1]) + 1
         self.rate = float(rates[best])
+
+    def choose_optimistically(self, times: StepTimes) -> float | None:
+        """Find the K that pays if steps of several tokens are as fast as is likely at best.
+
+        Returns the seconds that a draft of K tokens probably loses; None if no K pays.
+        """
+        acceptance = self.acceptance
+        expected = acceptance.expected(acceptance.weights, self.state.confidence)
+        rates = (1.0 + expected[1 : self.limit + 1]) / self._spent(times.optimistic)
+        best = int(np.argmax(rates))
+        self.rate = float(rates[best])
+        target_only_s = float(times.latest[1])
+        if self.rate <= MARGIN / target_only_s:
+            return None
+        spent_s = self._spent(times.latest)[best] + self.catch_up_s
+        self.limit = best + 1
+        losses = spent_s - target_only_s * (1.0 + GAINS[:, self.limit])
+        return float(acceptance.weights @ np.maximum(losses, 0.0))
 
     def saved_token_s(self, times: Weights) -> float:
         """Seconds per token that it would save on average if the regime were known."""

@@ -59,10 +59,13 @@ class ThreadCosts:
         self.now = Costs(draft_shares)
         self._costs = {num_threads: self.now}
 
-    def use(self, num_threads: int) -> None:
-        """Switch to the costs with another number. T(1) is timed again if its time is old."""
+    def use(self, num_threads: int) -> bool:
+        """Switch to the costs with another number.
+
+        Returns whether T(1) has to be timed again, because its last time is old.
+        """
         if num_threads == self._num_threads:
-            return
+            return False
         if num_threads not in self._costs:
             # A guess, as reliable as costs from an earlier process.
             costs = Costs(self._draft_shares)
@@ -71,8 +74,10 @@ class ThreadCosts:
             self._costs[num_threads] = costs
         self.now = self._costs[num_threads]
         self._num_threads = num_threads
-        if self._num_steps - self.now.last_used > FRESH_STEPS:
-            self.now.target.forget_target_only()
+        if self._num_steps - self.now.last_used <= FRESH_STEPS:
+            return False
+        self.now.target.forget_target_only()
+        return True
 
     def pass_by(self) -> None:
         """Count a step with the present number."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from localspec.policy.cost import LARGEST_STEP, SHORT_READ
+from localspec.policy.cost import LARGEST_STEP, SHORT_READ, fill
 from localspec.speculative.policy_api import StepRecord
 from localspec.speculative.thread_policy import ThreadUse
 
@@ -38,11 +38,9 @@ _ADOPTED_AFTER = 8  # steps after which a tried number that is faster is no long
 # Steps after which the least slowdown of a number counts half as one of a quiet machine
 _KNOWN_STEPS = 16
 _FEWER_SHARE = 0.9  # optimistic time of fewer threads, as a share of the time with more
-# Texts shorter than this cost the same; above it each doubling is a class of its own
-_FILL_TOKENS = 2048
 _NEGLIGIBLE_S = 1e-9  # a decayed sum of step times below this many seconds counts as none
 
-# Class of the text's length, tokens of target and of draft, index of the proposer or -1.
+# Fill, tokens of the target, tokens of the draft, index of the proposer or -1.
 Shape = tuple[int, int, int, int]
 
 
@@ -279,8 +277,7 @@ class AdaptiveThreads:
 def _shape(record: StepRecord) -> Shape:
     proposer = -1 if record.proposer is None else record.proposer
     sizes = record.num_target_tokens, record.num_draft_tokens
-    fill = (record.num_cached // _FILL_TOKENS).bit_length()
-    return (fill, *sizes, proposer)
+    return (fill(record.num_cached), *sizes, proposer)
 
 
 def counts_to_try(most: int) -> list[int]:

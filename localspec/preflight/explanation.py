@@ -369,9 +369,9 @@ def _costs_of(found: dict[Role, FoundHeader], head: HeadReport | None) -> Curve 
         policy.restore(learned)
     except (ValueError, TypeError, KeyError):
         return None
-    ratios = policy.target_cost.ratios(optimistic=False)
+    ratios = policy.target_cost.ratios(0, optimistic=False)
     draft_share = policy.prospects[0].cost.token_s(1.0)
-    if len(policy.target_cost.measured()) < 2 or draft_share == 0.0:
+    if len(policy.target_cost.measured(0)) < 2 or draft_share == 0.0:
         return None
     own = None if "head" not in found else head_facts(found["head"].header)
     return Curve(tuple(ratios), draft_share, own is not None and own.block is not None)

@@ -20,7 +20,7 @@ from marked_part import with_part
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/policy.md"
 BEGIN, END = "<!-- table: scripts/develop/constant_table.py -->", "<!-- end of the table -->"
-MODULES = ("acceptance", "adaptive", "budget", "prospect", "cost", "step_times", "threads")
+MODULES = ("acceptance", "adaptive", "budget", "prospect", "cost", "step_ratios", "threads")
 NO_SCENARIO = "no scenario"
 OF_THREADS = f"{NO_SCENARIO}: tests/test_threads.py"  # no scenario has several numbers of them
 

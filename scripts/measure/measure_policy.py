@@ -156,7 +156,7 @@ class Bench:
         """The seconds of each pause until the policy has nothing left to measure."""
         self.engine._draft_policy = policy
         seconds = []
-        while not seconds or policy.target_cost.sizes_to_measure():
+        while not seconds or policy.target_cost.sizes_to_measure(32):
             started = time.perf_counter()
             self.engine._prepare(lambda _is_cancelled: self.prompt(32), owner=self)
             seconds.append(time.perf_counter() - started)

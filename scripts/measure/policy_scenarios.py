@@ -187,8 +187,8 @@ def stale_costs(machine: Machine, number: int) -> float:
     stale = 1.4 if number % 4 else 0.75
     for _ in range(3):
         for size in range(2, 18):
-            policy.target_cost.learn(1, 1.0)
-            policy.target_cost.learn(size, max(stale * machine.ratios[size], 1.0))
+            policy.target_cost.learn(1, 0, 1.0)
+            policy.target_cost.learn(size, 0, max(stale * machine.ratios[size], 1.0))
         policy.prospects[0].cost.learn(1, 1, machine.draft_share, 1.0)
     text = Text(at_random((0.9, 0.8, 0.95)[number % 3], number))
     return best_fixed(text, machine) / answer(policy, text, machine, Clock())
