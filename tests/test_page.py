@@ -202,11 +202,24 @@ def test_an_exported_conversation_is_imported_as_it_was(page, tmp_path, kind):
     assert page.input_value("#settings [name=system]") == "Be brief -- and kind."
 
 
-def test_a_file_that_is_no_conversation_is_refused_in_words(page, tmp_path):
-    (tmp_path / "x.json").write_text('{"messages": 3}')
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        ('{"messages": 3}', "x.json holds no conversations"),
+        ("# Notes", "x.json is neither JSON nor"),
+        (
+            '{"kind": "localspec conversations", "conversations": [{"messages": '
+            '[{"role": "user", "content": "x", "files": "y"}]}]}',
+            "messages that are not as this page writes them",
+        ),
+    ],
+)
+def test_a_file_that_is_no_conversation_is_refused_in_words(page, tmp_path, held, words):
+    (tmp_path / "x.json").write_text(held)
     page.set_input_files("#import-file", tmp_path / "x.json")
     page.wait_for_selector("#banner:not([hidden])")
-    assert "x.json holds no conversations" in page.inner_text("#banner")
+    assert words in page.inner_text("#banner")
+    assert page.inner_text("#list") == "Your conversations will stand here."
 
 
 def test_text_is_attached_and_other_files_are_refused(page, tmp_path):

@@ -41,9 +41,23 @@ function fromMarkdown(text) {
   return { title, settings: { system }, messages };
 }
 
+const isText = (value) => value === undefined || typeof value === "string";
+const areAll = (list, is) => list === undefined || (Array.isArray(list) && list.every(is));
+
+// A message as this page writes one: of another the page could not draw the rest.
+function isMessage(told) {
+  return (
+    ["user", "assistant", "tool"].includes(told?.role) &&
+    typeof told.content === "string" &&
+    ["thoughts", "model", "state", "error", "callId"].every((name) => isText(told[name])) &&
+    areAll(told.files, (file) => typeof file?.name === "string" && typeof file.text === "string") &&
+    areAll(told.calls, (call) => typeof call?.name === "string" && typeof call.json === "string") &&
+    areAll(told.tokens, (token) => Array.isArray(token) && typeof token[0] === "string" && areAll(token[3], Array.isArray))
+  );
+}
+
 function checked(told) {
-  const isMessage = (each) => ["user", "assistant", "tool"].includes(each?.role) && typeof each.content === "string";
-  if (!Array.isArray(told?.messages) || !told.messages.every(isMessage)) throw new Error("A conversation in the file has messages without a role or text.");
+  if (!Array.isArray(told?.messages) || !told.messages.every(isMessage)) throw new Error("A conversation in the file has messages that are not as this page writes them.");
   const settings = Object.entries(told.settings ?? {}).filter(([, value]) => typeof value === "string");
   return { title: String(told.title ?? "").slice(0, 200), settings: Object.fromEntries(settings), messages: told.messages };
 }

@@ -10,6 +10,7 @@ import * as store from "./store.js";
 
 const SAVE_MS = 500; // between two savings of an answer that is coming
 const MOST_OF_FILE = 2_000_000; // bytes of an attached file
+const COPIED = "This is a copy. The conversation as it was is in the list.";
 const EXAMPLES = ["Explain speculative decoding in three sentences.", "Write a Python function that merges two sorted lists.", "Tell me a story about a fox."];
 
 const live = new Live();
@@ -142,7 +143,8 @@ async function send() {
   await answer();
 }
 
-async function answer(continued = null) {
+// continued: the answer to go on with. note: what the banner says meanwhile.
+async function answer({ continued = null, note = "" } = {}) {
   const conversation = open;
   sessionStorage.setItem("localspec.open", conversation.id);
   let body;
@@ -153,7 +155,7 @@ async function answer(continued = null) {
     await save(conversation);
     return;
   }
-  banner("");
+  banner(note);
   const message = continued ?? { role: "assistant", content: "", thoughts: "", calls: [], tokens: [], model: $("model").value };
   message.state = "partial";
   delete message.error;
@@ -251,32 +253,33 @@ function drawRun(run) {
   }
 }
 
-const goOn = (message) => answer(message);
+const goOn = (continued) => answer({ continued });
 
 // A conversation that begins as the open one, so that what comes after stays where it is.
 function branch(number) {
   const copy = { ...store.newConversation(), title: `${open.title} ↳`, settings: { ...open.settings } };
   copy.messages = structuredClone(open.messages.slice(0, number));
-  banner("This is a copy. The conversation as it was is in the list.");
   use(copy);
 }
 
 async function retry(message) {
   if (running.has(open.id)) return;
   const at = open.messages.indexOf(message);
-  if (message.content || at < open.messages.length - 1) branch(at);
-  else {
+  if (message.content || at < open.messages.length - 1) {
+    branch(at);
+    await answer({ note: COPIED });
+  } else {
     open.messages.pop();
     draw();
+    await answer();
   }
-  const told = $("banner").textContent;
-  await Promise.all([answer(), told && banner(told)]);
 }
 
 function edit(message) {
   if (running.has(open.id)) return;
   const { content, files = [] } = message;
   branch(open.messages.indexOf(message));
+  banner(COPIED);
   $("question").value = content;
   attached = structuredClone(files);
   drawState();
@@ -378,8 +381,8 @@ async function noteModel() {
 let waiting = null;
 function waitForServer() {
   waiting ??= setInterval(async () => {
-    const is_there = await fetch("health").then((response) => response.ok, () => false);
-    if (!is_there) return;
+    const isThere = await fetch("health").then((response) => response.ok, () => false);
+    if (!isThere) return;
     clearInterval(waiting);
     waiting = null;
     await readModels();
