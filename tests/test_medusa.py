@@ -363,7 +363,7 @@ def test_heads_that_are_trained_for_a_minute_draft(demo_target, tmp_path):
     subprocess.run(
         [
             *(sys.executable, SCRIPTS / "train_medusa.py", "--target", demo_target),
-            *("--out", out, "--tokens", "4000", "--steps", "150", "--patience", "9"),
+            *("--out", out, "--tokens", "8000", "--steps", "200", "--patience", "9"),
         ],
         check=True,
         cwd=tmp_path,
