@@ -99,8 +99,12 @@ def own_tasks(path: Path) -> tuple[Task, ...]:
 
 
 def built_in_texts() -> list[str]:
-    """What the user says last in each of them, the shortest first."""
-    return sorted((task.text for task in built_in_tasks()), key=len)
+    """What the user says last in each of them, the shortest first.
+
+    Code comes before the others: drafts know most of it, so a check has enough sooner.
+    """
+    tasks = sorted(built_in_tasks(), key=lambda task: (task.kind != "code", len(task.text)))
+    return [task.text for task in tasks]
 
 
 def check_lengths(prompts: Sequence[list[int]], context_length: int) -> None:

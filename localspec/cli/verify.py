@@ -104,18 +104,22 @@ def _prompts(
 ) -> list[list[int]]:
     """The token ids of the prompts; of those that are not the user's own, those that fit.
 
-    Raises ContextError for one of the user's own that does not fit, or if the first does not.
+    Raises ContextError for one of the user's own that does not fit, or if none does.
     """
     found: list[list[int]] = []
+    too_long: ContextError | None = None
     for text in texts:
         try:
             tokens = _tokens(engine, options, text)
             check_lengths([tokens], engine.context_length)
-        except ContextError:
-            if are_own or not found:  # those built in begin with the shortest
+        except ContextError as error:
+            if are_own:
                 raise
+            too_long = error
         else:
             found.append(tokens)
+    if too_long is not None and not found:
+        raise too_long
     return found
 
 
