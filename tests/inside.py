@@ -22,6 +22,7 @@ from localspec.engine.base import BaseEngine
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.engine import Engine
 from localspec.engine.models import Models
+from localspec.isolated.channel import Channel
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.isolated.process import ChildProcess
 from localspec.llama.head import LlamaHead
@@ -134,7 +135,7 @@ def child_process(engine: IsolatedEngine) -> ChildProcess:
 
 def system_process(engine: IsolatedEngine) -> BaseProcess:
     """The same as the standard library has it: tests wait for its end, and for its killing."""
-    return engine._process._process
+    return engine._process._child.process
 
 
 def running_process(engine: IsolatedEngine) -> ChildProcess:
@@ -142,11 +143,21 @@ def running_process(engine: IsolatedEngine) -> ChildProcess:
     return engine._running()
 
 
-def replace_calls(
-    process: ChildProcess, make: Callable[[Any], object], patch: pytest.MonkeyPatch
+def answers_channel(engine: IsolatedEngine) -> Channel:
+    """The channel that a first answer has: tests watch what it says."""
+    return engine._process._channels[0]
+
+
+def asides_channel(engine: IsolatedEngine) -> Channel:
+    """The channel of what waits for no answer: tests interrupt it."""
+    return engine._process._asides
+
+
+def replace_pipe(
+    channel: Channel, make: Callable[[Any], object], patch: pytest.MonkeyPatch
 ) -> None:
-    """Put what `make` makes of the line to the process there: tests interrupt messages."""
-    patch.setattr(process, "_calls", make(process._calls))
+    """Put what `make` makes of a channel's pipe there: tests interrupt messages."""
+    patch.setattr(channel, "_pipe", make(channel._pipe))
 
 
 # chat

@@ -116,7 +116,7 @@ def test_streams_stop_as_in_an_engine_here(isolated, engine):
 
 def test_pieces_of_a_step_come_in_one_message(isolated, monkeypatch):
     counts: list[int] = []
-    real = inside.child_process(isolated).call
+    real = inside.answers_channel(isolated).call
 
     def call(method, *arguments, **keywords):
         answer = real(method, *arguments, **keywords)
@@ -124,7 +124,7 @@ def test_pieces_of_a_step_come_in_one_message(isolated, monkeypatch):
             counts.append(len(answer))
         return answer
 
-    monkeypatch.setattr(inside.child_process(isolated), "call", call)
+    monkeypatch.setattr(inside.answers_channel(isolated), "call", call)
     stream = isolated.generate_raw(STORY, sampling=GREEDY, max_tokens=60)
     pieces = list(stream)
     assert counts[0] == 1  # the first text does not wait for more
@@ -200,7 +200,7 @@ def prepare_in_a_thread(engine, chat):
     """The thread, once the work goes on in the child."""
     thread = threading.Thread(target=chat.prepare)
     thread.start()
-    while not inside.child_process(engine).call("is_preparing"):
+    while not inside.child_process(engine).ask("is_preparing"):
         assert thread.is_alive()
     return thread
 
@@ -223,7 +223,7 @@ def test_idle_time_is_used_there(isolated, monkeypatch):
         idle = isolated.chat(system=f"You know {number} animals of the forest. " * 100)
         thread = prepare_in_a_thread(isolated, idle)
         inside.prepare(isolated, lambda _is_cancelled: [5, 6], idle)  # does nothing
-        assert inside.child_process(isolated).call(
+        assert inside.child_process(isolated).ask(
             "is_preparing"
         )  # the first one, which goes on
         ends()
@@ -235,7 +235,7 @@ def test_idle_time_is_used_there(isolated, monkeypatch):
     assert next(stream).token_ids
     stream.close()
     inside.prepare(isolated, lambda _is_cancelled: isolated.cancel() or [5, 6], chat)
-    assert not inside.child_process(isolated).call("is_preparing")
+    assert not inside.child_process(isolated).ask("is_preparing")
 
 
 def test_closing_ends_what_is_prepared():
@@ -251,7 +251,7 @@ def test_closing_ends_what_is_prepared():
 
     thread = threading.Thread(target=prepare)
     thread.start()
-    while thread.is_alive() and not inside.child_process(opened).call("is_preparing"):
+    while thread.is_alive() and not inside.child_process(opened).ask("is_preparing"):
         pass
     opened.close()
     thread.join(10)
@@ -337,21 +337,19 @@ def test_an_interrupt_while_an_answer_is_awaited_mixes_nothing_up(isolated, monk
     def interrupt():
         raise KeyboardInterrupt
 
-    process = inside.child_process(isolated)
+    def interrupted(pipe):
+        return Interfering(pipe, interrupt, at="recv_bytes")
+
     for _ in range(3):
         with monkeypatch.context() as patch:
-            inside.replace_calls(
-                process, lambda calls: Interfering(calls, interrupt, at="recv_bytes"), patch
-            )
+            inside.replace_pipe(inside.asides_channel(isolated), interrupted, patch)
             with pytest.raises(KeyboardInterrupt):
                 isolated.vocabulary.text(5)
         assert isolated.vocabulary.tokenize("fox", parse_special=False)
         with monkeypatch.context() as patch:
             stream = isolated.generate_raw(STORY, sampling=GREEDY, max_tokens=9)
             next(stream)
-            inside.replace_calls(
-                process, lambda calls: Interfering(calls, interrupt, at="recv_bytes"), patch
-            )
+            inside.replace_pipe(inside.answers_channel(isolated), interrupted, patch)
             with pytest.raises(KeyboardInterrupt):
                 list(stream)
         assert expected.token_ids[: len(stream.reply().token_ids)] == stream.reply().token_ids
@@ -394,7 +392,8 @@ def test_an_interrupt_in_the_midst_of_a_message_ends_that_child_alone(
     stream = chat.send("Tell me a story about a fox.", sampling=LONG)
     said = next(stream).text
     process, system_process = inside.child_process(isolated), inside.system_process(isolated)
-    inside.replace_calls(process, lambda calls: Torn(calls, reads=reads), monkeypatch)
+    channel = inside.answers_channel(isolated)
+    inside.replace_pipe(channel, lambda pipe: Torn(pipe, reads=reads), monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         list(stream)
     assert stream.reply().text.startswith(said)
@@ -415,9 +414,9 @@ def test_a_stream_that_is_dropped_in_the_midst_of_a_question_waits_for_nobody(
 
     def ask():
         with monkeypatch.context() as patch:
-            process = inside.child_process(isolated)
-            inside.replace_calls(
-                process, lambda calls: Interfering(calls, stream.close, at="send_bytes"), patch
+            channel = inside.asides_channel(isolated)
+            inside.replace_pipe(
+                channel, lambda pipe: Interfering(pipe, stream.close, at="send_bytes"), patch
             )
             texts.append(isolated.vocabulary.text(5))
 

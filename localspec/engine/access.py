@@ -1,4 +1,6 @@
-"""Who may work on an engine: one answer at a time, or idle work, which makes way for it.
+"""Who may work on an engine: so many answers at once, or something else, alone.
+
+Idle work makes way for an answer.
 
 A signal handler can raise between any two instructions, also between taking a right and being
 able to give it back. So nobody gives it back: a turn is over when its work is over, and whoever
@@ -32,11 +34,19 @@ class EngineTurn:
     row (`with turn, turn`) end it also where an exception comes in the way of one.
 
     make_way: ends the work of this turn soon, for whoever comes; None if others have to wait.
+    is_shared: whether others of that kind may work at the same time.
     """
 
-    def __init__(self, line: deque[EngineTurn], make_way: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        line: deque[EngineTurn],
+        make_way: Callable[[], None] | None,
+        *,
+        is_shared: bool,
+    ) -> None:
         self._line = line
         self.make_way = make_way
+        self.is_shared = is_shared
         self.called: SimpleQueue[None] = SimpleQueue()
         self._has_ended = False
         self._work: weakref.ref[Generator[Any, None, None]] | None = None
@@ -90,19 +100,25 @@ class EngineTurn:
 
 
 class Access:
-    """The line for an engine: whoever is its first may work. First come, first served."""
+    """The line for an engine: its first may work. First come, first served.
+
+    num_places: as many of the first may work at once, if they share it.
+    """
 
     def __init__(self) -> None:
+        self.num_places = 1
         self._line: deque[EngineTurn] = deque()  # of which every change is one call of C
 
     @property
     def is_free(self) -> bool:
         """Whether nobody works or waits."""
-        return self._first() is None
+        return not self._present()
 
-    def turn(self, make_way: Callable[[], None] | None = None) -> EngineTurn:
-        """One that is not in the line yet. make_way: see `EngineTurn`."""
-        return EngineTurn(self._line, make_way)
+    def turn(
+        self, make_way: Callable[[], None] | None = None, *, is_shared: bool = False
+    ) -> EngineTurn:
+        """One that is not in the line yet. make_way, is_shared: see `EngineTurn`."""
+        return EngineTurn(self._line, make_way, is_shared=is_shared)
 
     def take(
         self,
@@ -112,20 +128,21 @@ class Access:
         waits: bool = False,
         is_cancelled: CancelCheck = never,
     ) -> None:
-        """Have the turn, once idle work has ended; with waits also once all before are over.
+        """Have the turn, once idle work has ended; with waits also once others are over.
 
         Raises the refusal where it may not wait, Interrupted once it is cancelled while it
         waits, what `is_cancelled` raises, and EngineError where it would wait for itself.
         """
         turn.join()
-        while (first := self._first()) is not turn and first is not None:
+        while before := self._before(turn):
+            first = before[0]
             if turn.make_way or not (first.make_way or waits):
                 raise refusal()
             if is_cancelled():
                 raise Interrupted("an answer was cancelled before its turn")
             if first.make_way:
                 first.make_way()
-            elif first.is_ended_here:
+            elif self._are_ended_here(turn, before[: self.num_places]):
                 raise _waits_for_itself()
             with contextlib.suppress(Empty):
                 turn.called.get(timeout=_LOOK_S)
@@ -141,13 +158,31 @@ class Access:
             if turn.is_of_this_call:
                 turn.end()
 
-    def _first(self) -> EngineTurn | None:
+    def _before(self, turn: EngineTurn) -> list[EngineTurn]:
+        """Those in front of it, if it has to wait for any of them."""
+        present = self._present()
+        before = present[: present.index(turn)] if turn in present else present
+        has_room = len(before) < self.num_places
+        if turn.is_shared and has_room and all(other.is_shared for other in before):
+            return []
+        return before
+
+    @staticmethod
+    def _are_ended_here(turn: EngineTurn, working: list[EngineTurn]) -> bool:
+        """Whether it waits for what only this thread could end."""
+        ended_here = [other.is_ended_here for other in working]
+        return all(ended_here) if turn.is_shared else any(ended_here)
+
+    def _present(self) -> list[EngineTurn]:
+        """The turns that are not over."""
+        present = []
         for turn in tuple(self._line):
             if not turn.is_over:
-                return turn
+                present.append(turn)
+                continue
             with contextlib.suppress(ValueError):  # another thread has seen it, too
                 self._line.remove(turn)
-        return None
+        return present
 
 
 def busy() -> BusyError:

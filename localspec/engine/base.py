@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from localspec.chat.chat import Chat
@@ -81,6 +80,11 @@ class BaseEngine(abc.ABC):
         self._is_ending = False
         self._maker: tuple[tuple[str, bool], PromptMaker] | None = None  # the last one used
         weakref.finalize(self, _end_at_exit, weakref.ref(self))
+
+    @property
+    def parallel(self) -> int:
+        """Answers that it produces at once, each read in a thread or task of its own."""
+        return self._access.num_places
 
     @property
     @abc.abstractmethod
@@ -171,7 +175,8 @@ class BaseEngine(abc.ABC):
             seed=options.seed,
             randomness=Randomness(0 if options.seed is None else options.seed),
         )
-        turn, state = self._access.turn(), AnswerState(options, sampling, rule.name)
+        turn = self._access.turn(is_shared=True)
+        state = AnswerState(options, sampling, rule.name)
         reader = PieceReader(state, turn.of(self._pieces(turn, exchange, state)))
         with self._listing:
             self._readers.add(reader)  # which ends with the engine
@@ -371,12 +376,7 @@ class BaseEngine(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         # What went wrong in the block is what its owner has to hear of.
         masked = contextlib.nullcontext() if kind is None else contextlib.suppress(EngineError)
         with masked:

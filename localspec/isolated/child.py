@@ -1,8 +1,9 @@
 """The process of an `IsolatedEngine`: loads an engine and answers requests.
 
-Requests are (number, method of `Served`, arguments), answers (the request's number, kind,
-value): "done" or "error", and under number 0 "progress", of the load and of long prompts, and
-"last words", of libllama before it ends the process.
+They come over several pipes, each of which has a thread here. Requests are (number, method of
+`Served`, arguments), answers (the request's number, kind, value): "done" or "error", and under
+number 0 "progress", of the load and of long prompts, and "last words", of libllama before it
+ends the process.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from localspec.speculative.policy_api import Drafting
 from localspec.speculative.shared_vocabulary import SharedVocabulary
 from localspec.streaming.answer import Answer, close_behind
 from localspec.streaming.answer_text import Said
-from localspec.streaming.cancellation import CancelCheck, Cancellation
+from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
@@ -62,6 +63,7 @@ class EngineFacts:
     add_bos: bool
     shared_vocabulary: SharedVocabulary | CommonTokens | None
     drafting: Drafting
+    parallel: int
 
 
 class _Owner:
@@ -84,22 +86,68 @@ class _RemoteExchange(Exchange):
         self._report((num_decoded, num_tokens))
 
 
-class Served:
-    """An engine, and at most one answer: the one that is being read."""
+class _Shared:
+    """What the requests of all pipes share. served: of each pipe."""
 
-    def __init__(
-        self, engine: Engine, servers: Sequence[str], report: Callable[[Any], None]
-    ) -> None:
-        self._engine = engine
-        self._servers = servers
-        self._report = report  # how far a prompt is, or a measurement
-        self._answer: Answer | None = None
-        self._measurement: Cancellation | None = None  # of what is measured
-        self._number = 0  # of the answer or the measurement
-        self._cancelled_number = 0  # that came last
+    def __init__(self, engine: Engine, servers: Sequence[str]) -> None:
+        self.engine = engine
+        self.servers = servers
+        self.served: list[Served] = []
+        self.changing = threading.Lock()  # what can be cancelled
+        self.under_way: dict[int, Callable[[], None]] = {}  # what cancels each number
+        self.cancelled = range(0)  # numbers that were cancelled last
         self._idle_work: threading.Thread | None = None
-        self._changing = threading.Lock()  # what can be cancelled
         self._owners: dict[int, _Owner] = {}
+
+    def owner(self, number: int) -> _Owner:
+        """The conversation of that number."""
+        return self._owners.setdefault(number, _Owner())
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        """Let what is kept for these conversations go."""
+        for each in numbers:
+            self._owners.pop(each, None)
+
+    def begin_idle(self, work: Callable[[], None]) -> bool:
+        """Do that in a thread of its own. False if something is being done in it."""
+        with self.changing:
+            if self.is_idle_working():
+                return False
+            self._idle_work = threading.Thread(target=work, name="localspec-idle", daemon=True)
+            self._idle_work.start()
+            return True
+
+    def is_idle_working(self) -> bool:
+        """Whether that thread is running."""
+        return self._idle_work is not None and self._idle_work.is_alive()
+
+    def cancel(self, numbers: range) -> None:
+        """Cancel the answers and the measurement of these numbers that are under way.
+
+        From any thread. Where nothing is, it ends idle work.
+        """
+        with self.changing:
+            self.cancelled = numbers
+            for number, cancel in self.under_way.items():
+                if number in numbers:
+                    cancel()
+            if not self.under_way and self.is_idle_working():
+                self.engine.cancel()
+
+
+class Served:
+    """The requests of one pipe, and at most one answer: the one that is being read.
+
+    report: tells how far a prompt is, or a measurement.
+    """
+
+    def __init__(self, shared: _Shared, report: Callable[[Any], None]) -> None:
+        shared.served.append(self)
+        self._shared = shared
+        self._engine = shared.engine
+        self._report = report
+        self._answer: Answer | None = None
+        self._number = 0  # of the answer
         self._clock = time.monotonic
         self._sent_s = 0.0  # when text of the answer was sent last
 
@@ -121,18 +169,18 @@ class Served:
         gone_owners: conversations that are gone; what was kept for them is freed.
         """
         self.end(0)  # of one that was left, perhaps
-        for each in gone_owners:
-            self._owners.pop(each, None)
-        if self._servers:
+        self._shared.forget(gone_owners)
+        if self._shared.servers:
             from localspec.llama.library import touch_servers  # loads libllama
 
-            touch_servers(self._servers)  # one may have gone since it was used last
-        owned = None if owner is None else self._owner(owner)
+            touch_servers(self._shared.servers)  # one may have gone since it was used last
+        owned = None if owner is None else self._shared.owner(owner)
         exchange = _RemoteExchange(prompt, options, self._report)
         exchange.turn, exchange.owner = turn, owned
         answer = self._engine._answer(exchange)
-        with self._changing:
+        with self._shared.changing:
             self._answer, self._number = answer, number
+            self._shared.under_way[number] = answer.cancel
         self._sent_s = 0.0
 
     def next_pieces(self) -> list[Piece]:
@@ -160,8 +208,9 @@ class Served:
 
         num_read: tokens that were read. The result is that of an answer that ended there.
         """
-        with self._changing:
+        with self._shared.changing:
             answer, self._answer = self._answer, None
+            self._shared.under_way.pop(self._number, None)
         return None if answer is None else close_behind(answer, num_read)
 
     def measure(
@@ -171,7 +220,7 @@ class Served:
 
         While decodes end, the progress is reported again every few seconds.
         """
-        self.end(0)
+        self._end_left()
         is_done, reporting = threading.Event(), threading.Lock()
         told: tuple[str, float | None] = ("", None)
 
@@ -192,15 +241,15 @@ class Served:
         shower = threading.Thread(target=show_life, name="localspec-life", daemon=True)
         shower.start()
         watch = Watch(progress)
-        with self._changing:
-            self._measurement, self._number = watch.cancellation, number
-            if number == self._cancelled_number:  # the wish was here before it
+        with self._shared.changing:
+            self._shared.under_way[number] = watch.cancellation.request
+            if number in self._shared.cancelled:  # the wish was here before it
                 watch.cancellation.request()
         try:
             return function(self._engine, *arguments, watch=watch, **keywords)
         finally:
-            with self._changing:
-                self._measurement = None
+            with self._shared.changing:
+                del self._shared.under_way[number]
             is_done.set()
             shower.join()
 
@@ -208,110 +257,114 @@ class Served:
         return self._engine.memory()
 
     def remember(self, text: str | Sequence[int]) -> None:
+        self._end_left()
         self._engine.remember(text)
 
     def remember_files(self, *paths: str) -> None:
+        self._end_left()
         self._engine.remember_files(*paths)
 
     def free_kept(self) -> None:
+        self._end_left()
         self._engine.free_kept()
 
     def save_caches(self, owner: int, path: Path) -> bool:
-        return self._engine._save_caches_of(self._owner(owner), path)
+        self._end_left()
+        return self._engine._save_caches_of(self._shared.owner(owner), path)
 
     def load_caches(self, owner: int, path: Path) -> bool:
-        return self._engine._load_caches_of(self._owner(owner), path)
+        self._end_left()
+        return self._engine._load_caches_of(self._shared.owner(owner), path)
+
+    def _end_left(self) -> None:
+        """End answers that were left, where none runs any more."""
+        for served in self._shared.served:
+            served.end(0)
 
     def prepare(self, tokens: list[int], owner: int) -> bool:
         """Start `Engine.prepare` in a thread, so that other requests are answered meanwhile.
 
         False if one is running.
         """
-        if self.is_preparing():
-            return False
 
         def work() -> None:
+            owned = self._shared.owner(owner)
             try:
-                self._engine._prepare(lambda _is_cancelled: tokens, owner=self._owner(owner))
+                self._engine._prepare(lambda _is_cancelled: tokens, owner=owned)
             except Exception:
                 logger.info("preparing the next answer failed", exc_info=True)
 
-        self._idle_work = threading.Thread(target=work, name="localspec-idle", daemon=True)
-        self._idle_work.start()
-        return True
+        return self._shared.begin_idle(work)
 
     def is_preparing(self) -> bool:
         """Whether such a thread is running."""
-        return self._idle_work is not None and self._idle_work.is_alive()
+        return self._shared.is_idle_working()
 
     def cancel(self, number: int) -> None:
-        """Cancel the answer or measurement of that number, if it is still the one.
-
-        From any thread. Without one it ends what is prepared.
-        """
-        with self._changing:
-            self._cancelled_number = number
-            if self._answer is None and self._measurement is None:
-                if self.is_preparing():
-                    self._engine.cancel()
-            elif number == self._number:
-                if self._answer is not None:
-                    self._answer.cancel()
-                if self._measurement is not None:
-                    self._measurement.request()
-
-    def _owner(self, number: int) -> _Owner:
-        return self._owners.setdefault(number, _Owner())
+        """Cancel the answer of that number."""
+        self._shared.cancel(range(number, number + 1))
 
 
 def serve_engine(
-    calls: Connection,
+    pipes: Sequence[Connection],
     cancels: Connection,
     preset: str | os.PathLike[str] | Preset | None,
     arguments: LoadKeywords,
     servers: tuple[str, ...],
 ) -> None:
-    """Load an engine, then answer requests until the other process closes its end.
+    """Load an engine, then answer requests until the other process closes its ends.
 
-    servers: addresses of RPC servers that its models are on.
+    pipes: the first for requests that wait for no answer, the others for an answer each; the
+    second tells of the load, too. servers: addresses of RPC servers that its models are on.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application to handle
+    aside, main, *others = pipes
     with contextlib.suppress(EOFError, OSError):
         try:
             if servers:
                 from localspec.llama.library import report_aborts  # loads libllama
 
-                report_aborts(lambda words: calls.send((0, "last words", words)))
+                report_aborts(lambda words: main.send((0, "last words", words)))
             engine = load(
-                preset, **arguments, progress=lambda share: calls.send((0, "progress", share))
+                preset, **arguments, progress=lambda share: main.send((0, "progress", share))
             )
         except Exception as error:
-            calls.send((0, "error", error))
+            main.send((0, "error", error))
             return
         with engine:
-            served = Served(engine, servers, lambda told: calls.send((0, "progress", told)))
-            threading.Thread(target=_obey, args=(cancels, served), daemon=True).start()
-            calls.send((0, "done", _facts(engine)))
-            try:
-                while True:
-                    _answer_request(calls, served)
-            finally:
-                served.end(0)
+            shared = _Shared(engine, servers)
+            threading.Thread(target=_obey, args=(cancels, shared), daemon=True).start()
+            for pipe in (aside, *others):
+                threading.Thread(target=_serve, args=(pipe, shared), daemon=True).start()
+            main.send((0, "done", _facts(engine)))
+            _serve(main, shared)  # in this thread, as if there were no others
 
 
-def _answer_request(calls: Connection, served: Served) -> None:
-    number, method, arguments, keywords = calls.recv()
+def _serve(pipe: Connection, shared: _Shared) -> None:
+    """Answer the requests of a pipe until it is closed."""
+    served = Served(shared, lambda told: pipe.send((0, "progress", told)))
+    with contextlib.suppress(EOFError, OSError):
+        try:
+            while True:
+                _answer_request(pipe, served)
+        finally:
+            served.end(0)
+
+
+def _answer_request(pipe: Connection, served: Served) -> None:
+    number, method, arguments, keywords = pipe.recv()
     try:
         answer = (number, "done", getattr(served, method)(*arguments, **keywords))
     except Exception as error:
         answer = (number, "error", error)
-    calls.send(answer)
+    pipe.send(answer)
 
 
-def _obey(cancels: Connection, served: Served) -> None:
+def _obey(cancels: Connection, shared: _Shared) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
-            served.cancel(cancels.recv())
+            first, last = cancels.recv()
+            shared.cancel(range(first, last + 1))
 
 
 def _facts(engine: Engine) -> EngineFacts:
@@ -328,4 +381,5 @@ def _facts(engine: Engine) -> EngineFacts:
         add_bos=vocabulary.add_bos,
         shared_vocabulary=engine.shared_vocabulary,
         drafting=engine.drafting,
+        parallel=engine.parallel,
     )

@@ -25,6 +25,7 @@ from localspec.errors import (
     OptionError,
     check_keywords,
 )
+from localspec.isolated.channel import Channel
 from localspec.isolated.child import EngineFacts
 from localspec.isolated.process import ChildProcess
 from localspec.isolated.read_pieces import ReadPieces
@@ -78,6 +79,7 @@ class IsolatedEngine(BaseEngine):
         self._process = ChildProcess(preset, arguments, progress)
         self._facts = facts = self._process.facts
         super().__init__(facts.sampling)
+        self._access.num_places = facts.parallel
         self._preset, self._arguments = preset, arguments
         self._starting = Access()
         self._closed = False
@@ -87,8 +89,8 @@ class IsolatedEngine(BaseEngine):
             weakref.WeakKeyDictionary()
         )
         self._num_owners = 0
-        self._numbering = threading.Lock()  # held while an owner gets its number
-        self._gone_owners: list[int] = []
+        self._numbering = threading.Lock()  # held while something gets its number
+        self._gone_owners: set[int] = set()  # of which every change is one call of C
         # Files and folders, for a process that is started anew.
         self._remembered: list[str] = []
         self._reading = (0, 0)
@@ -104,7 +106,7 @@ class IsolatedEngine(BaseEngine):
         return RemoteVocabulary(self._ask_vocabulary, self._facts)  # kept it would keep this
 
     def _ask_vocabulary(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        return self._running().call("vocabulary", method, arguments, **keywords)
+        return self._running().ask("vocabulary", method, arguments, **keywords)
 
     @property
     def _reading_progress(self) -> tuple[int, int]:
@@ -116,9 +118,8 @@ class IsolatedEngine(BaseEngine):
     ) -> Found:
         """In the child, so the function is one of a module."""
         with self._exclusively() as process:
-            self._num_answers += 1  # it is cancelled as an answer is
-            number = self._num_answers
-            with watch.cancellation.obeyed(lambda: process.cancel(number)):
+            number = self._next_number()  # it is cancelled as an answer is
+            with watch.cancellation.obeyed(lambda: process.cancel(number, number)):
                 found: Found = process.call(
                     "measure",
                     number,
@@ -130,9 +131,7 @@ class IsolatedEngine(BaseEngine):
         return found
 
     def memory(self) -> EngineMemory:
-        """The memory that the engine takes. Raises BusyError while an answer is produced."""
-        with self._exclusively() as process:
-            memory: EngineMemory = process.call("memory")
+        memory: EngineMemory = self._running().ask("memory")
         return memory
 
     def remember(self, text: str | Sequence[int]) -> None:
@@ -171,20 +170,12 @@ class IsolatedEngine(BaseEngine):
             if self._closed:
                 raise ClosedError("the engine is closed", "Load it again.")
             if not self._process.is_running():
-                self._process.stop()
+                self._process.stop(is_closed=False)
                 self._process = ChildProcess(self._preset, self._arguments, None)
+                self._access.num_places = self._process.facts.parallel
                 if self._remembered:
                     self._process.call("remember_files", *self._remembered)
             return self._process
-
-    def _can_ask(self, process: ChildProcess) -> bool:
-        """Whether the child can be asked something now, by whoever finds an answer unfinished.
-
-        A fork must not, nor a finalizer in the midst of another question: the child ends the
-        answer itself when the next begins.
-        """
-        is_ours = self._own_process.is_this()
-        return is_ours and process.is_running() and not process.is_in_call
 
     def _check_options(self, options: AnswerOptions) -> None:
         # Who may propose is known in the child alone.
@@ -204,28 +195,29 @@ class IsolatedEngine(BaseEngine):
         except Interrupted:
             state.abandon()
             return
-        process, number = self._begin(exchange, state, prompt)
+        process, channel, number = self._begin(turn, exchange, state, prompt)
 
         def on_report(reading: tuple[int, int]) -> None:
             self._reading = reading
             try:
                 exchange.on_prompt(*reading)
             except BaseException:
-                process.cancel(number)  # the child goes on reading otherwise
+                process.cancel(number, number)  # the child goes on reading otherwise
                 raise
 
         try:
             if cancellation.is_requested:
-                process.call("cancel", number)  # on this line it comes before the first
-            with cancellation.obeyed(lambda: process.cancel(number)):
-                while pieces := process.call("next_pieces", on_report=on_report):
+                channel.call("cancel", number)  # on this pipe it comes before the first piece
+            with cancellation.obeyed(lambda: process.cancel(number, number)):
+                while pieces := channel.call("next_pieces", on_report=on_report):
                     for piece in pieces:
                         read.add(piece)
                         yield piece
         finally:
             try:
-                if self._can_ask(process):
-                    result = process.call("end", read.num_tokens)
+                # Not in a fork. The child ends it itself when the channel's next answer begins.
+                if self._own_process.is_this() and process.can_end(channel):
+                    result = channel.call("end", read.num_tokens)
                     if result is not None:
                         state.result = read.counted(result[0]), result[1]
             finally:
@@ -235,28 +227,37 @@ class IsolatedEngine(BaseEngine):
                 turn.end()
 
     def _begin(
-        self, exchange: Exchange, state: AnswerState, prompt: Prompt
-    ) -> tuple[ChildProcess, int]:
-        """Begin an answer: the child that does, and the answer's number."""
-        process = self._running()
-        self._num_answers += 1
-        number, gone = self._num_answers, self._gone_owners[:]
+        self, turn: EngineTurn, exchange: Exchange, state: AnswerState, prompt: Prompt
+    ) -> tuple[ChildProcess, Channel, int]:
+        """Begin an answer: the child that does, the channel to it, and the answer's number."""
+        process, number, gone = self._running(), self._next_number(), list(self._gone_owners)
         owner = None if exchange.owner is None else self._owner_number(exchange.owner)
-        # As it was asked for, and without a function of this process.
-        told = replace(exchange.options, sampling=state.sampling, changes={}, on_prompt=None)
+        # As it was asked for, without a function of this process. Its turn has come; it waits
+        # where the child, which was started again, has fewer at once.
+        told = replace(
+            exchange.options, sampling=state.sampling, changes={}, on_prompt=None, queue=True
+        )
         asked = number, prompt, told, exchange.turn, owner, gone
+        channel = process.channel_of(turn)
         try:
-            process.call("begin", *asked)
+            channel.call("begin", *asked)
         except CrashedError:  # unnoticed, as where an RPC server left while it was idle
             process = self._running()
-            process.call("begin", *asked)
-        del self._gone_owners[: len(gone)]
+            channel = process.channel_of(turn)
+            channel.call("begin", *asked)
+        self._gone_owners.difference_update(gone)
         try:
             exchange.begin()  # once it is clear that the child refuses nothing
         except BaseException:
-            process.call("end", 0)
+            channel.call("end", 0)
             raise
-        return process, number
+        return process, channel, number
+
+    def _next_number(self) -> int:
+        """Of an answer or a measurement."""
+        with self._numbering:
+            self._num_answers += 1
+            return self._num_answers
 
     def _prepare(
         self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
@@ -273,8 +274,8 @@ class IsolatedEngine(BaseEngine):
             tokens = make_tokens(is_cancelled)
             if not tokens or is_cancelled():
                 return
-            if process.call("prepare", tokens, self._owner_number(owner)):
-                while process.call("is_preparing"):
+            if process.ask("prepare", tokens, self._owner_number(owner)):
+                while process.ask("is_preparing"):
                     time.sleep(_POLL_S)
         except Interrupted:
             pass
@@ -288,7 +289,7 @@ class IsolatedEngine(BaseEngine):
             if number is None:
                 self._num_owners += 1
                 number = self._owner_numbers[owner] = self._num_owners
-                weakref.finalize(owner, self._gone_owners.append, number)
+                weakref.finalize(owner, self._gone_owners.add, number)
             return number
 
     @contextlib.contextmanager
@@ -301,7 +302,7 @@ class IsolatedEngine(BaseEngine):
     def cancel(self) -> None:
         if self._own_process.is_this():
             self._num_cancels += 1
-            self._process.cancel(self._num_answers)
+            self._process.cancel(0, self._num_answers)
 
     def _close(self) -> None:
         if not self._own_process.is_this():

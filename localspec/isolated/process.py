@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import pickle
 import signal
+import threading
 import time
 from collections.abc import Callable
-from multiprocessing.reduction import ForkingPickler
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from localspec.engine.access import Access, in_use
+from localspec.engine.access import EngineTurn
+from localspec.engine.side_by_side import MOST_PARALLEL
 from localspec.engine.sources import servers_used
 from localspec.errors import ClosedError, CrashedError, EngineError, RpcError
+from localspec.isolated.channel import Channel
 from localspec.isolated.child import EngineFacts, serve_engine
 from localspec.llama.rpc_servers import ask_servers
 
@@ -29,10 +31,88 @@ CHILD_PATIENCE_S = 10.0  # for the process to free its models, before it is kill
 CHILD_SILENCE_S = 600.0
 
 
-class ChildProcess:
-    """A running child with its two lines: requests that are answered, and cancels.
+class _Child:
+    """The process itself, and how it ended. servers: RPC servers that its models are on.
 
-    Where its models are on RPC servers, every wait for it has a limit.
+    is_closed: whether the engine is. last_words: see `Host`.
+    """
+
+    def __init__(self, process: BaseProcess, servers: tuple[str, ...]) -> None:
+        self.process = process
+        self.is_closed = False
+        self.last_words = ""
+        self._servers = servers
+        self._ending = threading.Lock()  # held while it is found out how it ended
+        self._has_ended = False
+        self._end: tuple[str, str] | None = None  # message and hint
+        self._is_mute = False  # it was killed, because it said nothing any more
+
+    def is_alive(self) -> bool:
+        return not self._has_ended and self.process.is_alive()
+
+    def wait(self, channel: Channel) -> None:
+        """Wait for a message. A child that is silent too long, and may be waiting for a server,
+        is killed."""
+        # Nobody waits long for what nobody wants any more.
+        limit_s = CHILD_PATIENCE_S if channel.is_behind else CHILD_SILENCE_S
+        if not channel.poll(limit_s if self._servers else None):
+            self._is_mute = True
+            self.process.kill()
+
+    def lost(self) -> EngineError:
+        """The error of a call whose answer does not come."""
+        if self.is_closed:  # by whoever closed it while this waited for its turn
+            return ClosedError("the engine is closed", "Load it again.")
+        self._has_ended = True
+        with self._ending:
+            if self._end is None:
+                self._end = self._how_it_ended()
+            return CrashedError(*self._end)
+
+    def _how_it_ended(self) -> tuple[str, str]:
+        """Message and hint."""
+        ended = f"the process of the engine ended: {self._exit()}"
+        if not self._servers:
+            return ended, "Ask again: it is started again."
+        if self._is_mute:
+            ended = "the process of the engine waited too long for an RPC server"
+        faults = [error for error in ask_servers(self._servers) if isinstance(error, RpcError)]
+        if not faults:
+            names = ", ".join(self._servers)
+            return (
+                f"{ended}{self.last_words}. It used the RPC servers {names}, which answer now",
+                "Ask again: it is started again.",
+            )
+        return (
+            f"{ended}. {'; '.join(map(str, faults))}",
+            f"{faults[0].hint} Then ask again: the engine is started again.",
+        )
+
+    def _exit(self) -> str:
+        self.process.join(CHILD_PATIENCE_S)
+        code = self.process.exitcode
+        if code is None:  # the application lets the system clear its children away
+            return "its exit code is unknown"
+        if code >= 0:
+            return f"exit code {code}"
+        known = {number.value: number.name for number in signal.Signals}
+        return known.get(-code, f"signal {-code}")
+
+    def end(self) -> None:
+        """Wait until it has ended, and kill it if that takes long."""
+        self.process.join(CHILD_PATIENCE_S)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+class ChildProcess:
+    """A running child with its pipes: a channel for each answer, one for calls that belong to
+    none, and one for cancels, which have no answer.
+
+    An answer and whoever reads it have a channel to themselves, so that nobody waits for
+    another's message, and no thread hands messages on. Where the models are on RPC servers,
+    every wait for the child has a limit.
     """
 
     def __init__(
@@ -46,157 +126,84 @@ class ChildProcess:
                 "a daemonic process may have no child, and an isolated engine is one",
                 "Start the process with daemon=False, or use localspec.load in it.",
             )
-        self._servers = servers_used(preset, arguments)
+        servers = servers_used(preset, arguments)
+        self._choosing = threading.Lock()  # held while an answer gets its channel
         context = multiprocessing.get_context("spawn")
-        self._calls, calls = context.Pipe()
+        pipes = [context.Pipe() for _ in range(1 + _num_answers(arguments))]
         cancels, self._cancels = context.Pipe(duplex=False)
-        self._one_call = Access()
-        self._num_calls = 0
-        self._has_ended = False
-        self._last_words = ""
-        self._is_mute = False  # it was killed, because it said nothing any more
-        self._is_left = False  # by a call that did not wait for its answer
-        self._is_torn = False  # a message may have been written or read in part
-        self._is_stopped = False
-        self._process = context.Process(
+        theirs = [there for _, there in pipes]
+        process = context.Process(
             target=serve_engine,
-            args=(calls, cancels, preset, arguments, self._servers),
+            args=(theirs, cancels, preset, arguments, servers),
             daemon=True,
             name="localspec",
         )
-        self._process.start()
-        # Their last copies here, so that the end of the child is the end of the line.
-        calls.close()
-        cancels.close()
-        self.number = self._process.pid
+        # What the channels know of it is an object of its own, so that dropping this is enough.
+        self._child = _Child(process, servers)
+        self._asides, *self._channels = (Channel(here, self._child) for here, _ in pipes)
+        process.start()
+        # Their last copies here, so that the end of the child is the end of the pipes.
+        for each in (*theirs, cancels):
+            each.close()
+        self.number = process.pid
         try:
-            self.facts: EngineFacts = self._answer(progress)  # to no call: number 0
+            self.facts: EngineFacts = self._channels[0].answer(progress)
         except BaseException:
             self.stop()
             raise
 
-    def call(
-        self,
-        method: str,
-        *arguments: Any,
-        on_report: Callable[[Any], None] | None = None,
-        **keywords: Any,
-    ) -> Any:
-        """The result of `Served.method`, or its error. Raises CrashedError for a lost child.
+    def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """`Channel.call` for what is done while no answer runs."""
+        return self._channels[0].call(method, *arguments, **keywords)
 
-        on_report: gets what the child reports meanwhile.
+    def ask(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """`Channel.call` for what waits for no answer: vocabulary, memory, idle work."""
+        return self._asides.call(method, *arguments, **keywords)
+
+    def channel_of(self, turn: EngineTurn) -> Channel:
+        """The channel of an answer, until its turn is over."""
+        with self._choosing:
+            free = [each for each in self._channels if each.turn is None or each.turn.is_over]
+            free[0].turn = turn
+            return free[0]
+
+    def can_end(self, channel: Channel) -> bool:
+        """Whether the child can be asked now to end the channel's answer.
+
+        Not by a finalizer in the midst of a call on that channel.
         """
-        with self._one_call.turn() as turn, turn:
-            self._one_call.take(turn, in_use, waits=True)
-            self._num_calls += 1
-            request = ForkingPickler.dumps((self._num_calls, method, arguments, keywords))
-            with contextlib.suppress(OSError):  # what is wrong is found out below
-                self._whole(self._calls.send_bytes, request)
-            return self._answer(on_report)
-
-    @property
-    def is_in_call(self) -> bool:
-        """Whether this very thread makes a call, which a finalizer or a signal interrupted."""
-        return self._one_call.is_held_here
-
-    def _answer(self, on_report: Callable[[Any], None] | None) -> Any:
-        number, kind, value = -1, "", None
-        # Nobody waits long for what nobody wants any more.
-        limit_s = CHILD_PATIENCE_S if self._is_left else CHILD_SILENCE_S
-        self._is_left = True
-        # A call that an exception of a signal handler ended has left its answer behind.
-        while number != self._num_calls or kind in ("progress", "last words"):
-            try:
-                number, kind, value = self._received(limit_s)
-            except (EOFError, OSError) as error:
-                self._has_ended = True
-                if self._is_stopped:  # by whoever closed it while this waited for its turn
-                    raise ClosedError("the engine is closed", "Load it again.") from error
-                raise CrashedError(*self._how_it_ended()) from error
-            if kind == "progress" and on_report is not None:
-                on_report(value)
-            elif kind == "last words":
-                self._last_words = f" ({' '.join(value.split())})"
-        self._is_left = False
-        if isinstance(value, Exception):
-            raise value
-        return value
-
-    def _whole(self, move: Callable[..., Any], *message: Any) -> Any:
-        """The result of sending or receiving a message.
-
-        If a signal handler raises in the middle of a message, nobody knows where the next one
-        begins: the child can no longer be used.
-        """
-        try:
-            return move(*message)
-        except BaseException:
-            self._is_torn = True
-            raise
-
-    def _received(self, limit_s: float) -> Any:
-        """The child's next message. A child that is silent too long, and may be waiting for a
-        server, is killed."""
-        # Here it may be interrupted: nothing is read yet.
-        if not self._calls.poll(limit_s if self._servers else None):
-            self._is_mute = True
-            self._process.kill()
-        return pickle.loads(self._whole(self._calls.recv_bytes))
-
-    def _how_it_ended(self) -> tuple[str, str]:
-        """Message and hint."""
-        ended = f"the process of the engine ended: {self._exit()}"
-        if not self._servers:
-            return ended, "Ask again: it is started again."
-        if self._is_mute:
-            ended = "the process of the engine waited too long for an RPC server"
-        faults = [error for error in ask_servers(self._servers) if isinstance(error, RpcError)]
-        if not faults:
-            names = ", ".join(self._servers)
-            return (
-                f"{ended}{self._last_words}. It used the RPC servers {names}, which answer now",
-                "Ask again: it is started again.",
-            )
-        return (
-            f"{ended}. {'; '.join(map(str, faults))}",
-            f"{faults[0].hint} Then ask again: the engine is started again.",
-        )
-
-    def _exit(self) -> str:
-        self._process.join(CHILD_PATIENCE_S)
-        code = self._process.exitcode
-        if code is None:  # the application lets the system clear its children away
-            return "its exit code is unknown"
-        if code >= 0:
-            return f"exit code {code}"
-        known = {number.value: number.name for number in signal.Signals}
-        return known.get(-code, f"signal {-code}")
+        return self._child.is_alive() and not (channel.is_torn or channel.is_in_call)
 
     def is_running(self) -> bool:
         """Whether the child has not ended yet, and can be asked."""
-        return not (self._has_ended or self._is_torn) and self._process.is_alive()
+        channels = (self._asides, *self._channels)
+        return self._child.is_alive() and not any(each.is_torn for each in channels)
 
-    def cancel(self, answer_number: int) -> None:
-        """Have that answer cancelled, if it is still the one. From any thread."""
+    def cancel(self, first: int, last: int) -> None:
+        """Have the answers with these numbers cancelled that still run. From any thread."""
         with contextlib.suppress(OSError, TypeError):  # it may be closed at this moment
-            self._cancels.send(answer_number)
+            self._cancels.send((first, last))
 
-    def stop(self) -> None:
-        """End the child, once a call that another thread makes is answered. Idempotent."""
-        self._is_stopped = True
-        self._one_call.end_here()
+    def stop(self, *, is_closed: bool = True) -> None:
+        """End the child, once calls that other threads make are answered. Idempotent.
+
+        is_closed: whether the engine is; else another child takes the place of this one.
+        """
+        self._child.is_closed |= is_closed
         patient_until_s = time.monotonic() + CHILD_PATIENCE_S
 
         def end_call() -> bool:
             if time.monotonic() > patient_until_s:
-                self._process.kill()
+                self._child.process.kill()
             return False
 
-        with self._one_call.turn() as turn, turn:
-            self._one_call.take(turn, in_use, waits=True, is_cancelled=end_call)
-            self._calls.close()
-            self._cancels.close()
-        self._process.join(CHILD_PATIENCE_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        for channel in (self._asides, *self._channels):
+            channel.close(end_call)
+        self._cancels.close()
+        self._child.end()
+
+
+def _num_answers(arguments: LoadKeywords) -> int:
+    """How many answers may run at once; of a number that `load` refuses, one."""
+    asked = arguments.get("parallel", 1)
+    return asked if isinstance(asked, int) and 1 <= asked <= MOST_PARALLEL else 1

@@ -1,0 +1,119 @@
+"""Who may work on an engine, where several may at once."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import localspec
+from localspec.engine.access import Access, busy
+from localspec.errors import EngineError, Interrupted
+
+
+def access_of(num_places):
+    """A line of which so many may work at once."""
+    access = Access()
+    access.num_places = num_places
+    return access
+
+
+def working(access, number):
+    """Turns that work, each of another thread."""
+    turns = [access.turn(is_shared=True) for _ in range(number)]
+    for turn in turns:
+        thread = threading.Thread(target=access.take, args=(turn, busy))
+        thread.start()
+        thread.join()
+    return turns
+
+
+def waiting(access, turn, **options):
+    """A thread that has taken its turn as soon as it has ended."""
+    thread = threading.Thread(
+        target=access.take, args=(turn, busy), kwargs={"waits": True, **options}, daemon=True
+    )
+    thread.start()
+    return thread
+
+
+def has_come(thread, *, soon):
+    """Whether the turn has come; soon: whether it ought to."""
+    thread.join(60 if soon else 0.15)
+    return not thread.is_alive()
+
+
+def test_as_many_work_as_may_and_the_next_is_refused_or_waits():
+    access = access_of(3)
+    turns = working(access, 3)
+    with access.turn(is_shared=True) as refused, pytest.raises(localspec.BusyError):
+        access.take(refused, busy)
+    late, later = access.turn(is_shared=True), access.turn(is_shared=True)
+    threads = [waiting(access, late)]
+    assert not has_come(threads[0], soon=False)
+    threads.append(waiting(access, later))
+    turns[1].end()  # whichever it is
+    assert has_come(threads[0], soon=True)
+    assert not has_come(threads[1], soon=False)
+    late.end()
+    assert has_come(threads[1], soon=True)
+    for turn in (*turns, later):
+        turn.end()
+    assert access.is_free
+
+
+def test_who_works_alone_waits_for_all_and_nobody_gets_in_between():
+    access = access_of(3)
+    first, second = working(access, 2)
+    alone, behind = access.turn(), access.turn(is_shared=True)
+    with access.turn() as refused, pytest.raises(localspec.BusyError):
+        access.take(refused, busy)
+    threads = [waiting(access, alone)]
+    assert not has_come(threads[0], soon=False)
+    threads.append(waiting(access, behind))
+    first.end()
+    assert not any(has_come(each, soon=False) for each in threads)
+    second.end()
+    assert has_come(threads[0], soon=True)
+    assert not has_come(threads[1], soon=False)
+    alone.end()
+    assert has_come(threads[1], soon=True)
+
+
+def test_idle_work_makes_way_for_the_first_that_comes():
+    access = access_of(3)
+    idle = access.turn(lambda: idle.end())
+    access.take(idle, busy)
+    (turn,) = working(access, 1)  # which does not wait
+    assert idle.is_over
+    with access.turn(lambda: None) as other, pytest.raises(localspec.BusyError):
+        access.take(other, busy)
+    turn.end()
+
+
+def test_a_thread_waits_for_itself_only_where_all_are_its_own():
+    access = access_of(2)
+    own = access.turn(is_shared=True)
+    access.take(own, busy)  # of the main thread
+    (other,) = working(access, 1)
+    third = access.turn(is_shared=True)
+    cancelled = iter([False, True])
+    with pytest.raises(Interrupted):  # until then it waits: the other's end would let it in
+        access.take(third, busy, waits=True, is_cancelled=lambda: next(cancelled))
+    third.end()
+    other.end()
+    second = access.turn(is_shared=True)
+    access.take(second, busy)
+    with (
+        access.turn(is_shared=True) as last,
+        pytest.raises(EngineError, match="waits for an answer"),
+    ):
+        access.take(last, busy, waits=True)
+    with (
+        access.turn() as alone,
+        pytest.raises(EngineError, match="waits for an answer"),
+    ):
+        access.take(alone, busy, waits=True)
+    for turn in (own, second):
+        turn.end()
+    assert access.is_free
