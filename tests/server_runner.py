@@ -79,13 +79,17 @@ def running_server(
     limits: Limits | None = None,
     logs_json: bool = False,
     embedder: str | None = None,
+    parallel: int = 1,
+    exact: bool | None = None,
 ) -> Iterator[Running]:
     """A server until the block is left. It loads its models when they are asked for."""
     models = ServedModels(
-        [ServedModel(name, context_length) for name in presets],
+        [ServedModel(name, context_length, exact=exact) for name in presets],
         takes_any_name=takes_any_name,
         embedder=None if embedder is None else ServedEmbedder(embedder),
     )
+    for model in models.all:
+        model.parallel = parallel
     server = Server(models, limits or Limits(), logs_json=logs_json)
     app = server.app(AccessRules(keys=keys, hosts=hosts, origins=origins))
     is_ready = threading.Event()

@@ -1,4 +1,4 @@
-"""One answer at a time: who waits, what is told meanwhile, and clients that go away."""
+"""A model's answers: who waits, what is told meanwhile, and clients that go away."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from localspec.server.app import Limits
 from localspec.server.event_loop import in_thread, unless_gone
 from localspec.server.guard import BodyReader
 from localspec.server.line import WaitingLine
+from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel, ServedModels
 from server_runner import running_server
 
@@ -322,3 +323,67 @@ def test_a_long_prompt_tells_how_far_it_is(endless):
     assert len(progress) > 1
     assert all(each["processed"] <= each["total"] for each in progress)
     assert progress == sorted(progress, key=lambda each: each["processed"])
+
+
+class Model:
+    """What the line has to know of one. num_at_once: questions that it answers at once."""
+
+    def __init__(self, num_at_once):
+        self.num_at_once = num_at_once
+
+
+def turns(places):
+    """Which of them have their turn."""
+    return [place.has_turn.is_set() for place in places]
+
+
+def test_the_first_of_a_model_have_their_turn_together():
+    line, model = WaitingLine(2), Model(3)
+    places = [line.join(model) for _ in range(5)]
+    assert turns(places) == [True, True, True, False, False]
+    assert [place.position for place in places] == [0, 0, 0, 1, 2]
+    assert [place.slot for place in places[:3]] == [0, 1, 2]
+    with pytest.raises(RequestError, match="2 requests are waiting already"):
+        line.join(model)
+    line.leave(places[1])
+    assert turns(places) == [True, True, True, True, False]
+    assert places[3].slot == 1
+    assert places[4].position == 1
+    line.leave(places[4])  # whose client went away
+    line.leave(places[0])
+    assert line.num_working == 2
+    late = line.join(model)
+    assert (late.slot, late.position) == (0, 0)
+
+
+def test_another_model_waits_until_the_first_has_answered_all():
+    """And whoever comes behind it waits, too, though there would be room: first come."""
+    line, model, other = WaitingLine(9), Model(3), Model(2)
+    places = [line.join(each) for each in (model, model, other, model, other)]
+    assert turns(places) == [True, True, False, False, False]
+    line.leave(places[0])
+    assert turns(places[1:]) == [True, False, False, False]
+    line.leave(places[1])
+    assert turns(places[2:]) == [True, False, False]
+    line.leave(places[2])
+    assert turns(places[3:]) == [True, False]
+    line.leave(places[3])
+    assert turns(places[4:]) == [True]
+
+
+def test_a_model_is_loaded_by_one_and_then_answers_several():
+    line, model = WaitingLine(9), Model(1)
+    places = [line.join(model) for _ in range(4)]
+    assert turns(places) == [True, False, False, False]
+    model.num_at_once = 3
+    line.look()
+    assert turns(places) == [True, True, True, False]
+
+
+def test_what_is_done_alone_has_no_company():
+    line, model = WaitingLine(9), Model(3)
+    closing = line.join(None)
+    places = [line.join(model) for _ in range(2)]
+    assert turns([closing, *places]) == [True, False, False]
+    line.leave(closing)
+    assert turns(places) == [True, True]

@@ -82,6 +82,7 @@ def text_of(prefixes, prompt, answer):
     text = prefixes.text_for(prompt)
     text.tokens = [*prompt, *answer]
     text.num_asked = text.num_stable = len(prompt)
+    text.is_in_use = False
     return text
 
 
@@ -90,7 +91,7 @@ def test_which_text_a_prompt_goes_on_with():
     system, asking = list(range(1000)), [7, 8]
     first, answer = [*system, 1, 2, 3, *asking], [4] * 100
     main = text_of(prefixes, first, answer)
-    assert prefixes.text_for(first) is main  # once more
+    assert text_of(prefixes, first, answer) is main  # once more
     second = [*first, *answer, 5, 6, *asking]
     assert text_of(prefixes, second, answer) is main
     side = text_of(prefixes, [*system, *[9] * 50], answer)
@@ -104,6 +105,19 @@ def test_which_text_a_prompt_goes_on_with():
     for number in range(5000, 5100):
         text_of(prefixes, [number] * 20, answer)
     assert prefixes.text_for([*fourth, *answer, 1]) is not main
+
+
+def test_a_text_that_is_being_answered_is_nobody_elses():
+    """The same prompt at the same time, as of a client that asks twice."""
+    texts = AnsweredTexts()
+    prompt = list(range(50))
+    first, second = texts.text_for(prompt), texts.text_for(prompt)
+    assert first is not second
+    for text in (first, second):
+        text.tokens, text.num_asked, text.num_stable = prompt, 50, 50
+    assert texts.text_for(prompt) not in (first, second)
+    second.is_in_use = False
+    assert texts.text_for([*prompt, 1, 2]) is second
 
 
 @pytest.mark.process

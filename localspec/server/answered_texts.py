@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from localspec.speculative.prefix import common_length
@@ -12,9 +13,13 @@ _ASKING = 16
 
 
 class AnsweredText:
-    """A prompt and its answer; the owner of caches in the engine."""
+    """A prompt and its answer; the owner of caches in the engine.
+
+    is_in_use: whether it is being answered. Only who answers it knows what it has by then.
+    """
 
     def __init__(self) -> None:
+        self.is_in_use = False
         self.tokens: Sequence[int] = ()
         self.num_asked = 0  # how many of them are the prompt
         # How many a prompt repeats that continues it; those behind may change.
@@ -27,23 +32,27 @@ class AnsweredText:
 
 
 class AnsweredTexts:
-    """The texts that were answered last, in the order of their last use."""
+    """The texts that were answered last, in the order of their last use. From any thread."""
 
     def __init__(self) -> None:
+        self._choosing = threading.Lock()  # held while a prompt gets its text
         self._texts: list[AnsweredText] = []
 
     def text_for(self, prompt: Sequence[int]) -> AnsweredText:
-        """The longest of the texts that the prompt continues, or a new one.
+        """The longest of the texts that the prompt continues, or a new one; it is in use.
 
         So a conversation finds its own caches. A side question that only has the same
-        beginning does not take their place.
+        beginning does not take their place, nor does one that is asked again at the same time.
         """
-        candidates = [text for text in self._texts if text.is_continued_by(prompt)]
-        if candidates:
-            found = max(candidates, key=lambda text: common_length(text.tokens, prompt))
-            self._texts.remove(found)
-        else:
-            found = AnsweredText()
-            self._texts = self._texts[1 - _MOST_TEXTS :]
-        self._texts.append(found)
-        return found
+        with self._choosing:
+            unused = [text for text in self._texts if not text.is_in_use]
+            candidates = [text for text in unused if text.is_continued_by(prompt)]
+            if candidates:
+                found = max(candidates, key=lambda text: common_length(text.tokens, prompt))
+                self._texts.remove(found)
+            else:
+                found = AnsweredText()
+                self._texts = self._texts[1 - _MOST_TEXTS :]
+            self._texts.append(found)
+            found.is_in_use = True
+            return found

@@ -36,7 +36,7 @@ from localspec.streaming.reply import Piece, Reply
 
 
 class Waiting(NamedTuple):
-    """Nothing happened for a while. position: requests ahead of it; 0 when it has its turn."""
+    """Nothing happened for a while. position: as `PlaceInLine` has it; 0 in its turn."""
 
     position: int
 
@@ -95,10 +95,10 @@ class Service:
         loading raises.
         """
         model = self.models.named(name)
-        place = None if model.engine is not None else self.line.join()
+        place = None if model.engine is not None else self.line.join(model)
         try:
             if place is not None:
-                await place.is_first.wait()
+                await place.has_turn.wait()
             async with self.models.opened(model) as engine, self.asides:
                 yield engine
         finally:
@@ -109,11 +109,11 @@ class Service:
 class Answering:
     """A question, from joining the line to the end of its answers.
 
-    model: the one that answers. number: in the order in which they came. position: requests
-    ahead of it when it joined. waited_s, first_s: from then to its turn, and to its first piece
-    of text; None before. reading: how much of the prompt is decoded. num_said: tokens of the
-    answer so far. stats: of the answers that have ended. is_complete: whether all have, by
-    themselves.
+    model: the one that answers. number: in the order in which they came. position: its place
+    among those that wait when it joined; 0 where it does not. waited_s, first_s: from then to
+    its turn, and to its first piece of text; None before. reading: how much of the prompt is
+    decoded. num_said: tokens of the answer so far. stats: of the answers that have ended.
+    is_complete: whether all have, by themselves.
 
     Raises RequestError if there is no such model, too many requests wait, or the server is
     stopping.
@@ -125,7 +125,7 @@ class Answering:
         self.model = service.models.named(question.model_name)
         if any(isinstance(each, FimPrompt) for each in question.inputs):
             required_fim(self.model.fim, self.model.name)
-        self._place = service.line.join()
+        self._place = service.line.join(self.model)
         self.number = next(_numbers)
         self.position = self._place.position
         self._joined_s = time.monotonic()
@@ -145,8 +145,13 @@ class Answering:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether other requests are ahead of it."""
-        return self._place.position > 0
+        """Whether its turn is still to come."""
+        return not self._place.has_turn.is_set()
+
+    @property
+    def slot(self) -> int:
+        """Its number among those that the model answers now."""
+        return self._place.slot
 
     async def events(self) -> AsyncGenerator[list[Event], None]:
         """The events, several at once if they come faster than they are read.
@@ -181,11 +186,12 @@ class Answering:
             self._work.exception()  # or asyncio logs that it was never retrieved
 
     async def _answer_in_turn(self) -> None:
-        await self._place.is_first.wait()
+        await self._place.has_turn.wait()
         self.waited_s = time.monotonic() - self._joined_s
         asked, model, models = self.question, self.model, self._service.models
         if asked.inputs or asked.keep_s != 0:  # or it would be loaded only to be closed
             async with models.opened(model) as engine:
+                self._service.line.look()  # it may have been loaded now
                 if asked.keep_s is not None:
                     model.keep_s = asked.keep_s
                 asks = [(each, n) for each in asked.inputs for n in range(asked.num_answers)]
@@ -198,6 +204,7 @@ class Answering:
                     await in_thread(read, answer.cancel)
         if asked.keep_s == 0 and model.engine is not None:
             model.keep_s = 0.0
+        if model.keep_s == 0 and self._service.line.num_working == 1:  # else the last one does
             await models.close_unused(math.inf)
         self.is_complete = True
 
@@ -212,6 +219,7 @@ class Answering:
                     self.num_said += len(piece.token_ids)
                     self._tell(NewPiece(number, piece, exchange.text.num_asked))
         finally:
+            exchange.release()
             with contextlib.suppress(EngineError):  # it was refused, and has none
                 self.stats.append(answer.reply().stats)
         reply = answer.reply()
@@ -283,6 +291,11 @@ class _TextExchange(Exchange):
         self.text.tokens, self.text.num_asked = prompt.tokens, len(prompt.tokens)
         self.text.num_stable = num_stable or len(prompt.tokens)
         return prompt
+
+    def release(self) -> None:
+        """Let other prompts continue the text."""
+        if self.owner is not None:
+            self.text.is_in_use = False
 
     def remember(self, reply: Reply, said: object) -> None:
         prompt = self.text.tokens[: self.text.num_asked]

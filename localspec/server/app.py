@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from localspec.engine.side_by_side import MOST_PARALLEL
 from localspec.errors import LocalspecError
 from localspec.server import ollama
 from localspec.server.answering import Service
@@ -40,8 +42,9 @@ from localspec.server.responses import ResponseForm
 from localspec.server.served_models import ServedModel, ServedModels
 from localspec.server.writing import PostEndpoint
 
+_NUM_THREADS = MOST_PARALLEL + 16
 _IDLE_CHECKS_S = 15.0  # between two checks for unused models
-LAST_ANSWER_S = 3.0  # for the running answer when the server stops; uvicorn waits longer
+LAST_ANSWER_S = 3.0  # for the running answers when the server stops; uvicorn waits longer
 
 # The class that reads a request to each path and answers it.
 _POSTS: dict[str, type[Form | Aside]] = {
@@ -171,6 +174,9 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncGenerator[None, None]:
+        # Each answer that is under way has a thread, and what is short must not wait for one.
+        threads = ThreadPoolExecutor(_NUM_THREADS, "localspec-server")
+        asyncio.get_running_loop().set_default_executor(threads)
         unloading = asyncio.create_task(self._unload_unused())
         try:
             yield
@@ -184,7 +190,7 @@ class Server:
             if self._models.embedder is not None:
                 await self._models.embedder.close_unused(self._limits.unload_s)
             if self._line.is_empty:
-                place = self._line.join()
+                place = self._line.join(None)
                 try:
                     await self._models.close_unused(self._limits.unload_s)
                 except LocalspecError:

@@ -4,30 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 
 from localspec.server.refusal import RequestError, stopping
+from localspec.server.served_models import ServedModel
 
 
 class PlaceInLine:
-    """A place in the line. is_first is set when its turn comes."""
+    """A place in the line, for a model; None: for work on any of them, which is done alone.
 
-    def __init__(self, places: deque[PlaceInLine]) -> None:
-        self._places = places
-        self.is_first = asyncio.Event()
+    has_turn is set when its turn comes. slot: its number among those of the model that have
+    theirs, from 0 on.
+    """
+
+    def __init__(self, line: WaitingLine, model: ServedModel | None) -> None:
+        self._line = line
+        self.model = model
+        self.has_turn = asyncio.Event()
+        self.slot = 0
 
     @property
     def position(self) -> int:
-        """How many requests are ahead, with the one that has its turn."""
-        return self._places.index(self) if self in self._places else 0
+        """Its place among the requests that wait, from 1 on; 0 when it has its turn."""
+        return self._line.position_of(self)
 
 
 class WaitingLine:
-    """First come, first served. num_waiting: how many may wait behind the first."""
+    """First come, first served.
+
+    The first has its turn, and with it those behind it that ask the same model, as many as that
+    answers at once. num_waiting: how many may wait behind these.
+    """
 
     def __init__(self, num_waiting: int) -> None:
         self._num_waiting = num_waiting
-        self._places: deque[PlaceInLine] = deque()
+        self._places: list[PlaceInLine] = []
         self._is_closed = False
 
     @property
@@ -35,23 +45,29 @@ class WaitingLine:
         """Whether no request has its turn or waits for it."""
         return not self._places
 
-    def join(self) -> PlaceInLine:
+    @property
+    def num_working(self) -> int:
+        """How many have their turn."""
+        return sum(each.has_turn.is_set() for each in self._places)
+
+    def join(self, model: ServedModel | None) -> PlaceInLine:
         """A place at the end, to be given up with `leave`.
 
         Raises RequestError if too many wait, or the line is closed.
         """
         if self._is_closed:
             raise stopping()
-        if len(self._places) > self._num_waiting:
+        place = PlaceInLine(self, model)
+        self._places.append(place)
+        self.look()
+        if place.position > self._num_waiting:
+            self._places.remove(place)
             raise RequestError(
                 f"{self._num_waiting} requests are waiting already",
                 "Ask again later.",
                 status=503,
                 code="overloaded",
             )
-        place = PlaceInLine(self._places)
-        self._places.append(place)
-        self._tell_first()
         return place
 
     def close(self) -> None:
@@ -62,8 +78,21 @@ class WaitingLine:
         """Give up the place, anywhere in the line. Idempotent."""
         with contextlib.suppress(ValueError):
             self._places.remove(place)
-        self._tell_first()
+        self.look()
 
-    def _tell_first(self) -> None:
-        if self._places:
-            self._places[0].is_first.set()
+    def look(self) -> None:
+        """Give whoever may work now its turn; also called when a model was loaded."""
+        model = self._places[0].model if self._places else None
+        num_at_once = 1 if model is None else model.num_at_once
+        for place in self._places[:num_at_once]:
+            if place.model is not model:
+                break
+            if not place.has_turn.is_set():
+                taken = {each.slot for each in self._places if each.has_turn.is_set()}
+                place.slot = min(set(range(num_at_once)) - taken)
+                place.has_turn.set()
+
+    def position_of(self, place: PlaceInLine) -> int:
+        """See `PlaceInLine.position`."""
+        waiting = [each for each in self._places if not each.has_turn.is_set()]
+        return waiting.index(place) + 1 if place in waiting else 0

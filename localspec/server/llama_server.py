@@ -91,16 +91,18 @@ def slots(service: Service, query: Mapping[str, str]) -> list[dict[str, Any]]:
     """
     model = service.models.named(query.get("model"))
     now = [each for each in service.answerings if not each.is_waiting]
-    if now and query.get("fail_on_no_slot"):
+    running = {each.slot: _progress(each) for each in now if each.model is model}
+    has_free = len(running) == len(now) < model.num_slots  # one model answers at a time
+    if query.get("fail_on_no_slot") and not has_free:
         raise RequestError("no slot is free", "Ask later.", status=503, code="overloaded")
-    running = next((each for each in now if each.model is model), None)
     slot = {
-        "id": 0,
         "n_ctx": model.context_length,
         "speculative": True,  # the text itself drafts, if no model does
-        "is_processing": running is not None,
     }
-    return [slot if running is None else {**slot, **_progress(running)}]
+    return [
+        {"id": number, **slot, "is_processing": number in running, **running.get(number, {})}
+        for number in range(model.num_slots)
+    ]
 
 
 def _progress(running: Answering) -> dict[str, Any]:
@@ -131,7 +133,7 @@ def props(service: Service, query: Mapping[str, str]) -> dict[str, Any]:
             "params": _default_params(model),
             "n_ctx": model.context_length,
         },
-        "total_slots": 1,
+        "total_slots": model.num_slots,
         "model_alias": model.name,
         "model_ftype": model.quantization,
         "model_path": model.file_name,

@@ -115,6 +115,16 @@ class ServedModel:
         self.load_s = time.monotonic() - started_s
         return engine
 
+    @property
+    def num_at_once(self) -> int:
+        """Questions that it answers at once. Not loaded, it has one, which loads it."""
+        return 1 if self.engine is None else self.engine.parallel
+
+    @property
+    def num_slots(self) -> int:
+        """The same for those who only want to know: not loaded, as many as were asked for."""
+        return self.parallel if self.engine is None else self.engine.parallel
+
     def left_s(self, unload_s: float) -> float:
         """Seconds until it may be closed. unload_s: the server's default."""
         idle_s = 0.0 if self.num_users else time.monotonic() - self.used_s
@@ -200,7 +210,7 @@ class ServedModels:
 
     @contextlib.asynccontextmanager
     async def opened(self, model: ServedModel) -> AsyncGenerator[IsolatedEngine, None]:
-        """Its engine, which stays open in the block. For whoever is first in the line.
+        """Its engine, which stays open in the block. For whoever has its turn in the line.
 
         It is loaded if need be; then others are closed if memory is short, or an RPC server,
         which serves one of them at a time, is taken. Raises what loading raises.
@@ -245,7 +255,7 @@ class ServedModels:
     async def close_unused(self, seconds: float) -> None:
         """Close models that were unused for so long, or for as long as each is kept.
 
-        For whoever is first in the line.
+        For whoever alone has its turn in the line.
         """
         for model in self.all:
             is_old = model.num_users == 0 and model.left_s(seconds) <= 0
