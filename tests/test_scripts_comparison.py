@@ -225,6 +225,29 @@ def test_an_agents_session_is_the_same_for_every_server(setup, tmp_path):
     ]  # fmt: skip
 
 
+def test_clients_at_once_are_counted_together(tmp_path):
+    """Of two of our own servers, with few tokens; a second round is added to the first."""
+    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    path = tmp_path / "rounds.jsonl"
+    for seed in (1, 2):
+        done = run(
+            "compare/compare_clients.py",
+            *("--alone", "--record", path, "--seed", seed, "--clients", 1, 2, "--ctx", 2048),
+            *("--threads", 1, "--answer-tokens", 12, "--prompt-words", 600),
+        )
+        assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    whats = [
+        "1 at once, tokens/s", "2 at once, tokens/s", "a short question alone, s",
+        "beside a long answer, s", "beside a long prompt, s",
+    ]  # fmt: skip
+    assert [line["what"] for line in lines] == whats * 2
+    assert all(value > 0 for line in lines for value in line["found"].values())
+    head, _, *rows = done.stdout[done.stdout.index("| temperature") :].splitlines()
+    assert head.count("localspec --parallel") == 4
+    assert [row.split(" | ")[1] for row in rows] == whats
+
+
 def test_table_of_sessions_has_the_ratios_of_rounds(tmp_path):
     """The median of the rounds' ratios, each of sums."""
     path = tmp_path / "rounds.jsonl"

@@ -78,12 +78,15 @@ class Timed:
 Conversation = Iterator[tuple[Request, Callable[[str], None]]]
 
 
-def localspec_server(setup: Setup) -> ServerProcess:
-    """localspec's, as it comes."""
+def localspec_server(setup: Setup, *, parallel: int | None = None) -> ServerProcess:
+    """localspec's, as it comes, or with so many answers at once."""
     command = [sys.executable, "-m", "comparison.localspec_server", "--target", setup.target]
     command += [] if setup.draft is None else ["--draft", setup.draft]
     command += ["--ctx", str(setup.context_length)]
-    return ServerProcess("localspec", command, _SCRIPTS)
+    if parallel is None:
+        return ServerProcess("localspec", command, _SCRIPTS)
+    command += ["--parallel", str(parallel)]
+    return ServerProcess(f"localspec --parallel {parallel}", command, _SCRIPTS)
 
 
 def system_prompt(num_tokens: int, count: Callable[[str], int]) -> str:

@@ -164,6 +164,15 @@ def server_as_it_comes(tools: Tools, setup: Setup) -> ServerProcess:
     return ServerProcess("llama-server", command)
 
 
+def server_of_slots(program: Path, setup: Setup, num_slots: int) -> ServerProcess:
+    """llama-server with so many slots, each with the whole context."""
+    threads = str(setup.num_threads)
+    command: list[str | Path] = [program, "-m", setup.target, "-np", str(num_slots)]
+    command += ["-c", str(num_slots * setup.context_length), "-t", threads, "-tb", threads]
+    command += [*_layers("-ngl", setup), *_drafting(setup, None)]
+    return ServerProcess(f"llama-server -np {num_slots}", command)
+
+
 def _common(setup: Setup) -> list[str | Path]:
     threads = str(setup.num_threads)
     options: list[str | Path] = [

@@ -18,6 +18,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--ctx", type=int, required=True)
+    parser.add_argument("--parallel", type=int, default=4)  # as `localspec serve`
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     asked = parser.parse_args()
@@ -27,7 +28,9 @@ def main() -> None:
         draft=None if asked.draft is None else localspec.LocalModel(path=asked.draft),
         context_length=asked.ctx,
     )
-    models = ServedModels([ServedModel(preset, asked.ctx)], takes_any_name=True)
+    model = ServedModel(preset, asked.ctx)
+    model.parallel = asked.parallel
+    models = ServedModels([model], takes_any_name=True)
     server = Server(models, Limits())
     app = server.app(AccessRules(keys=(), hosts=(), origins=()))
     with listen(asked.host, asked.port) as listening:
