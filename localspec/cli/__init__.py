@@ -23,6 +23,7 @@ from localspec.cli.download import download
 from localspec.cli.explain import explain
 from localspec.cli.generate import generate
 from localspec.cli.help import Group
+from localspec.cli.launch import LAUNCHERS
 from localspec.cli.models import models
 from localspec.cli.screen import error_lines, note, printable
 from localspec.cli.serve import serve
@@ -132,6 +133,7 @@ def main() -> None:
         localspec chat T.gguf --draft D.gguf
         localspec generate "Why is the sky blue?"
         localspec serve                a server for OpenAI's and other clients
+        localspec claude qwen2.5-7b    Claude Code with a model of this machine
         localspec explain qwen2-7b     whether it fits and pays, before a download
         localspec download qwen2-7b    download a preset's files
         localspec sessions             saved conversations
@@ -142,5 +144,6 @@ def main() -> None:
 for _command in (
     *(bench, chat, generate, sessions, serve, trace, verify),
     *(download, models, explain, doctor, completion),
+    *LAUNCHERS,
 ):
     main.add_command(_command)

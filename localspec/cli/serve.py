@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import ipaddress
+import json
 import logging
 from collections import Counter
 from pathlib import Path
@@ -53,11 +54,13 @@ Codex, in ~/.codex/config.toml:
   wire_api = "responses"
   experimental_bearer_token = "$key"
 opencode, in opencode.json:
-  {"model": "localspec/$model", "provider": {"localspec": {
+  $opencode
+""")
+_OPENCODE = Template("""\
+{"model": "localspec/$model", "provider": {"localspec": {
     "npm": "@ai-sdk/openai-compatible",
     "options": {"baseURL": "$address/v1", "apiKey": "$key"},
-    "models": {"$model": {"limit": {"context": $context, "output": $output}}}}}}
-""")
+    "models": {"$model": {"limit": {"context": $context, "output": $output}}}}}}""")
 _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an answer
 
 
@@ -166,7 +169,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     keys = [] if api_key_file is None else _keys(api_key_file)
     access = AccessRules(keys=keys, hosts=allowed_hosts, origins=cors_origins)
     _check_access(access, host, memory)
-    names = dict.fromkeys(models or (_usual_name(),))
+    names = dict.fromkeys(models or (usual_name(),))
     for name in filter(None, (*names, embeddings)):
         offer_download(name)
     served = ServedModels(
@@ -201,7 +204,7 @@ def _check_access(access: AccessRules, host: str, memory: MemoryOptions) -> None
         )
 
 
-def _usual_name() -> str:
+def usual_name() -> str:
     """The model that commands use if none is named."""
     chosen = choose_model(None, None, None, is_target=False)
     return chosen.preset or chosen.target or DEFAULT_PRESET
@@ -255,10 +258,22 @@ def ready_settings(address: str, model: str, context_length: int, *, has_key: bo
     """Settings to copy into clients. address: like http://127.0.0.1:8617. has_key: whether
     clients need an API key.
     """
+    key = "YOUR_KEY" if has_key else "local"
     return _CLIENT_SETTINGS.substitute(
         address=address,
         model=model,
         context=context_length,
+        key=key,
+        opencode=opencode_settings(address, model, context_length, key),
+    )
+
+
+def opencode_settings(address: str, model: str, context_length: int, key: str) -> str:
+    """What opencode.json has for a server, in JSON."""
+    return _OPENCODE.substitute(
+        address=address,
+        model=json.dumps(model, ensure_ascii=False)[1:-1],
+        context=context_length,
         output=context_length // _OUTPUT_SHARE,
-        key="YOUR_KEY" if has_key else "local",
+        key=key,
     )

@@ -1,0 +1,204 @@
+"""`localspec claude`, `codex` and `opencode`, with programs that really ask the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from server_runner import running_server
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform == "win32", reason="programs and signals of Unix"),
+]
+
+# Asks as the real program would with what it was given, and writes down what came.
+ASKS = """\
+#!{python}
+import json, os, sys, urllib.request
+try:
+    import tomllib
+except ImportError:
+    import tomli as tomllib
+def asked(address, key, fields):
+    request = urllib.request.Request(address, json.dumps(fields).encode())
+    request.add_header("Authorization", "Bearer " + key)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
+    return json.load(opener.open(request, timeout=120))
+words = sys.argv[1:]
+message = [{{"role": "user", "content": "Hi"}}]
+{asks}
+found = {{"answer": answer, "context": context, "rest": words,
+          "api_key": os.environ.get("ANTHROPIC_API_KEY")}}
+open("found", "w").write(json.dumps(found))
+{end}
+"""
+OF_CLAUDE = """\
+model = words[1]
+assert words[0] == "--model"
+words = words[2:]
+address = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages"
+fields = {"model": model, "messages": message, "max_tokens": 3}
+answer = asked(address, os.environ["ANTHROPIC_AUTH_TOKEN"], fields)
+context = int(os.environ["CLAUDE_CODE_MAX_CONTEXT_TOKENS"])
+"""
+OF_CODEX = """\
+lines = []
+while words[:1] == ["-c"]:
+    lines.append(words[1])
+    words = words[2:]
+settings = tomllib.loads("\\n".join(lines))
+provider = settings["model_providers"][settings["model_provider"]]
+assert provider["wire_api"] == "responses"
+fields = {"model": settings["model"], "input": "Hi", "max_output_tokens": 3}
+key = provider["experimental_bearer_token"]
+answer = asked(provider["base_url"] + "/responses", key, fields)
+context = settings["model_context_window"]
+"""
+OF_OPENCODE = """\
+settings = json.loads(os.environ["OPENCODE_CONFIG_CONTENT"])
+provider, _, model = settings["model"].partition("/")
+settings = settings["provider"][provider]
+fields = {"model": model, "messages": message, "max_tokens": 3}
+address = settings["options"]["baseURL"] + "/chat/completions"
+answer = asked(address, settings["options"]["apiKey"], fields)
+context = settings["models"][model]["limit"]["context"]
+"""
+PROGRAMS = {"claude": OF_CLAUDE, "codex": OF_CODEX, "opencode": OF_OPENCODE}
+
+
+def installed(folder: Path, name: str, end: str = "") -> None:
+    """A program of that name. end: what it does at last."""
+    text = ASKS.format(python=sys.executable, asks=textwrap.dedent(PROGRAMS[name]), end=end)
+    path = folder / name
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def started(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "localspec", *words],
+        cwd=folder,
+        env={**os.environ, "PATH": str(folder), "ANTHROPIC_API_KEY": "a-secret-key"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit code, and what it said on stderr."""
+    try:
+        _, said = process.communicate(timeout=180)
+    finally:
+        process.kill()
+    return process.returncode, said
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def num_said(answer: dict) -> int:
+    usage = answer["usage"]
+    return int(usage.get("output_tokens") or usage["completion_tokens"])
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_server_is_started_for_the_program_and_ended_behind_it(name, tmp_path):
+    installed(tmp_path, name, "sys.exit(7)")
+    port = free_port()
+    words = (name, "demo", "--ctx", "512", "--port", str(port), "--", "-p", "--", "Say hello.")
+    code, said = ended(started(tmp_path, *words))
+    assert (tmp_path / "found").exists(), said
+    found = json.loads((tmp_path / "found").read_text())
+    assert code == 7
+    assert found["answer"]["model"] == "demo"
+    assert num_said(found["answer"]) == 3
+    assert found["context"] == 512
+    assert found["rest"] == ["-p", "--", "Say hello."]
+    assert not listens(port)
+    if name == "claude":  # whose key is for another server
+        assert found["api_key"] is None
+
+
+def test_a_server_that_runs_is_used_and_stays(tmp_path, demo_target):
+    installed(tmp_path, "claude")
+    with running_server(presets=["demo", str(demo_target)], context_length=256) as server:
+        port = server.url.rpartition(":")[2]
+        assert ended(started(tmp_path, "claude", "--port", port)) == (0, "")
+        assert json.loads((tmp_path / "found").read_text())["answer"]["model"] == "demo"
+        words = ("claude", str(demo_target), "--port", port)
+        assert ended(started(tmp_path, *words)) == (0, "")
+        found = json.loads((tmp_path / "found").read_text())
+        assert (found["answer"]["model"], found["context"]) == (demo_target.stem, 256)
+        code, said = ended(started(tmp_path, "claude", "other.gguf", "--port", port))
+        assert code == 2
+        assert f"has demo, {demo_target.stem}, not other.gguf" in said
+        code, said = ended(started(tmp_path, "claude", "--ctx", "512", "--port", port))
+        assert "context of 256, not 512" in said
+        assert server.client.get("/health").status_code == 200
+
+
+def test_a_program_that_is_missing_is_named_before_a_server_is_started(tmp_path):
+    code, said = ended(started(tmp_path, "codex"))
+    assert code == 2
+    assert said.splitlines() == [
+        "Error: Codex is not installed: there is no program 'codex' in PATH",
+        "Hint: Install it: npm install -g @openai/codex",
+    ]
+
+
+def test_another_program_at_the_port_or_a_key_is_refused(tmp_path):
+    installed(tmp_path, "claude")
+    with running_server(keys=["a-key"]) as server:
+        words = ("claude", "--port", server.url.rpartition(":")[2])
+        code, said = ended(started(tmp_path, *words))
+    assert code == 2
+    assert "is no localspec server, or needs a key" in said
+    assert not (tmp_path / "found").exists()
+
+
+def test_what_the_server_says_when_it_does_not_start_is_shown(tmp_path):
+    installed(tmp_path, "claude")
+    words = ("claude", "missing.gguf", "--port", str(free_port()))
+    code, said = ended(started(tmp_path, *words))
+    assert code in (1, 2)
+    assert "missing.gguf" in said
+    assert not (tmp_path / "found").exists()
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_told_to_end_it_ends_the_program_and_the_server(name, tmp_path):
+    installed(tmp_path, "claude", "import time; time.sleep(600)")
+    port = free_port()
+    process = started(tmp_path, "claude", "demo", "--ctx", "256", "--port", str(port))
+    give_up_s = time.monotonic() + 120
+    while not (tmp_path / "found").exists():
+        assert process.poll() is None
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
+    assert listens(port)
+    process.send_signal(getattr(signal, name))
+    code, _ = ended(process)
+    assert code == 130
+    assert not listens(port)
