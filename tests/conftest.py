@@ -353,3 +353,10 @@ def hub(
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
         yield hub
+
+
+@pytest.fixture
+def own_folders(tmp_path, monkeypatch):
+    """Caches, costs and conversations of this test alone."""
+    for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "LOCALAPPDATA", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))

@@ -10,6 +10,7 @@ import ctypes
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,6 +59,22 @@ def target(engine: Engine) -> LlamaModel:
 def loop(engine: Engine) -> SpeculativeDecoder:
     """The loop with its tokens, proposers and draft policy: `Engine.exclusively` empties it."""
     return engine._decoder
+
+
+def save_caches_of(engine: Engine, owner: object, path: Path) -> bool:
+    """`save_caches`, for a text that no chat has."""
+    return engine._save_caches_of(owner, path)
+
+
+def load_caches_of(engine: Engine, owner: object, path: Path) -> bool:
+    """`load_caches`, for a text that no chat has."""
+    return engine._load_caches_of(owner, path)
+
+
+def has_trimmed_output(engine: Engine) -> bool:
+    """Whether the head's logits come from a trimmed output layer."""
+    head = engine._models.head
+    return isinstance(head, LlamaHead) and head._output is not None
 
 
 def cache_pool(engine: Engine) -> CachePool:

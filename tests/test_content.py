@@ -46,12 +46,6 @@ def fine_tunes(tmp_path, demo_target):
     return paths
 
 
-@pytest.fixture
-def own_folders(tmp_path, monkeypatch):
-    for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "LOCALAPPDATA", "HOME"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
-
-
 def asked(path, caches=None, **options):
     """An engine of the file that has answered a question, or was given somebody's caches."""
     engine = localspec.load(target=path, num_threads=1, context_length=512, **options)

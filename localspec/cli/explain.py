@@ -82,6 +82,7 @@ def _blocks(found: Explanation) -> list[tuple[str, list[str]]]:
             facts.append(("Sizes", [found.size_warning]))
     if found.head is not None:
         facts.append(("Head", [_head(found.head)]))
+    facts.append(("Trimmed", list(found.trimmed)))
     if not found.is_pair:
         return [*facts, ("NO PAIR", _no_pair(found))]
     if found.draft is None and found.head is None:

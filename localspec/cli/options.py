@@ -137,7 +137,9 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_all(_OPTIONS, with_options)
 
 
-_LOADING = ("draft", "head", "draft_tokens", "proposer", "context_length", "rpc", "force")
+_LOADING = (
+    *("draft", "head", "draft_tokens", "proposer", "context_length", "rpc", "trimmed", "force"),
+)
 _OPTIONS = [
     click.option(
         "--preset",
@@ -164,6 +166,12 @@ _OPTIONS = [
     ),
     click.option(
         "--no-draft", is_flag=True, help="Plain decoding: the same as --draft-tokens 0."
+    ),
+    click.option(
+        "--trimmed/--no-trimmed",
+        default=True,
+        help="Use a trimmed file beside a draft's or a head's where it pays more. "
+        "[default: on]",
     ),
     click.option("--system", metavar="TEXT", help="The system message."),
     click.option(

@@ -44,10 +44,11 @@ def trim_model(
     """Write a copy of a draft or a head that proposes fewer tokens and is quicker.
 
     Its output layer keeps the rows of some tokens only: those that every answer needs, those of
-    your texts, and those with the lowest ids, which are the most frequent ones. What you get
-    to read stays the same; where another token is needed, a draft is refused. MODEL is
-    the file of a draft or of an EAGLE-3 head: give the new file as --draft or --head. If MODEL
-    has an MTP head, the new file is found beside it by its name.
+    your texts and of what --memory keeps for the same tokenizer, and those with the lowest
+    ids, which are the most frequent ones. What you get to read stays the same; where another
+    token is needed, a draft is refused. MODEL is the file of a draft or of an EAGLE-3 head, or
+    one that has an MTP head. The new file lies beside it and is used in its place where that
+    pays more, which 'localspec explain' says.
 
     \b
         localspec models trim D.gguf
@@ -66,7 +67,7 @@ def trim_model(
         f"{made.num_tokens} of {made.num_all} tokens, the output layer takes "
         f"{readable_bytes(made.trimmed_bytes)} instead of {readable_bytes(made.output_bytes)}"
     ]
-    if texts:
-        lines.append(f"{made.num_seen} of them are in your texts")
+    if made.num_seen:
+        lines.append(f"{made.num_seen} of them are in your texts and memories")
     click.echo(printable("\n".join(lines)), err=True)
     click.echo(made.path)

@@ -77,6 +77,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     kept_bytes: int = DEFAULT_KEPT_BYTES,
     parallel: int = 1,
     memory: bool | str = True,
+    trimmed: bool = True,
     progress: Callable[[float], None] | None = None,
     force: bool = False,
 ) -> Engine:
@@ -100,8 +101,8 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     other setting of one model; it counts where those before say nothing. kept_bytes: the most
     memory for caches of conversations that wait. parallel: how many lie side by side
     (docs/applications.md). memory: earlier texts draft what repeats; a name keeps them on disk.
-    progress: called in this thread with the loaded share, 0 … 1; raise to cancel. force: load
-    even what seems too large.
+    trimmed: use trimmed files beside drafts and heads where they pay more. progress: called in
+    this thread with the loaded share, 0 … 1; raise to cancel. force: load what seems too large.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
     """
@@ -110,7 +111,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     both = _for_both(chosen, context_length, num_threads, num_gpu_layers)
     of_target = replace(both, rpc=common_servers(rpc, chosen), exact=exact)
     options = _with_common(target_options, of_target), _with_common(draft_options, both)
-    sources = chosen_sources(found, drafting, *options)
+    sources = chosen_sources(found, drafting, *options, trimmed=trimmed)
     open_all = functools.partial(_open_all, progress_shares(sources, progress))
     sources, reserved = side_by_side(sources, parallel, kept_bytes)
     with contextlib.ExitStack() as undo:
@@ -268,7 +269,7 @@ def _open_head(
     if facts.graph is HeadGraph.OUTPUT:
         head = MedusaHeads(header, target)
     else:
-        trimmed = found_head_output(header)
+        trimmed = found_head_output(header) if source.has_trimmed_output else None
         head = open_head(target, own_path, options, facts, progress, trimmed)
     head.content = target.content if own_path is None else content.digest()
     return head

@@ -1,7 +1,8 @@
 """Makes trimmed drafts and heads: chooses the tokens that they may propose.
 
 Vocabularies are made so that frequent tokens have low ids: byte-pair encoding numbers its
-merges in the order of their frequency. Texts say better what one writes oneself.
+merges in the order of their frequency. Texts say better what one writes oneself, and memories
+what models answered.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from localspec.engine.memory_file import remembered_tokens
 from localspec.errors import ModelFileError, OptionError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.trimmed import DEFAULT_TOKENS
@@ -26,7 +28,7 @@ from localspec.gguf_file.trimming import (
 class TrimReport(NamedTuple):
     """What was made. output_bytes: of the whole output layer; trimmed_bytes: of what is left.
 
-    num_seen: different tokens of the texts that are among the chosen.
+    num_seen: different tokens of texts and memories that are among the chosen.
     """
 
     path: Path
@@ -47,9 +49,10 @@ def trim(
     """Write a copy of a draft or a head that proposes so many tokens only.
 
     model: a draft's file, an EAGLE-3 head's, or one with an MTP head, whose output layer then
-    is a file beside it. texts: their tokens are chosen first. out: for another place. Raises
-    ModelFileError for a file that cannot be trimmed, OptionError for a number of tokens that
-    leaves nothing out.
+    is a file beside it. texts: their tokens are chosen first, the most frequent ones before
+    others, together with those of all memories on disk that have the same tokenizer. out: for
+    another place. Raises ModelFileError for a file that cannot be trimmed, OptionError for a
+    number of tokens that leaves nothing out, CacheError for a damaged memory.
     """
     header = check_model_file(model)
     if why_not := why_not_trimmed(header):
@@ -73,13 +76,15 @@ def trim(
 def _chosen(
     model: Path, num_all: int, num_tokens: int, texts: Iterable[str]
 ) -> tuple[Sequence[int], int]:
-    """The tokens that stay, and how many of them are in the texts."""
+    """The tokens that stay, and how many of them are in texts and memories."""
     from localspec.llama.vocabulary_file import opened_vocabulary  # loads libllama
 
     counts: Counter[int] = Counter()
     with opened_vocabulary(model) as vocabulary:
         for text in texts:
             counts.update(vocabulary.tokenize(text, parse_special=False))
+        for tokens in remembered_tokens(vocabulary):
+            counts.update(tokens)
         # An answer ends by one of them.
         always = [*vocabulary.ends(), *vocabulary.control_ids()]
     seen = [token for token, _count in counts.most_common()]

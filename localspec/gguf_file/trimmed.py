@@ -14,8 +14,10 @@ every token, and proposes those. The layout is ours:
 
 The output layer of an MTP head is a file of its own, beside the one that has the head: a
 `llama` of one layer that changes nothing, with no embeddings behind its ids.
-`localspec.trimmed.source_bytes` is the size of the head's file, and
-`localspec.trimmed.spared_bytes` that of the whole output layer.
+`localspec.trimmed.spared_bytes` is the size of the whole output layer.
+
+`localspec.trimmed.source_bytes` is the size of the file that a trimmed one was made of: so it
+is found again beside that file, and not taken for another's.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ KIND = "localspec.trimmed.kind"
 SOURCE_BYTES = "localspec.trimmed.source_bytes"
 SPARED_BYTES = "localspec.trimmed.spared_bytes"
 DEFAULT_TOKENS = 16384  # of a trimmed file, if nobody says
-_ENDING = ".trimmed-head.gguf"
+_HEAD_ENDING, _COPY_ENDING = ".trimmed-head.gguf", "-trimmed.gguf"
+_OF_OUTPUT = " tokens"
 
 
 def num_proposed(header: Header) -> int | None:
@@ -73,7 +76,31 @@ def _row_fault(header: Header, width: int, num_all: int) -> str:
 
 def head_output_path(path: Path) -> Path:
     """Where the trimmed output layer of the head in a file is looked for."""
-    return path.with_name(f"{path.stem}{_ENDING}")
+    return path.with_name(f"{path.stem}{_HEAD_ENDING}")
+
+
+def copy_path(path: Path) -> Path:
+    """Where the trimmed copy of a draft's or a head's file is looked for."""
+    return path.with_name(f"{path.stem}{_COPY_ENDING}")
+
+
+def found_copy(header: Header) -> Header | None:
+    """The header, not checked, of the trimmed copy of a file, if it was made of this one."""
+    path = copy_path(header.path)
+    if not path.is_file():
+        return None
+    found = read_header(path)
+    return found if found.number(SOURCE_BYTES) == header.size_bytes else None
+
+
+def output_setting(num_tokens: int) -> str:
+    """What the identity of a head ends with whose output layer is trimmed."""
+    return f" · {num_tokens}{_OF_OUTPUT}"
+
+
+def is_of_output(identity: str) -> bool:
+    """Whether a head's identity is of one with a trimmed output layer."""
+    return identity.endswith(_OF_OUTPUT)
 
 
 def found_head_output(header: Header) -> Header | None:

@@ -27,6 +27,7 @@ from localspec.gguf_file.trimmed import (
     NUM_TOKENS,
     SOURCE_BYTES,
     SPARED_BYTES,
+    copy_path,
     head_output_path,
 )
 
@@ -53,7 +54,7 @@ class _Written(NamedTuple):
 def why_not_trimmed(header: Header) -> str:
     """Why no trimmed file can be made of a model's or a head's file, in words."""
     facts = head_facts(header)
-    if header.number(NUM_TOKENS):
+    if header.number(NUM_TOKENS) or header.number(SOURCE_BYTES):
         return "it is trimmed already"
     if len(header.parts) > 1:
         return f"it is split into {len(header.parts)} files"
@@ -80,7 +81,7 @@ def trimmed_path(header: Header) -> Path:
     """Where the trimmed file of a draft or a head goes if nobody says."""
     facts = head_facts(header)
     if facts is None or facts.graph in HEADS_APART:
-        return header.path.with_name(f"{header.path.stem}-trimmed.gguf")
+        return copy_path(header.path)
     return head_output_path(header.path)
 
 
@@ -122,6 +123,7 @@ def _draft(header: Header, data: Bytes, ids: NDArray[np.int64]) -> Iterator[memo
         [
             (NUM_TOKENS, _U32, len(ids)),
             (KIND, _U32, table.kind),
+            (SOURCE_BYTES, _U64, header.size_bytes),
             (BEHIND, _U64, sum(part.nbytes for part in behind)),
         ],
         [
@@ -149,7 +151,8 @@ def _head_apart(header: Header, data: Bytes, ids: NDArray[np.int64]) -> Iterator
         if tensor.name != OWN_TOKENS
     ]
     tensors.append(_Written(OWN_TOKENS, INT64, (len(own),), own.view(np.uint8)))
-    return _file(_kept_metadata(header, data), [], tensors, [])
+    entries: list[Entry] = [(SOURCE_BYTES, _U64, header.size_bytes)]
+    return _file(_kept_metadata(header, data), entries, tensors, [])
 
 
 def _head_output_file(

@@ -14,6 +14,7 @@ import numpy as np
 
 from localspec.errors import DecodeError
 from localspec.gguf_file.head import HeadFacts
+from localspec.gguf_file.trimmed import output_setting
 from localspec.llama.batch import TokenBatch
 from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle
@@ -77,7 +78,7 @@ class LlamaHead(LlamaContext):
         Not for a head that is cropped.
         """
         self._output = output
-        self._setting += f" · {output.num_tokens} tokens"
+        self._setting += output_setting(output.num_tokens)
         self.num_weight_bytes += output.num_weight_bytes - output.num_spared_bytes
 
     @property

@@ -13,17 +13,14 @@ from localspec.exactness import Exactness
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import type_name
-from localspec.gguf_file.trimmed import found_head_output, num_proposed
+from localspec.gguf_file.trimmed import is_of_output, num_proposed
 from localspec.llama.options import LlamaOptions
-from localspec.policy.adaptive import AdaptiveDraftPolicy
-from localspec.policy.profile import latest_learned
 from localspec.policy.speedup import (
     Curve,
     best_draft_tokens,
     break_even_acceptance,
     expected_speedup,
 )
-from localspec.preflight.content import FileContent
 from localspec.preflight.fit import (
     exact_settings,
     fitting_preset,
@@ -33,9 +30,11 @@ from localspec.preflight.fit import (
     room_here,
     target_context_length,
 )
+from localspec.preflight.measured import measured_pair
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.plan import plan_layers
 from localspec.preflight.room import MemoryRoom, PairMemory, Planned
+from localspec.preflight.trimmed_choice import Choices, TrimmedChoice, trimmed_choices
 from localspec.presets.draft_here import DraftHere, draft_here
 from localspec.presets.model_header import (
     FoundHeader,
@@ -91,7 +90,7 @@ class HeadReport:
     name: of its file; is_apart: whether that file has nothing else. description: the kind of
     head, empty if the file does not have one. size_bytes: of its weights. why_not: why it
     cannot draft for the target, empty if it can. num_proposed: tokens that it proposes with a
-    trimmed output layer beside its file, None without one.
+    trimmed output layer beside its file, None with the whole one.
     """
 
     name: str
@@ -125,7 +124,8 @@ class Explanation:
     caches of waiting conversations. gains: None if the costs of decoding were not measured
     here. break_even: the lowest acceptance rate that pays, None if none does. variants: other
     presets of the same models. smaller: a preset that fits, if this pair does not. draft_here:
-    what could draft on this machine, if nothing was named that drafts.
+    what could draft on this machine, if nothing was named that drafts. trimmed: for each
+    trimmed file beside a draft or a head, whether `load` uses it, and why.
     """
 
     description: str
@@ -145,6 +145,7 @@ class Explanation:
     variants: dict[str, str]
     smaller: str | None
     draft_here: DraftHere | None
+    trimmed: tuple[str, ...]
 
     @property
     def fits(self) -> bool:
@@ -187,16 +188,15 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     found or read, OptionError for numbers that `load` refuses, and RpcError.
     """
     asked = LlamaOptions(context_length=context_length, num_gpu_layers=num_gpu_layers)
-    description, variants = "", {}
     named: dict[Role, _Name | None] = {"target": target, "draft": draft, "head": head}
     chosen, named["target"] = chosen_pair(preset, named)
     models = {role: find_model(text, role) for role, text in named.items() if text is not None}
     if chosen is not None:
         models = chosen.by_role()
-        description, variants = chosen.description, _variants(chosen)
         context_length = context_length or chosen.context_length
     found = by_actual_role({role: read_model_header(model) for role, model in models.items()})
     check_target(its_header := found["target"].header)
+    choices = _take_trimmed(found)
     vocabulary, misfit = _compared(found)
     asked = replace(asked, rpc=common_servers(rpc, chosen), tensor_split=tuple(tensor_split))
     room = room_here(asked.rpc)
@@ -204,10 +204,10 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     length = target_context_length(its_header, context_length)
     memory = plan_layers(wanted, length, room).memory
     smaller = fitting_preset(room) if room.shortages(memory) else None
-    head_report = _head_report(found, memory, asked)
+    head_report = _head_report(found, memory, asked, choices)
     costs = _costs_of(found, head_report)
     return Explanation(
-        description=description,
+        description="" if chosen is None else chosen.description,
         target=_target_facts(found["target"], memory),
         draft=_facts(found["draft"]) if "draft" in found else None,
         head=head_report,
@@ -221,10 +221,22 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         kept_bytes=DEFAULT_KEPT_BYTES,
         gains=None if costs is None else tuple(_expected_gains(costs)),
         break_even=None if costs is None else break_even_acceptance(costs, MAX_DRAFT_TOKENS),
-        variants=variants,
+        variants={} if chosen is None else _variants(chosen),
         smaller=None if smaller is None else smaller.name,
         draft_here=None if len(found) > 1 else draft_here(its_header),
+        trimmed=tuple(choice.sentence for choice in choices.values()),
     )
+
+
+def _take_trimmed(found: dict[Role, FoundHeader]) -> Choices:
+    """Put trimmed copies in place of the whole ones where they pay more, as `load` does."""
+    here = {role: one.header for role, one in found.items() if one.is_here}
+    choices = trimmed_choices(here, with_head=True)
+    for role, choice in choices.items():
+        if choice.is_used and not choice.is_output:
+            header = choice.header
+            found[role] = FoundHeader(header=header, size_bytes=header.size_bytes, is_here=True)
+    return choices
 
 
 def _wanted(found: dict[Role, FoundHeader], asked: LlamaOptions) -> list[Planned]:
@@ -250,7 +262,7 @@ def _expected_gains(costs: Curve) -> Iterator[ExpectedGain]:
 
 
 def _head_report(
-    found: dict[Role, FoundHeader], memory: PairMemory, asked: LlamaOptions
+    found: dict[Role, FoundHeader], memory: PairMemory, asked: LlamaOptions, choices: Choices
 ) -> HeadReport | None:
     """The head in a file of its own, or else in the target's. asked: the target's options."""
     without = "" if memory.models[0].with_head else "there is no memory for it"
@@ -272,14 +284,14 @@ def _head_report(
         description="" if facts is None else facts.description,
         size_bytes=0 if facts is None else facts.num_bytes if own is None else own.size_bytes,
         why_not=why_not,
-        num_proposed=_num_proposed(one),
+        num_proposed=_num_proposed(choices.get("target" if own is None else "head")),
     )
 
 
-def _num_proposed(head: FoundHeader) -> int | None:
-    """Tokens that a head proposes, if its output layer is trimmed in a file beside it."""
-    trimmed = found_head_output(head.header) if head.is_here else None
-    return None if trimmed is None else num_proposed(trimmed)
+def _num_proposed(choice: TrimmedChoice | None) -> int | None:
+    """Tokens that a head proposes, if the trimmed output layer beside its file is used."""
+    is_used = choice is not None and choice.is_output and choice.is_used
+    return num_proposed(choice.header) if choice is not None and is_used else None
 
 
 def _compared(
@@ -353,25 +365,12 @@ def _costs_of(found: dict[Role, FoundHeader], head: HeadReport | None) -> Curve 
     has_head = head is not None and not head.why_not
     if has_head and "head" not in found:
         headers.append(found["target"].header)
-    contents = []
-    for header in headers:
-        content = FileContent(header).digest()
-        if content is None:
-            return None
-        contents.append(content)
-    learned = latest_learned(contents)
-    if learned is None:
-        return None
-    kind = ProposerKind.HEAD if has_head else ProposerKind.DRAFT
-    try:
-        # The costs of a quiet machine.
-        policy = AdaptiveDraftPolicy({kind: 0.0}, max(map(int, learned["costs"])))
-        policy.restore(learned)
-    except (ValueError, TypeError, KeyError):
-        return None
-    ratios = policy.target_cost.ratios(0, optimistic=False)
-    draft_share = policy.prospects[0].cost.token_s(1.0)
-    if len(policy.target_cost.measured(0)) < 2 or draft_share == 0.0:
-        return None
     own = None if "head" not in found else head_facts(found["head"].header)
-    return Curve(tuple(ratios), draft_share, own is not None and own.block is not None)
+    is_trimmed = has_head and head is not None and head.num_proposed is not None
+    measured = measured_pair(
+        headers,
+        ProposerKind.HEAD if has_head else ProposerKind.DRAFT,
+        is_block=own is not None and own.block is not None,
+        is_wanted=lambda identity: is_of_output(identity) == is_trimmed,
+    )
+    return None if measured is None else measured.costs

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +30,7 @@ import localspec
 from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.trimmed import found_head_output, num_proposed
+from localspec.gguf_file.trimmed import num_proposed
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.llama.trimmed import TrimmedModel
@@ -140,25 +139,22 @@ def drafted_token_s(engine: Engine, number: int) -> float:
 
 def head(asked: argparse.Namespace) -> None:
     """Compare a target's head with its trimmed output layer."""
-    header = check_model_file(asked.target)
-    if found_head_output(header) is None:
-        raise SystemExit(f"Make the file first: localspec models trim {asked.target}")
+    (said,) = localspec.explain(target=asked.target).trimmed or [""]
+    if " is used: " not in said:
+        raise SystemExit(said or f"Make the file first: localspec models trim {asked.target}")
     load = {
         "proposer": "head", "draft_tokens": NUM_DRAFT_TOKENS, "context_length": 512,
         "num_threads": asked.threads, "memory": False,
     }  # fmt: skip
-    with tempfile.TemporaryDirectory(dir=asked.target.parent) as folder:
-        elsewhere = Path(folder) / asked.target.name
-        elsewhere.symlink_to(asked.target.resolve())  # where no trimmed file is beside it
-        with (
-            localspec.load(target=elsewhere, **load) as whole,
-            localspec.load(target=asked.target, **load) as trimmed,
-        ):
-            ratios = []
-            for number in range(asked.rounds):
-                pair = (whole, trimmed) if number % 2 else (trimmed, whole)
-                spent = {id(engine): drafted_token_s(engine, number) for engine in pair}
-                ratios.append(spent[id(trimmed)] / spent[id(whole)])
+    with (
+        localspec.load(target=asked.target, trimmed=False, **load) as whole,
+        localspec.load(target=asked.target, **load) as trimmed,
+    ):
+        ratios = []
+        for number in range(asked.rounds):
+            pair = (whole, trimmed) if number % 2 else (trimmed, whole)
+            spent = {id(engine): drafted_token_s(engine, number) for engine in pair}
+            ratios.append(spent[id(trimmed)] / spent[id(whole)])
     print(f"a drafted token, trimmed ÷ whole, K {NUM_DRAFT_TOKENS}: {shown(ratios)}")
 
 

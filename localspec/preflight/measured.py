@@ -1,0 +1,74 @@
+"""What was measured of a pair on this machine when it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from localspec.gguf_file.header import Header
+from localspec.policy.acceptance import Weights
+from localspec.policy.adaptive import AdaptiveDraftPolicy
+from localspec.policy.profile import latest_learned
+from localspec.policy.speedup import Curve, speedup_of
+from localspec.preflight.content import FileContent
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
+
+
+class MeasuredPair(NamedTuple):
+    """Of a target and what drafts for it.
+
+    costs: of decoding, in target-only steps. num_accepted: (1 + MAX_DRAFT_TOKENS,) how many of
+    0, 1, 2 … drafted tokens are accepted on average; num_judged: tokens that this is known of.
+    """
+
+    costs: Curve
+    num_accepted: Weights
+    num_judged: int
+
+    @property
+    def speedup(self) -> float:
+        """The speed with the best number of draft tokens ÷ that of plain decoding."""
+        return max(
+            speedup_of(self.costs, 1.0 + float(self.num_accepted[count]), count)
+            for count in range(MAX_DRAFT_TOKENS + 1)
+        )
+
+
+def measured_pair(
+    models: Sequence[Header],
+    kind: ProposerKind,
+    *,
+    is_block: bool,
+    is_wanted: Callable[[str], bool],
+) -> MeasuredPair | None:
+    """What was measured when these ran; None if they never did, or not enough is known.
+
+    models: the target's header first, and again for a head in its file. is_block: whether
+    `kind` drafts any number of tokens at once. is_wanted: as for `latest_learned`.
+    """
+    contents = []
+    for header in models:
+        content = FileContent(header).digest()
+        if content is None:
+            return None
+        contents.append(content)
+    learned = latest_learned(contents, is_wanted)
+    if learned is None:
+        return None
+    try:
+        # The costs of a quiet machine.
+        policy = AdaptiveDraftPolicy({kind: 0.0}, max(map(int, learned["costs"])))
+        policy.restore(learned)
+    except (ValueError, TypeError, KeyError):
+        return None
+    ratios = policy.target_cost.ratios(0, optimistic=False)
+    (prospect,) = policy.prospects
+    draft_share = prospect.cost.token_s(1.0)
+    if len(policy.target_cost.measured(0)) < 2 or draft_share == 0.0:
+        return None
+    acceptance = prospect.acceptance
+    return MeasuredPair(
+        Curve(tuple(ratios), draft_share, is_block),
+        acceptance.expected(acceptance.weights, None),
+        acceptance.num_seen,
+    )

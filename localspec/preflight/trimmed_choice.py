@@ -1,0 +1,121 @@
+"""Whether a trimmed file is used in place of the draft or the head that it was made of.
+
+`gguf_file.trimmed` says what such a file has. It costs less for a drafted token and may be
+accepted less often, so what counts is what both gained on this machine. Until both have run
+here, what a token reads of them decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from localspec.gguf_file.architectures import HEADS_APART
+from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.head import head_facts
+from localspec.gguf_file.header import Header
+from localspec.gguf_file.trimmed import (
+    found_copy,
+    found_head_output,
+    is_of_output,
+    num_proposed,
+    output_setting,
+)
+from localspec.gguf_file.trimming import output_bytes
+from localspec.preflight.measured import MeasuredPair, measured_pair
+from localspec.presets.preset import Role
+from localspec.speculative.policy_api import ProposerKind
+
+_LEAST_SPARED = 0.1  # share of a token's bytes below which the whole one is used
+_LEAST_JUDGED = 64  # tokens of each
+
+
+@dataclass(frozen=True, slots=True)
+class TrimmedChoice:
+    """A trimmed file beside a draft or a head.
+
+    header: of it, checked. is_output: whether it is the output layer of an MTP head, else a
+    copy of the whole. is_used: whether it pays more. why: in words.
+    """
+
+    header: Header
+    is_output: bool
+    is_used: bool
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        """What is used, and why."""
+        return f"{self.header.path.name} is {'' if self.is_used else 'not '}used: {self.why}"
+
+
+Choices = dict[Role, TrimmedChoice]
+
+
+def trimmed_choices(headers: Mapping[Role, Header], *, with_head: bool) -> Choices:
+    """The choice for each draft and head that has a trimmed file beside it.
+
+    headers: of files on this machine, checked. with_head: whether a head in the target's file
+    is used where there is none in a file of its own. Raises ModelFileError for a trimmed file
+    that is damaged.
+    """
+    target, choices = headers.get("target"), {}
+    for role, header in headers.items():
+        if role == "target":
+            has_head = with_head and "head" not in headers and head_facts(header) is not None
+            if not has_head:
+                continue
+        choice = None if target is None else _choice(target, header)
+        if choice is not None:
+            choices[role] = choice
+    return choices
+
+
+def _choice(target: Header, drafter: Header) -> TrimmedChoice | None:
+    facts = head_facts(drafter)
+    is_output = facts is not None and facts.graph not in HEADS_APART
+    found = found_head_output(drafter) if is_output else found_copy(drafter)
+    if found is None:
+        return None
+    if not is_output:
+        found = check_model_file(found.path)
+    pairs = _measured(target, drafter, found, is_output=is_output)
+    if pairs is not None:
+        of_trimmed, of_whole = (pair.speedup for pair in pairs)
+        why = (
+            f"measured here, drafting with it is {of_trimmed:.2f} times as fast as plain "
+            f"decoding, and {of_whole:.2f} times with the whole one"
+        )
+        return TrimmedChoice(found, is_output, of_trimmed >= of_whole, why)
+    whole_bytes = drafter.weights_bytes if facts is None else facts.num_read_bytes
+    spared = (output_bytes(drafter) - output_bytes(found)) / whole_bytes
+    why = f"a drafted token reads {spared:.0%} less; not both of them were measured here"
+    return TrimmedChoice(found, is_output, spared >= _LEAST_SPARED, why)
+
+
+def _measured(
+    target: Header, drafter: Header, trimmed: Header, *, is_output: bool
+) -> tuple[MeasuredPair, MeasuredPair] | None:
+    """What was measured with the trimmed file and with the whole one; None unless both were."""
+    kind = ProposerKind.DRAFT if head_facts(drafter) is None else ProposerKind.HEAD
+    setting = output_setting(num_proposed(trimmed) or 0)
+    pairs = (
+        measured_pair(
+            [target, drafter if is_output else trimmed],
+            kind,
+            is_block=False,
+            is_wanted=lambda identity: not is_output or identity.endswith(setting),
+        ),
+        measured_pair(
+            [target, drafter],
+            kind,
+            is_block=False,
+            is_wanted=lambda identity: not is_of_output(identity),
+        ),
+    )
+    of_trimmed, of_whole = pairs
+    if of_trimmed is None or of_whole is None:
+        return None
+    if min(of_trimmed.num_judged, of_whole.num_judged) < _LEAST_JUDGED:
+        return None
+    return of_trimmed, of_whole
