@@ -35,6 +35,26 @@ def answered(engine, owner, tokens, *, max_tokens=8):
     return reply.token_ids, stats.prompt_tokens - stats.cached_prompt_tokens
 
 
+@contextlib.contextmanager
+def resumed(opened, path, prompt):
+    """An engine that went on with a text whose caches another one had kept on disk.
+
+    opened: loads the models. It decodes nothing of the text again, and says what the first
+    engine said then.
+    """
+    owner, more = Owner(), [7, 8, 9]
+    # Threads chosen by trying could be others the second time: another setting.
+    with opened(num_threads=1) as engine:
+        tokens = [*prompt, *answered(engine, owner, prompt, max_tokens=30)[0]]
+        inside.save_caches_of(engine, owner, path)
+        expected = answered(engine, owner, [*tokens, *more], max_tokens=30)
+    with opened(num_threads=1) as engine:
+        assert inside.load_caches_of(engine, owner, path)
+        assert answered(engine, owner, [*tokens, *more], max_tokens=30) == expected
+        assert expected[1] <= 1 + len(more)
+        yield engine
+
+
 class SharedEngine:
     """The demo pair, loaded once, and given to one test after another as if it were new.
 

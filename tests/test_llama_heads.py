@@ -10,10 +10,11 @@ import pytest
 from eagle_reference import EagleReference
 from head_maker import ALL, EAGLE, INSIDE, LAYERS_READ, NUM_HEADS, write_head_model
 from head_reference import HeadReference
+from trimmed_files import trimmed_file
 
 import inside
 import localspec
-from engines import Owner, answered
+from engines import Owner, answered, resumed
 from localspec.errors import Interrupted
 from localspec.llama.options import LlamaOptions
 from localspec.presets.located import locate
@@ -27,10 +28,17 @@ SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 PROMPT = [5 + 37 * index % 900 for index in range(30)]
 
 
-class Made:
-    """Files of one architecture, and what llama.cpp's driver makes of them."""
+TRIMMED = ("qwen35", "glm4moe", "nemotron_h_moe", "llama")
+IDS = [*range(0, 900, 2), 901, 905]  # that trimmed heads propose
 
-    def __init__(self, folder, tokenizer_of, name):
+
+class Made:
+    """Files of one architecture, and what llama.cpp's driver makes of them.
+
+    is_trimmed: whether the head proposes some tokens only.
+    """
+
+    def __init__(self, folder, tokenizer_of, name, *, is_trimmed):
         self.name = name
         self.path = write_head_model(folder / f"{name}.gguf", tokenizer_of, name)
         self.head = write_head_model(
@@ -47,6 +55,12 @@ class Made:
                 shares_cache=not self.is_inside,
             )
         self.rows = functools.cache(self.reference.rows)  # many tests end with the same text
+        self.is_trimmed = is_trimmed
+        if is_trimmed:
+            self.head = trimmed_file(self.head, IDS)
+        if is_trimmed and self.is_inside:
+            trimmed_file(self.path, IDS)
+            self.head = folder / f"mtp-{name}.gguf"  # of which the file is a part
 
     def opened(self, **keywords):
         options = LlamaOptions(context_length=CONTEXT, flash_attention="off")
@@ -62,9 +76,18 @@ class Made:
             return text_of(engine, sampling=GREEDY)
 
 
-@pytest.fixture(scope="module", params=(*ALL, *EAGLE))
+@pytest.fixture(
+    scope="module",
+    params=[
+        *((name, False) for name in (*ALL, *EAGLE)),
+        *(pytest.param((name, True), id=f"{name} trimmed") for name in TRIMMED),
+    ],
+    ids=lambda param: param[0],
+)
 def made(request, tmp_path_factory, demo_target):
-    one = Made(tmp_path_factory.mktemp("heads"), demo_target, request.param)
+    name, is_trimmed = request.param
+    folder = tmp_path_factory.mktemp("heads")
+    one = Made(folder, demo_target, name, is_trimmed=is_trimmed)
     yield one
     one.reference.close()
 
@@ -80,8 +103,11 @@ def assert_reads_rightly(engine, made) -> None:
     drafted = [17, 251]
     for count in (1, 2):
         rows.append(proposer.rows([*tokens, *drafted[:count]], 1)[0].copy())
-    expected = made.rows(tuple(tokens), tuple(drafted), proposer.begins_at)
+    expected = np.array(made.rows(tuple(tokens), tuple(drafted), proposer.begins_at))
     assert expected[np.isfinite(expected)].std() > 0.1
+    if made.is_trimmed:
+        assert set(np.flatnonzero(np.isfinite(rows[0]))) <= set(IDS)
+        expected[~np.isfinite(np.array(rows))] = -np.inf
     np.testing.assert_allclose(rows, expected, atol=2e-3)
     proposer.truncate(len(loop.tokens))
 
@@ -162,6 +188,11 @@ def test_conversations_side_by_side_each_find_the_heads_part_again(made):
                 read[owner] = head.num_cached
         said = next(iter(texts.values()))[len(PROMPT) :]
         assert tuple(said[: len(made.plain)]) == made.plain
+
+
+def test_caches_on_disk_have_the_heads_part(made, tmp_path):
+    with resumed(made.opened, tmp_path / "x.caches", PROMPT) as engine:
+        assert_reads_rightly(engine, made)
 
 
 def test_a_stopped_decode_leaves_the_head_as_it_was(made):

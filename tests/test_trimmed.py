@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 from pathlib import Path
@@ -12,9 +13,11 @@ from click.testing import CliRunner
 from head_maker import write_head_model
 from hybrid_maker import write_hybrid
 from other_tokenizer import write_renumbered
+from trimmed_files import trimmed_file
 
 import inside
 import localspec
+from engines import Owner, resumed
 from gguf_maker import write_random_model
 from localspec.cli import main
 from localspec.engine.trimming import trim
@@ -22,7 +25,7 @@ from localspec.errors import ModelFileError, OptionError, PairError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.header import BEHIND, read_header
 from localspec.gguf_file.trimmed import found_head_output, head_output_path, proposed_ids
-from localspec.gguf_file.trimming import why_not_trimmed, write_trimmed
+from localspec.gguf_file.trimming import why_not_trimmed
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.llama.trimmed import TrimmedModel
@@ -37,14 +40,6 @@ PROMPT = "The fox and the river"
 TEXT = [5 + 37 * index % 900 for index in range(30)]
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-
-
-def trimmed_file(path, ids=IDS, out=None):
-    out = out or path.with_name(f"{path.stem}-trimmed.gguf")
-    header = check_model_file(path)
-    assert why_not_trimmed(header) == ""
-    write_trimmed(header, ids, out)
-    return out
 
 
 def write_gemma3(path, tokenizer_of):
@@ -64,7 +59,7 @@ def write_tied(path, tokenizer_of):
 @pytest.mark.parametrize("write", [write_llama, write_gemma3, write_tied])
 def test_logits_are_those_of_the_whole_draft(write, tmp_path, demo_target):
     path = write(tmp_path / "draft.gguf", demo_target)
-    header = check_model_file(trimmed_file(path))
+    header = check_model_file(trimmed_file(path, IDS))
     assert list(proposed_ids(header)) == IDS
     whole, trimmed = LlamaModel.open(path, OPTIONS), TrimmedModel.open_trimmed(header, OPTIONS)
     assert trimmed.vocab_size == whole.vocab_size
@@ -115,8 +110,8 @@ def rows_now(engine):
     return [proposer.rows([*tokens, *more], 1)[0].copy() for more in ([], [17])]
 
 
-def text_of(engine, **keywords):
-    return engine.generate_raw(PROMPT, max_tokens=40, **keywords).reply().token_ids
+def text_of(engine, prompt=PROMPT, **keywords):
+    return engine.generate_raw(prompt, max_tokens=40, **keywords).reply().token_ids
 
 
 @pytest.mark.parametrize("count", [1, 3, 8, None])
@@ -137,6 +132,38 @@ def test_text_is_that_of_plain_decoding(pair, count):
                 .text
             )
             assert re.fullmatch("[a-z ]*", text)
+
+
+@pytest.mark.parametrize("write", [write_llama, write_gemma3, write_tied])
+def test_texts_are_plain_after_cuts_cancels_and_other_conversations(
+    write, tmp_path, demo_target
+):
+    """Drafts with attention, with a sliding window, and recurrent ones."""
+    path = write(tmp_path / "model.gguf", demo_target)
+    draft = trimmed_file(path, IDS)
+
+    def opened(**keywords):
+        usual = {"draft": draft, "draft_tokens": 3, "proposer": "draft", "memory": False}
+        usual["target_options"] = LlamaOptions(context_length=512, flash_attention="off")
+        return localspec.load(target=path, **usual | keywords)
+
+    with opened(draft=None, proposer="none") as engine:
+        plain = text_of(engine, TEXT, sampling=GREEDY)
+    with opened(parallel=2) as engine:
+        owners, drafted = itertools.cycle([Owner(), Owner(), Owner()]), 0
+        for number in range(6):
+            stream = engine.generate_raw(TEXT, max_tokens=40, sampling=GREEDY)
+            for _ in itertools.islice(stream, 1 + 3 * number):
+                pass
+            stream.close()
+            inside.loop(engine).truncate(len(TEXT) + 1)
+            reply = engine.generate_raw(TEXT, max_tokens=40, sampling=GREEDY).reply()
+            assert reply.token_ids == plain
+            drafted += reply.stats.num_accepted
+            inside.cache_pool(engine).switch_to(next(owners), ())
+        assert drafted > 0
+    with resumed(opened, tmp_path / "x.caches", TEXT):
+        pass
 
 
 def test_a_trimmed_draft_is_no_target_and_needs_the_targets_tokenizer(
@@ -182,8 +209,10 @@ def test_an_eagle_heads_file_is_cut(tmp_path, demo_target):
     target = write_head_model(tmp_path / "target.gguf", demo_target, "llama")
     head = write_head_model(tmp_path / "head.gguf", demo_target, "llama", part="head")
     rows, texts = [], []
-    for path in (head, trimmed_file(head)):
-        with localspec.load(target=target, head=path, draft_tokens=3, memory=False) as engine:
+    for path in (head, trimmed_file(head, IDS)):
+        with localspec.load(
+            target=target, head=path, draft_tokens=3, memory=False, trimmed=False
+        ) as engine:
             texts.append(text_of(engine, sampling=GREEDY))
             rows.append(rows_now(engine)[1])
     whole, some = rows
