@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
+
+UNFINISHED = ".new"  # how the names of files end that are being written, or were left by a kill
 
 
 def write_whole(path: Path, *parts: bytes | memoryview, durable: bool) -> None:
@@ -14,7 +17,12 @@ def write_whole(path: Path, *parts: bytes | memoryview, durable: bool) -> None:
     durable: also after a power cut, the file is the old or the new one. That waits for the
     disk, which what can be learned again is not worth. Raises OSError.
     """
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    write_parts(path, parts, durable=durable)
+
+
+def write_parts(path: Path, parts: Iterable[bytes | memoryview], *, durable: bool) -> None:
+    """`write_whole` for parts that are made while it writes. Raises what making them raises."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
         # Only the user may read it.
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

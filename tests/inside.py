@@ -125,6 +125,11 @@ def prepare(
     engine._prepare(make_tokens, owner=owner)
 
 
+def keep_on_disk(engine: Engine | IsolatedEngine) -> None:
+    """What the server has an idle engine do: tests do not wait for it."""
+    engine._keep_on_disk()
+
+
 def access(engine: BaseEngine) -> Access:
     """Who may work on the engine: tests take a turn as idle work does."""
     return engine._access

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from localspec.engine.cache_disk import CacheDisk
 from localspec.server.answered_texts import AnsweredTexts
 from localspec.server.app import Limits, Server
 from localspec.server.guard import AccessRules
@@ -81,6 +82,7 @@ def running_server(
     embedder: str | None = None,
     parallel: int = 1,
     exact: bool | None = None,
+    cache_disk: CacheDisk | None = None,
 ) -> Iterator[Running]:
     """A server until the block is left. It loads its models when they are asked for."""
     models = ServedModels(
@@ -90,6 +92,7 @@ def running_server(
     )
     for model in models.all:
         model.parallel = parallel
+        model.cache_disk = cache_disk or CacheDisk(0)
     server = Server(models, limits or Limits(), logs_json=logs_json)
     app = server.app(AccessRules(keys=keys, hosts=hosts, origins=origins))
     is_ready = threading.Event()

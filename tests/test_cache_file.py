@@ -14,14 +14,25 @@ import localspec
 from localspec.chat.session import caches_file, read_session
 from localspec.cli import main
 from localspec.cli.conversation import Conversation
-from localspec.engine.cache_file import read_caches, write_caches
-from localspec.engine.cache_pool import PooledCache
+from localspec.engine.cache_file import head_line, read_caches, write_caches
+from localspec.engine.kept_text import PooledCache
 from localspec.errors import CacheError
 from localspec.llama.cache_state import CacheState
 from localspec.streaming.options import AnswerOptions
 
 GREEDY = localspec.SamplingParams(temperature=0)
 QUESTIONS = ("Tell me a story about a fox.", "And then?", "What is 2 times 3?")
+
+
+EMPTY = hashlib.sha256().hexdigest()
+
+
+def with_head(data, **changes):
+    """The file's bytes with other fields in its first line, which still fits its checksum."""
+    begin = data.index(b"\n") + 1
+    head = json.loads(data[:begin])
+    del head["check"]
+    return head_line(head | changes) + data[begin:]
 
 
 @pytest.fixture
@@ -75,10 +86,15 @@ def test_a_damaged_file_is_of_no_use(kept):
     for damaged in (
         b"", b"{}", b"[]\n", b"{", data[:-1], data[: len(data) // 2],
         data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
-        data.replace(b'"version": 1', b'"version": 2'),
+        data.replace(b'"version": 2', b'"version": 3'),
         data.replace(b'"num_cached": [', b'"num_cached": [9'),
-        data.replace(b'"num_cached": [', b'"num_cached": [Infinity, '),
-        data.replace(b'"sizes": [', b'"sizes": [1180591620717411303424, '),
+        data.replace(b'"tokens": [', b'"tokens": [9, '),
+        with_head(data, num_cached=[10**6, *head["num_cached"][1:]]),
+        with_head(data, num_cached=[float("inf"), *head["num_cached"][1:]]),
+        with_head(data, sizes=[1180591620717411303424, *head["sizes"][1:]]),
+        with_head(data, sizes=[-1, *head["sizes"][1:]]),
+        with_head(data, tokens=head["tokens"][:5]),
+        with_head(data, identities="no list of them"),
     ):  # fmt: skip
         path.write_bytes(damaged)
         assert read_caches(path, head["identities"], lambda _size: None) is None
@@ -89,16 +105,17 @@ def test_a_file_with_another_number_of_states_is_of_no_use(kept):
     data = path.read_bytes()
     begin = data.index(b"\n")
     head = json.loads(data[:begin])
-    nothing = {
-        "num_cached": [None, None],
-        "sizes": [0, 0],
-        "sha256": hashlib.sha256().hexdigest(),
-    }
-    path.write_bytes(json.dumps(head | nothing).encode() + b"\n")
+    assert len(head["sizes"]) == 4  # of target and draft, and their checkpoints
+    nothing = {"num_cached": [None] * 4, "sizes": [0] * 4, "sha256": [EMPTY] * 4}
+    path.write_bytes(with_head(data[: begin + 1], **nothing))
     assert read_caches(path, head["identities"], lambda _size: None) is None
-    more = {"num_cached": [*head["num_cached"], None], "sizes": [*head["sizes"], 0]}
-    path.write_bytes(json.dumps(head | more).encode() + data[begin:])
-    assert read_caches(path, head["identities"], lambda _size: None) is None
+    for added in (1, 2):
+        more = {"num_cached": [None], "sizes": [0], "sha256": [EMPTY]}
+        more = {name: head[name] + added * values for name, values in more.items()}
+        path.write_bytes(with_head(data, **more))
+        assert read_caches(path, head["identities"], lambda _size: None) is None
+    path.write_bytes(with_head(data))
+    assert read_caches(path, head["identities"], lambda _size: None) is not None
 
 
 def test_caches_that_are_too_large_are_not_used_and_nothing_else_is_lost(tmp_path, monkeypatch):
@@ -180,9 +197,8 @@ def test_caches_that_are_too_large_are_not_even_read(kept):
 def test_a_file_that_claims_a_terabyte_takes_no_memory(kept):
     path, _, _ = kept
     data = path.read_bytes()
-    begin = data.index(b"\n")
-    head = json.loads(data[:begin])
-    path.write_bytes(json.dumps(head | {"sizes": [1 << 40, 5]}).encode() + data[begin:])
+    head = json.loads(data[: data.index(b"\n")])
+    path.write_bytes(with_head(data, sizes=[1 << 40, *head["sizes"][1:]]))
     found, peak = peak_bytes(lambda: read_caches(path, head["identities"], lambda _size: None))
     assert found is None
     assert peak < 10_000_000

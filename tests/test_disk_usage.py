@@ -136,7 +136,7 @@ def test_removing_a_preset_frees_its_caches_and_costs_too(hub: StandinHub, prese
     assert all((kept.files, kept.caches, kept.costs))
     refused = run("models", "remove", "mine", stdin="n\n")
     assert refused.exit_code == 130
-    assert "caches of sessions: " in refused.stderr
+    assert "caches of conversations: " in refused.stderr
     assert "measured costs: " in refused.stderr
     assert localspec.disk_usage("mine") == kept
     done = run("models", "remove", "mine", "--yes")

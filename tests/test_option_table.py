@@ -25,6 +25,7 @@ WITHOUT_A_FLAG = {
     "draft_options",
     "kept_bytes",
     "parallel",  # of serve
+    "cache_disk",  # of serve
     *option_table.ONLY_IN_PYTHON,
 }
 

@@ -141,6 +141,21 @@ def test_the_usual_model_is_served_where_none_is_named(monkeypatch):
     assert "there is no preset 'nothing'" in refused().output
 
 
+def test_clients_of_several_keys_share_no_caches_on_disk(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("one\ntwo\n")
+    result = refused("--api-key-file", keys, "--cache-disk", "1GB")
+    assert result.exit_code == 2
+    assert "share no caches on disk" in result.output
+
+
+@pytest.mark.parametrize("size", ["much", "-1", "8XB", "GB"])
+def test_a_size_has_a_number_and_a_unit(size):
+    result = refused("--cache-disk", size)
+    assert result.exit_code == 2
+    assert "give one like 8GB, 500MB or 0" in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize("more", [["--memory", "work"], ["--remember", __file__]])
 def test_clients_of_several_keys_share_no_memory(tmp_path, more):
     keys = tmp_path / "keys"

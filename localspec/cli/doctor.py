@@ -9,7 +9,7 @@ from localspec.cli.flags import json_option
 from localspec.cli.help import Command
 from localspec.cli.json_output import to_json, write_json
 from localspec.cli.places import place_lines
-from localspec.cli.quantities import readable_bytes
+from localspec.cli.quantities import counted, readable_bytes
 from localspec.cli.screen import in_flags, titled
 from localspec.llama.devices import Device
 from localspec.machine import Cores
@@ -43,7 +43,12 @@ def doctor(*, as_json: bool, rpc: tuple[str, ...] | None) -> None:
     found = inspect_installation(rpc or ())
     problems = find_problems(found)
     if as_json:
-        more = {"missing_head_functions": missing_functions(reads_layers=True)}
+        from localspec.engine.cache_store import kept_sizes
+
+        more = {
+            "missing_head_functions": missing_functions(reads_layers=True),
+            "kept_conversations": to_json(kept_sizes()),
+        }
         write_json(to_json(found) | more | {"problems": problems})
         return
     heads = _heads(missing_functions(reads_layers=False), missing_functions(reads_layers=True))
@@ -72,9 +77,20 @@ def _blocks(found: Installation, heads: str) -> list[tuple[str, list[str]]]:
         *(("Layers", _plan_lines(found, name)) for name in found.plans),
         ("Cache", [f"{cache.path}: {size}, {disk} of disk free"]),
         ("Profiles", [profiles]),
+        ("Conversations", [_conversations()]),
         ("Exact", [_exact(found)]),
         ("Presets", [presets]),
     ]
+
+
+def _conversations() -> str:
+    """What servers keep on disk."""
+    # Here, because NumPy takes its time.
+    from localspec.engine.cache_store import kept_folder, kept_sizes
+
+    sizes = kept_sizes()
+    size = readable_bytes(sum(sizes.values()))
+    return f"{kept_folder()}: caches of {counted(len(sizes), 'conversation')}, {size}"
 
 
 def _device(device: Device) -> str:

@@ -1,4 +1,4 @@
-"""`localspec sessions memories` and `forget`: what --memory keeps on this machine."""
+"""`localspec sessions memories`, `forget` and `wipe`: what is kept on this machine."""
 
 from __future__ import annotations
 
@@ -63,6 +63,26 @@ def forget(*, names: tuple[str, ...], yes: bool) -> None:
             )
         click.confirm(f"Forget {counted(len(names), 'name')}?", abort=True, err=True)
     click.echo(f"{readable_bytes(forget_memories(names))} freed", err=True)
+
+
+@click.command("wipe")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def wipe(*, yes: bool) -> None:
+    """Delete the caches that 'localspec serve' keeps of conversations on this machine.
+
+    The next answer of each reads it again. A server that is running goes on, and keeps what is
+    asked from then on.
+    """
+    from localspec.engine.cache_store import kept_files, wipe_kept
+
+    count = counted(len(kept_files()), "conversation")
+    if not yes:
+        if not is_terminal(sys.stdin):
+            raise click.UsageError(
+                "Nobody can be asked here. Use --yes to remove without asking."
+            )
+        click.confirm(f"Wipe the caches of {count}?", abort=True, err=True)
+    click.echo(f"{readable_bytes(wipe_kept())} freed", err=True)
 
 
 def _found() -> list[dict[str, Any]]:

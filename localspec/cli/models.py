@@ -109,7 +109,7 @@ def print_paths(*, preset: str) -> None:
 def remove_preset(*, preset: str, yes: bool) -> None:
     """Delete the downloaded files of a preset, and a preset of your own.
 
-    Saved caches of its sessions and its measured costs are deleted, too; conversations stay.
+    Saved caches of its conversations and its measured costs are deleted, too; sessions stay.
     Files that another preset uses, that another program put into the cache, or that are in
     your own folders stay, too. A preset that you added is asked about separately.
     """
@@ -145,7 +145,10 @@ def _free(preset: Preset, kept: DiskUsage, *, yes: bool) -> None:
     """Delete all that is kept for a preset, unless the user does not want it."""
     from localspec.engine.disk_usage import free_disk
 
-    for what, sizes in (("caches of sessions", kept.caches), ("measured costs", kept.costs)):
+    for what, sizes in (
+        ("caches of conversations", kept.caches),
+        ("measured costs", kept.costs),
+    ):
         if sizes:
             click.echo(f"{what}: {readable_bytes(sum(sizes.values()))}", err=True)
     if not yes:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+import click
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)b?", re.IGNORECASE)
+
 
 def counted(number: int, noun: str) -> str:
     """1 round, 2 rounds."""
@@ -17,6 +23,18 @@ def readable_bytes(num_bytes: int | None) -> str:
         size /= 1000
         units.pop(0)
     return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{num_bytes} B"
+
+
+def parse_size(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> int | None:
+    """The bytes of a size like 8GB, 500 MB or 0; None where none is given."""
+    if text is None:
+        return None
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise click.BadParameter(f"{text!r} is no size; give one like 8GB, 500MB or 0")
+    return int(float(found[1]) * 1000 ** " kmgt".index(found[2].lower() or " "))
 
 
 def clock_time(seconds: float) -> str:

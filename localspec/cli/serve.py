@@ -21,6 +21,7 @@ from localspec.cli.flags import read_option_file
 from localspec.cli.help import Command
 from localspec.cli.memory_options import MemoryOptions, memory_options
 from localspec.cli.model_options import context_option
+from localspec.cli.quantities import parse_size, readable_bytes
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
 from localspec.presets.choice import choose_model
@@ -61,6 +62,8 @@ _OPENCODE = Template("""\
     "npm": "@ai-sdk/openai-compatible",
     "options": {"baseURL": "$address/v1", "apiKey": "$key"},
     "models": {"$model": {"limit": {"context": $context, "output": $output}}}}}}""")
+# What agents' conversations of some days take; a prompt of theirs is minutes of reading.
+_CACHE_DISK = 8_000_000_000
 _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an answer
 
 
@@ -119,6 +122,13 @@ _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an an
     help="Conversations whose caches lie side by side; fewer if memory is short.",
 )
 @click.option(
+    "--cache-disk",
+    callback=parse_size,
+    metavar="SIZE",
+    help="The most disk space for caches of conversations, which a restart then finds; 0 keeps "
+    "none there. See 'localspec sessions wipe'. [default: 8GB; with several API keys 0]",
+)
+@click.option(
     "--known-models-only",
     is_flag=True,
     help="Refuse unknown model names. [default: use the loaded model for them]",
@@ -141,6 +151,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     exact: bool | None,
     rpc: tuple[str, ...] | None,
     parallel: int,
+    cache_disk: int | None,
     known_models_only: bool,
     log_json: bool,
     embeddings: str | None,
@@ -166,9 +177,8 @@ def serve(  # noqa: PLR0913  each is an option of the command
     from localspec.server.served_models import ServedModel, ServedModels
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    keys = [] if api_key_file is None else _keys(api_key_file)
-    access = AccessRules(keys=keys, hosts=allowed_hosts, origins=cors_origins)
-    _check_access(access, host, memory)
+    access = AccessRules(keys=_keys(api_key_file), hosts=allowed_hosts, origins=cors_origins)
+    _check_access(access, host, memory, cache_disk)
     names = dict.fromkeys(models or (usual_name(),))
     for name in filter(None, (*names, embeddings)):
         offer_download(name)
@@ -177,21 +187,23 @@ def serve(  # noqa: PLR0913  each is an option of the command
         takes_any_name=not known_models_only,
         embedder=None if embeddings is None else ServedEmbedder(embeddings),
     )
-    _prepare(served, access, memory, parallel)
+    _prepare(served, access, memory, parallel, cache_disk)
     with listen(host, port) as listening:
         address = _address(host, listening.getsockname()[1])
         with waiting(lambda: "Loading the models …"):
             served.open_first()
         server = Server(served, Limits(), logs_json=log_json, has_page=has_page)
-        first = served.all[0]
+        first, keys = served.all[0], access.keys
         settings = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
-        settings += f"\nTo chat, open {address} in a browser." if has_page else ""
+        settings += _more_words(first.cache_disk.num_bytes, address if has_page else None)
         runner = Runner(server.app(access), lambda: click.echo(settings, err=True), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped
             runner.run(sockets=[listening])
 
 
-def _check_access(access: AccessRules, host: str, memory: MemoryOptions) -> None:
+def _check_access(
+    access: AccessRules, host: str, memory: MemoryOptions, cache_disk: int | None
+) -> None:
     if not access.keys and not _is_loopback(host):
         raise OptionError(
             f"{host} can be reached from other machines, and no API key is set",
@@ -202,6 +214,11 @@ def _check_access(access: AccessRules, host: str, memory: MemoryOptions) -> None
             "clients with several API keys share no memory",
             "Leave --memory and --remember out, or give one key.",
         )
+    if not access.is_of_one and cache_disk:
+        raise OptionError(
+            "clients with several API keys share no caches on disk",
+            "Leave --cache-disk out, or give one key.",
+        )
 
 
 def usual_name() -> str:
@@ -211,10 +228,19 @@ def usual_name() -> str:
 
 
 def _prepare(
-    served: ServedModels, access: AccessRules, memory: MemoryOptions, parallel: int
+    served: ServedModels,
+    access: AccessRules,
+    memory: MemoryOptions,
+    parallel: int,
+    cache_disk: int | None,
 ) -> None:
     """Tell the models what they remember. Raises OptionError where two have one name."""
+    from localspec.engine.cache_disk import CacheDisk
+
+    usual = _CACHE_DISK if access.is_of_one else 0
+    disk = CacheDisk(usual if cache_disk is None else cache_disk, "".join(access.keys[:1]))
     for model in served.all:
+        model.cache_disk = disk
         model.parallel = parallel
         model.remembers = access.is_of_one and (memory.name or True)
         model.remembered = memory.paths
@@ -226,6 +252,17 @@ def _prepare(
             )
 
 
+def _more_words(num_bytes: int, page: str | None) -> str:
+    """What is said last. num_bytes: that caches may take on disk. page: where one can chat."""
+    from localspec.engine.cache_store import kept_folder
+
+    words = ""
+    if num_bytes:
+        size = readable_bytes(num_bytes)
+        words += f"\nCaches of conversations are kept in {kept_folder()}, up to {size}."
+    return words if page is None else f"{words}\nTo chat, open {page} in a browser."
+
+
 def _require_server() -> None:
     for library in ("starlette", "uvicorn"):
         if importlib.util.find_spec(library) is None:
@@ -235,7 +272,9 @@ def _require_server() -> None:
             )
 
 
-def _keys(path: Path) -> list[str]:
+def _keys(path: Path | None) -> list[str]:
+    if path is None:
+        return []
     lines = read_option_file("--api-key-file", path).splitlines()
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:

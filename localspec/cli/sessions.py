@@ -29,7 +29,7 @@ from localspec.cli.completion import complete_file, complete_session
 from localspec.cli.flags import json_option
 from localspec.cli.help import Group
 from localspec.cli.json_output import write_json
-from localspec.cli.memories import forget, list_memories
+from localspec.cli.memories import forget, list_memories, wipe
 from localspec.cli.quantities import counted, readable_bytes
 from localspec.cli.screen import note, printable
 from localspec.cli.standard_streams import is_terminal
@@ -66,6 +66,7 @@ def sessions(context: click.Context) -> None:
         localspec sessions remove french
         localspec sessions memories
         localspec sessions forget work
+        localspec sessions wipe
     """
     if context.invoked_subcommand is None:
         context.invoke(list_sessions, as_json=False)
@@ -277,5 +278,5 @@ def _closed(text: str) -> str:
     return f"{text}\n{fence}" if fence else text
 
 
-for _command in (list_memories, forget):
+for _command in (list_memories, forget, wipe):
     sessions.add_command(_command)

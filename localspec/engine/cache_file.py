@@ -10,51 +10,161 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from localspec.atomic_write import write_whole
-from localspec.engine.cache_pool import PooledCache
+from localspec.atomic_write import write_parts
+from localspec.engine.kept_text import PooledCache
 from localspec.llama.cache_state import CacheState
 
 logger = logging.getLogger(__name__)
 
-FORMAT, VERSION = "localspec-caches", 1
+FORMAT, VERSION = "localspec-caches", 2
 _MAX_HEAD = 64_000_000  # bytes: the ids of more tokens than any context holds
+_CHUNK_BYTES = 1 << 22  # that are hashed or written without a look at whether to go on
+# What is wrong with a file that was not written by this version, or has changed since.
+DAMAGES = (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError)
 
 
-def write_caches(path: Path, kept: PooledCache, identities: Sequence[str]) -> None:
+class CacheHead(NamedTuple):
+    """What a file of caches says of itself.
+
+    owner: whose text it is. identities: of the models. outline: the text, with states that
+    lack their bytes. sizes, sha256: of these bytes, those of all states before those of their
+    checkpoints. begin: where they begin in the file.
+    """
+
+    owner: str
+    identities: list[str]
+    outline: PooledCache
+    sizes: list[int]
+    sha256: list[str]
+    begin: int
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens of the target's state; 0 without one."""
+        target = self.outline.states[0]
+        return 0 if target is None else target.num_cached
+
+
+def write_caches(
+    path: Path,
+    kept: PooledCache,
+    identities: Sequence[str],
+    *,
+    owner: str = "",
+    check: Callable[[], None] = lambda: None,
+    durable: bool = True,
+) -> None:
     """Replace the file at once. identities: of the models, see `LlamaModel.identity`.
 
-    The states are written where they lie, since they can be gigabytes. Raises OSError.
+    The states are written where they lie, since they can be gigabytes. owner: see `CacheHead`.
+    check: called every few megabytes; what it raises ends the work, and leaves no file.
+    durable: see `write_whole`. Raises OSError.
     """
-    parts = [b"" if state is None else state.data.data for state in kept.states]
+    entries = _entries(kept.states)
+    parts = [b"" if entry is None else entry.data.data for entry in entries]
     head = {
         "format": FORMAT,
         "version": VERSION,
+        "owner": owner,
         "identities": list(identities),
         "tokens": kept.tokens,
-        "num_cached": [None if s is None else s.num_cached for s in kept.states],
+        "num_cached": [None if entry is None else entry.num_cached for entry in entries],
         "sizes": [len(part) for part in parts],
-        "sha256": _digest(parts),
+        "sha256": [_digest(part, check) for part in parts],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(head).encode("ascii"), b"\n", *parts, durable=True)
+
+    def content() -> Iterator[bytes | memoryview]:
+        yield head_line(head)
+        for part in parts:
+            yield from _chunks(part, check)
+
+    write_parts(path, content(), durable=durable)
+
+
+def head_line(head: dict[str, Any]) -> bytes:
+    """The first line of a file, with a checksum of itself."""
+    return json.dumps(head | {"check": _check_of(head)}).encode("ascii") + b"\n"
+
+
+def _check_of(head: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(head).encode("ascii")).hexdigest()
 
 
 def identities_in(path: Path) -> list[str]:
     """The identities of the models whose caches a file holds; none if it is damaged or gone."""
     try:
-        with path.open("rb") as file:
-            head = json.loads(file.readline(_MAX_HEAD))
-        if (head["format"], head["version"]) == (FORMAT, VERSION):
-            return [str(identity) for identity in head["identities"]]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        pass  # as good as none
-    return []
+        head = read_head(path)
+    except DAMAGES:
+        return []  # as good as none
+    return [] if head is None else head.identities
+
+
+def read_head(path: Path) -> CacheHead | None:
+    """What the file says; None if it is of another format or version.
+
+    Raises one of `DAMAGES` if it is missing, or cannot be what it says.
+    """
+    with path.open("rb") as file:
+        head = json.loads(file.readline(_MAX_HEAD))
+        begin = file.tell()
+    if (head["format"], head["version"]) != (FORMAT, VERSION):
+        return None
+    if head.pop("check") != _check_of(head):
+        raise ValueError("its first line has changed")
+    identities = [str(identity) for identity in head["identities"]]
+    tokens = [int(token) for token in head["tokens"]]
+    sizes = [int(size) for size in head["sizes"]]
+    digests = [str(digest) for digest in head["sha256"]]
+    if min(sizes) < 0 or begin + sum(sizes) != path.stat().st_size:
+        raise ValueError("it is not as long as it says")
+    if not len(head["num_cached"]) == len(sizes) == len(digests) == 2 * len(identities):
+        raise ValueError("it is not of that many models")
+    entries = [_outline(count, len(tokens)) for count in head["num_cached"]]
+    states = [
+        None if state is None else state._replace(checkpoint=checkpoint)
+        for state, checkpoint in zip(
+            entries[: len(identities)], entries[len(identities) :], strict=True
+        )
+    ]
+    outline = PooledCache(tokens, states)
+    return CacheHead(str(head["owner"]), identities, outline, sizes, digests, begin)
+
+
+def read_states(path: Path, head: CacheHead, numbers: Sequence[int | None]) -> PooledCache:
+    """The text with the states of the models of these numbers in the file; None reads none.
+
+    Raises ValueError if their bytes have changed, or one has none; OSError.
+    """
+    entries = _entries(head.outline.states)
+    ends = list(accumulate(head.sizes, initial=head.begin))
+    with path.open("rb") as file:
+
+        def filled(index: int) -> CacheState | None:
+            entry = entries[index]
+            if entry is None:
+                return None
+            file.seek(ends[index])
+            data = file.read(head.sizes[index])
+            if not data or _digest(data) != head.sha256[index]:
+                raise ValueError("its bytes have changed")
+            return entry._replace(data=np.frombuffer(data, dtype=np.uint8))
+
+        def state(number: int) -> CacheState | None:
+            found = filled(number)
+            if found is None:
+                return None
+            return found._replace(checkpoint=filled(number + len(head.identities)))
+
+        states = [None if number is None else state(number) for number in numbers]
+    return PooledCache(head.outline.tokens[:], states)
 
 
 def read_caches(
@@ -65,47 +175,47 @@ def read_caches(
     make_room: called with the bytes of the states before they are read. Raises what it does.
     """
     try:
-        with path.open("rb") as file:
-            head = json.loads(file.readline(_MAX_HEAD))
-            if (head["format"], head["version"]) != (FORMAT, VERSION):
-                return None
-            if head["identities"] != list(identities):
-                return None
-            sizes = [int(size) for size in head["sizes"]]
-            # Asked for more, a file's buffer would be as large as that at once.
-            if min(sizes) < 0 or sum(sizes) != path.stat().st_size - file.tell():
-                raise ValueError("it is not as long as it says")
-            make_room(sum(sizes))
-            parts = [file.read(size) for size in sizes]
-        kept = _kept(head, parts)
-        if len(kept.states) != len(identities) or not any(kept.states):
-            raise ValueError("it is not of that many models")
-        return kept
+        head = read_head(path)
+        if head is None or head.identities != list(identities):
+            return None
+        if not any(head.outline.states):
+            raise ValueError("it holds nothing")
+        make_room(sum(head.sizes))
+        return read_states(path, head, range(len(identities)))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
+    except DAMAGES as error:
         logger.warning(
             "%s cannot be used, and the conversation is decoded again: %s", path, error
         )
         return None
 
 
-def _kept(head: dict[str, Any], parts: list[bytes]) -> PooledCache:
-    """Raises ValueError, TypeError or KeyError for what does not fit together."""
-    if _digest(parts) != head["sha256"]:
-        raise ValueError("its bytes have changed")
-    tokens = [int(token) for token in head["tokens"]]
-    states = [
-        None if count is None else CacheState(int(count), np.frombuffer(part, dtype=np.uint8))
-        for count, part in zip(head["num_cached"], parts, strict=True)
-    ]
-    if any(state is not None and not 0 < state.num_cached <= len(tokens) for state in states):
+def _entries(states: Sequence[CacheState | None]) -> list[CacheState | None]:
+    """The states, and behind them the checkpoint of each."""
+    return [*states, *(None if state is None else state.checkpoint for state in states)]
+
+
+def _outline(num_cached: Any, num_tokens: int) -> CacheState | None:
+    """A state without its bytes. Raises ValueError if it claims more tokens than there are."""
+    if num_cached is None:
+        return None
+    if not 0 < int(num_cached) <= num_tokens:
         raise ValueError("it claims more tokens than it has")
-    return PooledCache(tokens, states)
+    return CacheState(int(num_cached), np.empty(0, dtype=np.uint8))
 
 
-def _digest(parts: Sequence[bytes | memoryview]) -> str:
+def _chunks(
+    part: bytes | memoryview, check: Callable[[], None] = lambda: None
+) -> Iterator[memoryview]:
+    view = memoryview(part)
+    for begin in range(0, len(view), _CHUNK_BYTES):
+        check()
+        yield view[begin : begin + _CHUNK_BYTES]
+
+
+def _digest(part: bytes | memoryview, check: Callable[[], None] = lambda: None) -> str:
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
+    for chunk in _chunks(part, check):
+        digest.update(chunk)
     return digest.hexdigest()

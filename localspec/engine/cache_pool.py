@@ -3,8 +3,8 @@
 The loop has one text at a time. A conversation that another interrupts finds its own again,
 without decoding it again. Where the models' contexts hold several sequences, its text waits in
 one of them, and changing over costs nothing. Where they are all taken, the text that has
-waited longest is copied out, as long as the memory that was granted suffices. A new text begins
-with a copy of the one that it shares most with.
+waited longest is copied out, as long as the memory that was granted suffices; what has to leave
+that may go to disk. A new text begins with a copy of the one that it shares most with.
 """
 
 from __future__ import annotations
@@ -12,72 +12,27 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
 
-from localspec.errors import CacheError, OptionError
-from localspec.llama.cache_state import CacheState
+from localspec.engine.kept_text import (
+    KeepsTexts,
+    PooledCache,
+    SavesState,
+    UsesSequence,
+    WaitingText,
+)
+from localspec.errors import CacheError, Interrupted, OptionError
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.prefix import common_length
 from localspec.speculative.proposers import DraftModel
+from localspec.streaming.cancellation import CancelCheck, never
 
 # Tokens of a text whose entries are copied in the time that one is decoded: some hundreds on
 # processors, fewer where the copy has to cross to a GPU.
-_COPIED_PER_DECODED = 32
+COPIED_PER_DECODED = 32
 # Of a text that waits in a sequence. Without another it would have been copied in any case, for
 # the sake of any common beginning.
 _COPIED_BESIDE = 128
-
-
-class UsesSequence(Protocol):
-    """A model whose context holds several sequences, of which it works on one."""
-
-    def use_sequence(self, number: int | None) -> None:
-        """Work on another; the one before stays as it is. None: on none; cuts do nothing."""
-
-
-class SavesState(UsesSequence, Protocol):
-    """A model whose cache can be taken out and put back."""
-
-    def state_bytes(self) -> int:
-        """Bytes that `save_state` would copy now; 0 if nothing is cached."""
-
-    def save_state(self) -> CacheState:
-        """A copy of what is cached. Raises CacheError if that fails."""
-
-    def restore_state(self, state: CacheState) -> None:
-        """Make that what is cached. Raises CacheError, and leaves the cache empty."""
-
-    def outline(self) -> CacheState:
-        """What `save_state` would copy now, without the entries: for `reach`."""
-
-    def reach(self, state: CacheState, num_tokens: int) -> int:
-        """How many tokens are left of a state that is restored and cut to num_tokens."""
-
-
-class PooledCache(NamedTuple):
-    """A text, and what each model's cache held of it; None where nothing was cached."""
-
-    tokens: list[int]
-    states: list[CacheState | None]
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that the states take."""
-        return sum(state.num_bytes for state in self.states if state is not None)
-
-
-class WaitingText(NamedTuple):
-    """A text in a sequence of the contexts. outline: of the target's cache."""
-
-    tokens: list[int]
-    sequence: int
-    outline: CacheState
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory besides the contexts: none."""
-        return 0
 
 
 class CachePool:
@@ -85,7 +40,8 @@ class CachePool:
 
     An owner is any object; its text goes when the object does. models: what the loop's text
     is cached in, the target first; others: whose caches are not copied. budget_bytes: of all
-    copies together; 0 keeps none. num_sequences: that each context holds.
+    copies together; 0 keeps none. num_sequences: that each context holds. store: where texts
+    are kept that leave.
 
     Raises OptionError for a budget below 0.
     """
@@ -98,6 +54,7 @@ class CachePool:
         *,
         others: Sequence[UsesSequence] = (),
         num_sequences: int = 1,
+        store: KeepsTexts | None = None,
     ) -> None:
         if not (isinstance(budget_bytes, int) and budget_bytes >= 0):
             raise OptionError(f"kept_bytes is {budget_bytes!r}", "Choose 0 (none) or more.")
@@ -106,6 +63,7 @@ class CachePool:
         self._all = (*models, *others)
         self.budget_bytes = budget_bytes
         self.num_sequences = num_sequences
+        self._store = store
         self._sequence = 0  # that the loop's text is in
         self._owner: Callable[[], object | None] = _nobody
         # Least recently used first.
@@ -144,9 +102,12 @@ class CachePool:
         if other is not None:
             # Used, so the last to leave; and the states are only read.
             used = self._kept[other] = self._kept.pop(other)
+            num_there = self._reach(used, tokens)
             copied = self._copied(used) if isinstance(used, WaitingText) else used
             if copied is not None:
                 own = copied._replace(tokens=copied.tokens[:])
+        stored = None if self._store is None else self._store.best(tokens, num_there)
+        own = own if stored is None else stored
         if own is not None:
             self._restore(own)
 
@@ -155,7 +116,7 @@ class CachePool:
         best, most = None, 0
         for owner, kept in list(self._kept.items()):
             num_spared = self._reach(kept, tokens) - num_there
-            ratio = _COPIED_BESIDE if isinstance(kept, WaitingText) else _COPIED_PER_DECODED
+            ratio = _COPIED_BESIDE if isinstance(kept, WaitingText) else COPIED_PER_DECODED
             if num_spared > max(most, len(kept.tokens) // ratio):
                 best, most = owner, num_spared
         return best
@@ -201,6 +162,35 @@ class CachePool:
                 break
             if isinstance(kept, PooledCache):
                 self._kept.pop(owner, None)
+                self._put_aside(kept)
+
+    def put_all_aside(self, is_cancelled: CancelCheck = never) -> None:
+        """Have all texts on disk that are worth it, the latest first, until it is cancelled."""
+        if self._store is None:
+            return
+        self._use_own_sequence()
+        with contextlib.suppress(Interrupted):
+            for text in (self._as_waiting(), *reversed(list(self._kept.values()))):
+                self._put_aside(text, is_cancelled)
+
+    def _put_aside(
+        self, text: PooledCache | WaitingText, is_cancelled: CancelCheck = never
+    ) -> None:
+        """Have a text on disk if it is worth it. Raises Interrupted once it is cancelled."""
+
+        def check() -> None:
+            if is_cancelled():
+                raise Interrupted("a text was not kept on disk: other work has come")
+
+        state = text.outline if isinstance(text, WaitingText) else text.states[0]
+        if self._store is None or state is None or not self._store.wants(text.tokens, state):
+            return
+        if isinstance(text, PooledCache):
+            self._store.keep(text, check)
+        elif self._store.has_room_for(self._copied_bytes(text)):
+            copied = self._copied(text)
+            if copied is not None:
+                self._store.keep(copied, check)
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self.budget_bytes:
@@ -313,6 +303,8 @@ class CachePool:
     def _copied_out(self, text: WaitingText) -> PooledCache | None:
         """A copy, for which older ones leave; None if there is nothing, or no room for it."""
         num_bytes = self._copied_bytes(text)
+        if num_bytes > self.budget_bytes:
+            self._put_aside(text)
         if not 0 < num_bytes <= self.budget_bytes:
             return None
         self.make_room(num_bytes)

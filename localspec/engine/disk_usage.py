@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from localspec.chat.session import caches_file, session_names
 from localspec.engine.cache_file import identities_in
+from localspec.engine.cache_store import kept_files
 from localspec.errors import LocalspecError, OptionError
 from localspec.gguf_file.check import check_model_file
 from localspec.hub.cache import HubCache
@@ -28,9 +29,9 @@ class DiskUsage:
     """Files that could be freed, each with its bytes.
 
     files: models that localspec fetched and no other preset uses, and what was received of
-    them. caches: those kept of sessions. costs: what decodes cost here, learned while it ran.
-    The last two are found by the content of the models, so while their files are here, and
-    count for no preset where another one has the same models.
+    them. caches: those kept of conversations. costs: what decodes cost here, learned while it
+    ran. The last two are found by the content of the models, so while their files are here,
+    and count for no preset where another one has the same models.
     """
 
     files: Mapping[Path, int]
@@ -115,11 +116,16 @@ def _paths(preset: Preset) -> list[Path]:
 
 
 def _caches() -> Iterator[Path]:
-    """The kept caches of all sessions."""
+    """The kept caches of all conversations: of servers, and of sessions."""
+    yield from kept_files()
     for name in session_names():
         with contextlib.suppress(OptionError):  # a file there that is not a session
             yield caches_file(name)
 
 
 def _sizes(paths: Iterable[Path]) -> dict[Path, int]:
-    return {path: path.stat().st_size for path in paths}
+    found = {}
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # a server has removed it
+            found[path] = path.stat().st_size
+    return found

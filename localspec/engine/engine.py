@@ -14,6 +14,7 @@ from localspec.chat.room import longer_context
 from localspec.constraints.guidance import not_kept
 from localspec.engine.access import EngineTurn, busy, in_use
 from localspec.engine.base import BaseEngine
+from localspec.engine.cache_disk import CacheRoom
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.constraint_choice import Constrainer
 from localspec.engine.models import EngineMemory, Models
@@ -28,7 +29,6 @@ from localspec.engine.remembering import Remembering, reference_to
 from localspec.engine.translated_cache import pool_of
 from localspec.errors import (
     BusyError,
-    CacheError,
     ContextError,
     EngineError,
     Interrupted,
@@ -59,8 +59,8 @@ class Engine(BaseEngine):
 
     From any thread, but one answer at a time: reading a second one while another is
     unfinished raises BusyError. sampling: what an answer uses by default. description: the
-    pair, for people. kept_bytes: memory for the caches of conversations that wait. memory:
-    whether earlier texts propose; a name keeps them on disk.
+    pair, for people. room: for the caches of conversations that wait. memory: whether earlier
+    texts propose; a name keeps them on disk.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Engine(BaseEngine):
         drafting: Drafting,
         sampling: SamplingParams,
         description: str,
-        kept_bytes: int,
+        room: CacheRoom,
         *,
         memory: bool | str,
     ) -> None:
@@ -88,7 +88,7 @@ class Engine(BaseEngine):
         policies, self._profile = choose_policies(models, drafting, proposers)
         self._decoder = SpeculativeDecoder(target, proposers, *policies, off, time.perf_counter)
         self._remembering = Remembering(proposers, target.vocabulary, memory=memory)
-        self._cache_pool = pool_of(models, self._decoder, kept_bytes)
+        self._cache_pool = pool_of(models, self._decoder, room)
         self._usual_policy: DraftPolicy | None = None  # while an answer has another
         self._is_settled = True  # whether the last work on the loop came to its end in order
 
@@ -255,13 +255,13 @@ class Engine(BaseEngine):
             self._take(turn, in_use)
             kept = self._cache_pool.text_of(owner)
             if kept is not None:
-                write_caches(path, kept, self._identities())
+                write_caches(path, kept, self._models.identities())
             return kept is not None
 
     def _load_caches_of(self, owner: object, path: Path) -> bool:
         with self._access.turn() as turn, turn:
             self._take(turn, in_use)
-            kept = read_caches(path, self._identities(), self._cache_pool.make_room)
+            kept = read_caches(path, self._models.identities(), self._cache_pool.make_room)
             if kept is not None:
                 self._cache_pool.put(owner, kept)
             return kept is not None
@@ -316,6 +316,14 @@ class Engine(BaseEngine):
                     self._save_profile()
             self._is_settled = True
 
+    def _keep_on_disk(self) -> None:
+        """Write the caches of conversations that the disk lacks, until an answer begins."""
+        idle = Cancellation()
+        with self._access.turn(idle.request) as turn, turn, contextlib.suppress(BusyError):
+            self._take(turn, in_use)
+            with idle.obeyed(self._interrupt):
+                self._cache_pool.put_all_aside(lambda: self._target.is_interrupted)
+
     def cancel(self) -> None:
         self._interrupt()
 
@@ -328,6 +336,9 @@ class Engine(BaseEngine):
         with self._access.turn() as turn, turn:
             self._access.take(turn, in_use, waits=True)
             self._remembering.save(is_last=True)
+            with contextlib.suppress(EngineError, MemoryError):  # of one that is closed
+                self._settle()
+                self._cache_pool.put_all_aside()
             self._free()
 
     def _free(self) -> None:
@@ -349,22 +360,6 @@ class Engine(BaseEngine):
             "Load it there, or use localspec.IsolatedEngine.",
         )
 
-    def _identities(self) -> list[str]:
-        """Each model's identity. Raises CacheError if a model has none any more."""
-        identities = []
-        count = self._models.num_sequences
-        # libllama's states say how many sequences their context has.
-        sequences = f" · {count} sequences" if count > 1 else ""
-        for model in self._models.saved:
-            if model.identity is None:
-                raise CacheError(
-                    f"the file of {model.name} is gone, or has changed while it was loaded, so "
-                    "that its caches cannot be told from another model's",
-                    "Load it again from a file that stays as it is.",
-                )
-            identities.append(model.identity + sequences)
-        return identities
-
     def _take(
         self,
         turn: EngineTurn,
@@ -380,6 +375,10 @@ class Engine(BaseEngine):
         self._require_open()
         self._access.take(turn, refusal, waits=waits, is_cancelled=is_cancelled)
         self._require_not_ending()  # it may have been closed meanwhile
+        self._settle()
+
+    def _settle(self) -> None:
+        """Make the models and the loop ready for work. Raises ClosedError."""
         for model in self._models.all:
             model.begin()
         if not self._is_settled:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from localspec.engine.cache_disk import CacheDisk, CacheRoom
 from localspec.engine.engine import Engine
 from localspec.engine.exactness_found import costs_nothing, find_exactness, prepare_kernels
 from localspec.engine.fitting import open_fitting
@@ -78,31 +79,30 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     parallel: int = 1,
     memory: bool | str = True,
     trimmed: bool = True,
+    cache_disk: int | CacheDisk = 0,
     progress: Callable[[float], None] | None = None,
     force: bool = False,
 ) -> Engine:
     """An engine for a preset, or for a target of your own and perhaps what drafts for it.
 
-    preset: what commands take as MODEL: a preset's name, an alias, or a target named as below;
-    or a preset made in code. Beside a draft or a head a name means its target. target, draft:
-    paths of GGUF files (of a split model the first part), names as `hf:owner/repo/file.gguf`
-    and `owner/repo:QUANT` that were downloaded, or `llama_cpp.Llama` objects, which keep their
-    settings and are given back by `Engine.close`. With neither it is the demo pair. One file
-    may be target and draft, and is opened twice then; one `Llama` may not. head: a trained head
-    in a file of its own, named likewise; without one that in the target's file is used, if any.
-    draft_tokens: proposed per step; None is as many as pay, 0 is plain decoding and leaves the
-    draft unloaded. proposer: "draft", "head", "lookup" (of what the text repeats), "auto" or
-    "none". context_length: tokens (default: the preset's, or the model's own up to 8192).
-    num_gpu_layers: default: as many as fit onto the GPUs, the draft's first. rpc: "host:port"
+    preset: what commands take as MODEL: a preset's name, an alias, or a target as below; or one
+    made in code; beside a draft or a head its target. target, draft: paths of GGUF files (of a
+    split model the first part), names as `hf:owner/repo/file.gguf` and `owner/repo:QUANT` that
+    were downloaded, or `llama_cpp.Llama` objects, which `Engine.close` gives back. With neither
+    it is the demo pair. One file may be target and draft, one `Llama` not. head: a trained
+    head, named likewise; without one that in the target's file, if any. draft_tokens: proposed
+    per step; None is as many as pay, 0 plain decoding. proposer: "draft", "head", "lookup",
+    "auto" or "none". context_length: tokens (default: the preset's, or the model's own up to
+    8192). num_gpu_layers: default: what fits onto the GPUs, the draft's first. rpc: "host:port"
     of llama.cpp's RPC servers that hold layers of the target, too (default: the preset's); one
     that fails later ends the process (not of `IsolatedEngine`); a head in the target's file is
     then used only if proposer="head". exact: the text is the same to the bit with any draft;
-    None is where that costs at most 3 % (docs/lossless.md). target_options, draft_options: any
-    other setting of one model; it counts where those before say nothing. kept_bytes: the most
-    memory for caches of conversations that wait. parallel: how many lie side by side
-    (docs/applications.md). memory: earlier texts draft what repeats; a name keeps them on disk.
-    trimmed: use trimmed files beside drafts and heads where they pay more. progress: called in
-    this thread with the loaded share, 0 … 1; raise to cancel. force: load what seems too large.
+    None is where that costs at most 3 % (docs/lossless.md). target_options, draft_options:
+    other settings of each. kept_bytes: memory for caches of conversations that wait;
+    cache_disk: bytes on disk, for later engines, too; parallel: how many lie side by side.
+    memory: earlier texts draft what repeats; a name keeps them on disk. trimmed: use trimmed
+    files of drafts and heads where they pay more. progress: called with the loaded share,
+    0 … 1; raise to cancel. force: load what seems too large.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
     """
@@ -116,7 +116,8 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     sources, reserved = side_by_side(sources, parallel, kept_bytes)
     with contextlib.ExitStack() as undo:
         models = open_fitting(sources, open_all, undo, force=force)
-        engine = _engine(models, drafting, chosen, kept_bytes - reserved, memory=memory)
+        room = CacheRoom(kept_bytes - reserved, CacheDisk.of(cache_disk))
+        engine = _engine(models, drafting, chosen, room, memory=memory)
         undo.pop_all()
     return engine
 
@@ -139,13 +140,13 @@ def _engine(
     models: Models,
     drafting: Drafting,
     chosen: Preset | None,
-    kept_bytes: int,
+    room: CacheRoom,
     *,
     memory: bool | str,
 ) -> Engine:
     sampling = SamplingParams() if chosen is None else chosen.sampling
     description = _description(models) if chosen is None else chosen.description
-    return Engine(models, drafting, sampling, description, kept_bytes, memory=memory)
+    return Engine(models, drafting, sampling, description, room, memory=memory)
 
 
 def _open_all(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from localspec.errors import CacheError
+
 if TYPE_CHECKING:
     from localspec.llama.head import LlamaHead
     from localspec.llama.medusa import MedusaHeads
@@ -38,6 +40,22 @@ class Models(NamedTuple):
     def num_sequences(self) -> int:
         """Texts that every context can hold side by side."""
         return min(model.num_sequences for model in self.all)
+
+    def identities(self) -> list[str]:
+        """Of the saved models, each. Raises CacheError if one has none any more."""
+        identities = []
+        # libllama's states say how many sequences their context has.
+        count = self.num_sequences
+        sequences = f" · {count} sequences" if count > 1 else ""
+        for model in self.saved:
+            if model.identity is None:
+                raise CacheError(
+                    f"the file of {model.name} is gone, or has changed while it was loaded, so "
+                    "that its caches cannot be told from another model's",
+                    "Load it again from a file that stays as it is.",
+                )
+            identities.append(model.identity + sequences)
+        return identities
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
 
+from localspec.engine.cache_disk import CacheDisk
 from localspec.errors import OptionError, PairError
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
@@ -56,6 +57,7 @@ class LoadKeywords(TypedDict, total=False):
     parallel: int
     memory: bool | str
     trimmed: bool
+    cache_disk: int | CacheDisk
     force: bool
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localspec.engine.cache_pool import CachePool, SavesState
+from localspec.engine.cache_disk import CacheRoom
+from localspec.engine.cache_pool import CachePool
+from localspec.engine.cache_store import CacheStore
+from localspec.engine.kept_text import SavesState
+from localspec.errors import CacheError
 from localspec.llama.cache_state import CacheState
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.own_text import Reading
@@ -19,15 +24,31 @@ if TYPE_CHECKING:
     from localspec.llama.model import LlamaModel
 
 
-def pool_of(models: Models, decoder: SpeculativeDecoder, budget_bytes: int) -> CachePool:
+logger = logging.getLogger(__name__)
+
+
+def pool_of(models: Models, decoder: SpeculativeDecoder, room: CacheRoom) -> CachePool:
     """The pool for the texts of a loop over these models. Raises OptionError."""
     return CachePool(
         decoder,
         _saved_caches(models, decoder.proposers),
-        budget_bytes,
+        room.memory_bytes,
         others=[] if models.head is None else [models.head],
         num_sequences=models.num_sequences,
+        store=_store(models, room),
     )
+
+
+def _store(models: Models, room: CacheRoom) -> CacheStore | None:
+    """Where texts are kept on disk, if they may be."""
+    if room.disk.num_bytes == 0:
+        return None
+    try:
+        target = models.target
+        return CacheStore(room.disk, models.identities(), target.reach, target.context_length)
+    except CacheError as error:
+        logger.warning("conversations are not kept on disk: %s", error)
+        return None
 
 
 def _saved_caches(models: Models, proposers: Sequence[Proposer]) -> list[SavesState]:

@@ -13,6 +13,7 @@ import dataclasses
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load
+from localspec.errors import EngineError
 from localspec.exactness import Exactness
 from localspec.isolated.watch import Watch
 from localspec.sampling.params import SamplingParams
@@ -296,6 +298,15 @@ class Served:
 
         return self._shared.begin_idle(work)
 
+    def keep_on_disk(self) -> None:
+        """Start `Engine._keep_on_disk` in a thread, unless idle work is running."""
+
+        def work() -> None:
+            with contextlib.suppress(EngineError):  # it is being closed, which does the same
+                self._engine._keep_on_disk()
+
+        self._shared.begin_idle(work)
+
     def is_preparing(self) -> bool:
         """Whether such a thread is running."""
         return self._shared.is_idle_working()
@@ -318,6 +329,8 @@ def serve_engine(
     second tells of the load, too. servers: addresses of RPC servers that its models are on.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application to handle
+    # A service is told to end in all of its processes; what is to be kept on disk is written.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     aside, main, *others = pipes
     with contextlib.suppress(EOFError, OSError):
         try:

@@ -283,6 +283,11 @@ class IsolatedEngine(BaseEngine):
             if not self._closed:
                 raise
 
+    def _keep_on_disk(self) -> None:
+        """Have the child write the caches that the disk lacks, until an answer begins."""
+        if self._access.is_free:
+            self._running().ask("keep_on_disk")
+
     def _owner_number(self, owner: object) -> int:
         with self._numbering:
             number = self._owner_numbers.get(owner)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from localspec.presets.preset import Preset
 
 CHILD_PATIENCE_S = 10.0  # for the process to free its models, before it is killed
+_WRITING_S = 120.0  # in addition, where it keeps caches on disk
 # For a word from a process whose models are on RPC servers: one that stands still says as
 # little as one that computes. That takes longest for a prompt: libllama sends a batch of 512
 # tokens, and perhaps another, before it waits for the first.
@@ -34,11 +35,14 @@ CHILD_SILENCE_S = 600.0
 class _Child:
     """The process itself, and how it ended. servers: RPC servers that its models are on.
 
-    is_closed: whether the engine is. last_words: see `Host`.
+    is_closed: whether the engine is. last_words: see `Host`. patience_s: for it to end.
     """
 
-    def __init__(self, process: BaseProcess, servers: tuple[str, ...]) -> None:
+    def __init__(
+        self, process: BaseProcess, servers: tuple[str, ...], patience_s: float
+    ) -> None:
         self.process = process
+        self._patience_s = patience_s
         self.is_closed = False
         self.last_words = ""
         self._servers = servers
@@ -100,7 +104,7 @@ class _Child:
 
     def end(self) -> None:
         """Wait until it has ended, and kill it if that takes long."""
-        self.process.join(CHILD_PATIENCE_S)
+        self.process.join(self._patience_s)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
@@ -139,7 +143,8 @@ class ChildProcess:
             name="localspec",
         )
         # What the channels know of it is an object of its own, so that dropping this is enough.
-        self._child = _Child(process, servers)
+        patience_s = CHILD_PATIENCE_S + (_WRITING_S if arguments.get("cache_disk") else 0.0)
+        self._child = _Child(process, servers, patience_s)
         self._asides, *self._channels = (Channel(here, self._child) for here, _ in pipes)
         process.start()
         # Their last copies here, so that the end of the child is the end of the pipes.

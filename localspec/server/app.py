@@ -76,13 +76,15 @@ class Limits:
 
     body_bytes: the size of a request's body. body_s: time for it to arrive. num_waiting:
     requests that may wait for their turn. patience_s: a client that gets nothing for this long
-    is told that it waits. unload_s: a model without a question for this long is closed.
+    is told that it waits. keep_s: caches of a model without a question for this long go to
+    disk, where they may. unload_s: one without a question for this long is closed.
     """
 
     body_bytes: int = 32_000_000
     body_s: float = 60.0
     num_waiting: int = 64
     patience_s: float = 10.0
+    keep_s: float = 20.0
     unload_s: float = 30 * 60.0
 
 
@@ -186,7 +188,9 @@ class Server:
 
     async def _unload_unused(self) -> None:
         while True:
-            await asyncio.sleep(min(_IDLE_CHECKS_S, self._limits.unload_s))
+            limits = self._limits
+            await asyncio.sleep(min(_IDLE_CHECKS_S, limits.unload_s, limits.keep_s))
+            await self._models.keep_unused(limits.keep_s)
             if self._models.embedder is not None:
                 await self._models.embedder.close_unused(self._limits.unload_s)
             if self._line.is_empty:

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import get_args
 
+from localspec.engine.cache_disk import CacheDisk
 from localspec.engine.sources import named_sources
 from localspec.errors import LocalspecError, MemoryLimitError, RpcError
 from localspec.gguf_file.check import check_model_file
@@ -43,9 +44,10 @@ class ServedModel:
     for.
     chat_template: its source, or "". pinned: sha256 of the target's files, if a preset states
     them. kept_bytes: memory for caches of texts that wait. parallel: as for `load`, if memory
-    allows. remembers: as `load` takes `memory`; remembered: files and folders whose text
-    drafts. keep_s: how long it stays loaded without a question; None is the server's default.
-    memory, load_s: what it takes since it was loaded, and how long loading took.
+    allows. cache_disk: what may be kept on disk of texts, and of whom. remembers: as `load`
+    takes `memory`; remembered: files and folders whose text drafts. keep_s: how long it stays
+    loaded without a question; None is the server's default. memory, load_s: what it takes since
+    it was loaded, and how long loading took.
 
     Raises PresetError if its files are not here, OptionError, and ModelFileError.
     """
@@ -82,6 +84,7 @@ class ServedModel:
         self.pinned = [file.sha256 for file in files]
         self.kept_bytes = 0
         self.parallel = 1
+        self.cache_disk = CacheDisk(0)
         self.remembers: bool | str = True
         self.remembered: Sequence[Path] = ()
         self.keep_s: float | None = None
@@ -92,6 +95,7 @@ class ServedModel:
         self.loading: asyncio.Task[IsolatedEngine] | None = None
         self.num_users = 0
         self.used_s = 0.0
+        self.kept_s = 0.0  # which `used_s` it was when texts were last kept on disk
 
     def load(self) -> IsolatedEngine:
         """Open the engine. Raises what `localspec.load` raises."""
@@ -104,6 +108,7 @@ class ServedModel:
             kept_bytes=self.kept_bytes,
             parallel=self.parallel,
             memory=self.remembers,
+            cache_disk=self.cache_disk,
         )
         try:
             if self.remembered:
@@ -261,6 +266,15 @@ class ServedModels:
             is_old = model.num_users == 0 and model.left_s(seconds) <= 0
             if model.engine is not None and is_old:
                 await self.close_one(model)
+
+    async def keep_unused(self, seconds: float) -> None:
+        """Have texts on disk of models that were unused for so long, until a question comes."""
+        for model in self.all:
+            is_idle = model.num_users == 0 and time.monotonic() - model.used_s >= seconds
+            if model.engine is not None and is_idle and model.kept_s != model.used_s:
+                model.kept_s = model.used_s
+                with contextlib.suppress(LocalspecError):  # the next question finds it out
+                    await asyncio.to_thread(model.engine._keep_on_disk)
 
     async def close_one(self, model: ServedModel) -> None:
         """Free a model. The next question loads it again."""

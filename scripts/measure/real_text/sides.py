@@ -11,6 +11,7 @@ from typing import Any
 
 from localspec.checks.prompts import Task, built_in_tasks
 from localspec.engine.arguments import question_messages
+from localspec.engine.cache_disk import CacheRoom
 from localspec.engine.engine import Engine
 from localspec.engine.exactness_found import prepare_kernels
 from localspec.engine.models import Models
@@ -143,7 +144,7 @@ class Sides:
             # Without the memory of earlier answers: each question is asked several times.
             memory = remembering.get(name, False)
             self.engines[name] = Engine(
-                models, drafting, SamplingParams(), name, kept_bytes=0, memory=memory
+                models, drafting, SamplingParams(), name, CacheRoom(0), memory=memory
             )
         self._num_answered = 0
 

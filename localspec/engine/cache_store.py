@@ -1,0 +1,276 @@
+"""The caches of conversations in a folder, found again by what a prompt begins with.
+
+A file holds one text. It is written whole or not at all, never changed, and named by what is
+in it, so that several processes can use the folder. What a file begins with is read without
+its states. They lie in the user's cache directory, which this user alone may read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from localspec.atomic_write import UNFINISHED
+from localspec.engine.cache_disk import CacheDisk
+from localspec.engine.cache_file import (
+    DAMAGES,
+    CacheHead,
+    read_head,
+    read_states,
+    write_caches,
+)
+from localspec.engine.cache_pool import COPIED_PER_DECODED
+from localspec.engine.kept_text import PooledCache
+from localspec.llama.cache_state import CacheState
+from localspec.machine import memory_here
+from localspec.speculative.prefix import common_length
+
+logger = logging.getLogger(__name__)
+
+_ENDING = ".caches"
+_NAME = re.compile(rf"\.?[0-9a-f]{{32}}{_ENDING}(\.[0-9a-f]+{UNFINISHED})?")
+_LEAST_TOKENS = 128  # fewer are decoded about as soon as a file is found and read
+_TOKEN_BYTES = 16  # of a file, besides the states
+_LEFT_S = 600.0  # a file that is being written changes more often than that
+
+
+class CacheStore:
+    """The texts of one owner for models of these identities, the target's first.
+
+    disk: what all files of the folder may take together. reach: see `SavesState.reach`, of the
+    target. most_tokens: that its context holds. A fault of the disk is a line in the log: the
+    text is decoded again.
+    """
+
+    def __init__(
+        self,
+        disk: CacheDisk,
+        identities: Sequence[str],
+        reach: Callable[[CacheState, int], int],
+        most_tokens: int,
+    ) -> None:
+        self._most_bytes = disk.num_bytes
+        # The owner may be known by a secret.
+        self._owner = hashlib.sha256(disk.owner.encode()).hexdigest() if disk.owner else ""
+        self._identities = list(identities)
+        self._reach_of = reach
+        self._most_tokens = most_tokens
+        # What each file says of itself, by its name and what changes with its content.
+        self._heads: dict[tuple[str, int, int], CacheHead | None] = {}
+        self._is_told = False  # that the disk does not take it
+
+    def best(self, tokens: Sequence[int], num_there: int) -> PooledCache | None:
+        """The text that spares most decodes of `tokens`, if it spares more than reading costs.
+
+        num_there: how many of them need no decode without it.
+        """
+        while len(tokens) - num_there > _LEAST_TOKENS:
+            found, most = None, _LEAST_TOKENS
+            for path, head in self._own():
+                num_spared = self._reach(head, tokens) - num_there
+                if num_spared > max(most, head.num_cached // COPIED_PER_DECODED):
+                    found, most = (path, head), num_spared
+            if found is None or sum(found[1].sizes) > _spare_memory():
+                return None
+            if (kept := self._read(*found)) is not None:
+                return kept
+        return None
+
+    def wants(self, tokens: Sequence[int], outline: CacheState) -> bool:
+        """Whether a text is worth a file: no other has most of it. outline: of the target."""
+        num_cached = outline.num_cached
+        if num_cached <= _LEAST_TOKENS:
+            return False
+        text, there = tokens[:num_cached], 0
+        for path, head in self._own():
+            num_tokens = self._reach_of(_target(head), common_length(head.outline.tokens, text))
+            there = max(there, num_tokens)
+            if num_cached - num_tokens <= num_cached // COPIED_PER_DECODED:
+                _touch(path)
+        return num_cached - there > num_cached // COPIED_PER_DECODED
+
+    def has_room_for(self, num_bytes: int) -> bool:
+        """Whether a text of that size may be copied, and written."""
+        return num_bytes <= min(self._most_bytes, _spare_memory())
+
+    def keep(self, kept: PooledCache, check: Callable[[], None] = lambda: None) -> None:
+        """Write a text, in place of those that it continues; the oldest leave for it.
+
+        check: called every few megabytes; what it raises ends the work, and leaves no file.
+        """
+        try:
+            folder = kept_folder()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
+            num_bytes = kept.num_bytes + _TOKEN_BYTES * len(kept.tokens)
+            if num_bytes > min(self._most_bytes, shutil.disk_usage(folder).free // 2):
+                return  # never the last of what the disk has
+            path = folder / self._name(kept)
+            # A power cut may leave anything: what is read is checked.
+            write_caches(
+                path, kept, self._identities, owner=self._owner, check=check, durable=False
+            )
+            for other, head in self._own():
+                num_cached = head.num_cached
+                if other != path and _begins(kept, head.outline.tokens[:num_cached]):
+                    other.unlink(missing_ok=True)
+            self._make_room(path)
+        except OSError as error:
+            if not self._is_told:
+                logger.warning("conversations are not kept on disk: %s", error)
+            self._is_told = True
+
+    def _reach(self, head: CacheHead, tokens: Sequence[int]) -> int:
+        """How many of a prompt's tokens need no decode with that file."""
+        # The last one is decoded in any case: an answer's first token comes from its row.
+        common = min(common_length(head.outline.tokens, tokens), len(tokens) - 1)
+        return self._reach_of(_target(head), common)
+
+    def _own(self) -> Iterator[tuple[Path, CacheHead]]:
+        """The files that these models and this owner can use."""
+        known, self._heads = self._heads, {}
+        for path in kept_files():
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                found = path.stat()
+                key = path.name, found.st_ino, found.st_size
+                head = known[key] if key in known else self._head(path)
+                self._heads[key] = head
+                if head is not None:
+                    yield path, head
+
+    def _head(self, path: Path) -> CacheHead | None:
+        """What a file says of itself; None if it is of no use here."""
+        try:
+            head = read_head(path)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            return None  # it may be sound
+        except DAMAGES as error:
+            _remove(path, error)
+            return None
+        is_own = head is not None and head.owner == self._owner
+        if head is None or not is_own or head.identities[0] != self._identities[0]:
+            return None
+        return head if 0 < head.num_cached <= self._most_tokens else None
+
+    def _read(self, path: Path, head: CacheHead) -> PooledCache | None:
+        """The text, with the states of those of its models that are these."""
+        places = {identity: number for number, identity in enumerate(head.identities)}
+        try:
+            # A draft's may be of other settings.
+            kept = read_states(path, head, [places.get(each) for each in self._identities])
+        except (MemoryError, *DAMAGES) as error:
+            self._heads = {
+                key: None if value is head else value for key, value in self._heads.items()
+            }
+            if not isinstance(error, MemoryError | OSError):
+                _remove(path, error)
+            return None
+        _touch(path)
+        return kept
+
+    def _name(self, kept: PooledCache) -> str:
+        """The name of the file with that text."""
+        assert kept.states[0] is not None
+        text = kept.tokens[: kept.states[0].num_cached]
+        content = json.dumps([self._owner, self._identities, text])
+        return hashlib.sha256(content.encode()).hexdigest()[:32] + _ENDING
+
+    def _make_room(self, newest: Path) -> None:
+        """Remove the files that were of use longest ago, until the rest may stay."""
+        sizes = {}
+        for path in _all_files():
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                if path.suffix == UNFINISHED and time.time() - found.st_mtime > _LEFT_S:
+                    path.unlink()  # a process was killed while it wrote
+                elif path != newest:
+                    sizes[path] = found.st_mtime, found.st_size
+        left = (
+            self._most_bytes - newest.stat().st_size - sum(size for _, size in sizes.values())
+        )
+        for path in sorted(sizes, key=lambda path: sizes[path]):
+            if left >= 0:
+                return
+            if path.suffix != UNFINISHED:
+                path.unlink(missing_ok=True)
+                left += sizes[path][1]
+
+
+def kept_folder() -> Path:
+    """Where the files are."""
+    return user_cache_path("localspec", appauthor=False) / "caches"
+
+
+def kept_files() -> list[Path]:
+    """The files of all models and owners."""
+    return [path for path in _all_files() if path.suffix == _ENDING]
+
+
+def kept_sizes() -> dict[Path, int]:
+    """The files and their bytes, with what a kill has left."""
+    sizes = {}
+    for path in _all_files():
+        with contextlib.suppress(FileNotFoundError):
+            sizes[path] = path.stat().st_size
+    return sizes
+
+
+def wipe_kept() -> int:
+    """Remove all files, also those that a kill has left; the bytes freed. Raises OSError."""
+    freed = 0
+    for path in _all_files():
+        with contextlib.suppress(FileNotFoundError):
+            size = path.stat().st_size
+            path.unlink()
+            freed += size
+    return freed
+
+
+def _all_files() -> list[Path]:
+    """Those of ours, with the ones that are being written."""
+    folder = kept_folder()
+    try:
+        return [folder / name for name in sorted(os.listdir(folder)) if _NAME.fullmatch(name)]
+    except OSError:
+        return []
+
+
+def _target(head: CacheHead) -> CacheState:
+    state = head.outline.states[0]
+    assert state is not None
+    return state
+
+
+def _begins(kept: PooledCache, beginning: list[int]) -> bool:
+    """Whether the target's state of a text is of that beginning, too."""
+    assert kept.states[0] is not None
+    return kept.tokens[: kept.states[0].num_cached][: len(beginning)] == beginning
+
+
+def _spare_memory() -> int:
+    """Bytes that a copy may take for a moment."""
+    return memory_here().available_bytes // 2
+
+
+def _touch(path: Path) -> None:
+    """It was of use just now."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def _remove(path: Path, error: Exception) -> None:
+    logger.warning("%s is damaged, and is removed: %s", path, error)
+    with contextlib.suppress(OSError):
+        path.unlink()

@@ -1,0 +1,89 @@
+"""A server that was stopped or killed: what the next one need not read again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+from measure_restart import main, measured
+
+import inside
+from localspec.engine.cache_disk import CacheDisk
+from localspec.engine.cache_store import kept_files
+from localspec.server.app import Limits
+from server_runner import running_server
+
+pytestmark = pytest.mark.process
+
+LONG = "Tell me of a fox. " + " ".join(f"It met {n} owls on hill {n + 7}." for n in range(60))
+LARGE = CacheDisk(1_000_000_000)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+
+
+def num_decoded(answer):
+    usage = answer["usage"]
+    return usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def wait_until(is_so):
+    give_up_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.02)
+
+
+def test_a_server_that_is_stopped_writes_and_the_next_one_reads():
+    with running_server(cache_disk=LARGE) as server:
+        first = server.chat(LONG, max_tokens=12)
+        assert num_decoded(first) > 500
+    assert len(kept_files()) == 1
+    with running_server(cache_disk=LARGE) as server:
+        again = server.chat(LONG, max_tokens=12)
+        assert num_decoded(again) == 1
+        assert again["choices"][0]["message"] == first["choices"][0]["message"]
+    with running_server(cache_disk=CacheDisk(LARGE.num_bytes, "another key")) as server:
+        assert num_decoded(server.chat(LONG, max_tokens=2)) > 500
+    with running_server() as server:
+        assert num_decoded(server.chat(LONG, max_tokens=2)) > 500
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM"])
+def test_what_an_idle_server_has_written_outlives_the_models_process(number):
+    """A kill does after a pause; what tells all processes to end, at once."""
+    keep_s = 0.1 if number == "SIGKILL" else 3600.0
+    with running_server(cache_disk=LARGE, limits=Limits(keep_s=keep_s)) as server:
+        server.chat(LONG, max_tokens=12)
+        engine = server.models.all[0].engine
+        if number == "SIGKILL":
+            wait_until(kept_files)
+        os.kill(engine.process_id, getattr(signal, number))
+        wait_until(lambda: not inside.child_process(engine).is_running())
+        assert len(kept_files()) == 1
+        assert num_decoded(server.chat(LONG, max_tokens=12)) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_restart_from_the_command_line_is_measured(number):
+    """All of its processes are killed, or Ctrl-C is pressed."""
+    row = measured("demo", 700, number)
+    _, ended_by, tokens, before, after, _, cached, size, _, _ = row.split("|")
+    assert ended_by.strip() == number.name
+    assert (int(tokens), int(cached)) == (700, 699)
+    assert float(before) > 0 < float(after)
+    assert float(size) > 0
+
+
+def test_the_table_of_restarts_needs_a_model(capsys):
+    with pytest.raises(SystemExit):
+        main([])
+    assert "model" in capsys.readouterr().err
