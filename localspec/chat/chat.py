@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
@@ -19,7 +20,7 @@ from localspec.chat.turns import (
     system_messages,
     turns_of,
 )
-from localspec.errors import EngineError, OptionError
+from localspec.errors import BusyError, EngineError, OptionError
 from localspec.streaming.answer import Answer
 from localspec.streaming.answer_text import Said
 from localspec.streaming.cancellation import CancelCheck, never
@@ -75,6 +76,7 @@ class Chat:
         self._maker = PromptMaker(engine.vocabulary, source, think=think)
         self._num_asked = 0
         self._revision = 0  # counts changes: an answer asked for before one is refused
+        self._answering: Callable[[], object | None] = _nothing  # which exchange
         self._unfinished: Unfinished | None = None  # the last answer, if it was
         self._tools: tuple[Tool, ...] = ()  # those of the last answer
 
@@ -318,12 +320,18 @@ class ChatExchange(Exchange):
     def begin(self) -> None:
         """Raises EngineError where the conversation has changed."""
         chat = self.owner
+        if chat._answering() is not None:  # in another lane
+            raise BusyError(
+                "the last question of this conversation is still being answered",
+                "Finish or close that answer first.",
+            )
         if chat._revision != self._revision:
             raise EngineError(
                 "the conversation has changed, or another answer of it came first",
                 "Ask again.",
             )
         chat._revision += 1
+        chat._answering = weakref.ref(self)
         chat._num_asked = max(chat._num_asked, self.turn + 1)
         chat._tools = self._use.tools
         # Both at once: an exception of a signal handler may come between two lines.
@@ -332,6 +340,7 @@ class ChatExchange(Exchange):
 
     def remember(self, reply: Reply, said: Said | None) -> None:
         chat, prompt = self.owner, self._prompt
+        chat._answering = _nothing
         if prompt is None or chat._revision != self._revision + 1:
             return  # it was cleared, say, while the answer came
         if said is not None:
@@ -352,6 +361,10 @@ class ChatExchange(Exchange):
     def kept(self) -> list[Turn]:
         """The turns before it that are not forgotten."""
         return self._turns[self.num_leaving :]
+
+
+def _nothing() -> None:
+    """Which answer of a conversation comes, while none does."""
 
 
 def is_count(value: object) -> TypeGuard[int]:

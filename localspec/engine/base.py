@@ -138,10 +138,7 @@ class BaseEngine(abc.ABC):
 
     @abc.abstractmethod
     def free_kept(self) -> None:
-        """Free the caches of waiting conversations; each is decoded again at its next answer.
-
-        Raises BusyError while an answer is produced.
-        """
+        """Free the copies of waiting conversations' caches. Raises BusyError in an answer."""
 
     @abc.abstractmethod
     def _save_caches_of(self, owner: object, path: Path) -> bool:
@@ -169,14 +166,11 @@ class BaseEngine(abc.ABC):
         options = exchange.options
         self._check_options(options)
         sampling = options.sampling_from(self.sampling)
-        rule = make_rule(
-            options.rule,
-            is_greedy=sampling.is_greedy,
-            seed=options.seed,
-            randomness=Randomness(0 if options.seed is None else options.seed),
-        )
-        turn = self._access.turn(is_shared=True)
+        seed, is_greedy = options.seed, sampling.is_greedy
+        drawn = Randomness(0 if seed is None else seed)
+        rule = make_rule(options.rule, is_greedy=is_greedy, seed=seed, randomness=drawn)
         state = AnswerState(options, sampling, rule.name)
+        turn = self._access.turn(is_shared=True)
         reader = PieceReader(state, turn.of(self._pieces(turn, exchange, state)))
         with self._listing:
             self._readers.add(reader)  # which ends with the engine
@@ -353,11 +347,10 @@ class BaseEngine(abc.ABC):
         return self._save_caches_of(chat, Path(path))
 
     def load_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
-        """Load a conversation's caches that `save_caches` saved; False if they do not fit.
+        """Load what `save_caches` saved; False if it does not fit, and is decoded again.
 
-        In that case it is decoded again at its next answer. Raises BusyError while an answer
-        is produced, CacheError if the caches take more memory than was granted, or
-        `save_caches` would refuse the models.
+        Raises BusyError while an answer is produced, CacheError if the caches take more memory
+        than was granted, or `save_caches` would refuse the models.
         """
         require_chat(chat)
         return self._load_caches_of(chat, Path(path))
@@ -367,9 +360,9 @@ class BaseEngine(abc.ABC):
     ) -> Chat:
         """A conversation.
 
-        template: a name of `template.BUILT_IN` or a Jinja source; by default the one in the
-        target's file. think: False asks a reasoning model to answer at once. Raises
-        TemplateError if the template is missing, broken, or has no such switch.
+        template: a name of `template.BUILT_IN` or a Jinja source (the one in the target's
+        file). think: False asks a reasoning model to answer at once. Raises TemplateError if
+        the template is missing, broken, or has no such switch.
         """
         return Chat(self, system=system, template=template, think=think)
 

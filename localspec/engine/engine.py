@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -17,16 +18,11 @@ from localspec.engine.base import BaseEngine
 from localspec.engine.cache_disk import CacheRoom
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.constraint_choice import Constrainer
+from localspec.engine.lane import Lane, open_lanes, pool_of
 from localspec.engine.models import EngineMemory, Models
 from localspec.engine.prefill import prepare
-from localspec.engine.proposer_choice import (
-    answer_policy,
-    choose_policies,
-    choose_proposers,
-    weight_shares,
-)
+from localspec.engine.proposer_choice import answer_policy, weight_shares
 from localspec.engine.remembering import Remembering, reference_to
-from localspec.engine.translated_cache import pool_of
 from localspec.errors import (
     BusyError,
     ContextError,
@@ -34,8 +30,6 @@ from localspec.errors import (
     Interrupted,
     OptionError,
 )
-from localspec.policy.adaptive import AdaptiveDraftPolicy
-from localspec.policy.threads import AdaptiveThreads
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.resolver import Resolver
@@ -55,9 +49,9 @@ if TYPE_CHECKING:
 
 
 class Engine(BaseEngine):
-    """A target, what may draft for it, and one text in their caches. Made by `localspec.load`.
+    """A target, what may draft for it, and texts in their caches. Made by `localspec.load`.
 
-    From any thread, but one answer at a time: reading a second one while another is
+    From any thread, but `parallel` answers at a time: reading one more while as many are
     unfinished raises BusyError. sampling: what an answer uses by default. description: the
     pair, for people. room: for the caches of conversations that wait. memory: whether earlier
     texts propose; a name keeps them on disk.
@@ -84,13 +78,13 @@ class Engine(BaseEngine):
         self._models = models
         self._resolver = Resolver(target.vocabulary)
         self._constrainer = Constrainer(target.vocabulary, target.vocab_size)
-        self.shared_vocabulary, proposers, off = choose_proposers(models, drafting)
-        policies, self._profile = choose_policies(models, drafting, proposers)
-        self._decoder = SpeculativeDecoder(target, proposers, *policies, off, time.perf_counter)
+        self._lanes, self.shared_vocabulary, self._profile = open_lanes(models, drafting)
+        self._access.num_places = len(self._lanes)
+        self._decoder = self._lanes[0].decoder  # of work that no answer may run beside
+        proposers = [each for lane in self._lanes for each in lane.decoder.proposers]
         self._remembering = Remembering(proposers, target.vocabulary, memory=memory)
-        self._cache_pool = pool_of(models, self._decoder, room)
-        self._usual_policy: DraftPolicy | None = None  # while an answer has another
-        self._is_settled = True  # whether the last work on the loop came to its end in order
+        self._cache_pool = pool_of(self._lanes, room)
+        self._changing = threading.Lock()  # held while a text is put into a lane
 
     @property
     def vocabulary(self) -> LlamaVocabulary:
@@ -98,7 +92,10 @@ class Engine(BaseEngine):
 
     @property
     def _reading_progress(self) -> tuple[int, int]:
-        return self._target.num_cached, len(self._decoder.tokens)
+        at_work = [lane.decoder for lane in self._lanes if not lane.is_free]
+        decoders = at_work or [self._decoder]
+        num_cached = sum(decoder.target.num_cached for decoder in decoders)
+        return num_cached, sum(len(decoder.tokens) for decoder in decoders)
 
     @property
     def _draft_policy(self) -> DraftPolicy:
@@ -107,7 +104,9 @@ class Engine(BaseEngine):
 
     @_draft_policy.setter
     def _draft_policy(self, draft_policy: DraftPolicy) -> None:
-        self._decoder.draft_policy = draft_policy
+        is_own = draft_policy is self._lanes[0].own_policy
+        for lane in self._lanes:
+            lane.decoder.draft_policy = lane.own_policy if is_own else draft_policy
 
     @property
     def _weight_shares(self) -> dict[ProposerKind, float]:
@@ -126,17 +125,18 @@ class Engine(BaseEngine):
         For checks and measurements: without the memory. Raises EngineError while an answer is
         produced.
         """
+        lane = self._lanes[0]
         with self._access.turn() as turn, turn:
             self._take(turn, in_use)
-            self._is_settled = False
-            self._cache_pool.switch_to(None, ())
+            lane.is_settled = False
+            self._cache_pool.switch_to(lane, None, ())
             self._decoder.truncate(0)
             with self._remembering.paused():
                 try:
                     yield self._decoder
                 finally:
                     self._decoder.truncate(0)
-            self._is_settled = True
+            lane.is_settled = True
 
     def _check_options(self, options: AnswerOptions) -> None:
         self._require_open()
@@ -151,32 +151,25 @@ class Engine(BaseEngine):
             self._require_open()
             prompt = exchange.prompt(is_cancelled)
             policy, kinds = answer_policy(options.drafting, self._decoder.proposers)
-            run = state.run = AnswerRun(
-                decoder=self._decoder,
-                prompt=prompt,
-                request=self._request(prompt, state, exchange.turn, kinds),
-                vocabulary=self.vocabulary,
-                options=options,
-                cancellation=cancellation,
-                interrupt=lambda: None if turn.is_over else self.cancel(),
-                not_kept=not_kept(spec_of(options)),
-                exact=self.exactness.all_sizes,
-            )
+            request = self._request(prompt, state, exchange.turn, kinds)
             reference = reference_to(self, prompt, options)
-            self._take(turn, busy, waits=options.queue, is_cancelled=is_cancelled)
+            self._wait(turn, busy, waits=options.queue, is_cancelled=is_cancelled)
         except Interrupted:
             state.abandon()
             return
-        self._is_settled = False
+        lane = self._enter(turn, exchange.owner, prompt.tokens)
+        run = state.run = self._run(lane, turn, prompt, request, state)
         try:
             exchange.begin()
             self._remembering.refresh(self.tokenize)
-            self._cache_pool.switch_to(exchange.owner, prompt.tokens)
-            self._use(exchange, prompt, policy, reference)
+            self._switch(lane, exchange.owner, prompt.tokens)
+            lane.use(
+                lambda done: exchange.on_prompt(done, len(prompt.tokens)), policy, reference
+            )
             yield from run.pieces()
-            self._is_settled = True
+            lane.is_settled = True
         except GeneratorExit:
-            self._is_settled = True
+            lane.is_settled = True
             raise
         finally:
             try:
@@ -184,11 +177,33 @@ class Engine(BaseEngine):
                     state.result = run.result
                     exchange.remember(*run.result)
                     self._remembering.save()
-                self._use_usual()
+                lane.use_usual()
             finally:
                 turn.end()
             if run.result is not None:
-                self._save_profile()
+                self._save_profile(lane)
+
+    def _run(
+        self,
+        lane: Lane,
+        turn: EngineTurn,
+        prompt: Prompt,
+        request: Request,
+        state: AnswerState,
+    ) -> AnswerRun:
+        """What produces the answer in a lane."""
+        return AnswerRun(
+            decoder=lane.decoder,
+            prompt=prompt,
+            request=request,
+            vocabulary=self.vocabulary,
+            options=state.options,
+            cancellation=state.cancellation,
+            interrupt=lambda: None if turn.is_over else lane.interrupt(),
+            not_kept=not_kept(spec_of(state.options)),
+            exact=self.exactness.all_sizes,
+            waited=lane.waited_s,
+        )
 
     def _request(
         self,
@@ -226,29 +241,6 @@ class Engine(BaseEngine):
             is_end=self.vocabulary.is_end,
             kinds=kinds,
         )
-
-    def _use(
-        self,
-        exchange: Exchange,
-        prompt: Prompt,
-        policy: DraftPolicy | None,
-        reference: list[int],
-    ) -> None:
-        """Set what an answer has of its own: its on_prompt, policy and prediction."""
-        num_tokens = len(prompt.tokens)
-        self._target.on_batch = lambda num_cached: exchange.on_prompt(num_cached, num_tokens)
-        if policy is not None:
-            self._usual_policy = self._decoder.draft_policy
-            self._decoder.draft_policy = policy
-        self._remembering.refer_to(reference)
-
-    def _use_usual(self) -> None:
-        """Undo `_use`. Idempotent."""
-        self._target.on_batch = None
-        if self._usual_policy is not None:
-            self._decoder.draft_policy = self._usual_policy
-        self._usual_policy = None
-        self._remembering.refer_to([])
 
     def _save_caches_of(self, owner: object, path: Path) -> bool:
         with self._access.turn() as turn, turn:
@@ -302,19 +294,20 @@ class Engine(BaseEngine):
                 self._take(turn, in_use)
             except BusyError:
                 return
-            self._is_settled = False
             with idle.obeyed(self._interrupt):
                 # Now that no answer can change what they are.
                 tokens: list[int] = []
                 with contextlib.suppress(Interrupted):
                     tokens = make_tokens(lambda: self._target.is_interrupted)
                 if tokens:
-                    self._cache_pool.switch_to(owner, tokens)
+                    lane = self._cache_pool.place_for(owner, tokens, self._lanes)
+                    lane.is_settled = False
+                    self._switch(lane, owner, tokens)
                     chain = self._resolver.chain(self.sampling, len(tokens))
                     with contextlib.suppress(Interrupted):
-                        prepare(self._decoder, tokens, chain, time.perf_counter)
-                    self._save_profile()
-            self._is_settled = True
+                        prepare(lane.decoder, tokens, chain, time.perf_counter)
+                    self._save_profile(lane)
+                    lane.is_settled = True
 
     def _keep_on_disk(self) -> None:
         """Write the caches of conversations that the disk lacks, until an answer begins."""
@@ -337,7 +330,8 @@ class Engine(BaseEngine):
             self._access.take(turn, in_use, waits=True)
             self._remembering.save(is_last=True)
             with contextlib.suppress(EngineError, MemoryError):  # of one that is closed
-                self._settle()
+                for lane in self._lanes:
+                    lane.begin()
                 self._cache_pool.put_all_aside()
             self._free()
 
@@ -346,12 +340,9 @@ class Engine(BaseEngine):
         for model in reversed(self._models.all):  # a head before its target
             model.close()
 
-    def _save_profile(self) -> None:
-        policy, threads = self._decoder.draft_policy, self._decoder.thread_policy
-        if self._profile is not None and isinstance(policy, AdaptiveDraftPolicy):
-            learned = policy.as_dict()
-            if isinstance(threads, AdaptiveThreads):
-                learned["threads"] = threads.as_dict()
+    def _save_profile(self, lane: Lane | None = None) -> None:
+        learned = (lane or self._lanes[0]).learned()
+        if self._profile is not None and learned is not None:
             self._profile.save(learned)
 
     def __reduce__(self) -> NoReturn:
@@ -360,7 +351,7 @@ class Engine(BaseEngine):
             "Load it there, or use localspec.IsolatedEngine.",
         )
 
-    def _take(
+    def _wait(
         self,
         turn: EngineTurn,
         refusal: Callable[[], BusyError],
@@ -368,23 +359,35 @@ class Engine(BaseEngine):
         waits: bool = False,
         is_cancelled: CancelCheck = never,
     ) -> None:
-        """Take a turn, and make the models and the loop ready for it.
-
-        Raises ClosedError, and what `Access.take` raises.
-        """
+        """Take a turn. Raises ClosedError, and what `Access.take` raises."""
         self._require_open()
         self._access.take(turn, refusal, waits=waits, is_cancelled=is_cancelled)
         self._require_not_ending()  # it may have been closed meanwhile
-        self._settle()
 
-    def _settle(self) -> None:
-        """Make the models and the loop ready for work. Raises ClosedError."""
-        for model in self._models.all:
-            model.begin()
-        if not self._is_settled:
-            self._decoder.forget_doubtful()
-            self._is_settled = True
-        self._use_usual()
+    def _take(self, turn: EngineTurn, refusal: Callable[[], BusyError]) -> None:
+        """Take a turn alone, and make all lanes ready for it. Raises as `_wait`."""
+        self._wait(turn, refusal)
+        for lane in self._lanes:
+            lane.begin()
+
+    def _enter(self, turn: EngineTurn, owner: object | None, tokens: Sequence[int]) -> Lane:
+        """Give a turn that was taken a lane, ready for an answer."""
+        with self._changing:
+            free = [lane for lane in self._lanes if lane.is_free]
+            lane = self._cache_pool.place_for(owner, tokens, free)
+            lane.turn = turn
+        lane.begin()
+        lane.is_settled = False
+        return lane
+
+    def _switch(self, lane: Lane, owner: object | None, tokens: Sequence[int]) -> None:
+        """Put the owner's text into a lane; nobody's, if the owner's runs in another."""
+        with self._changing:
+            others = [other for other in self._lanes if other is not lane]
+            if any(not other.is_free and other.owner() is owner for other in others):
+                owner = None
+            free = [other for other in others if other.is_free]
+            self._cache_pool.switch_to(lane, owner, tokens, free)
 
     def _require_open(self) -> None:
         self._require_not_ending()
@@ -393,5 +396,5 @@ class Engine(BaseEngine):
             model.require_open()
 
     def _interrupt(self) -> None:
-        for model in self._models.all:
-            model.interrupt()
+        for lane in self._lanes:
+            lane.interrupt()

@@ -26,6 +26,7 @@ def costs_nothing(header: Header, options: LlamaOptions) -> bool:
     These were then found to be enough, and their cost to be next to nothing.
     """
     is_open = options.exact is None and not options.rpc and options.flash_attention == "auto"
+    is_open &= options.num_sequences == 1  # exact decodes are not joined with other texts'
     if not is_open or options.cache_type_k or options.cache_type_v:
         return False
     found = found_exactness(header)
@@ -62,7 +63,10 @@ def find_exactness(model: LlamaModel, header: Header, options: LlamaOptions) -> 
         return Exactness.restored(kept)
     try:
         usual = usual_beside_exact(options, header, model.context_length)
-        found = model.probe_exactness(options, usual, ModelShape(header).num_varied_layers)
+        from localspec.llama.exact_probe import probe_exactness  # loads libllama
+
+        num_layers = ModelShape(header).num_varied_layers
+        found = probe_exactness(model.handle, options, usual, num_layers)
     except DecodeError as error:
         found = Exactness(reason=str(error))
     logger.info("exact decodes of %s: %s", model.name, found)

@@ -8,14 +8,7 @@ from typing import NamedTuple, Protocol
 from localspec.llama.cache_state import CacheState
 
 
-class UsesSequence(Protocol):
-    """A model whose context holds several sequences, of which it works on one."""
-
-    def use_sequence(self, number: int | None) -> None:
-        """Work on another; the one before stays as it is. None: on none; cuts do nothing."""
-
-
-class SavesState(UsesSequence, Protocol):
+class SavesState(Protocol):
     """A model whose cache can be taken out and put back."""
 
     def state_bytes(self) -> int:
@@ -44,19 +37,6 @@ class PooledCache(NamedTuple):
     def num_bytes(self) -> int:
         """Memory that the states take."""
         return sum(state.num_bytes for state in self.states if state is not None)
-
-
-class WaitingText(NamedTuple):
-    """A text in a sequence of the contexts. outline: of the target's cache."""
-
-    tokens: list[int]
-    sequence: int
-    outline: CacheState
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory besides the contexts: none."""
-        return 0
 
 
 class KeepsTexts(Protocol):

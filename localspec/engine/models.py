@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from localspec.errors import CacheError
+from localspec.llama.joint import Computing, LaneTime
 
 if TYPE_CHECKING:
     from localspec.llama.head import LlamaHead
@@ -36,16 +37,30 @@ class Models(NamedTuple):
         heads = [] if self.head is None else [self.head]
         return [*self.saved, *heads]
 
-    @property
-    def num_sequences(self) -> int:
-        """Texts that every context can hold side by side."""
-        return min(model.num_sequences for model in self.all)
+    def share(self) -> LaneTime:
+        """Let others beside these work in other threads; the times of the text that is here."""
+        lane = LaneTime()
+        computing = Computing(min(model.batch_size for model in self.saved))
+        for model in self.all:
+            model.share(computing, lane)
+        return lane
+
+    def beside(self, number: int, lane: LaneTime) -> Models:
+        """The same models at another sequence of their contexts, for another text."""
+        target, draft, head, memory = self
+        target = target.beside(number, lane)
+        return Models(
+            target,
+            None if draft is None else draft.beside(number, lane),
+            None if head is None else head.beside(number, target),
+            memory,
+        )
 
     def identities(self) -> list[str]:
-        """Of the saved models, each. Raises CacheError if one has none any more."""
+        """Those of what is saved. Raises CacheError if a model has none any more."""
         identities = []
-        # libllama's states say how many sequences their context has.
         count = self.num_sequences
+        # libllama's states say how many sequences their context has.
         sequences = f" · {count} sequences" if count > 1 else ""
         for model in self.saved:
             if model.identity is None:
@@ -56,6 +71,11 @@ class Models(NamedTuple):
                 )
             identities.append(model.identity + sequences)
         return identities
+
+    @property
+    def num_sequences(self) -> int:
+        """Texts that every context can hold side by side."""
+        return min(model.num_sequences for model in self.all)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -86,15 +87,44 @@ def _of_draft(
         ):  # trimmed: libllama has no tokenizer of it
             raise
         maps = TokenMaps(vocabulary, draft.vocabulary)
+        translated = _translated(draft, maps, vocabulary.is_end)
         logger.warning(
             "%s and its target have %s",
             draft.name,
             maps.common,
             extra={"is_of_pair": True},
         )
-        model = TranslatedModel(draft, OwnText(maps, draft.vocabulary), maps)
-        return maps.common, TranslatedDraft(model, vocabulary.is_end)
+        return maps.common, translated
     return shared, DraftModel(draft, shared, vocabulary.is_end)
+
+
+def _translated(
+    draft: LlamaModel, maps: TokenMaps, is_end: Callable[[int], bool]
+) -> TranslatedDraft:
+    model = TranslatedModel(draft, OwnText(maps, draft.vocabulary), maps)
+    return TranslatedDraft(model, is_end)
+
+
+def proposers_beside(proposers: Sequence[Proposer], models: Models) -> list[Proposer]:
+    """Proposers for another text. models: at its sequence; those of `proposers` are new."""
+    is_end = models.target.vocabulary.is_end
+    others: list[Proposer] = []
+    for proposer in proposers:
+        if isinstance(proposer, Forced | Lookup):
+            others.append(type(proposer)(is_end))
+        elif proposer.kind is ProposerKind.HEAD:
+            assert models.head is not None
+            others.append(_of_head(models.head, is_end))
+        elif isinstance(proposer, TranslatedDraft):
+            assert models.draft is not None
+            others.append(_translated(models.draft, proposer.translated.maps, is_end))
+        else:
+            assert isinstance(proposer, DraftModel)
+            assert models.draft is not None
+            other = copy.copy(proposer)
+            other.model = models.draft
+            others.append(other)
+    return others
 
 
 def _of_head(head: LlamaHead | MedusaHeads, is_end: Callable[[int], bool]) -> Proposer:

@@ -1,4 +1,4 @@
-"""What an engine's lookup searches besides the text: a reference, and a memory of texts."""
+"""What an engine's lookups search besides their texts: references, and a memory of texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNSAVED_TOKENS = 2000  # that are left for a later answer to save
 
 
 class Remembering:
-    """The lookup among an engine's proposers, if there is one, and its memory.
+    """The memory of the lookups among an engine's proposers, if there are any.
 
     memory: whether there is one; a name keeps it on disk. Raises OptionError for a bad name,
     CacheError for a damaged file.
@@ -33,29 +33,30 @@ class Remembering:
     def __init__(
         self, proposers: Sequence[Proposer], vocabulary: TokenTable, *, memory: bool | str
     ) -> None:
-        self._lookup = next((each for each in proposers if isinstance(each, Lookup)), None)
+        self._lookups = [each for each in proposers if isinstance(each, Lookup)]
+        self._memory: TextMemory | None = None
         self._file: MemoryFile | None = None
         self._files = RememberedFiles()
         if not isinstance(memory, bool):
             self._file = MemoryFile(memory, vocabulary)
-        if self._lookup is not None and memory is not False:
-            self._lookup.memory = TextMemory()
+        if self._lookups and memory is not False:
+            self._memory = TextMemory()
             if self._file is not None:
-                self._file.load(self._lookup.memory)
+                self._file.load(self._memory)
+        self._use(self._memory)
 
-    def refer_to(self, reference: Sequence[int]) -> None:
-        """Search these tokens as well; none drops the reference."""
-        if self._lookup is not None:
-            self._lookup.refer_to(reference)
+    def _use(self, memory: TextMemory | None) -> None:
+        for lookup in self._lookups:
+            lookup.memory = memory
 
     def add(self, tokens: Sequence[int]) -> None:
         """Remember a text. Raises OptionError where there is no memory."""
-        if self._lookup is None or self._lookup.memory is None:
+        if self._memory is None:
             raise OptionError(
                 "this engine has no memory",
                 "Load it with memory=True, and with the proposer 'auto' or 'lookup'.",
             )
-        self._lookup.memory.add(tokens)
+        self._memory.add(tokens)
 
     def add_files(self, *paths: str | os.PathLike[str]) -> None:
         """Remember files and folders. Raises OptionError, and remembers none of them then."""
@@ -67,29 +68,28 @@ class Remembering:
 
     def refresh(self, tokenize: Callable[[str], list[int]]) -> None:
         """Remember what is new in the files."""
-        if self._lookup is not None and self._lookup.memory is not None:
-            for text in self._files.changed():
-                self._lookup.memory.add(tokenize(text))
+        if self._memory is not None:
+            with self._memory.lock:
+                for text in self._files.changed():
+                    self._memory.add(tokenize(text))
 
     def save(self, *, is_last: bool = False) -> None:
         """Keep on disk what is new, once it is much, or is_last: with the present text."""
-        if self._lookup is None or self._lookup.memory is None or self._file is None:
+        if self._memory is None or self._file is None:
             return
-        if is_last:
-            self._lookup.keep_text()
-        self._file.save(self._lookup.memory, at_least=1 if is_last else _UNSAVED_TOKENS)
+        with self._memory.lock:
+            for lookup in self._lookups if is_last else ():
+                lookup.keep_text()
+            self._file.save(self._memory, at_least=1 if is_last else _UNSAVED_TOKENS)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """In the block nothing is remembered, and nothing that was is proposed."""
-        if (lookup := self._lookup) is None:
-            yield
-            return
-        memory, lookup.memory = lookup.memory, None
+        self._use(None)
         try:
             yield
         finally:
-            lookup.memory = memory
+            self._use(self._memory)
 
 
 def reference_to(engine: BaseEngine, prompt: Prompt, options: AnswerOptions) -> list[int]:

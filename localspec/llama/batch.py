@@ -1,18 +1,29 @@
-"""A batch of libllama with tokens of one sequence; it points into NumPy arrays."""
+"""A batch of libllama, with tokens of one text or several; it points into NumPy arrays."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from localspec.llama.library import llama_cpp
 
+_MOST_SEQUENCES = 16
+
+
+class TextPart(NamedTuple):
+    """Tokens of one text, from a position on, with logits of the last num_logits."""
+
+    sequence: int
+    position: int
+    tokens: Sequence[int]
+    num_logits: int
+
 
 class TokenBatch:
-    """Space for `size` tokens of a text, with a row of `width` floats each if that is not 0.
+    """Space for `size` tokens, with a row of `width` floats each if that is not 0.
 
     rows: (size, width) float32, to be filled before `filled`. rows_alone: libllama gets the
     rows and no tokens.
@@ -26,26 +37,28 @@ class TokenBatch:
         self._positions = np.zeros(self._num_positions * size, dtype=np.int32)
         self._wants_logits = np.zeros(size, dtype=np.int8)
         self._sequence_counts = np.ones(size, dtype=np.int32)
-        self._sequence = (ctypes.c_int32 * 1)(0)
         pointer = ctypes.POINTER(ctypes.c_int32)
-        self._sequences = (pointer * size)(*[ctypes.cast(self._sequence, pointer)] * size)
+        self._numbers = np.arange(_MOST_SEQUENCES, dtype=np.int32)
+        self._sequence: int | None = 0  # of all places; None where it differs
+        self._sequences = np.full(size, self._numbers.ctypes.data, dtype=np.uintp)
         self.rows = np.zeros((size, width), dtype=np.float32)
         self._batch = cast(Any, llama_cpp.llama_batch())  # its pointers are typed as arrays
         if not rows_alone:
             self._batch.token = self._tokens.ctypes.data_as(pointer)
         self._batch.pos = self._positions.ctypes.data_as(pointer)
         self._batch.n_seq_id = self._sequence_counts.ctypes.data_as(pointer)
-        self._batch.seq_id = ctypes.cast(self._sequences, ctypes.POINTER(pointer))
+        self._batch.seq_id = self._sequences.ctypes.data_as(ctypes.POINTER(pointer))
         if width:
             self._batch.embd = self.rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         self._batch.logits = self._wants_logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
 
-    def use_sequence(self, number: int) -> None:
-        """Fill it with tokens of that sequence from now on."""
-        self._sequence[0] = number
-
-    def filled(self, tokens: Sequence[int], position: int, num_logits: int) -> Any:
+    def filled(
+        self, tokens: Sequence[int], position: int, num_logits: int, sequence: int = 0
+    ) -> Any:
         """The C batch of up to `size` tokens from a position on, with logits of the last."""
+        if sequence != self._sequence:
+            self._sequence = sequence
+            self._sequences[:] = self._numbers[sequence:].ctypes.data
         count = len(tokens)
         self._tokens[:count] = tokens
         parts = self._positions[: self._num_positions * count].reshape(-1, count)
@@ -54,4 +67,19 @@ class TokenBatch:
         self._wants_logits[:count] = 0
         self._wants_logits[count - num_logits : count] = 1
         self._batch.n_tokens = count
+        return self._batch
+
+    def joined(self, parts: Sequence[TextPart]) -> Any:
+        """The C batch of several texts' tokens, `size` together. Not for rows alone."""
+        self._sequence = None
+        begin = 0
+        for sequence, position, tokens, num_logits in parts:
+            end = begin + len(tokens)
+            self._tokens[begin:end] = tokens
+            self._positions[begin:end] = np.arange(position, position + len(tokens))
+            self._sequences[begin:end] = self._numbers[sequence:].ctypes.data
+            self._wants_logits[begin:end] = 0
+            self._wants_logits[end - num_logits : end] = 1
+            begin = end
+        self._batch.n_tokens = begin
         return self._batch

@@ -1,9 +1,8 @@
-"""The cache of a context: its sequences, and how much of each can be taken back."""
+"""The cache of a text: a sequence of a context, and how much of it can be taken back."""
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,27 +12,13 @@ from localspec.llama.cache_state import CacheState
 from localspec.llama.handle import Handle
 from localspec.llama.library import complaints, llama_cpp
 
-_NOWHERE = -1  # in place of a sequence's number: nothing is cached, or can be
 _UNKNOWN = -1  # tokens in snapshots, if not even the last state can be used
 _RECURRENT_ONLY = int(llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
 _BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
 
 
-@dataclass(slots=True)
-class _Sequence:
-    """What is recorded of a sequence.
-
-    num_in_snapshots: tokens at the end that they can take back.
-    """
-
-    number: int
-    num_cached: int = 0
-    num_in_snapshots: int = 0
-    checkpoint: CacheState | None = None
-
-
 class Cache:
-    """The sequences of a handle's context, one of which is worked on.
+    """One sequence of a handle's context. num_cached: its tokens.
 
     The keys and values of any token can be removed. A recurrent state cannot be taken back
     token by token: if libllama keeps snapshots (n_rs_seq), it returns to one of the last
@@ -41,10 +26,12 @@ class Cache:
     what it says is checked, not believed.
     """
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, number: int = 0) -> None:
         self._handle = handle
-        self._sequences = [_Sequence(number) for number in range(handle.num_sequences)]
-        self._at = self._sequences[0]
+        self.number = number
+        self.num_cached = 0
+        self._num_in_snapshots = 0  # tokens at the end that they can take back
+        self._checkpoint: CacheState | None = None
         self._window: int = llama_cpp.llama_model_n_swa(handle.model)
         self._num_snapshots = int(llama_cpp.llama_n_rs_seq(handle.context))
         self.is_recurrent = bool(
@@ -52,18 +39,6 @@ class Cache:
             or llama_cpp.llama_model_is_hybrid(handle.model)
             or self._num_snapshots
         )
-
-    @property
-    def num_cached(self) -> int:
-        """Tokens of the sequence that is worked on."""
-        return self._at.num_cached
-
-    def use_sequence(self, number: int | None) -> None:
-        """Work on another sequence; the one before stays as it is.
-
-        None: on none, so that what is cut has no effect.
-        """
-        self._at = _Sequence(_NOWHERE) if number is None else self._sequences[number]
 
     def max_rollback(self, context_length: int) -> int:
         """The most tokens of the last decode that can be taken back without losing the rest.
@@ -76,12 +51,12 @@ class Cache:
 
     def begin_decode(self) -> None:
         """Until `add`, the recurrent state is unknown: the decode may fail."""
-        self._at.num_in_snapshots = _UNKNOWN
+        self._num_in_snapshots = _UNKNOWN
 
     def add(self, num_tokens: int) -> None:
         """Record that one call of libllama has decoded so many tokens."""
-        self._at.num_cached += num_tokens
-        self._at.num_in_snapshots = min(num_tokens - 1, self._num_snapshots)
+        self.num_cached += num_tokens
+        self._num_in_snapshots = min(num_tokens - 1, self._num_snapshots)
 
     def truncate(self, num_cached: int) -> None:
         """Cut as `Model.truncate` does. Raises CacheError for more tokens than there are."""
@@ -93,15 +68,15 @@ class Cache:
 
     def keep(self, num_cached: int) -> None:
         """Cut to the first num_cached tokens, or to fewer where those are not whole."""
-        if self._at.checkpoint is not None and self._at.checkpoint.num_cached > num_cached:
-            self._at.checkpoint = None  # it holds tokens that are no longer in the text
-        if self.is_recurrent and self.num_cached - num_cached > self._at.num_in_snapshots:
+        if self._checkpoint is not None and self._checkpoint.num_cached > num_cached:
+            self._checkpoint = None  # it holds tokens that are no longer in the text
+        if self.is_recurrent and self.num_cached - num_cached > self._num_in_snapshots:
             self._return_to_checkpoint()
             return
-        self._at.num_in_snapshots = 0  # one rollback only
+        self._num_in_snapshots = 0  # one rollback only
         can_keep = num_cached > 0 and self._remove_from(num_cached)
         if can_keep and self._is_whole(num_cached):
-            self._at.num_cached = num_cached
+            self.num_cached = num_cached
         else:
             self._return_to_checkpoint()
 
@@ -112,33 +87,33 @@ class Cache:
         The owner of a context may have used it, or a signal handler's exception may have come
         between a change there and its record here.
         """
-        return self._at.number == _NOWHERE or self._is_whole(self.num_cached)
+        return self._is_whole(self.num_cached)
 
     def checkpoint(self) -> None:
         """Remember the recurrent state as it is, in place of the checkpoint before."""
         if not self.is_recurrent:
             return
-        old, self._at.checkpoint = self._at.checkpoint, None  # which is overwritten
+        old, self._checkpoint = self._checkpoint, None  # which is overwritten
         buffer = None if old is None else old.data
-        self._at.checkpoint = self._take(_RECURRENT_ONLY, buffer)
+        self._checkpoint = self._take(_RECURRENT_ONLY, buffer)
 
     def _return_to_checkpoint(self) -> None:
         """Return to the checkpoint, or to an empty cache without one."""
-        state = self._at.checkpoint
+        state = self._checkpoint
         if state is None:
             self.clear()
             return
-        self._at.num_cached = self._at.num_in_snapshots = 0  # until it is known to be there
+        self.num_cached = self._num_in_snapshots = 0  # until it is known to be there
         is_put = self._put(state, _RECURRENT_ONLY) and self._remove_from(state.num_cached)
         if is_put and self._is_whole(state.num_cached):
-            self._at.num_cached = state.num_cached
+            self.num_cached = state.num_cached
         else:
             self.clear()
 
     def _remove_from(self, position: int) -> bool:
         """Have libllama remove the entries from a position on; whether it says it has."""
         return bool(
-            llama_cpp.llama_memory_seq_rm(self._handle.memory, self._at.number, position, -1)
+            llama_cpp.llama_memory_seq_rm(self._handle.memory, self.number, position, -1)
         )
 
     def _is_whole(self, num_cached: int) -> bool:
@@ -149,19 +124,19 @@ class Cache:
         beginning, or be empty.
         """
         memory = self._handle.memory
-        if llama_cpp.llama_memory_seq_pos_max(memory, self._at.number) != num_cached - 1:
+        if llama_cpp.llama_memory_seq_pos_max(memory, self.number) != num_cached - 1:
             return False
         if self._window == 0 or self.is_recurrent:
             return True  # a recurrent model has its last state, and no positions before it
         oldest_needed = max(0, num_cached - self._window + 1)
-        oldest: int = llama_cpp.llama_memory_seq_pos_min(memory, self._at.number)
+        oldest: int = llama_cpp.llama_memory_seq_pos_min(memory, self.number)
         return oldest <= oldest_needed
 
     def state_bytes(self) -> int:
         """Bytes that `save_state` would copy now; 0 if nothing is cached."""
         if not self.num_cached:
             return 0
-        checkpoint = self._at.checkpoint
+        checkpoint = self._checkpoint
         return self._state_size(0) + (0 if checkpoint is None else checkpoint.num_bytes)
 
     def save_state(self) -> CacheState:
@@ -174,13 +149,13 @@ class Cache:
             raise CacheError(
                 f"the cache of {self._handle.name} cannot be copied{complaints.because()}"
             )
-        checkpoint = self._at.checkpoint
+        checkpoint = self._checkpoint
         return state._replace(checkpoint=None if checkpoint is None else checkpoint.copy())
 
     def outline(self) -> CacheState:
         """What `save_state` would copy now, without the entries: for `reach`."""
         nothing = np.empty(0, dtype=np.uint8)
-        return CacheState(self.num_cached, nothing, self._at.checkpoint)
+        return CacheState(self.num_cached, nothing, self._checkpoint)
 
     def reach(self, state: CacheState, num_tokens: int) -> int:
         """How many tokens are left of a state that is restored and cut to num_tokens."""
@@ -206,17 +181,17 @@ class Cache:
                 f"the cache of {self._handle.name} cannot be restored{complaints.because()}"
             )
         if state.checkpoint is not None:
-            self._at.checkpoint = state.checkpoint.copy()  # the next one overwrites it
-        self._at.num_cached = state.num_cached
+            self._checkpoint = state.checkpoint.copy()  # the next one overwrites it
+        self.num_cached = state.num_cached
 
     def clear(self) -> None:
         """Forget everything of the sequence."""
-        self._at.checkpoint = None
-        if len(self._sequences) == 1:
+        self._checkpoint = None
+        if self._handle.num_sequences == 1:
             llama_cpp.llama_memory_clear(self._handle.memory, False)
-        elif self._at.number != _NOWHERE:
+        else:
             self._remove_from(0)
-        self._at.num_cached = self._at.num_in_snapshots = 0
+        self.num_cached = self._num_in_snapshots = 0
 
     def _take(
         self, flags: int = 0, buffer: NDArray[np.uint8] | None = None
@@ -233,7 +208,7 @@ class Cache:
             self._handle.context,
             data.ctypes.data_as(_BYTE_POINTER),
             size,
-            self._at.number,
+            self.number,
             flags,
         )
         return CacheState(self.num_cached, data) if 0 < written == size else None
@@ -247,12 +222,12 @@ class Cache:
             self._handle.context,
             state.data.ctypes.data_as(_BYTE_POINTER),
             state.data.size,
-            self._at.number,
+            self.number,
             flags,
         )
         return bool(read == state.data.size)
 
     def _state_size(self, flags: int) -> int:
         return int(
-            llama_cpp.llama_state_seq_get_size_ext(self._handle.context, self._at.number, flags)
+            llama_cpp.llama_state_seq_get_size_ext(self._handle.context, self.number, flags)
         )

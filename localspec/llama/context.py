@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
+
 from localspec.errors import DecodeError, Interrupted
 from localspec.llama.handle import Handle
+from localspec.llama.joint import LONGEST_STEP, Computing, LaneTime
 from localspec.llama.library import complaints, llama_cpp
 from localspec.llama.options import LlamaOptions
-
-_LONGEST_STEP = 32  # tokens; a larger batch is part of a prompt
 
 
 class LlamaContext:
@@ -27,8 +29,10 @@ class LlamaContext:
         self._title = handle.name  # in errors
         self._step_threads: int = llama_cpp.llama_n_threads(handle.context)
         self._prompt_threads: int = llama_cpp.llama_n_threads_batch(handle.context)
-        # As libllama has them; None while that is not known.
-        self._threads_set: tuple[int, int] | None = (self._step_threads, self._prompt_threads)
+        handle.threads_set = (self._step_threads, self._prompt_threads)
+        self._computing: Computing | None = None  # where several texts share the context
+        self.lane = LaneTime()
+        self._is_stopped = False  # this text, where others are not
 
     @property
     def num_threads(self) -> int:
@@ -46,20 +50,21 @@ class LlamaContext:
         self._step_threads = count
 
     def _start_decode(self, num_tokens: int) -> None:
-        """Set the threads of a decode; those that an application has set stay.
-
-        Raises Interrupted after `interrupt`.
-        """
+        """Set the threads of a decode. Raises Interrupted after `interrupt`."""
         if self.is_interrupted:
             raise self._cancelled()
+        self._set_threads(num_tokens)
+
+    def _set_threads(self, num_tokens: int) -> None:
+        """Of a decode of so many tokens; those that an application has set stay."""
         if self.handle.owner is not None:
             return
-        of_several = self._step_threads if num_tokens <= _LONGEST_STEP else self._prompt_threads
+        of_several = self._step_threads if num_tokens <= LONGEST_STEP else self._prompt_threads
         wanted = self._step_threads, of_several
-        if self._threads_set != wanted:
-            self._threads_set = None
+        if self.handle.threads_set != wanted:
+            self.handle.threads_set = None
             llama_cpp.llama_set_n_threads(self.handle.context, *wanted)
-            self._threads_set = wanted
+            self.handle.threads_set = wanted
 
     def _check_decoded(self, status: int, num_tokens: int, position: int) -> None:
         """Raise Interrupted or DecodeError for a status of libllama other than 0."""
@@ -80,13 +85,40 @@ class LlamaContext:
         self.handle.require_open()
 
     def interrupt(self) -> None:
-        """End a running decode, and refuse new ones until `begin`. From any thread."""
-        self.handle.interrupt()
+        """End a running decode, and refuse new ones until `begin`. From any thread.
+
+        A decode that other texts have a part in ends by itself.
+        """
+        if self._computing is None:
+            self.handle.interrupt()
+        else:
+            self._is_stopped = True
+            self._computing.end_if_unwanted()
 
     @property
     def is_interrupted(self) -> bool:
         """Whether `interrupt` was called since `begin`."""
-        return self.handle.is_interrupted
+        return self._is_stopped if self._computing else self.handle.is_interrupted
+
+    def share(self, computing: Computing, lane: LaneTime) -> None:
+        """Let those beside it, at other sequences, work in other threads from now on.
+
+        lane: of the text that this one has.
+        """
+        self._computing, self.lane = computing, lane
+
+    def _allow(self) -> None:
+        """Let decodes run again."""
+        if self._computing is None:
+            self.handle.allow()
+        else:
+            self._is_stopped = False
+
+    def _alone(self, num_tokens: int = 0) -> AbstractContextManager[None]:
+        """In the block nobody else uses the context. num_tokens: that it decodes."""
+        if self._computing is None:
+            return contextlib.nullcontext()
+        return self._computing.alone(self, num_tokens)
 
     def close(self) -> None:
         """Free everything, or give an adopted `Llama` back. Idempotent.

@@ -10,6 +10,7 @@ token of each row; here rows are given, and tokens are drawn from them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.sampling.distribution import Logits
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing from Python 3.11 on
 
 
 class DflashHead(LlamaHead):
@@ -48,9 +52,10 @@ class DflashHead(LlamaHead):
         self._pairs: Logits = np.empty(self.vocab_size, dtype=np.float32)
         llama_cpp.llama_set_causal_attn(handle.context, self._block.is_causal)
 
-    def use_sequence(self, number: int | None) -> None:
-        super().use_sequence(number)
-        self._features.use_sequence(number or 0)
+    def beside(self, number: int, target: LlamaModel) -> Self:
+        other = super().beside(number, target)
+        other._pairs = self._pairs.copy()
+        return other
 
     @property
     def readable(self) -> range:
@@ -64,9 +69,14 @@ class DflashHead(LlamaHead):
         Interrupted.
         """
         self.handle.require_open()
+        with self._alone(len(tokens) + num_tokens):
+            self._decode_alone(tokens, num_tokens + self.first_row)
+            if self._computing is not None:  # another's block comes in their place
+                self._logits, self._given = self._logits.copy(), self._given.copy()
+
+    def _decode_alone(self, tokens: Sequence[int], size: int) -> None:
         try:
             self._read_rows(len(tokens) - 1)
-            size = num_tokens + self.first_row
             block = [tokens[-1], *[self._block.mask] * (size - 1)]
             self._decode_batch(block, self.begins_at + self.num_cached, size, 0)
         finally:
@@ -85,7 +95,7 @@ class DflashHead(LlamaHead):
                 raise DecodeError(f"{self._title} has no rows of tokens from {position} on")
             self._target_rows.copy_to(self._features.rows[:size], position)
             self._start_decode(size)
-            batch = self._features.filled([0] * size, position, 0)
+            batch = self._features.filled([0] * size, position, 0, self._sequence)
             status = llama_cpp.llama_decode(self.handle.context, batch)
             self._check_decoded(status, size, position)
             self.num_cached += size

@@ -13,6 +13,7 @@ with a recurrent state are computed whole, since libllama keeps states at a deco
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import statistics
 import time
@@ -261,3 +262,24 @@ class ExactProbe:
 
 def _is_steady(times: Sequence[float]) -> bool:
     return statistics.median(times) <= _STEADY * min(times)
+
+
+def probe_exactness(
+    handle: Handle, options: LlamaOptions, usual: LlamaOptions | None, num_layers: int
+) -> Exactness:
+    """Find out which decodes of a model are exact, see `ExactProbe`, and what that costs.
+
+    options: it was opened with. usual: for a context that exact decodes are compared with.
+    Raises DecodeError, or what opening a context raises.
+    """
+    handle.require_open()
+    interrupts = LoadWatch(lambda _fraction: None)
+    with interrupts, contextlib.ExitStack() as undo:
+        probe = ExactProbe(handle, options, num_layers, interrupts)
+        undo.callback(probe.close)
+        found = probe.run()
+        if not found.all_sizes or usual is None:
+            return found
+        other = ExactProbe(handle, usual, num_layers, interrupts)
+        undo.callback(other.close)
+        return replace(found, slowdown=probe.slowdown(other))

@@ -8,7 +8,9 @@ step; here accepted tokens are read in the decode that drafts the first token.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +27,9 @@ from localspec.llama.options import LlamaOptions
 from localspec.llama.quirks.nextn import require_nextn_functions
 from localspec.llama.trimmed_output import TrimmedOutput
 from localspec.sampling.distribution import Logits
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing from Python 3.11 on
 
 
 class LlamaHead(LlamaContext):
@@ -57,8 +62,7 @@ class LlamaHead(LlamaContext):
         self.num_cached = 0
         self._output: TrimmedOutput | None = None
         self._drafted: list[int] = []  # its latest tokens, which it read with rows of its own
-        self._number: int | None = 0  # of the sequence that it works on
-        self._others: dict[int, tuple[int, int]] = {}  # begins_at and num_cached of others
+        self._sequence = 0
         width = self._width = int(llama_cpp.llama_model_n_embd_out(handle.model))
         self._wanted_rows = np.empty((0, width), dtype=np.float32)  # that logits are asked of
         self._own_rows = np.zeros((num_layers, width), dtype=np.float32)
@@ -91,17 +95,14 @@ class LlamaHead(LlamaContext):
         """Texts that its context can hold side by side."""
         return self.handle.num_sequences
 
-    def use_sequence(self, number: int | None) -> None:
-        """As `LlamaModel.use_sequence`; what it read with rows of its own is dropped."""
-        if number == self._number:
-            return
-        self.truncate(self.num_cached)
-        if self._number is not None:
-            self._others[self._number] = self.begins_at, self.num_cached
-        self._number, self.begins_at, self.num_cached = number, 0, 0
-        if number is not None:
-            self._batch.use_sequence(number)
-            self.begins_at, self.num_cached = self._others.pop(number, (0, 0))
+    def beside(self, number: int, target: LlamaModel) -> Self:
+        """The same head at another sequence, that of this target."""
+        other = copy.copy(self)
+        other.lane = target.lane
+        other._sequence, other._target_rows = number, target.kept_rows
+        other.begins_at = other.num_cached = 0
+        other._drafted, other._own_rows = [], np.zeros_like(self._own_rows)
+        return other
 
     def read_from(self, position: int) -> None:
         """Forget everything, and continue at that position of the text."""
@@ -114,6 +115,11 @@ class LlamaHead(LlamaContext):
         Raises DecodeError or Interrupted.
         """
         self.handle.require_open()
+        with self._alone(len(tokens)):
+            rows = self._decoded(tokens, num_logits)
+            return rows if self._computing is None else rows.copy()
+
+    def _decoded(self, tokens: Sequence[int], num_logits: int) -> Logits:
         before = self.num_cached - len(self._drafted)
         try:
             if self.begins_at + self.num_cached < self.readable.stop:
@@ -204,7 +210,7 @@ class LlamaHead(LlamaContext):
         if self._num_layers > 1:
             self._nextn.set_nextn_layer_offset(context, layer)
         num_outputs = num_logits if self._output is None else 0
-        batch = self._batch.filled(tokens, position - self._lag, num_outputs)
+        batch = self._batch.filled(tokens, position - self._lag, num_outputs, self._sequence)
         self._check_decoded(llama_cpp.llama_decode(context, batch), count, position)
         if self._output is not None and num_logits:
             self._wanted_rows = self._given_rows(count)[count - num_logits :]
@@ -224,7 +230,8 @@ class LlamaHead(LlamaContext):
         num_cached = min(num_cached, self.num_cached - len(self._drafted))
         if num_cached < self.num_cached:
             self.handle.require_pointers()
-            self._cut(num_cached)
+            with self._alone():
+                self._cut(num_cached)
 
     def _cut(self, num_cached: int) -> None:
         self.num_cached = num_cached
@@ -232,9 +239,8 @@ class LlamaHead(LlamaContext):
         self._remove_from(self.begins_at + self.num_cached - self._lag)
 
     def _remove_from(self, position: int) -> None:
-        if self._number is not None:
-            memory = self.handle.memory
-            llama_cpp.llama_memory_seq_rm(memory, self._number, position, -1)
+        memory = self.handle.memory
+        llama_cpp.llama_memory_seq_rm(memory, self._sequence, position, -1)
 
     def checkpoint(self) -> None:
         """Nothing to do: it can be cut anywhere."""
@@ -247,8 +253,9 @@ class LlamaHead(LlamaContext):
     def begin(self) -> None:
         """Allow decodes again after `interrupt`, and let libllama cache what is recorded."""
         self.require_open()
-        self.handle.allow()
-        self._cut(self.num_cached - len(self._drafted))
+        self._allow()
+        with self._alone():
+            self._cut(self.num_cached - len(self._drafted))
 
 
 class AssistantHead(LlamaHead):
@@ -294,10 +301,6 @@ class EagleHead(LlamaHead):
         width = self._target_rows.width
         self._to_encode = TokenBatch(self._batch.size, width, rows_alone=True)
 
-    def use_sequence(self, number: int | None) -> None:
-        super().use_sequence(number)
-        self._to_encode.use_sequence(number or 0)
-
     @property
     def readable(self) -> range:
         return range(self._target_rows.first + 1, self._target_rows.end + 1)
@@ -305,7 +308,7 @@ class EagleHead(LlamaHead):
     def _take_rows(self, position: int, count: int) -> None:
         self._target_rows.copy_to(self._to_encode.rows[:count], position - 1)
         self._start_decode(count)
-        batch = self._to_encode.filled([0] * count, position - self._lag, count)
+        batch = self._to_encode.filled([0] * count, position - self._lag, count, self._sequence)
         status = llama_cpp.llama_encode(self.handle.context, batch)
         self._check_decoded(status, count, position)
         self._batch.rows[:count] = self._given_rows(count)

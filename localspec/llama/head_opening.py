@@ -69,6 +69,7 @@ def _new_context(
 ) -> int:
     assert model is not None
     params = llama_params.context_params(options, target.context_length)
+    params.n_outputs_max = max(options.max_outputs, options.num_sequences)  # they take turns
     if facts.layers_read:
         params.n_batch = params.n_ubatch = min(params.n_ubatch, ROWS_BATCH_SIZE)
     else:

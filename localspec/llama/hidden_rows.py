@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +12,9 @@ from localspec.llama.handle import Handle
 from localspec.llama.library import llama_cpp
 from localspec.llama.options import NUM_KEPT_ROWS
 from localspec.llama.quirks.nextn import require_nextn_functions
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing from Python 3.11 on
 
 Rows = NDArray[np.float32]
 
@@ -25,19 +31,13 @@ class HiddenRows:
         self.width = width
         self.capacity = capacity
         self._ring: Rows = np.empty((capacity, width), dtype=np.float32)
-        self._number: int | None = 0
-        self._others: dict[int, tuple[int, int, Rows]] = {}  # of other sequences
 
-    def use_sequence(self, number: int | None) -> None:
-        """Have the rows of another sequence; those of the one before are kept. None: none."""
-        if number == self._number:
-            return
-        if self._number is not None:
-            self._others[self._number] = self.first, self.end, self._ring
-        self._number, self.first, self.end = number, 0, 0
-        if number is not None:
-            new = 0, 0, np.empty((self.capacity, self.width), dtype=np.float32)
-            self.first, self.end, self._ring = self._others.pop(number, new)
+    def beside(self) -> Self:
+        """A ring for another sequence of the same context."""
+        other = copy.copy(self)
+        other.first = other.end = 0
+        other._ring = np.empty((self.capacity, self.width), dtype=np.float32)
+        return other
 
     def put(self, position: int, *sides: Rows) -> None:
         """Add the rows of n tokens from a position on, which is not before the last.
@@ -98,7 +98,8 @@ class TargetRows(HiddenRows):
         super().__init__(sum(widths), NUM_KEPT_ROWS)
         self._functions = require_nextn_functions(reads_layers=bool(layers))
         self._handle = handle
-        self._is_taken: bool | None = False  # None while libllama's setting is unknown
+        # libllama's setting, of all sequences; None while it is unknown.
+        self._taken: list[bool | None] = [False]
 
     def begin_decode(self, _count: int, _num_logits: int, num_to_come: int) -> None:
         """Set whether libllama gives the rows of a decode that num_to_come tokens follow.
@@ -106,7 +107,7 @@ class TargetRows(HiddenRows):
         Except for its end, the rows of a long prompt would leave the ring before a head reads
         them, and libllama would compute the whole last layer for them.
         """
-        was_taken, self._is_taken = self._is_taken, None
+        was_taken, self._taken[0] = self._taken[0], None
         is_taken = num_to_come < self.capacity
         context = self._handle.context
         for layer in self._layers:
@@ -115,11 +116,11 @@ class TargetRows(HiddenRows):
                 self._functions.set_embeddings_nextn(context, is_taken, is_masked)
             elif is_taken != was_taken:  # a change makes libllama plan all graphs again
                 self._functions.set_embeddings_layer_inp(context, layer, is_taken)
-        self._is_taken = is_taken
+        self._taken[0] = is_taken
 
     def add(self, position: int, count: int) -> None:
         """So many tokens from a position on were decoded."""
-        if self._is_taken:
+        if self._taken[0]:
             self.put(position, *(self._given(layer, count) for layer in self._layers))
 
     def _given(self, layer: int, count: int) -> Rows:

@@ -7,6 +7,7 @@ which changes the distribution.
 
 from __future__ import annotations
 
+import copy
 from math import prod
 
 import numpy as np
@@ -16,6 +17,8 @@ from localspec.gguf_file.header import Header, Tensor
 from localspec.gguf_file.medusa import medusa_tensors
 from localspec.gguf_file.own_tokens import own_tokens
 from localspec.gguf_file.tensor_types import BF16, F16, F32, INT64
+from localspec.llama.hidden_rows import HiddenRows
+from localspec.llama.joint import Computing, LaneTime
 from localspec.llama.model import LlamaModel
 from localspec.sampling.distribution import Logits
 
@@ -35,7 +38,7 @@ class MedusaHeads:
         self._target = target
         self.num_sequences = target.num_sequences
         self._weights = _Weights(header)
-        self._rows = target.keep_output_rows()
+        self._rows: HiddenRows = target.keep_output_rows()
         self._row = np.empty(self._rows.width, dtype=np.float32)
         self._logits: Logits = np.full(target.vocab_size, -np.inf, dtype=np.float32)
         self.num_heads = len(self._weights.heads)
@@ -65,8 +68,15 @@ class MedusaHeads:
             self._logits[self._weights.tokens] = output @ row
         return self._logits
 
-    def use_sequence(self, _number: int | None) -> None:
-        """Nothing to do: the rows are its target's."""
+    def share(self, _computing: Computing, _lane: LaneTime) -> None:
+        """Nothing to do: NumPy computes, from rows that are its own."""
+
+    def beside(self, _number: int, target: LlamaModel) -> MedusaHeads:
+        """The same heads beside the target at another sequence."""
+        other = copy.copy(self)
+        other._target, other._rows = target, target.kept_rows
+        other._row, other._logits = self._row.copy(), self._logits.copy()
+        return other
 
     def require_open(self) -> None:
         """Raise EngineError if its target was closed, or this is a fork."""

@@ -9,11 +9,10 @@ What a caller can get wrong is checked before the call: an assertion in C ends t
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,10 @@ from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import Cache
 from localspec.llama.cache_state import CacheState
 from localspec.llama.context import LlamaContext
-from localspec.llama.exact_probe import ExactProbe
 from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import HiddenRows, OutputRows, TargetRows
+from localspec.llama.joint import LONGEST_STEP, LaneTime, Work
+from localspec.llama.joint_decode import decode_together
 from localspec.llama.library import Llama, kernels, llama_cpp, own_process
 from localspec.llama.native import LoadWatch
 from localspec.llama.opening import load_context, open_watched
@@ -48,10 +48,11 @@ _UNUSED = -1  # in place of the first token that the owner of an adopted `Llama`
 
 
 class LlamaModel(LlamaContext):
-    """One llama_cpp context, at one of its sequences: an implementation of `model.Model`.
+    """One sequence of a llama_cpp context: an implementation of `model.Model`.
 
-    Not thread-safe, except for `interrupt`. Open one with `open` or `adopt`. token_table: the
-    entries of the ids that it takes.
+    Not thread-safe, except for `interrupt`; but others `beside` it may work in other threads
+    once it `shares`. Open one with `open` or `adopt`. token_table: the entries of the ids that
+    it takes.
     """
 
     def __init__(
@@ -62,7 +63,6 @@ class LlamaModel(LlamaContext):
         self.may_change_threads = False  # whether the user left their number to us
         # Called between the batches of a long decode with the number of tokens that are cached.
         self.on_batch: Callable[[int], None] | None = None
-        self.num_decodes = 0  # that libllama has been asked for
         context, model = handle.context, handle.model
         self._setting = f"{self.num_threads} threads · {setting}"
         llama_params.check_pools_nothing(context, self.name)
@@ -78,8 +78,24 @@ class LlamaModel(LlamaContext):
         self.num_weight_bytes: int = llama_cpp.llama_model_size(model)
         self._cache = Cache(handle)
         self._rows: TargetRows | OutputRows | None = None  # that a head reads
+        # Its rows, where others compute before they are used.
+        self._kept: Logits = np.empty((0, self.vocab_size), dtype=np.float32)
         self._batch = self._new_batch(llama_cpp.llama_n_batch(context))
         self.max_rollback = self._probe_rollback()
+
+    def beside(self, number: int, lane: LaneTime) -> LlamaModel:
+        """The same model and context at another sequence, for another text."""
+        other = copy.copy(self)
+        other.lane, other.on_batch = lane, None
+        other._cache, other._kept = Cache(self.handle, number), self._kept[:0]
+        if self._rows is not None:
+            other._rows = self._rows.beside()
+        return other
+
+    @property
+    def num_decodes(self) -> int:
+        """Decodes of its context that libllama has been asked for."""
+        return self.handle.num_decodes
 
     @property
     def identity(self) -> str | None:
@@ -100,26 +116,6 @@ class LlamaModel(LlamaContext):
         most = self._cache.max_rollback(self.context_length)
         self._cache.clear()
         return most
-
-    def probe_exactness(
-        self, options: LlamaOptions, usual: LlamaOptions | None, num_layers: int
-    ) -> Exactness:
-        """Find out which decodes are exact, see `ExactProbe`, and what that costs.
-
-        options: it was opened with. usual: for a context that exact decodes are compared with.
-        Raises DecodeError, or what opening a context raises.
-        """
-        self.require_open()
-        interrupts = LoadWatch(lambda _fraction: None)
-        with interrupts, contextlib.ExitStack() as undo:
-            probe = ExactProbe(self.handle, options, num_layers, interrupts)
-            undo.callback(probe.close)
-            found = probe.run()
-            if not found.all_sizes or usual is None:
-                return found
-            other = ExactProbe(self.handle, usual, num_layers, interrupts)
-            undo.callback(other.close)
-            return replace(found, slowdown=probe.slowdown(other))
 
     @classmethod
     def open(
@@ -181,13 +177,14 @@ class LlamaModel(LlamaContext):
         adopted `Llama` has used it in the meantime. Raises EngineError if it was closed.
         """
         self.require_open()
-        self.handle.allow()
+        self._allow()
         llama = self.handle.owner
         is_used = llama is not None and (llama.n_tokens or llama.input_ids[0] != _UNUSED)
-        if is_used or not self._cache.is_unchanged:
-            if llama is not None:
-                llama.reset()
-            self._cache.clear()
+        with self._alone():
+            if is_used or not self._cache.is_unchanged:
+                if llama is not None:
+                    llama.reset()
+                self._cache.clear()
         if llama is not None:
             llama.input_ids[0] = _UNUSED
         self._forget_rows()
@@ -197,9 +194,9 @@ class LlamaModel(LlamaContext):
         self._check(tokens, num_logits)
         before = self.num_cached
         try:
-            while len(tokens) > self._batch.size:
+            while len(tokens) > (most := self._piece_size(len(tokens))):
                 # The last batch must be long enough to hold every row that is asked for.
-                size = min(self._batch.size, len(tokens) - num_logits)
+                size = min(most, len(tokens) - num_logits)
                 self._decode_batch(tokens[:size], 0, len(tokens) - size)
                 tokens = tokens[size:]
                 before = self.num_cached  # whole batches stay: the next try continues there
@@ -207,12 +204,25 @@ class LlamaModel(LlamaContext):
                     self.on_batch(self.num_cached)
             self._decode_batch(tokens, num_logits, 0)
         except BaseException:
-            self._cache.keep(before)  # an aborted batch leaves some of its entries behind
+            with self._alone():
+                self._cache.keep(before)  # an aborted batch leaves some of its entries behind
             self._forget_rows()
             raise
         if num_logits == 0:
             return np.empty((0, self.vocab_size), dtype=np.float32)
-        return self._given_logits(num_logits)
+        return self._kept[:num_logits] if self._computing else self._given_logits(num_logits)
+
+    def _piece_size(self, num_tokens: int) -> int:
+        """The most of so many tokens that are decoded at once."""
+        if self._computing is None or num_tokens <= LONGEST_STEP:
+            return self._batch.size
+        return self._computing.piece_size(self)
+
+    def _keep_logits(self, rows: Logits) -> None:
+        """Keep rows that the next decode, of any text, overwrites."""
+        if len(self._kept) < len(rows):
+            self._kept = np.empty((len(rows), self.vocab_size), dtype=np.float32)
+        self._kept[: len(rows)] = rows
 
     def _given_logits(self, count: int) -> Logits:
         rows = llama_cpp.llama_get_logits(self.handle.context)
@@ -245,10 +255,34 @@ class LlamaModel(LlamaContext):
         return TokenBatch(size)
 
     def _filled(self, tokens: Sequence[int], num_logits: int) -> Any:
-        return self._batch.filled(tokens, self.num_cached, num_logits)
+        return self._batch.filled(tokens, self.num_cached, num_logits, self._cache.number)
 
     def _decode_batch(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
         """Decode a batch, which num_to_come tokens follow in the same call of `decode`."""
+        if self._computing is None:
+            self._decode_own(tokens, num_logits, num_to_come)
+        elif self._is_joined:
+            count = len(tokens)
+            self._computing.decode(Work(self, count, decode_together, tokens, num_logits))
+        else:
+            with self._computing.alone(self, len(tokens)):
+                self._decode_own(tokens, num_logits, num_to_come)
+                if num_logits:
+                    self._keep_logits(self._given_logits(num_logits))
+
+    @property
+    def _is_joined(self) -> bool:
+        """Whether its decodes may be joined with other texts'.
+
+        Not where that would change rows that are exact, where a head reads rows by their place,
+        or where a state cannot be taken back.
+        """
+        is_alone = (
+            self._cache.is_recurrent or self.exactness.all_sizes or self._rows is not None
+        )
+        return not is_alone
+
+    def _decode_own(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
         count = len(tokens)
         self._start_decode(count)
         batch = self._filled(tokens, num_logits)
@@ -256,7 +290,7 @@ class LlamaModel(LlamaContext):
             self._rows.begin_decode(count, num_logits, num_to_come)
         self._cache.begin_decode()
         status = llama_cpp.llama_decode(self.handle.context, batch)
-        self.num_decodes += 1
+        self.handle.num_decodes += 1
         self._check_decoded(status, count, self.num_cached)
         if self._rows is not None:
             self._rows.add(self.num_cached, count)
@@ -267,23 +301,20 @@ class LlamaModel(LlamaContext):
         return self._cache.num_cached
 
     @property
+    def batch_size(self) -> int:
+        """Tokens that one call of libllama takes."""
+        return self._batch.size
+
+    @property
     def num_sequences(self) -> int:
         """Texts that its context can hold side by side."""
         return self.handle.num_sequences
 
-    def use_sequence(self, number: int | None) -> None:
-        """Work on another text of the context; the one before stays as it is.
-
-        None: on none, so that what is cut has no effect; nothing may be decoded then.
-        """
-        self._cache.use_sequence(number)
-        self._batch.use_sequence(number or 0)
-        if self._rows is not None:
-            self._rows.use_sequence(number)
-
     def truncate(self, num_cached: int) -> None:
         """Cut as `Model.truncate` does. Raises CacheError for more tokens than there are."""
-        self._cache.truncate(num_cached)
+        if num_cached != self.num_cached or self._computing is None:
+            with self._alone():
+                self._cache.truncate(num_cached)
         self._forget_rows()
 
     def _forget_rows(self) -> None:
@@ -301,6 +332,12 @@ class LlamaModel(LlamaContext):
         self._rows = TargetRows(self.handle, layers)
         return self._rows
 
+    @property
+    def kept_rows(self) -> HiddenRows:
+        """Those that a head reads, which has asked for them."""
+        assert self._rows is not None
+        return self._rows
+
     def keep_output_rows(self) -> HiddenRows:
         """Keep the inputs of the output layer, in the same way and with the same errors."""
         self._require_own_settings()
@@ -315,17 +352,21 @@ class LlamaModel(LlamaContext):
             )
 
     def checkpoint(self) -> None:
-        self._cache.checkpoint()
+        if self._cache.is_recurrent:
+            with self._alone():
+                self._cache.checkpoint()
 
     def state_bytes(self) -> int:
         """Bytes that `save_state` would copy now; 0 if nothing is cached."""
         self.require_open()
-        return self._cache.state_bytes()
+        with self._alone():
+            return self._cache.state_bytes()
 
     def save_state(self) -> CacheState:
         """A copy of what is cached. Raises CacheError if libllama fails to give it."""
         self.require_open()
-        return self._cache.save_state()
+        with self._alone():
+            return self._cache.save_state()
 
     def outline(self) -> CacheState:
         """What `save_state` would copy now, without the entries: for `reach`."""
@@ -342,7 +383,8 @@ class LlamaModel(LlamaContext):
         """
         self.require_open()
         try:
-            self._cache.restore_state(state)
+            with self._alone():
+                self._cache.restore_state(state)
         finally:
             if self._rows is not None:
                 self._rows.go_on_at(self.num_cached)

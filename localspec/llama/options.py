@@ -65,8 +65,8 @@ class LlamaOptions:
     of the last decode that a hybrid keeps; a step may draft as many tokens for it (0; load: as
     many as fit, up to 8). with_head: use the MTP head in the model's file (no; load: if there
     is one and it fits). num_sequences: texts that are cached side by side, each with the whole
-    context (1). max_outputs: rows of logits that a decode may return; compute buffers
-    grow with it.
+    context (1). max_outputs: rows of logits that a decode may return for each of them; compute
+    buffers grow with it.
 
     Raises OptionError for a value outside its range.
     """
@@ -140,6 +140,11 @@ class LlamaOptions:
                 "main_gpu puts everything on one GPU, and tensor_split shares it among several",
                 "Choose main_gpu=… or tensor_split=….",
             )
+
+    @property
+    def most_outputs(self) -> int:
+        """Rows of a decode that several texts have a part in."""
+        return min(self.max_outputs * self.num_sequences, BATCH_SIZE)
 
     @property
     def summary(self) -> str:

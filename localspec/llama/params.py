@@ -111,7 +111,7 @@ def context_params(options: LlamaOptions, context_length: int) -> Any:
     # libllama ends the process where a batch or its rows are fewer than its sequences.
     params.n_batch = max(min(BATCH_SIZE, context_length), options.num_sequences)
     params.n_ubatch = graph_batch_size(options.flash_attention, context_length)
-    params.n_outputs_max = max(options.max_outputs, options.num_sequences)
+    params.n_outputs_max = options.most_outputs
     params.n_rs_seq = options.num_snapshots or 0
     params.n_threads = options.num_threads or num_usable_cores()
     # By default the same: otherwise a batch of one and a batch of n run on different cores,

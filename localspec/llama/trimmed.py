@@ -67,6 +67,10 @@ class TrimmedModel(LlamaModel):
     def _token_table(self) -> TokenTable:
         return HeaderVocabulary(self._header)
 
+    @property
+    def _is_joined(self) -> bool:
+        return False  # its batch has rows of its own
+
     def _new_batch(self, size: int) -> TokenBatch:
         return TokenBatch(size, self._embeddings.width, rows_alone=True)
 

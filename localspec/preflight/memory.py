@@ -163,12 +163,17 @@ def _contexts(header: Header, options: LlamaOptions) -> _Contexts:
     """The contexts of a model and its head, if it is used, or of a head in its own file."""
     facts = head_facts(header)
     if facts is not None and facts.layers_read:
-        return _Contexts(None, replace(options, max_outputs=ROWS_BATCH_SIZE))
+        return _Contexts(None, _turns(options, ROWS_BATCH_SIZE))
     if facts is not None and facts.is_apart:
-        return _Contexts(None, options)
+        return _Contexts(None, _turns(options, options.max_outputs))
     if facts is None or not options.with_head:
         return _Contexts(options, None)
-    return _Contexts(options, replace(options, max_outputs=REPLAY_TOKENS))
+    return _Contexts(options, _turns(options, REPLAY_TOKENS))
+
+
+def _turns(options: LlamaOptions, max_outputs: int) -> LlamaOptions:
+    """Of a head's context, in which texts take turns, so that a decode is of one."""
+    return replace(options, max_outputs=max_outputs, num_sequences=1)
 
 
 def _sums(*places: list[int]) -> list[int]:
@@ -178,7 +183,7 @@ def _sums(*places: list[int]) -> list[int]:
 
 def _compute_by_place(header: Header, options: LlamaOptions, placement: Placement) -> list[int]:
     """Intermediate results in each place."""
-    context_length, max_outputs = options.context_length or 0, options.max_outputs
+    context_length, max_outputs = options.context_length or 0, options.most_outputs
     attention = options.flash_attention
     graph = graph_bytes(header, context_length, max_outputs, attention)
     inputs = _input_bytes(ModelShape(header), context_length, attention)

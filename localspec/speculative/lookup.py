@@ -12,6 +12,7 @@ was remembered changes how many tokens a step emits, never which.
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -231,13 +232,16 @@ class Lookup(Proposer):
 
     def _mark_used(self) -> None:
         followed = self._found.occurrences[0]
-        if self.memory is not None and followed.text is self.memory.index.text:
-            self.memory.mark_used(followed.position)
+        if self.memory is not None:
+            with self.memory.lock:
+                if followed.text is self.memory.index.text:
+                    self.memory.mark_used(followed.position)
 
     def _look(self, end: array[int], num_forced: int) -> Found:
         """What to follow behind this end of the text and so many tokens that have to come."""
         num_tokens = len(self._own) + num_forced
-        found = self._longest(end)
+        with contextlib.nullcontext() if self.memory is None else self.memory.lock:
+            found = self._longest(end)
         if found.length < RESUMED_BELOW:
             found = self._resumed(end, num_tokens, found)
         if found.length >= (_RESUMED_FROM if found.is_resumed else _FOLLOWED_FROM):

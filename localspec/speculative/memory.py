@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import threading
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -42,6 +43,7 @@ class TextMemory:
         self._begins: list[int] = []  # of the parts, ascending
         self._used: list[int] = []
         self._now = 0
+        self.lock = threading.RLock()  # held by whoever reads or changes it
 
     def __len__(self) -> int:
         """Tokens, with the gaps between them."""
@@ -50,8 +52,11 @@ class TextMemory:
     def add(self, tokens: Sequence[int]) -> None:
         """Remember a text, as far as it is not known already."""
         text = array("i", tokens)
-        if len(text) <= SIZES[0]:
-            return
+        if len(text) > SIZES[0]:
+            with self.lock:
+                self._add(text)
+
+    def _add(self, text: array[int]) -> None:
         self._now += 1
         known = self.index.known(np.array(text, np.int32)).astype(np.int8)
         # Where known runs begin and end, by the places at which they end themselves.

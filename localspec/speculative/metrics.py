@@ -60,10 +60,11 @@ class Stats:
     the end of the answer; None with any other policy. steps_per_threads: steps after the
     prefill per number of threads; threads: the choice at the end, None for an answer that never
     began. exact: whether greedy or seeded, the text is the same to the bit with any draft and
-    any number of threads, whatever was cached.
+    any number of threads, whatever was cached. waited_time_s: in which other answers had the
+    machine; of a joint decode, all but an equal part.
 
     The first step decodes the prompt and draws the first token. That is the prefill; the draft,
-    target and sampler times are those of the later steps.
+    target, sampler and waited times are those of the later steps.
     """
 
     prompt_tokens: int
@@ -92,14 +93,16 @@ class Stats:
     steps_per_threads: Mapping[int, int]
     threads: ThreadUse | None
     exact: bool
+    waited_time_s: float = 0.0
 
     @property
     def decode_time_s(self) -> float:
-        """Seconds of the steps after the prefill: draft, target and sampler.
+        """Seconds of the steps after the prefill: draft, target, sampler and waiting.
 
         Not the wall time: it excludes what an application does between two pieces.
         """
-        return self.draft_time_s + self.target_time_s + self.sampler_time_s
+        worked_s = self.draft_time_s + self.target_time_s + self.sampler_time_s
+        return worked_s + self.waited_time_s
 
     @property
     def decoded_tokens(self) -> int:
@@ -153,6 +156,8 @@ class Meter:
     draft_time_s: float = 0.0
     target_time_s: float = 0.0
     sampler_time_s: float = 0.0
+    waited_s: float = 0.0  # at the last step
+    waited_time_s: float = 0.0
     steps_per_length: list[int] = field(default_factory=lambda: [0] * (MAX_DRAFT_TOKENS + 1))
     steps_per_proposer: Counter[ProposerKind] = field(default_factory=Counter)
     drafted_per_proposer: Counter[ProposerKind] = field(default_factory=Counter)
@@ -161,15 +166,17 @@ class Meter:
     draft_off_steps: Counter[DraftOff] = field(default_factory=Counter)
     steps_per_threads: Counter[int] = field(default_factory=Counter)
 
-    def add(self, step: Step, now_s: float) -> None:
-        """Count one step that ended at now_s."""
+    def add(self, step: Step, now_s: float, waited_s: float = 0.0) -> None:
+        """Count one step that ended at now_s, waited_s of them spent waiting so far."""
         if self.first_token_s is None:
             self.first_token_s = now_s - self.started_s
         else:
             self.draft_time_s += step.replay_s + step.draft_time_s
             self.target_time_s += step.target_time_s
             self.sampler_time_s += step.sampler_time_s
+            self.waited_time_s += waited_s - self.waited_s
             self.steps_per_threads[step.num_threads] += 1
+        self.waited_s = waited_s
         self.num_steps += 1
         self.steps_per_length[step.num_draft_tokens] += 1
         if step.num_draft_tokens and step.kind is not None:
@@ -219,4 +226,5 @@ class Meter:
             steps_per_threads=dict(self.steps_per_threads),
             threads=threads,
             exact=self.exact,
+            waited_time_s=self.waited_time_s,
         )

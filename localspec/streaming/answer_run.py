@@ -69,7 +69,8 @@ class AnswerRun:
 
     The two are kept apart so that dropping an unfinished `Answer` frees it at once, which
     ends its generator, which frees the engine. interrupt: ends what the models do for this
-    answer, and no other, within one decode; from any thread.
+    answer, and no other, within one decode; from any thread. waited: seconds for which the
+    decoder's clock stood still, since other answers had the machine.
     """
 
     decoder: SpeculativeDecoder
@@ -81,6 +82,7 @@ class AnswerRun:
     interrupt: Callable[[], None]
     not_kept: tuple[str, ...]  # of what the answer was to fit
     exact: bool  # see `Stats.exact`
+    waited: Callable[[], float] = float  # 0.0
     before: list[Part] = field(
         default_factory=list
     )  # certain parts of the answer that is continued
@@ -95,7 +97,7 @@ class AnswerRun:
 
     def pieces(self) -> Generator[Piece, None, None]:
         """The answer, token by token. Whatever ends it, caches and reply are left right."""
-        started = self.decoder.clock()
+        started = self._now()
         cached = self.decoder.start(self.prompt.tokens)
         meter = Meter(len(self.prompt.tokens), cached, started, self.exact)
         text = self._text()
@@ -103,7 +105,7 @@ class AnswerRun:
             with self.cancellation.obeyed(self.interrupt):
                 with contextlib.suppress(Interrupted):
                     for step in self.decoder.steps(self.request):
-                        meter.add(step, self.decoder.clock())
+                        meter.add(step, self._now(), self.waited())
                         yield from self._told(step, meter, text)
                         if text.stopped:
                             break
@@ -121,6 +123,9 @@ class AnswerRun:
                 if self.result is None:  # a signal handler raised: what was said stays
                     meter = Meter(len(self.prompt.tokens), 0, 0.0)
                     self._conclude(meter.stats(0.0, None, None))
+
+    def _now(self) -> float:
+        return self.decoder.clock() + self.waited()
 
     def _text(self) -> AnswerText:
         """Behind what was said already, if anything."""
@@ -181,7 +186,7 @@ class AnswerRun:
     def _stats(self, meter: Meter) -> Stats:
         decoder = self.decoder
         estimate = decoder.draft_policy.estimate()
-        return meter.stats(decoder.clock(), estimate, decoder.thread_policy.use())
+        return meter.stats(self._now(), estimate, decoder.thread_policy.use())
 
     def _conclude(self, stats: Stats) -> None:
         new = Said.of([part for part in self.parts if not part.is_again])

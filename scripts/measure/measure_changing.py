@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import localspec
-from localspec.engine.cache_pool import CachePool
+from localspec.engine.cache_pool import CachePool, TextPlace
+from localspec.llama.joint import LaneTime
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.speculative.loop import SpeculativeDecoder
@@ -38,28 +39,37 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+def _loop(model: LlamaModel) -> SpeculativeDecoder:
+    policies = FixedDraftPolicy(0), FixedThreads(1)
+    return SpeculativeDecoder(model, [], *policies, None, time.perf_counter)
+
+
 def measure(path: Path, num_tokens: int, rounds: int, num_sequences: int) -> None:
     """Print the least times with that many sequences."""
     model = LlamaModel.open(
         path, LlamaOptions(context_length=num_tokens + 512, num_sequences=num_sequences)
     )
-    loop = SpeculativeDecoder(
-        model, [], FixedDraftPolicy(0), FixedThreads(1), None, time.perf_counter
-    )
-    pool = CachePool(loop, [model], _BUDGET, num_sequences=num_sequences)
+    models = [model, *(model.beside(n, LaneTime()) for n in range(1, num_sequences))]
+    places = [TextPlace(_loop(each), [each]) for each in models]
+    pool = CachePool(places, _BUDGET)
     size = model.vocab_size
     texts = {
         Owner(): [(step * index + 11) % size for index in range(num_tokens)]
         for step in (7919, 104729)
     }
 
+    loop = places[0].decoder
+
     def go_to(owner: Owner | None, tokens: list[int]) -> None:
-        pool.switch_to(owner, tokens)
+        nonlocal loop
+        place = pool.place_for(owner, tokens, places)
+        pool.switch_to(place, owner, tokens, places)
+        loop = place.decoder
         loop.start(tokens)
 
     def one_token() -> None:
-        tokens = loop.tokens[model.num_cached :]
-        model.decode(tokens, 1)
+        tokens = loop.tokens[loop.target.num_cached :]
+        loop.target.decode(tokens, 1)
 
     for owner, tokens in texts.items():
         go_to(owner, tokens)
@@ -78,7 +88,7 @@ def measure(path: Path, num_tokens: int, rounds: int, num_sequences: int) -> Non
         f"{kind}: change {1e3 * min(changes):.2f} ms, the decode behind it "
         f"{1e3 * min(firsts):.2f} ms, any other {1e3 * min(others):.2f} ms; "
         f"a third text begins with half of one: {1e3 * share:.1f} ms, "
-        f"{model.num_cached} tokens of {num_tokens // 2} cached; "
+        f"{loop.target.num_cached} tokens of {num_tokens // 2} cached; "
         f"copies hold {pool.num_bytes / 1e6:.1f} MB"
     )
     model.close()

@@ -1,0 +1,158 @@
+"""Lanes: as many answers run at once as the models' contexts hold texts side by side."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from localspec.engine.access import EngineTurn
+from localspec.engine.cache_disk import CacheRoom
+from localspec.engine.cache_pool import CachePool, TextPlace
+from localspec.engine.cache_store import CacheStore
+from localspec.engine.models import Models
+from localspec.engine.proposer_choice import (
+    choose_policies,
+    choose_proposers,
+    proposers_beside,
+)
+from localspec.engine.translated_cache import saved_caches
+from localspec.errors import CacheError
+from localspec.llama.joint import LaneTime
+from localspec.policy.adaptive import AdaptiveDraftPolicy
+from localspec.policy.profile import Profile
+from localspec.policy.threads import AdaptiveThreads
+from localspec.speculative.lookup import Lookup
+from localspec.speculative.loop import SpeculativeDecoder
+from localspec.speculative.policy_api import Drafting, DraftPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from localspec.speculative.common_tokens import CommonTokens
+    from localspec.speculative.shared_vocabulary import SharedVocabulary
+
+logger = logging.getLogger(__name__)
+
+
+class Lane(TextPlace):
+    """A text's sequence in each context, and the loop over them, where one answer runs.
+
+    models: those at that sequence. shared_time: what it had of the machine, where there are
+    several lanes. turn: the one that it was given to last.
+    """
+
+    def __init__(
+        self, models: Models, decoder: SpeculativeDecoder, shared_time: LaneTime | None
+    ) -> None:
+        super().__init__(decoder, saved_caches(models, decoder.proposers))
+        self.own_models = models
+        self.shared_time = shared_time
+        self.turn: EngineTurn | None = None
+        self.own_policy = decoder.draft_policy
+        self._usual_policy: DraftPolicy | None = None  # while an answer has another
+        self._lookups = [each for each in decoder.proposers if isinstance(each, Lookup)]
+        self.is_settled = True  # whether the last work here came to its end in order
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody works here."""
+        return self.turn is None or self.turn.is_over
+
+    def waited_s(self) -> float:
+        """Seconds, so far, in which other lanes had the machine."""
+        return 0.0 if self.shared_time is None else self.shared_time.waited_s
+
+    def begin(self) -> None:
+        """Make models and loop ready for work."""
+        for model in self.own_models.all:
+            model.begin()
+        if not self.is_settled:
+            self.decoder.forget_doubtful()
+            self.is_settled = True
+        self.use_usual()
+
+    def use(
+        self,
+        on_batch: Callable[[int], None],
+        policy: DraftPolicy | None,
+        reference: Sequence[int],
+    ) -> None:
+        """Set what an answer has of its own: its on_prompt, policy and prediction."""
+        self.own_models.target.on_batch = on_batch
+        if policy is not None:
+            self._usual_policy = self.decoder.draft_policy
+            self.decoder.draft_policy = policy
+        self._refer_to(reference)
+
+    def use_usual(self) -> None:
+        """Undo `use`. Idempotent."""
+        self.own_models.target.on_batch = None
+        if self._usual_policy is not None:
+            self.decoder.draft_policy = self._usual_policy
+        self._usual_policy = None
+        self._refer_to(())
+
+    def _refer_to(self, reference: Sequence[int]) -> None:
+        for lookup in self._lookups:
+            lookup.refer_to(reference)
+
+    def learned(self) -> dict[str, Any] | None:
+        """What its policies learned, to be saved; None where they learn nothing."""
+        policy, threads = self.decoder.draft_policy, self.decoder.thread_policy
+        if not isinstance(policy, AdaptiveDraftPolicy):
+            return None
+        learned = policy.as_dict()
+        if isinstance(threads, AdaptiveThreads):
+            learned["threads"] = threads.as_dict()
+        return learned
+
+    def interrupt(self) -> None:
+        """End what the models do here within one decode. From any thread."""
+        for model in self.own_models.all:
+            model.interrupt()
+
+
+def pool_of(lanes: Sequence[Lane], room: CacheRoom) -> CachePool:
+    """The pool for the texts of these lanes. Raises OptionError."""
+    return CachePool(lanes, room.memory_bytes, _store(lanes[0].own_models, room))
+
+
+def _store(models: Models, room: CacheRoom) -> CacheStore | None:
+    """Where texts are kept on disk, if they may be."""
+    if room.disk.num_bytes == 0:
+        return None
+    try:
+        target = models.target
+        return CacheStore(room.disk, models.identities(), target.reach, target.context_length)
+    except CacheError as error:
+        logger.warning("conversations are not kept on disk: %s", error)
+        return None
+
+
+def open_lanes(
+    models: Models, drafting: Drafting
+) -> tuple[list[Lane], SharedVocabulary | CommonTokens | None, Profile | None]:
+    """A lane for each text that all contexts hold; the vocabulary that target and draft share;
+    where what is learned is kept.
+
+    Raises PairError if they share too little.
+    """
+    shared, proposers, off = choose_proposers(models, drafting)
+    policies, profile = choose_policies(models, drafting, proposers)
+    if models.num_sequences == 1:
+        decoder = SpeculativeDecoder(
+            models.target, proposers, *policies, off, time.perf_counter
+        )
+        return [Lane(models, decoder, None)], shared, profile
+    lanes, own, shared_time = [], models, models.share()
+    for number in range(models.num_sequences):
+        if number > 0:
+            shared_time = LaneTime()
+            own = models.beside(number, shared_time)
+            proposers = proposers_beside(proposers, own)
+            policies, _ = choose_policies(own, drafting, proposers)
+        clock = shared_time.clock
+        decoder = SpeculativeDecoder(own.target, proposers, *policies, off, clock)
+        lanes.append(Lane(own, decoder, shared_time))
+    return lanes, shared, profile

@@ -1,0 +1,302 @@
+"""Who computes next, where several texts share contexts, and which decodes are joined.
+
+Each text has a thread of its own. There is no other: whoever finds nobody at work, and is next,
+works for all that can be joined with it. One decode runs at a time, of any context, since two
+would take each other's processors.
+
+libllama computes the tokens of several sequences in one graph where each has as many, and their
+sequences follow one another; of others it makes several graphs, which take as long as several
+decodes. So decodes of equal sizes are joined.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+LONGEST_STEP = 32  # tokens; a larger decode is part of a prompt
+# Of the time of a context's last decode: how long the machine may idle until those come who had
+# a part in it, and how long anybody waits for them while others compute.
+_IDLE_SHARE = 0.1
+_PATIENCE = 0.5
+# Seconds that a piece of a prompt takes while others are at work, and while none is, and the
+# fewest tokens of each.
+_PIECE_S, _PIECE_TOKENS = 0.25, 32
+_PIECE_ALONE_S, _PIECE_ALONE_TOKENS = 1.0, 128
+_AT_WORK_S = 1.0  # after its last decode a text counts as one that will want another
+
+
+@dataclass(slots=True, eq=False)
+class LaneTime:
+    """What a text had of the machine. waited_s: seconds in which others had it instead.
+
+    Of a joint decode each has an equal part. num_shared: decodes that were joint or waited for.
+    last_s: when its last decode ended.
+    """
+
+    waited_s: float = 0.0
+    num_shared: int = 0
+    last_s: float = -1e9
+
+    def clock(self) -> float:
+        """Seconds, monotonic, which stand still while others have the machine."""
+        return time.perf_counter() - self.waited_s
+
+
+class Computes(Protocol):
+    """A text's model, as it is known here. handle: of the context, which others share."""
+
+    lane: LaneTime
+
+    @property
+    def handle(self) -> Interruptible: ...
+
+    @property
+    def is_interrupted(self) -> bool: ...
+
+
+class Interruptible(Protocol):
+    """A context whose decode can be ended."""
+
+    def interrupt(self) -> None: ...
+
+    def allow(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """What a text waits for: to decode, or to have all contexts for itself.
+
+    decode: does it for itself and others, in their order; None for work alone. num_tokens: that
+    it decodes. error: of its own part, once it is done.
+    """
+
+    model: Computes
+    num_tokens: int
+    decode: Callable[[Sequence[Work]], None] | None = None
+    tokens: Sequence[int] = ()
+    num_logits: int = 0
+    arrived_s: float = field(default_factory=time.perf_counter)
+    began_s: float = 0.0
+    is_passed: bool = False  # a decode went by that it could not be joined with
+    is_taken: bool = False  # into a decode that runs
+    is_done: bool = False
+    has_left: bool = False
+    error: BaseException | None = None
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is part of a prompt."""
+        return self.num_tokens > LONGEST_STEP
+
+
+class Computing:
+    """The line of those who want to compute. most_tokens: of a joint decode."""
+
+    def __init__(self, most_tokens: int) -> None:
+        self._most_tokens = most_tokens
+        self._changed = threading.Condition(threading.Lock())
+        self._line: list[Work] = []
+        self._at_work: Work | None = None
+        self._parts: list[Work] = []  # of the joint decode that runs
+        self._running: tuple[Computes, ...] = ()  # whose decode can be ended
+        # By context: who is waited for, what the last decode took, seconds of a prompt's token.
+        self._expected: dict[Interruptible, set[Computes]] = {}
+        self._last_s: dict[Interruptible, float] = {}
+        self._token_s: dict[Interruptible, float] = {}
+        self._idle_since = 0.0
+        # The last piece of a prompt: whose, what it took, and that minus what others had since.
+        self._piece: tuple[LaneTime, float] = (LaneTime(), 0.0)
+        self._owed_s = 0.0
+
+    def end_if_unwanted(self) -> None:
+        """End the running decode if all who have a part in it are interrupted. Never waits."""
+        running = self._running
+        if running and all(model.is_interrupted for model in running):
+            running[0].handle.interrupt()
+
+    def piece_size(self, model: Computes) -> int:
+        """How many tokens of a long text to decode at once."""
+        token_s = self._token_s.get(model.handle, 0.0)
+        recent_s = time.perf_counter() - _AT_WORK_S
+        with self._changed:
+            others = {each.lane for group in self._expected.values() for each in group}
+            others |= {work.model.lane for work in self._line}
+        is_alone = all(lane is model.lane or lane.last_s < recent_s for lane in others)
+        piece_s, least = (
+            (_PIECE_ALONE_S, _PIECE_ALONE_TOKENS) if is_alone else (_PIECE_S, _PIECE_TOKENS)
+        )
+        wanted = int(piece_s / token_s) if token_s else least
+        return min(max(wanted, least), self._most_tokens)
+
+    @contextlib.contextmanager
+    def alone(self, model: Computes, num_tokens: int) -> Iterator[None]:
+        """In the block nobody else uses any context. num_tokens: that it decodes."""
+        work = Work(model, num_tokens)
+        try:
+            try:
+                self._wait(work)
+                self._begin((model,))
+                yield
+            finally:
+                self._leave(work)
+        finally:
+            self._leave(work)  # since the first can be struck
+
+    def decode(self, work: Work) -> None:
+        """Have it decoded, here or by another. Raises what came in the way of its own part."""
+        try:
+            try:
+                self._wait(work)
+                if not work.is_done:
+                    self._lead(work)
+            finally:
+                self._leave(work)
+        finally:
+            self._leave(work)  # since the first can be struck
+        if work.error is not None:
+            raise work.error
+
+    def _begin(self, models: tuple[Computes, ...]) -> None:
+        models[0].handle.allow()
+        self._running = models
+        self.end_if_unwanted()
+
+    def _wait(self, work: Work) -> None:
+        """Until it is done, or next."""
+        has_waited = False
+        with self._changed:
+            self._line.append(work)
+            if len(self._line) == 1 and self._at_work is None and not self._waits(work):
+                self._at_work, work.began_s = work, work.arrived_s
+                return
+            self._changed.notify_all()  # somebody may have waited for it
+            while not work.is_done:
+                patience_s = None
+                if self._at_work is None:
+                    first, patience_s = self._next()
+                    if first is work:
+                        self._at_work = work
+                        break
+                has_waited = True
+                self._changed.wait(patience_s)
+        work.began_s = time.perf_counter()
+        if has_waited and not work.is_done:
+            work.model.lane.waited_s += work.began_s - work.arrived_s
+            work.model.lane.num_shared += 1
+
+    def _waits(self, work: Work) -> bool:
+        """Whether one that is alone in the line may have to wait for others to come."""
+        expected = self._expected.get(work.model.handle, ())
+        return work.is_long or (work.decode is not None and len(expected) > 1)
+
+    def _next(self) -> tuple[Work | None, float | None]:
+        """Who is to work; or nobody yet, and the seconds until somebody may be."""
+        now = time.perf_counter()
+        soonest: float | None = None
+        for work in self._line:
+            if work.is_done or (work.is_long and soonest is not None):
+                continue  # a piece of a prompt goes before nobody who only waits for others
+            left_s = self._patience_s(work, now)
+            if left_s <= 0.0:
+                return work, None
+            soonest = left_s if soonest is None else min(soonest, left_s)
+        return None, soonest
+
+    def _patience_s(self, work: Work, now: float) -> float:
+        """How long it still waits for others; not above 0 if it does not."""
+        idle_since = max(self._idle_since, work.arrived_s)
+        if work.is_long:
+            lane, piece_s = self._piece
+            is_owing = lane is work.model.lane and 0.0 < self._owed_s < piece_s
+            return idle_since + _IDLE_SHARE * piece_s - now if is_owing else 0.0
+        if work.decode is None or work.is_passed:
+            return 0.0
+        here = {each.model for each in self._line if each.decode and not each.is_done}
+        expected = self._expected.get(work.model.handle)
+        if not expected or expected <= here:
+            return 0.0
+        last_s = self._last_s.get(work.model.handle, 0.0)
+        left_s = (
+            min(idle_since + _IDLE_SHARE * last_s, work.arrived_s + _PATIENCE * last_s) - now
+        )
+        if left_s <= 0.0:
+            expected &= here  # nobody waits for the others until they come again
+        return left_s
+
+    def _lead(self, work: Work) -> None:
+        """Decode for all that can be joined."""
+        with self._changed:
+            parts = self._parts = self._joined(work)
+        started = time.perf_counter()
+        try:
+            self._begin(tuple(part.model for part in parts))
+            assert work.decode is not None
+            work.decode(parts)
+        finally:
+            self._running = ()
+            with self._changed:
+                self._account(parts, started)
+
+    def _joined(self, work: Work) -> list[Work]:
+        """The works of its size in its context, this one first; they are taken."""
+        parts, num_tokens = [work], work.num_tokens
+        for other in self._line:
+            if other is work or other.decode is None or other.is_done or other.is_long:
+                continue
+            if other.model.handle is not work.model.handle or work.is_long:
+                continue
+            num_tokens += other.num_tokens
+            if other.num_tokens == work.num_tokens and num_tokens <= self._most_tokens:
+                parts.append(other)
+            else:
+                other.is_passed = True
+        for part in parts:
+            part.is_taken = True
+        return parts
+
+    def _account(self, parts: list[Work], started: float) -> None:
+        """What the parts have had of the machine."""
+        now = time.perf_counter()
+        handle = parts[0].model.handle
+        if not parts[0].is_long:
+            self._last_s[handle] = now - started
+            self._expected.setdefault(handle, set()).update(part.model for part in parts)
+        for part in parts:
+            lane = part.model.lane
+            if part is not parts[0]:
+                lane.waited_s += started - part.arrived_s
+            lane.waited_s += (now - started) * (1.0 - 1.0 / len(parts))
+            lane.num_shared += len(parts) > 1
+
+    def _leave(self, work: Work) -> None:
+        """Leave the line. Idempotent."""
+        if work.has_left:
+            return
+        with self._changed:
+            while work.is_taken and self._at_work is not work:
+                self._changed.wait()  # another decodes for it
+            if self._at_work is work:
+                for part in self._parts:
+                    part.is_taken = False  # and waits again if it was not done
+                self._at_work, self._running, self._parts = None, (), []
+                self._has_worked(work)
+            if work in self._line:
+                self._line.remove(work)
+            self._changed.notify_all()
+            work.has_left = True
+
+    def _has_worked(self, work: Work) -> None:
+        """Note when, and for how long."""
+        now, lane = time.perf_counter(), work.model.lane
+        took_s = now - work.began_s
+        self._idle_since = lane.last_s = now
+        if work.is_long:
+            self._piece, self._owed_s = (lane, took_s), took_s
+            self._token_s[work.model.handle] = took_s / work.num_tokens
+        elif lane is not self._piece[0]:
+            self._owed_s -= took_s

@@ -1,0 +1,328 @@
+"""Several answers at once: they share decodes, and none comes in another's way."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+from test_sequences import made as made
+
+import localspec
+from localspec.errors import BusyError, ClosedError, DecodeError
+from localspec.llama import joint_decode
+from localspec.llama.joint import Computing, LaneTime
+from localspec.llama.model import LlamaModel
+from localspec.llama.options import LlamaOptions
+
+GREEDY = localspec.SamplingParams(temperature=0)
+ENDLESS = localspec.SamplingParams(temperature=0, ignore_eos=True)
+WARM = localspec.SamplingParams(temperature=1.0)
+SAMPLED = localspec.SamplingParams(temperature=1.0, ignore_eos=True)
+PROMPTS = (
+    "Tell me a story about a fox.",
+    "Once upon a time there was",
+    "The owl and the hen",
+    "A long time ago, in a wood",
+)
+
+
+@contextlib.contextmanager
+def at_once(*works):
+    """Threads that do these; behind the block, what each returned or raised."""
+    found = [None] * len(works)
+
+    def run(number):
+        try:
+            found[number] = works[number]()
+        except BaseException as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(works))]
+    for thread in threads:
+        thread.start()
+    yield found
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+
+
+def all_at_once(*works):
+    with at_once(*works) as found:
+        pass
+    return found
+
+
+def asking(engine, prompt, **options):
+    options = {"sampling": ENDLESS, "max_tokens": 40, **options}
+    return lambda: engine.generate_raw(prompt, **options).reply()
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """Four lanes over the demo pair, of which the texts that repeat draft, too."""
+    with localspec.load(context_length=512, parallel=4) as opened:
+        yield opened
+
+
+@pytest.fixture
+def plain():
+    with localspec.load(draft_tokens=0, context_length=512, parallel=3) as opened:
+        yield opened
+
+
+def test_answers_share_decodes(plain):
+    """As many that are equally fast take hardly more decodes than one of them."""
+    assert plain.parallel == 3
+    before = plain.num_decodes
+    replies = all_at_once(*(asking(plain, prompt) for prompt in PROMPTS[:3]))
+    assert [len(reply.token_ids) for reply in replies] == [40] * 3
+    assert plain.num_decodes - before < 100
+
+
+def test_one_alone_has_every_decode(plain):
+    before = plain.num_decodes
+    asking(plain, PROMPTS[0])()
+    assert plain.num_decodes - before == 40
+
+
+@pytest.mark.parametrize("options", [{}, {"draft_tokens": 3}, {"proposer": "lookup"}])
+@pytest.mark.parametrize("sampling", [ENDLESS, SAMPLED])
+def test_texts_are_those_alone(exact_target, demo_draft, options, sampling):
+    """To the bit with exact settings, whoever drafts, greedy or seeded."""
+    files = {"target": exact_target, "exact": True, "context_length": 512}
+    if "proposer" not in options:
+        files["draft"] = demo_draft
+    said = []
+    for parallel in (1, 4):
+        with localspec.load(**files, **options, parallel=parallel) as opened:
+            works = [asking(opened, each, sampling=sampling, seed=3) for each in PROMPTS]
+            if parallel == 1:
+                said += [work().token_ids for work in works]
+            else:
+                assert [reply.token_ids for reply in all_at_once(*works)] == said
+
+
+def test_rows_are_those_alone(made):
+    """But for rounding, whether decodes are joined or take turns: of any size, and cut back."""
+    options = LlamaOptions(context_length=200, max_outputs=4, num_snapshots=3)
+    random = np.random.default_rng(0)
+    texts = [random.integers(5, 900, size).tolist() for size in (40, 90, 7)]
+
+    def rows(model, text):
+        found = [model.decode(text, 1).copy()]
+        for size in (1, 1, 3, 2, 1, 4):
+            found.append(model.decode(text[:size], size).copy())
+            model.truncate(model.num_cached - min(size - 1, model.max_rollback))
+            if model.num_cached < len(text):
+                found.append(model.decode(text[model.num_cached :], 1).copy())
+        return np.concatenate(found)
+
+    one = LlamaModel.open(made, options)
+    alone = []
+    for text in texts:
+        one.truncate(0)
+        alone.append(rows(one, text))
+    one.close()
+    first = LlamaModel.open(made, LlamaOptions(**{**vars_of(options), "num_sequences": 3}))
+    lane = LaneTime()
+    first.share(Computing(first.batch_size), lane)
+    models = [first, first.beside(1, LaneTime()), first.beside(2, LaneTime())]
+    for _ in range(4):
+        for model in models:
+            model.truncate(0)
+        found = all_at_once(
+            *(
+                lambda model=model, text=text: rows(model, text)
+                for model, text in zip(models, texts, strict=True)
+            )
+        )
+        for mine, expected in zip(found, alone, strict=True):
+            np.testing.assert_allclose(mine, expected, atol=2e-3)
+    first.close()
+
+
+def vars_of(options):
+    return {name: getattr(options, name) for name in LlamaOptions.__dataclass_fields__}
+
+
+def test_who_finds_no_lane_is_refused_or_waits(plain):
+    with contextlib.ExitStack() as stack:
+        for prompt in PROMPTS[:3]:
+            stream = stack.enter_context(plain.generate_raw(prompt, sampling=ENDLESS))
+            next(stream)
+        with pytest.raises(BusyError):
+            asking(plain, PROMPTS[3])()
+        with at_once(asking(plain, PROMPTS[3], queue=True)) as waiting:
+            time.sleep(0.05)
+            assert waiting == [None]
+            stream.close()
+    assert len(waiting[0].token_ids) == 40
+    with plain.generate_raw(PROMPTS[0], sampling=ENDLESS) as stream:
+        next(stream)
+        with pytest.raises(BusyError), plain.exclusively():
+            pass
+
+
+@pytest.mark.parametrize("way", ["cancel", "close", "drop", "raise"])
+def test_one_that_ends_early_leaves_the_others(engine, way):
+    expected = asking(engine, PROMPTS[0])().text
+
+    def ends_early():
+        stream = engine.generate_raw(PROMPTS[1], sampling=ENDLESS, max_tokens=300)
+        for _ in range(3):
+            next(stream)
+        if way == "cancel":
+            stream.cancel()
+            return stream.reply().finish_reason
+        if way == "close":
+            stream.close()
+        if way == "raise":
+            with stream:
+                raise ZeroDivisionError
+        del stream
+        gc.collect()
+        return way
+
+    found = all_at_once(asking(engine, PROMPTS[0]), ends_early, ends_early)
+    assert len(found[0].text) == pytest.approx(len(expected), abs=40)
+    assert len(found[0].token_ids) == 40
+    if way == "raise":
+        assert [type(each) for each in found[1:]] == [ZeroDivisionError] * 2
+    else:
+        assert found[1:] == ["cancelled" if way == "cancel" else way] * 2
+    assert len(asking(engine, PROMPTS[2])().token_ids) == 40
+
+
+def test_closing_ends_all_of_them():
+    opened = localspec.load(draft_tokens=2, context_length=512, parallel=3)
+    streams = [opened.generate_raw(prompt, sampling=ENDLESS) for prompt in PROMPTS[:3]]
+    started = threading.Barrier(4)
+
+    def read(stream):
+        next(stream)
+        started.wait(60)
+        return stream.reply().finish_reason
+
+    with at_once(*(lambda stream=stream: read(stream) for stream in streams)) as found:
+        started.wait(60)
+        opened.close()
+    assert found == ["cancelled"] * 3
+    with pytest.raises(ClosedError):
+        asking(opened, PROMPTS[0])()
+
+
+def test_a_slow_reader_holds_nobody_up(plain):
+    """It has its turn when it comes, and the other does not wait for it."""
+    slow = plain.generate_raw(PROMPTS[0], sampling=ENDLESS)
+    next(slow)
+    before = plain.num_decodes
+    assert len(asking(plain, PROMPTS[1])().token_ids) == 40
+    assert plain.num_decodes - before == 40
+    assert next(slow).token_ids
+    slow.close()
+
+
+def test_a_long_prompt_lets_a_short_one_through(plain):
+    """In between its pieces, of which it tells."""
+    lengths, said = [], []
+    prompt = [7 * place % 900 + 5 for place in range(450)]
+
+    def short():
+        while not lengths:
+            time.sleep(0.001)
+        reply = asking(plain, PROMPTS[0], max_tokens=8)()
+        said.append(len(lengths))
+        return reply
+
+    long = asking(plain, prompt, max_tokens=1, on_prompt=lambda done, _: lengths.append(done))
+    found = all_at_once(long, short)
+    assert [len(reply.token_ids) for reply in found] == [1, 8]
+    assert lengths == sorted(lengths)
+    assert lengths[0] <= 128
+
+
+def test_a_decode_that_fails_is_one_texts_own(plain, monkeypatch):
+    """A joint one is tried again text by text, and all say what they would have said."""
+    expected = [asking(plain, prompt)().token_ids for prompt in PROMPTS[:2]]
+    real, joint, poison = joint_decode.llama_cpp.llama_decode, [], 77
+
+    def decode(context, batch):
+        sequences = {batch.seq_id[place][0] for place in range(batch.n_tokens)}
+        tokens = [batch.token[place] for place in range(batch.n_tokens)]
+        if len(sequences) > 1:
+            joint.append(sequences)
+        if len(sequences) > 1 or poison in tokens:
+            real(context, batch)  # which leaves entries behind
+            return 1
+        return real(context, batch)
+
+    monkeypatch.setattr(joint_decode.llama_cpp, "llama_decode", decode)
+    found = all_at_once(
+        asking(plain, PROMPTS[0]), asking(plain, PROMPTS[1]), asking(plain, [5, poison])
+    )
+    assert [reply.token_ids for reply in found[:2]] == expected
+    assert isinstance(found[2], DecodeError)
+    assert joint
+
+
+def test_constraints_and_tools_keep_to_their_own(engine):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    works = [
+        asking(engine, PROMPTS[0], sampling=WARM, json_schema=schema, max_tokens=200),
+        asking(engine, PROMPTS[1], sampling=WARM, regex="(yes|no)"),
+        asking(engine, PROMPTS[2]),
+    ]
+    found = all_at_once(*works)
+    assert found[0].text.startswith("{")
+    assert found[1].text in ("yes", "no")
+    assert len(found[2].token_ids) == 40
+
+
+def test_conversations_find_their_caches_again_whoever_answers_beside(engine):
+    """Six in four lanes, from as many threads."""
+
+    def talk(number):
+        chat = engine.chat(system=f"You are number {number}.")
+        options = {"sampling": GREEDY, "max_tokens": 12, "queue": True}
+        chat.send(PROMPTS[number % 4], **options).reply()
+        cached = []
+        for _ in range(3):
+            reply = chat.send("Go on, please.", **options).reply()
+            cached.append(reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens)
+        assert len(chat.messages) == 9
+        return max(cached)
+
+    found = all_at_once(*(lambda number=number: talk(number) for number in range(6)))
+    assert all(isinstance(most, int) and most < 40 for most in found), found
+
+
+def test_what_was_decoded_of_nobodys_text_is_found_again(plain):
+    prompt = list(range(100, 300))
+    asking(plain, prompt, max_tokens=1)()
+    with plain.generate_raw(PROMPTS[0], sampling=ENDLESS) as stream:
+        next(stream)
+        reply = asking(plain, [*prompt, 7], max_tokens=1)()
+    assert reply.stats.cached_prompt_tokens >= len(prompt) - 1
+
+
+def test_a_conversation_has_one_answer_at_a_time(plain):
+    chat = plain.chat()
+    with chat.send(PROMPTS[0], sampling=ENDLESS) as answer:
+        next(answer)
+        with pytest.raises(BusyError, match="still being answered"):
+            chat.send(PROMPTS[1]).reply()
+        assert next(answer).token_ids
+    assert len(chat.messages) == 2
+    assert chat.send(PROMPTS[1], max_tokens=2).reply().token_ids
+
+
+def test_texts_are_remembered_for_all_lanes():
+    with localspec.load(proposer="lookup", context_length=512, parallel=2) as opened:
+        told = "The quick brown fox jumps over the lazy dog, and the owl watches it do so."
+        opened.remember(told)
+        found = all_at_once(*(asking(opened, told[:30]) for _ in range(2)))
+        assert [len(reply.token_ids) for reply in found] == [40] * 2
