@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -249,3 +250,27 @@ def test_opencode_runs_what_the_model_calls(agent):
     (ran,) = [part["state"] for part in parts if part["type"] == "tool"]
     assert (ran["status"], ran["output"]) == ("completed", "hello\n")
     assert [part["text"] for part in parts if part["type"] == "text"] == [ANSWER]
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("codex", ("exec", "--json", "--skip-git-repo-check")),
+        ("claude", ("-p", "--output-format", "json")),
+        pytest.param("opencode", ("run", "--format", "json"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_program_that_localspec_starts(program, words, tmp_path, demo_target):
+    """`localspec codex` and the like, which start the server, too."""
+    home, folder = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    folder.mkdir()
+    if shutil.which(program, path=PATH) is None:
+        pytest.skip(f"{program} is not installed")
+    write_agent_preset(tmp_path / "config", demo_target, {})
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = str(listening.getsockname()[1])
+    start = (sys.executable, "-m", "localspec", program, "agent", "--port", port, "--")
+    config = str(tmp_path / "config")
+    told = Agent({}, home, folder).run(*start, *words, "Say hello.", XDG_CONFIG_HOME=config)
+    assert json.dumps(ANSWER) in told
