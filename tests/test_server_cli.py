@@ -85,7 +85,7 @@ def _children(pid):
 def test_the_page_has_the_settings_that_are_printed():
     told = ready_settings("http://127.0.0.1:8617", "qwen2.5-7b", 32768, has_key=False)
     printed = {line.strip() for line in told.splitlines()}
-    agents = PAGE.read_text("utf-8").split("## Coding agents")[1].split("## Open WebUI")[0]
+    agents = PAGE.read_text("utf-8").split("### Codex")[1].split("## Open WebUI")[0]
     blocks = re.findall(r"^```\w+\n(.*?)^```$", agents, re.M | re.S)
     assert len(blocks) == 4
     for block in blocks:
