@@ -159,6 +159,30 @@ def test_a_server_that_runs_is_used_and_stays(tmp_path, demo_target):
         assert server.client.get("/health").status_code == 200
 
 
+def test_a_second_program_waits_for_the_server_that_the_first_one_starts(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder, end in (
+        (first, "import time\nwhile not os.path.exists('go'): time.sleep(0.05)"),
+        (second, ""),
+    ):
+        folder.mkdir()
+        installed(folder, "claude", end)
+    port = free_port()
+    words = ("claude", "demo", "--ctx", "256", "--port", str(port))
+    process = started(first, *words)
+    give_up_s = time.monotonic() + 120
+    while not listens(port):
+        assert process.poll() is None
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+    assert ended(started(second, *words)) == (0, "")
+    assert json.loads((second / "found").read_text())["answer"]["model"] == "demo"
+    assert listens(port)
+    (first / "go").touch()
+    assert ended(process)[0] == 0
+    assert not listens(port)
+
+
 def test_a_program_that_is_missing_is_named_before_a_server_is_started(tmp_path):
     code, said = ended(started(tmp_path, "codex"))
     assert code == 2

@@ -148,7 +148,8 @@ def _launcher(
 @contextlib.contextmanager
 def _server(model: str | None, context_length: int | None, port: int) -> Iterator[ServerFound]:
     """The server at that port, started unless it runs, and then ended behind the block."""
-    found = _models_at(port)
+    with waiting(lambda: f"Waiting for the server at port {port} …"):
+        found = _models_at(port)
     if found is not None:
         yield _chosen(found, model, context_length, port)
         return
@@ -168,8 +169,16 @@ def _server(model: str | None, context_length: int | None, port: int) -> Iterato
 def _models_at(port: int) -> list[dict[str, object]] | None:
     """The models of the server at that port that answer; None if nothing listens there.
 
-    Raises OptionError if it is another program, or needs a key.
+    A server that loads its first model listens, and is waited for. Raises OptionError if it is
+    another program, or needs a key.
     """
+    while True:
+        with contextlib.suppress(TimeoutError):
+            return _answered_models(port)
+
+
+def _answered_models(port: int) -> list[dict[str, object]] | None:
+    """As `_models_at`; raises TimeoutError if nothing answers for a while."""
     connection = http.client.HTTPConnection(_HOST, port, timeout=_ASK_S)
     try:
         connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {_KEY}"})
@@ -178,7 +187,7 @@ def _models_at(port: int) -> list[dict[str, object]] | None:
         listed = json.loads(told)["data"] if response.status == http.HTTPStatus.OK else []
         found = [each for each in listed if each.get("owned_by") == "localspec"]
     except TimeoutError:
-        return None  # it listens, and loads its model
+        raise
     except OSError:
         return None
     except (http.client.HTTPException, ValueError, TypeError, KeyError, AttributeError):
