@@ -13,8 +13,8 @@ from test_sequences import made as made
 
 import localspec
 from localspec.errors import BusyError, ClosedError, DecodeError
-from localspec.llama import joint_decode
-from localspec.llama.joint import Computing, LaneTime
+from localspec.llama import joint, joint_decode
+from localspec.llama.joint import Computing, LaneTime, Work
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 
@@ -326,3 +326,65 @@ def test_texts_are_remembered_for_all_lanes():
         opened.remember(told)
         found = all_at_once(*(asking(opened, told[:30]) for _ in range(2)))
         assert [len(reply.token_ids) for reply in found] == [40] * 2
+
+
+class Context:
+    """Whose decodes take so long, as far as the line for computing knows it."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+        self.ends = 0
+
+    def interrupt(self):
+        self.ends += 1
+
+    def allow(self):
+        pass
+
+
+class Text:
+    """One of those that share a context."""
+
+    is_interrupted = False
+
+    def __init__(self, context):
+        self.handle, self.lane = context, LaneTime()
+
+    def decode(self, computing):
+        computing.decode(Work(self, 1, self._decode))
+
+    def _decode(self, parts):
+        time.sleep(self.handle.seconds)
+        for part in parts:
+            part.is_done = True
+
+
+class LateClock:
+    """A later time for one thread, which was kept from looking."""
+
+    def perf_counter(self):
+        is_late = threading.current_thread().name == "late"
+        return time.perf_counter() + (1000.0 if is_late else 0.0)
+
+
+def test_two_who_think_that_the_other_is_next_do_not_wait_for_ever(monkeypatch):
+    """Who is next hangs on the time at which each looks; then both wait to be called."""
+    monkeypatch.setattr(joint, "time", LateClock())
+    computing, slow, quick = Computing(8), Context(2.0), Context(0.0)
+    texts = [Text(slow), Text(slow), Text(quick), Text(quick)]
+    for text in texts[1::2]:  # which are expected again, and do not come
+        text.decode(computing)
+    for text in texts[::2]:
+        text.decode(computing)
+    first, second = (
+        threading.Thread(target=text.decode, args=(computing,), name=name, daemon=True)
+        for text, name in ((texts[0], "soon"), (texts[2], "late"))
+    )
+    with computing.alone(texts[1], 0):
+        first.start()
+        time.sleep(0.2)  # the first in the line; as yet it would wait for the other text
+        second.start()
+        time.sleep(0.2)
+    for thread in (first, second):
+        thread.join(30)
+        assert not thread.is_alive()

@@ -182,6 +182,8 @@ class Computing:
                     if first is work:
                         self._at_work = work
                         break
+                    if first is not None:  # who looked earlier may not know that it is
+                        self._changed.notify_all()
                 has_waited = True
                 self._changed.wait(patience_s)
         work.began_s = time.perf_counter()
