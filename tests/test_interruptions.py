@@ -7,8 +7,11 @@ import signal
 import time
 
 import pytest
+from block_head_maker import BlockHead, write_block_head
+from head_maker import write_head_model
 from hybrid_maker import write_hybrid
 from interruptions import Struck, name_of, places, struck
+from trimmed_files import trimmed_file
 
 import localspec
 from examples import num_examples
@@ -38,6 +41,9 @@ PROCESS = (
 KINDS = {
     "pair": (*LEASE, *STEP, *CACHES),
     "head": (*HEADS, "llama/model.py", "llama/context.py"),
+    "trimmed head": (*HEADS, "llama/trimmed_output.py"),
+    "block": ("speculative/blocks.py", "llama/dflash.py", "llama/hidden_rows.py"),
+    "trimmed draft": ("llama/trimmed.py", "llama/trimmed_output.py"),
     "hybrid": ("engine/cache_pool.py", "llama/cache.py"),
     "adaptive": ("policy/adaptive.py", "policy/threads.py", "policy/thread_costs.py"),
 }
@@ -53,15 +59,31 @@ EVENTS = [
 def loads(tmp_path_factory, demo_target, demo_draft, blurred_draft):
     """How each kind of engine is loaded, where it can be with models that decode quickly."""
     small = {"target": demo_draft, "draft": blurred_draft}
-    path = tmp_path_factory.mktemp("hybrid") / "hybrid.gguf"
-    write_hybrid(path, demo_target, "granitehybrid")
+    folder = tmp_path_factory.mktemp("models")
+    path = write_hybrid(folder / "hybrid.gguf", demo_target, "granitehybrid")
     hybrid = {"target": path, "draft": path, "context_length": 512}
     return {
         "pair": lambda: localspec.load(**small, draft_tokens=3),
         "head": lambda: localspec.load("demo@head", draft_tokens=3),
+        **drafting_otherwise(folder, demo_target, small),
         "hybrid": lambda: localspec.load(**hybrid, draft_tokens=3),
         "adaptive": lambda: localspec.load(**small),
         "isolated": lambda: localspec.IsolatedEngine(**small, draft_tokens=3),
+    }
+
+
+def drafting_otherwise(folder, demo_target, small):
+    """The same with a trimmed MTP head, a head that drafts blocks, and a trimmed draft."""
+    usual = {"context_length": 512, "draft_tokens": 3, "proposer": "head"}
+    mtp = write_head_model(folder / "mtp.gguf", demo_target, "qwen35")
+    trimmed_file(mtp, range(2000))
+    target = write_head_model(folder / "target.gguf", demo_target, "qwen3")
+    block = write_block_head(folder / "block.gguf", target, BlockHead())
+    draft = trimmed_file(small["draft"], range(2000), folder / "draft.gguf")
+    return {
+        "trimmed head": lambda: localspec.load(target=mtp, **usual),
+        "block": lambda: localspec.load(target=target, head=block, **usual),
+        "trimmed draft": lambda: localspec.load(**small | {"draft": draft}, draft_tokens=3),
     }
 
 
