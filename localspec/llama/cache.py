@@ -80,6 +80,16 @@ class Cache:
         else:
             self._return_to_checkpoint()
 
+    def keep_decoded(self) -> None:
+        """After a decode that was aborted: keep the tokens of its graphs before that one.
+
+        libllama has removed the others. A recurrent state is unknown, and goes back.
+        """
+        if not self.is_recurrent:
+            last = llama_cpp.llama_memory_seq_pos_max(self._handle.memory, self.number)
+            self.num_cached = max(self.num_cached, last + 1)
+        self.keep(self.num_cached)
+
     @property
     def is_unchanged(self) -> bool:
         """Whether libllama's cache holds what is recorded here.

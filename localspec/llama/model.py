@@ -23,6 +23,7 @@ from localspec.errors import (
     ContextError,
     DecodeError,
     EngineError,
+    Interrupted,
     ModelFileError,
 )
 from localspec.exactness import Exactness
@@ -200,12 +201,16 @@ class LlamaModel(LlamaContext):
                 self._decode_batch(tokens[:size], 0, len(tokens) - size)
                 tokens = tokens[size:]
                 before = self.num_cached  # whole batches stay: the next try continues there
+                self.checkpoint()
                 if self.on_batch is not None:
                     self.on_batch(self.num_cached)
             self._decode_batch(tokens, num_logits, 0)
-        except BaseException:
+        except BaseException as error:
             with self._alone():
-                self._cache.keep(before)  # an aborted batch leaves some of its entries behind
+                if isinstance(error, Interrupted):
+                    self._cache.keep_decoded()
+                else:
+                    self._cache.keep(before)  # a failed batch leaves entries behind
             self._forget_rows()
             raise
         if num_logits == 0:
