@@ -119,7 +119,8 @@ _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an an
     type=click.IntRange(1, 16),
     default=4,
     show_default=True,
-    help="Conversations whose caches lie side by side; fewer if memory is short.",
+    help="Questions that a model answers at once, each with the whole context; fewer if memory "
+    "is short.",
 )
 @click.option(
     "--cache-disk",

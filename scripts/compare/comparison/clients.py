@@ -135,6 +135,8 @@ def measure(servers: Sequence[ServerProcess], load: Load, path: Path) -> None:
         "beside a long answer, s": lambda server: beside_answer_s(server, load),
         "beside a long prompt, s": lambda server: beside_prompt_s(server, load),
     }
+    for server in servers:
+        alone_s(server, load)  # it settles, and has met the machine
     for what, work in works.items():
         order = list(servers)[:: -1 if load.seed % 2 else 1]
         found = {server.name: work(server) for server in order}

@@ -1,0 +1,340 @@
+"""Several answers at once from the server: who gets text when, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+from call_families import FAMILIES
+
+from gguf_maker import with_template, write_random_model
+from server_runner import running_server
+
+pytestmark = pytest.mark.process
+
+CHAT = "/v1/chat/completions"
+NUM = 4
+ANIMALS = ("fox", "owl", "bear", "hare")
+STEADY = {"temperature": 0, "draft_tokens": 3}
+LOOK = {
+    "name": "look",
+    "parameters": {
+        "type": "object",
+        "properties": {"at": {"enum": [*ANIMALS]}},
+        "required": ["at"],
+        "additionalProperties": False,
+    },
+}
+
+
+def question(text):
+    return {"messages": [{"role": "user", "content": text}], **STEADY}
+
+
+def presets(folder, **targets):
+    """Presets of one's own, each with a context of 131 072 tokens."""
+    path = folder / "localspec" / "models.toml"
+    path.parent.mkdir()
+    path.write_text(
+        "".join(
+            f'[{name}]\ndescription = "{name}"\ncontext_length = 131072\n'
+            f'target.path = "{target.as_posix()}"\n'
+            for name, target in targets.items()
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, demo_target):
+    """Of a model with a context that no test waits for the end of, and of another one."""
+    folder = tmp_path_factory.mktemp("config")
+    long = write_random_model(folder / "long.gguf", demo_target, context_length=131_072)
+    presets(folder, long=long)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(folder))
+        with running_server(presets=["long", "demo"], parallel=NUM) as running:
+            running.chat(max_tokens=1, model="long")
+            yield running
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory, demo_target):
+    """Of the demo pair with a template that has tools, and decodes that round alike."""
+    folder = tmp_path_factory.mktemp("exact")
+    target = with_template(demo_target, folder / "demo.gguf", FAMILIES["Qwen"].template)
+    with running_server(presets=[str(target)], parallel=NUM, exact=True) as running:
+        running.chat(max_tokens=1)
+        yield running
+
+
+class Client(threading.Thread):
+    """A streamed answer that is read in a thread, and what came of it.
+
+    events: so far. gone: set to hang up. times: what happened, of all clients that share it.
+    """
+
+    def __init__(self, server, times=None, **fields):
+        super().__init__()
+        self.events, self.gone = [], threading.Event()
+        self.times = [] if times is None else times
+        self._url, self._body = server.url + CHAT, {"stream": True, **fields}
+        self.start()
+
+    def run(self):
+        with (
+            httpx.Client(timeout=300, trust_env=False) as client,
+            client.stream("POST", self._url, json=self._body) as response,
+        ):
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    self.events.append(json.loads(line.removeprefix("data: ")))
+                    self.times.append(self)
+                if self.gone.is_set():
+                    return
+
+    @property
+    def texts(self):
+        """The pieces of text so far."""
+        chosen = [event["choices"][0] for event in self.events if event.get("choices")]
+        return [each["delta"]["content"] for each in chosen if each["delta"].get("content")]
+
+    def until(self, holds):
+        """Wait for something."""
+        patient_until_s = time.monotonic() + 60
+        while not holds(self):
+            assert time.monotonic() < patient_until_s
+            time.sleep(0.002)
+
+    def hang_up(self):
+        self.gone.set()
+        self.join(60)
+        assert not self.is_alive()
+
+
+def clients(server, **fields):
+    """Four with different questions."""
+    return [Client(server, **question(f"A {animal}!"), **fields) for animal in ANIMALS]
+
+
+def endless(server, **fields):
+    return clients(server, model="long", ignore_eos=True, max_tokens=100_000, **fields)
+
+
+def has_text(client):
+    return bool(client.texts)
+
+
+def free(server):
+    """Wait until nobody is answered any more."""
+    while any(slot["is_processing"] for slot in server.client.get("/slots").json()):
+        time.sleep(0.01)
+
+
+def test_four_are_answered_at_once_and_the_fifth_waits(server):
+    asked = endless(server)
+    for client in asked:
+        client.until(has_text)
+    slots = server.client.get("/slots").json()
+    assert [slot["id"] for slot in slots] == list(range(NUM))
+    assert all(slot["is_processing"] for slot in slots)
+    assert len({slot["id_task"] for slot in slots}) == NUM
+    assert server.client.get("/slots?fail_on_no_slot=1").status_code == 503
+    assert server.client.get("/props").json()["total_slots"] == NUM
+    body = {**question("Hi."), "model": "long", "max_tokens": 2, "stream": True}
+    with server.client.stream("POST", CHAT, json=body) as fifth:
+        assert fifth.headers["x-localspec-queue"] == "1"
+        with httpx.Client(base_url=server.url, trust_env=False) as other:
+            metrics = other.get("/metrics").text
+        assert f"llamacpp:requests_processing {NUM}\n" in metrics
+        assert "llamacpp:requests_deferred 1\n" in metrics
+        asked[1].hang_up()
+        assert fifth.read().decode().endswith("data: [DONE]\n\n")
+    for number in (0, 2, 3):
+        seen = len(asked[number].events)
+        asked[number].until(lambda client, seen=seen: len(client.events) > seen + 3)
+        asked[number].hang_up()
+    free(server)
+    assert server.client.get("/slots?fail_on_no_slot=1").status_code == 200
+
+
+def test_a_short_question_does_not_wait_for_a_long_answer(server):
+    (long, *others) = endless(server)
+    for client in others:
+        client.hang_up()
+    long.until(has_text)
+    seen = len(long.events)
+    short = server.chat(model="long", max_tokens=4)
+    assert short["usage"]["completion_tokens"] == 4
+    long.until(lambda client: len(client.events) > seen + 10)
+    long.hang_up()
+    free(server)
+
+
+def test_a_short_question_does_not_wait_for_a_long_prompt(server):
+    """It has its text between two pieces of the prompt."""
+    times = []
+    words = "one two three " * 4000
+    long = Client(server, times, model="long", max_tokens=1, **question(words))
+    long.until(lambda client: any("prompt_progress" in event for event in client.events))
+    short = Client(
+        server, times, model="long", max_tokens=4, ignore_eos=True, **question("Hi.")
+    )
+    short.join(60)
+    assert short.texts
+    num_before = times.index(short)
+    long.until(lambda client: any(each is client for each in times[num_before:]))
+    assert not long.texts
+    long.hang_up()
+    free(server)
+
+
+def test_another_model_waits_until_the_first_is_free(server):
+    asked = endless(server)
+    for client in asked:
+        client.until(has_text)
+    other = Client(server, model="demo", max_tokens=2, **question("Hi."))
+    other.until(lambda _: server.client.get("/metrics").text.count("requests_deferred 1\n"))
+    assert not server.client.get("/slots?model=demo").json()[0]["is_processing"]
+    for client in asked[1:]:
+        client.hang_up()
+    assert not other.texts
+    asked[0].hang_up()
+    other.join(60)
+    assert other.texts
+    free(server)
+
+
+def test_clients_that_leave_take_nobodys_turn(server):
+    for number in range(5):
+        asked = endless(server)
+        for client in asked[: number + 1]:
+            client.until(has_text)
+        for client in asked:
+            client.hang_up()
+    free(server)
+    assert server.chat(model="long", max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+def test_a_client_that_reads_nothing_holds_nobody_up(server):
+    body = {**question("A fox!"), "model": "long", "ignore_eos": True, "max_tokens": 3000}
+    body["stream"] = True
+    with contextlib.ExitStack() as open_ones:
+        for _ in range(NUM - 1):
+            client = open_ones.enter_context(httpx.Client(timeout=300, trust_env=False))
+            open_ones.enter_context(client.stream("POST", server.url + CHAT, json=body))
+        for _ in range(3):
+            assert server.chat(model="long", max_tokens=4)["usage"]["completion_tokens"] == 4
+    free(server)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="signals of Unix")
+def test_a_crash_ends_the_four_and_the_next_are_answered(server):
+    engine = server.models.all[0].engine
+    asked = endless(server)
+    for client in asked:
+        client.until(has_text)
+    os.kill(engine.process_id, signal.SIGKILL)
+    for client in asked:
+        client.join(60)
+        assert "the process of the engine ended" in client.events[-1]["error"]["message"]
+    for client in [*clients(server, model="long", max_tokens=3, ignore_eos=True)]:
+        client.join(60)
+        assert client.texts
+    free(server)
+
+
+def test_a_model_that_is_to_be_closed_is_so_once_all_are_answered(server):
+    """As Ollama's clients ask for it."""
+    model = server.models.all[0]
+    asked = endless(server)
+    for client in asked[1:]:
+        client.hang_up()
+    asked[0].until(has_text)
+    body = {"model": "long", "prompt": "Hi", "keep_alive": 0, "options": {"num_predict": 2}}
+    assert server.ask("/api/generate", stream=False, **body).status_code == 200
+    assert model.engine is not None
+    seen = len(asked[0].events)
+    asked[0].until(lambda client: len(client.events) > seen + 3)
+    asked[0].hang_up()
+    while model.engine is not None:
+        time.sleep(0.01)
+    assert server.chat(model="long", max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+def test_each_says_what_it_says_alone(exact):
+    """With drafts, tools that have to be called, and a form that is asked for."""
+    forms = [
+        {"max_tokens": 40},
+        {"tools": [{"type": "function", "function": LOOK}], "tool_choice": "required"},
+        {"max_tokens": 60, "seed": 4, "temperature": 0.8},
+        {"tools": [{"type": "function", "function": LOOK}], "max_tokens": 40},
+    ]
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+    bodies = [
+        {**question(f"A {animal}!"), **form}
+        for animal, form in zip(ANIMALS, forms, strict=True)
+    ]
+
+    def told(body):
+        with httpx.Client(base_url=exact.url, timeout=300, trust_env=False) as client:
+            answer = client.post(CHAT, json=body).json()
+        message = answer["choices"][0]["message"]
+        calls = [each["function"] for each in message.get("tool_calls") or ()]
+        return message["content"], calls, answer["usage"]["completion_tokens"]
+
+    alone = [told(body) for body in bodies]
+    assert json.loads(alone[1][1][0]["arguments"])["at"] in ANIMALS
+    for _ in range(3):
+        found = [None] * NUM
+
+        def ask(number, found=found):
+            found[number] = told(bodies[number])
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(NUM)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert found == alone
+
+
+def test_a_conversation_that_is_asked_twice_at_once_has_two_answers(exact):
+    """The same text, and the conversation goes on from the caches of one."""
+    told = "Tell me a long story about a fox. " * 20
+    first = exact.chat(told, max_tokens=30)["choices"][0]["message"]
+    messages = [{"role": "user", "content": told}, first, {"role": "user", "content": "More!"}]
+    body = {"messages": messages, "max_tokens": 60, **STEADY}
+    asked = [Client(exact, **body) for _ in range(2)]
+    for client in asked:
+        client.join(60)
+    texts = ["".join(client.texts) for client in asked]
+    assert texts[0] == texts[1]
+    messages += [{"role": "assistant", "content": texts[0]}, {"role": "user", "content": "On!"}]
+    usage = exact.chat(messages=messages, max_tokens=5)["usage"]
+    new = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+    assert new < 40 < 200 < usage["prompt_tokens"]
+
+
+def test_four_tasks_of_openais_library_are_answered_at_once(exact):
+    openai = pytest.importorskip("openai", reason="openai is not installed")
+    options = {"model": "demo", "max_tokens": 20, "temperature": 0}
+    options["extra_body"] = {"draft_tokens": 3}
+    asked = [[{"role": "user", "content": f"A {animal}!"}] for animal in ANIMALS]
+    alone = [exact.chat(messages=each, max_tokens=20) for each in asked]
+
+    async def told(client, messages):
+        stream = await client.chat.completions.create(messages=messages, stream=True, **options)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    async def ask():
+        async with openai.AsyncOpenAI(base_url=f"{exact.url}/v1", api_key="any") as client:
+            return await asyncio.gather(*[told(client, messages) for messages in asked])
+
+    assert asyncio.run(ask()) == [each["choices"][0]["message"]["content"] for each in alone]
