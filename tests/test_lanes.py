@@ -13,7 +13,7 @@ from test_sequences import made as made
 
 import localspec
 from localspec.errors import BusyError, ClosedError, DecodeError
-from localspec.llama import joint, joint_decode
+from localspec.llama import joint, joint_costs, joint_decode
 from localspec.llama.joint import Computing, LaneTime, Work
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
@@ -106,7 +106,14 @@ def test_texts_are_those_alone(exact_target, demo_draft, options, sampling):
                 assert [reply.token_ids for reply in all_at_once(*works)] == said
 
 
-def test_rows_are_those_alone(made):
+@pytest.fixture(params=[False, True])
+def pays(request, monkeypatch):
+    """Whether decodes are joined where that takes padding, whatever it costs."""
+    monkeypatch.setattr(joint_costs.RowTimes, "pays", lambda *_: request.param)
+    return request.param
+
+
+def test_rows_are_those_alone(made, pays):
     """But for rounding, whether decodes are joined or take turns: of any size, and cut back."""
     options = LlamaOptions(context_length=200, max_outputs=4, num_snapshots=3)
     random = np.random.default_rng(0)
@@ -131,7 +138,7 @@ def test_rows_are_those_alone(made):
     lane = LaneTime()
     first.share(Computing(first.batch_size), lane)
     models = [first, first.beside(1, LaneTime()), first.beside(2, LaneTime())]
-    for _ in range(4):
+    for _ in range(2):
         for model in models:
             model.truncate(0)
         found = all_at_once(
@@ -147,6 +154,49 @@ def test_rows_are_those_alone(made):
 
 def vars_of(options):
     return {name: getattr(options, name) for name in LlamaOptions.__dataclass_fields__}
+
+
+def test_lanes_that_are_apart_share_decodes_and_leave_what_lies_between(plain, pays):
+    """The text in between is padded where that pays, and is as it was."""
+    prompts = [[*range(first, first + 50)] for first in (100, 300, 500)]
+    said = [asking(plain, prompt, max_tokens=1)().token_ids for prompt in prompts]
+    before = plain.num_decodes
+    again = [[*prompts[number], *said[number]] for number in (0, 2)]
+    all_at_once(*(asking(plain, prompt) for prompt in again))
+    assert (plain.num_decodes - before < 75) == pays
+    reply = asking(plain, [*prompts[1], *said[1]], max_tokens=20)()
+    assert reply.stats.cached_prompt_tokens >= 50  # in its lane
+    with localspec.load(draft_tokens=0, context_length=512) as fresh:
+        asking(fresh, prompts[1], max_tokens=1)()
+        expected = asking(fresh, [*prompts[1], *said[1]], max_tokens=20)()
+    assert reply.token_ids == expected.token_ids
+
+
+def test_what_pays_is_timed():
+    times = joint_costs.RowTimes()
+    assert not times.pays([1, 1], 3)
+    times.learn(1, 1.0)
+    assert not times.pays([1, 1], 3)
+    times.learn(2, 1.4)
+    assert times.expected(3) == pytest.approx(1.8)  # on the line through both
+    assert times.pays([1, 1], 3)
+    assert not times.pays([1, 1], 4)
+    for _ in range(3):
+        times.learn(3, 2.5)
+    assert not times.pays([1, 1], 3)
+    times.learn(8, 2.6)
+    assert times.pays([3, 3], 8)
+
+
+def test_an_answer_says_what_it_waited(plain):
+    alone = asking(plain, PROMPTS[0])().stats
+    assert alone.waited_time_s == 0.0
+    for reply in all_at_once(asking(plain, PROMPTS[0]), asking(plain, PROMPTS[1])):
+        stats = reply.stats
+        worked_s = stats.draft_time_s + stats.target_time_s + stats.sampler_time_s
+        assert stats.waited_time_s > 0.0
+        assert stats.decode_time_s == pytest.approx(worked_s + stats.waited_time_s)
+        assert stats.decode_time_s < stats.total_time_s
 
 
 def test_who_finds_no_lane_is_refused_or_waits(plain):

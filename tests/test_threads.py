@@ -224,6 +224,16 @@ def test_steps_of_another_shape_are_held_against_their_like():
     assert policy.use() == ThreadUse(2, 2, is_busy=False)
 
 
+def test_decodes_that_others_shared_say_nothing():
+    is_alone = [True]
+    policy = AdaptiveThreads(2, lambda count: None, lambda: is_alone[0])
+    policy.learn(record(0.01, 2))
+    before = policy.as_dict()
+    is_alone[0] = False
+    policy.learn(record(0.001, 2))
+    assert policy.as_dict() == before
+
+
 def test_prompts_and_catching_up_say_nothing():
     policy = AdaptiveThreads(2, lambda count: None)
     for _ in range(50):

@@ -38,21 +38,18 @@ logger = logging.getLogger(__name__)
 class Lane(TextPlace):
     """A text's sequence in each context, and the loop over them, where one answer runs.
 
-    models: those at that sequence. shared_time: what it had of the machine, where there are
-    several lanes. turn: the one that it was given to last.
+    models: those at that sequence. turn: the one that it was given to last.
     """
 
-    def __init__(
-        self, models: Models, decoder: SpeculativeDecoder, shared_time: LaneTime | None
-    ) -> None:
+    def __init__(self, models: Models, decoder: SpeculativeDecoder) -> None:
         super().__init__(decoder, saved_caches(models, decoder.proposers))
         self.own_models = models
-        self.shared_time = shared_time
         self.turn: EngineTurn | None = None
         self.own_policy = decoder.draft_policy
         self._usual_policy: DraftPolicy | None = None  # while an answer has another
         self._lookups = [each for each in decoder.proposers if isinstance(each, Lookup)]
         self.is_settled = True  # whether the last work here came to its end in order
+        self._num_shared = 0  # decodes, when the last work began
 
     @property
     def is_free(self) -> bool:
@@ -61,12 +58,13 @@ class Lane(TextPlace):
 
     def waited_s(self) -> float:
         """Seconds, so far, in which other lanes had the machine."""
-        return 0.0 if self.shared_time is None else self.shared_time.waited_s
+        return self.own_models.target.lane.waited_s
 
     def begin(self) -> None:
         """Make models and loop ready for work."""
         for model in self.own_models.all:
             model.begin()
+        self._num_shared = self.own_models.target.lane.num_shared
         if not self.is_settled:
             self.decoder.forget_doubtful()
             self.is_settled = True
@@ -98,9 +96,13 @@ class Lane(TextPlace):
             lookup.refer_to(reference)
 
     def learned(self) -> dict[str, Any] | None:
-        """What its policies learned, to be saved; None where they learn nothing."""
+        """What its policies learned, to be saved; None where they learn nothing.
+
+        So it is beside other answers: what decodes cost then is of these, too.
+        """
         policy, threads = self.decoder.draft_policy, self.decoder.thread_policy
-        if not isinstance(policy, AdaptiveDraftPolicy):
+        has_shared = self._num_shared < self.own_models.target.lane.num_shared
+        if has_shared or not isinstance(policy, AdaptiveDraftPolicy):
             return None
         learned = policy.as_dict()
         if isinstance(threads, AdaptiveThreads):
@@ -139,20 +141,16 @@ def open_lanes(
     Raises PairError if they share too little.
     """
     shared, proposers, off = choose_proposers(models, drafting)
-    policies, profile = choose_policies(models, drafting, proposers)
-    if models.num_sequences == 1:
-        decoder = SpeculativeDecoder(
-            models.target, proposers, *policies, off, time.perf_counter
-        )
-        return [Lane(models, decoder, None)], shared, profile
-    lanes, own, shared_time = [], models, models.share()
+    lanes: list[Lane] = []
+    profile, several = None, models.num_sequences > 1
+    if several:
+        models.share()
     for number in range(models.num_sequences):
+        own = models if number == 0 else models.beside(number, LaneTime())
+        clock = own.target.lane.clock if several else time.perf_counter
         if number > 0:
-            shared_time = LaneTime()
-            own = models.beside(number, shared_time)
             proposers = proposers_beside(proposers, own)
-            policies, _ = choose_policies(own, drafting, proposers)
-        clock = shared_time.clock
+        policies, profile = choose_policies(own, drafting, proposers)
         decoder = SpeculativeDecoder(own.target, proposers, *policies, off, clock)
-        lanes.append(Lane(own, decoder, shared_time))
+        lanes.append(Lane(own, decoder))
     return lanes, shared, profile

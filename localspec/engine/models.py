@@ -37,13 +37,12 @@ class Models(NamedTuple):
         heads = [] if self.head is None else [self.head]
         return [*self.saved, *heads]
 
-    def share(self) -> LaneTime:
-        """Let others beside these work in other threads; the times of the text that is here."""
+    def share(self) -> None:
+        """Let others beside these work in other threads from now on."""
         lane = LaneTime()
         computing = Computing(min(model.batch_size for model in self.saved))
         for model in self.all:
             model.share(computing, lane)
-        return lane
 
     def beside(self, number: int, lane: LaneTime) -> Models:
         """The same models at another sequence of their contexts, for another text."""

@@ -58,4 +58,4 @@ def choose_thread_policy(models: Models) -> ThreadPolicy:
         if head is not None:
             head.num_threads = count
 
-    return AdaptiveThreads(target.num_threads, use)
+    return AdaptiveThreads(target.num_threads, use, target.lane.was_alone)

@@ -14,12 +14,16 @@ _MOST_SEQUENCES = 16
 
 
 class TextPart(NamedTuple):
-    """Tokens of one text, from a position on, with logits of the last num_logits."""
+    """Tokens of one text, from a position on, with logits of the last num_logits.
+
+    num_padding: tokens behind those, for nothing but the size.
+    """
 
     sequence: int
     position: int
     tokens: Sequence[int]
     num_logits: int
+    num_padding: int = 0
 
 
 class TokenBatch:
@@ -73,13 +77,14 @@ class TokenBatch:
         """The C batch of several texts' tokens, `size` together. Not for rows alone."""
         self._sequence = None
         begin = 0
-        for sequence, position, tokens, num_logits in parts:
+        for sequence, position, tokens, num_logits, num_padding in parts:
             end = begin + len(tokens)
             self._tokens[begin:end] = tokens
             self._positions[begin:end] = np.arange(position, position + len(tokens))
             self._sequences[begin:end] = self._numbers[sequence:].ctypes.data
             self._wants_logits[begin:end] = 0
-            self._wants_logits[end - num_logits : end] = 1
+            own_end = end - num_padding
+            self._wants_logits[own_end - num_logits : own_end] = 1
             begin = end
         self._batch.n_tokens = begin
         return self._batch

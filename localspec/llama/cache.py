@@ -28,6 +28,7 @@ class Cache:
 
     def __init__(self, handle: Handle, number: int = 0) -> None:
         self._handle = handle
+        handle.caches[number] = self
         self.number = number
         self.num_cached = 0
         self._num_in_snapshots = 0  # tokens at the end that they can take back

@@ -25,7 +25,8 @@ class Handle:
     model_of: the handle that owns the model, and frees it, if this one does not.
 
     num_sequences: of the context that may be used. threads_set: of decodes of one token and of
-    several, as libllama has them; None while that is not known. num_decodes: so far.
+    several, as libllama has them; None while that is not known. num_decodes: so far. caches: of
+    its sequences.
 
     in_use: held by a thread that uses a pointer while others may close this.
     """
@@ -45,6 +46,8 @@ class Handle:
         self.num_sequences: int = 1 if owner else llama_cpp.llama_n_seq_max(context)
         self.threads_set: tuple[int, int] | None = None
         self.num_decodes = 0
+        # By sequence. Weak, since each keeps this.
+        self.caches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.owner = owner
         self.model_of = model_of  # kept, so that its model is not freed before this context
         self.in_use = threading.Lock()

@@ -4,9 +4,7 @@ Each text has a thread of its own. There is no other: whoever finds nobody at wo
 works for all that can be joined with it. One decode runs at a time, of any context, since two
 would take each other's processors.
 
-libllama computes the tokens of several sequences in one graph where each has as many, and their
-sequences follow one another; of others it makes several graphs, which take as long as several
-decodes. So decodes of equal sizes are joined.
+What is joined is decided by `joint_costs`.
 """
 
 from __future__ import annotations
@@ -17,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from localspec.llama.joint_costs import Block, RowTimes
 
 LONGEST_STEP = 32  # tokens; a larger decode is part of a prompt
 # Of the time of a context's last decode: how long the machine may idle until those come who had
@@ -41,6 +41,12 @@ class LaneTime:
     waited_s: float = 0.0
     num_shared: int = 0
     last_s: float = -1e9
+    _num_seen: int = 0  # of those that were shared
+
+    def was_alone(self) -> bool:
+        """Whether it had the machine for itself since this was asked last."""
+        seen, self._num_seen = self._num_seen, self.num_shared
+        return seen == self.num_shared
 
     def clock(self) -> float:
         """Seconds, monotonic, which stand still while others have the machine."""
@@ -80,6 +86,7 @@ class Work:
     decode: Callable[[Sequence[Work]], None] | None = None
     tokens: Sequence[int] = ()
     num_logits: int = 0
+    sequence: int = 0
     arrived_s: float = field(default_factory=time.perf_counter)
     began_s: float = 0.0
     is_passed: bool = False  # a decode went by that it could not be joined with
@@ -108,6 +115,8 @@ class Computing:
         self._expected: dict[Interruptible, set[Computes]] = {}
         self._last_s: dict[Interruptible, float] = {}
         self._token_s: dict[Interruptible, float] = {}
+        self._row_times: dict[Interruptible, RowTimes] = {}
+        self._num_rows = 0  # of the joint decode that runs
         self._idle_since = 0.0
         # The last piece of a prompt: whose, what it took, and that minus what others had since.
         self._piece: tuple[LaneTime, float] = (LaneTime(), 0.0)
@@ -245,27 +254,45 @@ class Computing:
                 self._account(parts, started)
 
     def _joined(self, work: Work) -> list[Work]:
-        """The works of its size in its context, this one first; they are taken."""
-        parts, num_tokens = [work], work.num_tokens
-        for other in self._line:
-            if other is work or other.decode is None or other.is_done or other.is_long:
-                continue
-            if other.model.handle is not work.model.handle or work.is_long:
-                continue
-            num_tokens += other.num_tokens
-            if other.num_tokens == work.num_tokens and num_tokens <= self._most_tokens:
-                parts.append(other)
-            else:
-                other.is_passed = True
+        """The works that are decoded with this one, which is the first; they are taken."""
+        parts = [work]
+        block = Block(work.sequence, work.sequence, work.num_tokens)
+        left = [
+            other
+            for other in self._line
+            if other.decode is not None
+            and other.model.handle is work.model.handle
+            and not (other is work or other.is_done or other.is_long or work.is_long)
+        ]
+        while found := next((o for o in left if self._fits(block, parts, o)), None):
+            left.remove(found)
+            parts.append(found)
+            block = block.with_part(found.sequence, found.num_tokens)
+        for other in left:
+            other.is_passed = True
         for part in parts:
             part.is_taken = True
+        self._num_rows = block.num_rows
         return parts
+
+    def _fits(self, block: Block, parts: list[Work], other: Work) -> bool:
+        """Whether another work is to be decoded with these."""
+        wider = block.with_part(other.sequence, other.num_tokens)
+        if wider.num_rows > self._most_tokens:
+            return False
+        if wider.num_rows == sum(part.num_tokens for part in parts) + other.num_tokens:
+            return True
+        times = self._row_times.get(other.model.handle)
+        return times is not None and times.pays(
+            [block.num_rows, other.num_tokens], wider.num_rows
+        )
 
     def _account(self, parts: list[Work], started: float) -> None:
         """What the parts have had of the machine."""
         now = time.perf_counter()
         handle = parts[0].model.handle
         if not parts[0].is_long:
+            self._row_times.setdefault(handle, RowTimes()).learn(self._num_rows, now - started)
             self._last_s[handle] = now - started
             self._expected.setdefault(handle, set()).update(part.model for part in parts)
         for part in parts:

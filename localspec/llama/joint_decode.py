@@ -48,11 +48,12 @@ def decode_together(works: Sequence[Work]) -> None:
         return
     try:
         status = _decoded(left)
-    finally:
-        for cache in [_model(work)._cache for work in left if not work.is_done]:
+    except BaseException:
+        for cache in list(_model(left[0]).handle.caches.values()):
             cache.keep(cache.num_cached)  # it may have left entries that are not recorded
+        raise
     if status == 2:  # ended, but perhaps not by the wish of all
-        left[0].model.handle.allow()
+        _model(left[0]).handle.allow()
         decode_together(left)
     elif status != 0 and len(left) > 1:
         for work in left:
@@ -75,32 +76,61 @@ def _decoded(works: Sequence[Work]) -> int:
     leader = _model(works[0])
     leader._set_threads(works[0].num_tokens)
     # In this order libllama has as many of them as it can in one graph.
-    works = sorted(works, key=lambda work: _model(work)._cache.number)
-    models = [_model(work) for work in works]
-    batch = leader._batch.joined(
-        [
-            TextPart(model._cache.number, model._cache.num_cached, work.tokens, work.num_logits)
-            for model, work in zip(models, works, strict=True)
-        ]
-    )
-    for model in models:
-        model._cache.begin_decode()
+    works = sorted(works, key=lambda work: work.sequence)
+    caches = _padded(leader.handle, works)
+    if caches is None:
+        caches, num_tokens = [_model(work)._cache for work in works], 0
+    else:
+        num_tokens = max(work.num_tokens for work in works)
+    wanted = {work.sequence: work for work in works}
+    parts = [_part(cache, wanted.get(cache.number), num_tokens) for cache in caches]
+    for cache in caches:
+        cache.begin_decode()
     context = leader.handle.context
-    status: int = llama_cpp.llama_decode(context, batch)
+    status: int = llama_cpp.llama_decode(context, leader._batch.joined(parts))
     leader.handle.num_decodes += 1
-    if status != 0:
-        return status
+    if status == 0:
+        _share_out(works, leader)
+    for cache, part in zip(caches, parts, strict=True):
+        if part.num_padding or status != 0:
+            cache.keep(cache.num_cached)  # without what is not recorded
+    return status
+
+
+def _padded(handle: Handle, works: Sequence[Work]) -> list[Cache] | None:
+    """The caches of all sequences from the first to the last, if each has room for padding."""
+    size, caches = max(work.num_tokens for work in works), list[Cache]()
+    most_cached = llama_cpp.llama_n_ctx_seq(handle.context)
+    for number in range(works[0].sequence, works[-1].sequence + 1):
+        cache = handle.caches.get(number)
+        if cache is None or cache.num_cached + size > most_cached:
+            return None
+        caches.append(cache)
+    return caches
+
+
+def _part(cache: Cache, work: Work | None, num_tokens: int) -> TextPart:
+    """What a sequence decodes: its tokens, and as many as it lacks of any others."""
+    tokens = [0] if work is None else list(work.tokens)
+    num_own, num_logits = (0, 0) if work is None else (len(tokens), work.num_logits)
+    num_padding = max(num_tokens - num_own, 0)
+    tokens += tokens[-1:] * (num_own + num_padding - len(tokens))
+    return TextPart(cache.number, cache.num_cached, tokens, num_logits, num_padding)
+
+
+def _share_out(works: Sequence[Work], leader: _JoinedModel) -> None:
+    """Give each its rows, which are in this order."""
     num_rows, first = sum(work.num_logits for work in works), 0
     rows = np.empty((0, leader.vocabulary.size), dtype=np.float32)
     if num_rows:
-        given = llama_cpp.llama_get_logits(context)
+        given = llama_cpp.llama_get_logits(leader.handle.context)
         rows = np.ctypeslib.as_array(given, (num_rows, leader.vocabulary.size))
-    for model, work in zip(models, works, strict=True):
+    for work in works:
+        model = _model(work)
         model._keep_logits(rows[first : first + work.num_logits])
         model._cache.add(work.num_tokens)
         work.is_done = True
         first += work.num_logits
-    return status
 
 
 def _model(work: Work) -> _JoinedModel:

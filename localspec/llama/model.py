@@ -267,8 +267,9 @@ class LlamaModel(LlamaContext):
         if self._computing is None:
             self._decode_own(tokens, num_logits, num_to_come)
         elif self._is_joined:
-            count = len(tokens)
-            self._computing.decode(Work(self, count, decode_together, tokens, num_logits))
+            number = self._cache.number
+            work = Work(self, len(tokens), decode_together, tokens, num_logits, number)
+            self._computing.decode(work)
         else:
             with self._computing.alone(self, len(tokens)):
                 self._decode_own(tokens, num_logits, num_to_come)

@@ -87,11 +87,18 @@ class AdaptiveThreads:
     """Chooses the number of threads with which steps were fastest.
 
     most: the best number on a quiet machine, with which it begins. use_threads: sets the
-    models' number of threads.
+    models' number of threads. was_alone: whether the last step had decodes of its own; others
+    say nothing about threads.
     """
 
-    def __init__(self, most: int, use_threads: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        most: int,
+        use_threads: Callable[[int], None],
+        was_alone: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._use_threads = use_threads
+        self._was_alone = was_alone
         self._numbers = [Threads(count) for count in counts_to_try(most)]
         self._now = self._numbers[0]
         self._previous: Threads | None = None  # the number before a trial, during the trial
@@ -115,7 +122,7 @@ class AdaptiveThreads:
     def learn(self, record: StepRecord) -> None:
         is_prompt = record.proposer is None and record.num_target_tokens > 1
         is_long = record.num_target_tokens > LARGEST_STEP or record.num_read > SHORT_READ
-        if is_prompt or is_long or record.replay_s > 0.0:
+        if not self._was_alone() or is_prompt or is_long or record.replay_s > 0.0:
             return  # reading takes its own time, and says nothing about steps
         seconds = record.draft_time_s + record.target_time_s + record.sampler_time_s
         shape = _shape(record)

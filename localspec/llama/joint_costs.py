@@ -1,0 +1,70 @@
+"""Which decodes of several texts are joined: those that then take less time, as was timed here.
+
+libllama computes a block in one graph: sequences that follow one another, with as many tokens
+each. Texts that have fewer are padded to that, and so are those in between that want nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_left
+from collections import deque
+from typing import NamedTuple
+
+_NUM_TIMES = 5  # of each number of rows, whose median counts
+_GAIN = (
+    0.97  # of the time of two decodes, which a joint one may take at most where it is padded
+)
+
+
+class Block(NamedTuple):
+    """Sequences first … last, with so many tokens each."""
+
+    first: int
+    last: int
+    num_tokens: int
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens of all."""
+        return (self.last - self.first + 1) * self.num_tokens
+
+    def with_part(self, sequence: int, num_tokens: int) -> Block:
+        """The smallest that has these tokens, too."""
+        return Block(
+            min(self.first, sequence),
+            max(self.last, sequence),
+            max(self.num_tokens, num_tokens),
+        )
+
+
+class RowTimes:
+    """Seconds that a context takes for so many rows in one graph."""
+
+    def __init__(self) -> None:
+        self._times: dict[int, deque[float]] = {}
+
+    def learn(self, num_rows: int, seconds: float) -> None:
+        """Learn from a decode."""
+        self._times.setdefault(num_rows, deque(maxlen=_NUM_TIMES)).append(seconds)
+
+    def expected(self, num_rows: int) -> float | None:
+        """On the line through the nearest numbers of rows that were timed; None without two."""
+        known = sorted(self._times)
+        if num_rows in self._times:
+            return statistics.median(self._times[num_rows])
+        if len(known) < 2:
+            return None
+        above = min(max(bisect_left(known, num_rows), 1), len(known) - 1)
+        low, high = known[above - 1], known[above]
+        low_s, high_s = (statistics.median(self._times[each]) for each in (low, high))
+        return max(low_s + (num_rows - low) * (high_s - low_s) / (high - low), 0.0)
+
+    def pays(self, apart: list[int], num_rows: int) -> bool:
+        """Whether so many rows at once take less time than decodes of these numbers of rows."""
+        together_s = self.expected(num_rows)
+        each_s = [self.expected(count) for count in apart]
+        known_s = [seconds for seconds in each_s if seconds is not None]
+        if together_s is None or len(known_s) < len(each_s):
+            return False
+        return together_s < _GAIN * sum(known_s)
