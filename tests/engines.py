@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -53,6 +54,13 @@ def resumed(opened, path, prompt):
         assert answered(engine, owner, [*tokens, *more], max_tokens=30) == expected
         assert expected[1] <= 1 + len(more)
         yield engine
+
+
+def twice_at_once(engine, prompt, **options):
+    """Two replies to a prompt, each read in a thread of its own."""
+    answers = [engine.generate_raw(prompt, **options) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda answer: answer.reply(), answers))
 
 
 class SharedEngine:

@@ -19,7 +19,7 @@ from head_maker import LAYERS_READ, write_head_model
 
 import inside
 import localspec
-from engines import Owner, answered, resumed
+from engines import Owner, answered, resumed, twice_at_once
 from localspec.errors import DecodeError, Interrupted
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import head_facts
@@ -178,6 +178,15 @@ def test_after_cuts_cancels_and_another_conversation(made):
             inside.switch_to(engine, next(chats), ())
             assert text_of(engine, sampling=GREEDY) == made.plain
             assert_reads_rightly(engine, made)
+
+
+def test_answers_at_once_each_draft_with_the_head(made):
+    with made.opened(parallel=2, draft_tokens=3) as engine:
+        replies = twice_at_once(engine, PROMPT, max_tokens=40, sampling=GREEDY)
+        for reply in replies:
+            assert reply.token_ids == made.plain
+            assert reply.stats.num_draft_tokens > 0
+        assert replies[0].stats.num_accepted == replies[1].stats.num_accepted
 
 
 def test_conversations_side_by_side_each_find_the_heads_part_again(made):

@@ -6,11 +6,13 @@ import contextlib
 import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 from test_sequences import made as made
 
+import inside
 import localspec
 from localspec.errors import BusyError, ClosedError, DecodeError
 from localspec.llama import joint, joint_costs, joint_decode
@@ -368,6 +370,20 @@ def test_a_conversation_has_one_answer_at_a_time(plain):
         assert next(answer).token_ids
     assert len(chat.messages) == 2
     assert chat.send(PROMPTS[1], max_tokens=2).reply().token_ids
+
+
+def test_dropping_the_engine_frees_it():
+    """At once, without its being closed, and without looking for cycles."""
+    opened = localspec.load(context_length=512, parallel=2)
+    all_at_once(*(asking(opened, prompt) for prompt in PROMPTS[:2]))
+    handles = [weakref.ref(model.handle) for model in inside.models(opened).all]
+    gc.collect()
+    gc.disable()
+    try:
+        del opened
+        assert [handle() for handle in handles] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_texts_are_remembered_for_all_lanes():

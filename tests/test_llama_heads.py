@@ -14,7 +14,7 @@ from trimmed_files import trimmed_file
 
 import inside
 import localspec
-from engines import Owner, answered, resumed
+from engines import Owner, answered, resumed, twice_at_once
 from localspec.errors import Interrupted
 from localspec.llama.options import LlamaOptions
 from localspec.presets.located import locate
@@ -186,6 +186,15 @@ def test_conversations_side_by_side_each_find_the_heads_part_again(made):
 def test_caches_on_disk_have_the_heads_part(made, tmp_path):
     with resumed(made.opened, tmp_path / "x.caches", PROMPT) as engine:
         assert_reads_rightly(engine, made)
+
+
+def test_answers_at_once_each_draft_with_the_head(made):
+    with made.opened(parallel=2, draft_tokens=3) as engine:
+        replies = twice_at_once(engine, PROMPT, max_tokens=40, sampling=GREEDY)
+        for reply in replies:
+            assert reply.token_ids == made.plain
+            assert reply.stats.num_draft_tokens > 0
+        assert replies[0].stats.num_accepted == replies[1].stats.num_accepted
 
 
 def test_a_stopped_decode_leaves_the_head_as_it_was(made):

@@ -199,9 +199,9 @@ class BaseEngine(abc.ABC):
 
     @abc.abstractmethod
     def cancel(self) -> None:
-        """End the running answer, or idle work, within one decode. From any thread.
+        """End the running answers, or idle work, within one decode. From any thread.
 
-        The answer keeps what was said. An answer that has not started is not affected: its own
+        They keep what was said. An answer that has not started is not affected: its own
         `Answer.cancel` ends it.
         """
 

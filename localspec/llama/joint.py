@@ -112,7 +112,7 @@ class Computing:
         self._parts: list[Work] = []  # of the joint decode that runs
         self._running: tuple[Computes, ...] = ()  # whose decode can be ended
         # By context: who is waited for, what the last decode took, seconds of a prompt's token.
-        self._expected: dict[Interruptible, set[Computes]] = {}
+        self._expected: dict[Interruptible, set[LaneTime]] = {}
         self._last_s: dict[Interruptible, float] = {}
         self._token_s: dict[Interruptible, float] = {}
         self._row_times: dict[Interruptible, RowTimes] = {}
@@ -133,7 +133,7 @@ class Computing:
         token_s = self._token_s.get(model.handle, 0.0)
         recent_s = time.perf_counter() - _AT_WORK_S
         with self._changed:
-            others = {each.lane for group in self._expected.values() for each in group}
+            others = {lane for group in self._expected.values() for lane in group}
             others |= {work.model.lane for work in self._line}
         is_alone = all(lane is model.lane or lane.last_s < recent_s for lane in others)
         piece_s, least = (
@@ -227,11 +227,16 @@ class Computing:
             return idle_since + _IDLE_SHARE * piece_s - now if is_owing else 0.0
         if work.decode is None or work.is_passed:
             return 0.0
-        here = {each.model for each in self._line if each.decode and not each.is_done}
-        expected = self._expected.get(work.model.handle)
+        handle = work.model.handle
+        here = {
+            each.model.lane
+            for each in self._line
+            if each.decode and not each.is_done and each.model.handle is handle
+        }
+        expected = self._expected.get(handle)
         if not expected or expected <= here:
             return 0.0
-        last_s = self._last_s.get(work.model.handle, 0.0)
+        last_s = self._last_s.get(handle, 0.0)
         left_s = (
             min(idle_since + _IDLE_SHARE * last_s, work.arrived_s + _PATIENCE * last_s) - now
         )
@@ -294,7 +299,7 @@ class Computing:
         if not parts[0].is_long:
             self._row_times.setdefault(handle, RowTimes()).learn(self._num_rows, now - started)
             self._last_s[handle] = now - started
-            self._expected.setdefault(handle, set()).update(part.model for part in parts)
+            self._expected.setdefault(handle, set()).update(part.model.lane for part in parts)
         for part in parts:
             lane = part.model.lane
             if part is not parts[0]:
