@@ -69,6 +69,7 @@ def loads(tmp_path_factory, demo_target, demo_draft, blurred_draft):
         "hybrid": lambda: localspec.load(**hybrid, draft_tokens=3),
         "adaptive": lambda: localspec.load(**small),
         "isolated": lambda: localspec.IsolatedEngine(**small, draft_tokens=3),
+        "isolated, two": lambda: localspec.IsolatedEngine(**small, draft_tokens=3, parallel=2),
     }
 
 
@@ -138,10 +139,11 @@ def test_an_exception_at_any_place_leaves_an_engine_as_a_fresh_one(loads, kind, 
 
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", ["isolated", "isolated, two"])
 @pytest.mark.parametrize(("event", "every"), EVENTS)
-def test_an_exception_in_front_of_another_process_leaves_it_in_order(loads, event, every):
+def test_an_exception_in_front_of_another_process_leaves_it_in_order(loads, kind, event, every):
     """At most a new process is begun."""
-    check_places(loads["isolated"], PROCESS, event, every)
+    check_places(loads[kind], PROCESS, event, every)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -47,8 +47,11 @@ def compare(asked: argparse.Namespace) -> None:
     with contextlib.ExitStack() as stack:
         for server in servers:
             stack.enter_context(server)
+        slots_of = {each.name: each.ask("/props", None)["total_slots"] for each in servers}
         clients.measure(servers, load, asked.record)
     print(report.header(setup, ["python", *sys.argv]))
+    # Fewer than were asked for where the memory for caches is short.
+    print(f"- at once: {', '.join(f'{name}: {n}' for name, n in slots_of.items())}\n")
     print(clients.table(asked.record))
 
 
