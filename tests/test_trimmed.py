@@ -160,7 +160,7 @@ def test_texts_are_plain_after_cuts_cancels_and_other_conversations(
             reply = engine.generate_raw(TEXT, max_tokens=40, sampling=GREEDY).reply()
             assert reply.token_ids == plain
             drafted += reply.stats.num_accepted
-            inside.cache_pool(engine).switch_to(next(owners), ())
+            inside.switch_to(engine, next(owners), ())
         assert drafted > 0
     with resumed(opened, tmp_path / "x.caches", TEXT):
         pass

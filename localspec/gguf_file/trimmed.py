@@ -33,7 +33,7 @@ NUM_TOKENS = "localspec.trimmed.tokens"
 KIND = "localspec.trimmed.kind"
 SOURCE_BYTES = "localspec.trimmed.source_bytes"
 SPARED_BYTES = "localspec.trimmed.spared_bytes"
-DEFAULT_TOKENS = 16384  # of a trimmed file, if nobody says
+DEFAULT_TOKENS = 32768  # of a trimmed file, if nobody says
 _HEAD_ENDING, _COPY_ENDING = ".trimmed-head.gguf", "-trimmed.gguf"
 _OF_OUTPUT = " tokens"
 

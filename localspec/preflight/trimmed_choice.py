@@ -26,7 +26,7 @@ from localspec.preflight.measured import MeasuredPair, measured_pair
 from localspec.presets.preset import Role
 from localspec.speculative.policy_api import ProposerKind
 
-_LEAST_SPARED = 0.1  # share of a token's bytes below which the whole one is used
+_LEAST_SPARED = 0.3  # share of a token's bytes: less hardly pays for what is not accepted
 _LEAST_JUDGED = 64  # tokens of each
 
 
