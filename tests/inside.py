@@ -33,6 +33,7 @@ from localspec.llama.vocabulary import LlamaVocabulary
 from localspec.policy.profile import Profile
 from localspec.sampling.constraint import Constraint
 from localspec.server.answered_texts import AnsweredText
+from localspec.server.running import Runner
 from localspec.server.served_models import ServedModel
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.streaming.answer import Answer
@@ -262,3 +263,8 @@ def library_path(library: ctypes.CDLL) -> str:
 def answered_texts(model: ServedModel) -> list[AnsweredText]:
     """The texts whose caches a served model looks for: tests count them."""
     return model.texts._texts
+
+
+def say_ready(runner: Runner) -> None:
+    """What the server says once it serves: a test hears it from one that never does."""
+    runner._ready()

@@ -16,9 +16,12 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+import inside
 import localspec
 from localspec.cli import main
 from localspec.cli.serve import ready_settings
+from localspec.server.running import Runner
+from localspec.server.served_models import ServedModels
 from server_runner import running_server
 
 PAGE = Path(__file__).parent.parent / "docs" / "server.md"
@@ -147,6 +150,33 @@ def test_clients_of_several_keys_share_no_caches_on_disk(tmp_path):
     result = refused("--api-key-file", keys, "--cache-disk", "1GB")
     assert result.exit_code == 2
     assert "share no caches on disk" in result.output
+
+
+@pytest.mark.parametrize(
+    ("keys", "more", "expected"),
+    [
+        ([], [], (8_000_000_000, "")),
+        (["one"], [], (8_000_000_000, "one")),
+        (["one", "two"], [], (0, "one")),
+        ([], ["--cache-disk", "1.5 GB"], (1_500_000_000, "")),
+        ([], ["--cache-disk", "0"], (0, "")),
+    ],
+)
+def test_what_may_be_kept_on_disk_and_whose_it_is(monkeypatch, tmp_path, keys, more, expected):
+    """Another key finds nothing of the one before, and several share nothing."""
+    found = []
+    monkeypatch.setattr(
+        ServedModels, "open_first", lambda models: found.append(models.all[0].cache_disk)
+    )
+    monkeypatch.setattr(Runner, "run", lambda runner, **_: inside.say_ready(runner))
+    path = tmp_path / "keys"
+    path.write_text("".join(f"{key}\n" for key in keys))
+    given = ["--api-key-file", str(path)] if keys else []
+    result = CliRunner().invoke(main, ["serve", "--port", "0", *given, *more])
+    assert result.exit_code == 0, result.output
+    assert found == [expected]
+    told = " ".join(result.stderr.split())
+    assert ("Caches of conversations are kept in" in told) is (expected[0] > 0)
 
 
 @pytest.mark.parametrize("size", ["much", "-1", "8XB", "GB"])
