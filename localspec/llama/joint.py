@@ -19,8 +19,8 @@ from typing import Protocol
 from localspec.llama.joint_costs import Block, RowTimes
 
 LONGEST_STEP = 32  # tokens; a larger decode is part of a prompt
-# Of the time of a context's last decode: how long the machine may idle until those come who had
-# a part in it, and how long anybody waits for them while others compute.
+# Of the time of a context's last decode: how long the machine may idle at least until those
+# come who had a part in it, and how long anybody waits for them at most.
 _IDLE_SHARE = 0.1
 _PATIENCE = 0.5
 # Seconds that a piece of a prompt takes while others are at work, and while none is, and the
@@ -237,9 +237,10 @@ class Computing:
         if not expected or expected <= here:
             return 0.0
         last_s = self._last_s.get(handle, 0.0)
-        left_s = (
-            min(idle_since + _IDLE_SHARE * last_s, work.arrived_s + _PATIENCE * last_s) - now
-        )
+        # Between two decodes each does what this one did, by turns: Python runs one at a time.
+        between_s = max(work.arrived_s - work.model.lane.last_s, 0.0)
+        idle_s = max(_IDLE_SHARE * last_s, len(expected) * between_s)
+        left_s = min(idle_since + idle_s, work.arrived_s + _PATIENCE * last_s) - now
         if left_s <= 0.0:
             expected &= here  # nobody waits for the others until they come again
         return left_s
@@ -305,6 +306,7 @@ class Computing:
             if part is not parts[0]:
                 lane.waited_s += started - part.arrived_s
             lane.waited_s += (now - started) * (1.0 - 1.0 / len(parts))
+            lane.last_s = now
             lane.num_shared += len(parts) > 1
 
     def _leave(self, work: Work) -> None:
