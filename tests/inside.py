@@ -173,9 +173,9 @@ def running_process(engine: IsolatedEngine) -> ChildProcess:
     return engine._running()
 
 
-def answers_channel(engine: IsolatedEngine) -> Channel:
-    """The channel that a first answer has: tests watch what it says."""
-    return engine._process._channels[0]
+def answers_channel(engine: IsolatedEngine, number: int = 0) -> Channel:
+    """The channel that a first answer has, or a later one: tests watch what it says."""
+    return engine._process._channels[number]
 
 
 def asides_channel(engine: IsolatedEngine) -> Channel:

@@ -197,8 +197,8 @@ async function retryEmpty(conversation, message) {
 function take(run, event) {
   const { message } = run;
   if (event.queue_position !== undefined) {
-    const ahead = event.queue_position;
-    progressOf(run, ahead ? `${ahead} ${ahead === 1 ? "request is" : "requests are"} ahead of this one.` : "The model works.");
+    const place = event.queue_position;
+    progressOf(run, place ? `In line for the model, at place ${place}.` : "The model works.");
   }
   if (event.prompt_progress) {
     const { processed, total } = event.prompt_progress;
