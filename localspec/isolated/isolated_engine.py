@@ -285,8 +285,8 @@ class IsolatedEngine(BaseEngine):
 
     def _keep_on_disk(self) -> None:
         """Have the child write the caches that the disk lacks, until an answer begins."""
-        if self._access.is_free:
-            self._running().ask("keep_on_disk")
+        if self._access.is_free and self._process.is_running():  # a lost one has nothing
+            self._process.ask("keep_on_disk")
 
     def _owner_number(self, owner: object) -> int:
         with self._numbering:

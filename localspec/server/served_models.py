@@ -270,6 +270,8 @@ class ServedModels:
     async def keep_unused(self, seconds: float) -> None:
         """Have texts on disk of models that were unused for so long, until a question comes."""
         for model in self.all:
+            if model.cache_disk.num_bytes == 0:
+                continue
             is_idle = model.num_users == 0 and time.monotonic() - model.used_s >= seconds
             if model.engine is not None and is_idle and model.kept_s != model.used_s:
                 model.kept_s = model.used_s
