@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
 import time
 
 import pytest
@@ -38,6 +39,7 @@ PROCESS = (
     "streaming/answer.py",
     "streaming/answer_run.py",
 )
+LANES = ("engine/lane.py", "llama/joint.py", "llama/joint_decode.py", "llama/joint_costs.py")
 KINDS = {
     "pair": (*LEASE, *STEP, *CACHES),
     "head": (*HEADS, "llama/model.py", "llama/context.py"),
@@ -45,6 +47,7 @@ KINDS = {
     "block": ("speculative/blocks.py", "llama/dflash.py", "llama/hidden_rows.py"),
     "trimmed draft": ("llama/trimmed.py", "llama/trimmed_output.py"),
     "hybrid": ("engine/cache_pool.py", "llama/cache.py"),
+    "lanes": (*LANES, *CACHES, "engine/engine.py"),
     "adaptive": ("policy/adaptive.py", "policy/threads.py", "policy/thread_costs.py"),
 }
 # The usual run strikes every 21st line; the slow one every line, and every 23rd instruction.
@@ -67,6 +70,7 @@ def loads(tmp_path_factory, demo_target, demo_draft, blurred_draft):
         "head": lambda: localspec.load("demo@head", draft_tokens=3),
         **drafting_otherwise(folder, demo_target, small),
         "hybrid": lambda: localspec.load(**hybrid, draft_tokens=3),
+        "lanes": lambda: localspec.load(**small, draft_tokens=3, parallel=2),
         "adaptive": lambda: localspec.load(**small),
         "isolated": lambda: localspec.IsolatedEngine(**small, draft_tokens=3),
         "isolated, two": lambda: localspec.IsolatedEngine(**small, draft_tokens=3, parallel=2),
@@ -135,6 +139,42 @@ def check_places(load, files, event, every=1):
 @pytest.mark.parametrize(("event", "every"), EVENTS)
 def test_an_exception_at_any_place_leaves_an_engine_as_a_fresh_one(loads, kind, event, every):
     check_places(loads[kind], KINDS[kind], event, every)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_exception_at_any_line_leaves_the_answers_beside_it(loads, every):
+    """Which go on in another thread, with decodes that both have a part in."""
+    with loads["lanes"]() as engine:
+
+        def ask(num_tokens):
+            options = {"sampling": GREEDY, "max_tokens": num_tokens, "queue": True}
+            assert engine.generate_raw(AGAIN, **options).reply().token_ids
+
+        ends, errors = threading.Event(), []
+
+        def go_on():
+            try:
+                while not ends.is_set():
+                    ask(15)
+            except Exception as error:
+                errors.append(error)
+
+        beside = threading.Thread(target=go_on, daemon=True)
+        beside.start()
+        # Who waits for whom differs from time to time.
+        found = {each: None for _ in range(3) for each in places(lambda: ask(6), LANES, "line")}
+        num_struck = 0
+        for place in list(found)[::every]:
+            error = struck(lambda: ask(6), LANES, "line", place)
+            num_struck += error is not None
+            del error
+            ask(2)
+        ends.set()
+        beside.join(60)
+        assert not beside.is_alive()
+        assert errors == []
+        assert num_struck > 0
 
 
 @pytest.mark.process
