@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import shutil
+from collections import Counter
 
 import pytest
 from click.testing import CliRunner
@@ -128,6 +131,17 @@ def test_a_target_is_never_replaced(tmp_path, own_folders, demo_target, demo_dra
     trimmed_file(target, FEW)
     with localspec.load(target=target) as engine:
         assert inside.models(engine).target.name == "small.gguf"
+
+
+def test_tokens_of_code_stay_whatever_their_ids(files):
+    pair, _ = files
+    trim(pair["draft"], num_tokens=1000)
+    ids = set(proposed_ids(check_model_file(pair["draft"].with_name("draft-trimmed.gguf"))))
+    with localspec.load(**pair, trimmed=False, **ONE_THREAD) as engine:
+        counts = Counter(engine.tokenize(inspect.getsource(argparse)))
+    frequent = {token for token, _ in counts.most_common(60)}
+    assert max(frequent) > 1000
+    assert frequent <= ids
 
 
 def test_what_models_answered_decides_which_tokens_stay(files):

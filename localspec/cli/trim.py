@@ -44,11 +44,11 @@ def trim_model(
     """Write a copy of a draft or a head that proposes fewer tokens and is quicker.
 
     Its output layer keeps the rows of some tokens only: those that every answer needs, those of
-    your texts and of what --memory keeps for the same tokenizer, and those with the lowest
-    ids, which are the most frequent ones. What you get to read stays the same; where another
-    token is needed, a draft is refused. MODEL is the file of a draft or of an EAGLE-3 head, or
-    one that has an MTP head. The new file lies beside it and is used in its place where that
-    pays more, which 'localspec explain' says.
+    your texts and of what --memory keeps for the same tokenizer, frequent ones of code, and
+    those with the lowest ids, which are the most frequent ones. What you get to read stays the
+    same; where another token is needed, a draft is refused. MODEL is the file of a draft or of
+    an EAGLE-3 head, or one that has an MTP head. The new file lies beside it and is used in its
+    place where that pays more, which 'localspec explain' says.
 
     \b
         localspec models trim D.gguf

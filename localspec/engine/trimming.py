@@ -2,13 +2,15 @@
 
 Vocabularies are made so that frequent tokens have low ids: byte-pair encoding numbers its
 merges in the order of their frequency. Texts say better what one writes oneself, and memories
-what models answered.
+what models answered. Code has tokens that are frequent there and have high ids, such as long
+indents, so the sources of Python's own library, which are on every machine, count as well.
 """
 
 from __future__ import annotations
 
+import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +25,8 @@ from localspec.gguf_file.trimming import (
     why_not_trimmed,
     write_trimmed,
 )
+
+_MOST_USUAL, _MOST_OF_ONE = 1_500_000, 100_000  # characters of all usual texts, and of each
 
 
 class TrimReport(NamedTuple):
@@ -73,6 +77,17 @@ def trim(
     return TrimReport(path, len(ids), num_all, num_seen, whole, whole * len(ids) // num_all)
 
 
+def _usual_texts() -> Iterator[str]:
+    """Code, and prose about it: sources of Python's library; none in a frozen program."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    left = _MOST_USUAL
+    for path in (library / "pydoc_data" / "topics.py", *sorted(library.glob("*.py"))):
+        if left > 0 and path.is_file():
+            text = path.read_text(encoding="utf-8", errors="ignore")[:_MOST_OF_ONE]
+            left -= len(text)
+            yield text
+
+
 def _chosen(
     model: Path, num_all: int, num_tokens: int, texts: Iterable[str]
 ) -> tuple[Sequence[int], int]:
@@ -87,8 +102,12 @@ def _chosen(
             counts.update(tokens)
         # An answer ends by one of them.
         always = [*vocabulary.ends(), *vocabulary.control_ids()]
+        usual: Counter[int] = Counter()
+        for text in _usual_texts():
+            usual.update(vocabulary.tokenize(text, parse_special=False))
     seen = [token for token, _count in counts.most_common()]
+    common = [token for token, _count in usual.most_common(num_tokens // 2)]
     # In this order, each once.
-    ordered = dict.fromkeys(chain(always, seen, range(num_all)))
+    ordered = dict.fromkeys(chain(always, seen, common, range(num_all)))
     ids = list(ordered)[:num_tokens]
     return ids, len(counts.keys() & set(ids))
