@@ -13,6 +13,7 @@ import pytest
 import inside
 import localspec
 from engines import PLACES
+from localspec.chat.chat import ChatExchange
 from localspec.errors import EngineError, OptionError
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -249,3 +250,20 @@ def test_an_answer_that_is_dropped_lets_the_next_one_work(engine):
         wait_for(engine, 2)
         del stream
     assert found[0].token_ids
+
+
+def test_a_conversation_goes_on_where_its_last_answer_was_struck_at_the_end(
+    engine, monkeypatch
+):
+    """Also while the traceback keeps whatever was at work, as on an interactive prompt."""
+    chat = engine.chat()
+
+    def struck(*_result):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ChatExchange, "remember", struck)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            chat.send(FOX, sampling=GREEDY, max_tokens=2).reply()
+    assert chat.send(FOX, sampling=GREEDY, max_tokens=2).reply().token_ids
+    assert caught.value.__traceback__ is not None

@@ -76,7 +76,7 @@ class Chat:
         self._maker = PromptMaker(engine.vocabulary, source, think=think)
         self._num_asked = 0
         self._revision = 0  # counts changes: an answer asked for before one is refused
-        self._answering: Callable[[], object | None] = _nothing  # which exchange
+        self._answering: Callable[[], ChatExchange | None] = _nothing
         self._unfinished: Unfinished | None = None  # the last answer, if it was
         self._tools: tuple[Tool, ...] = ()  # those of the last answer
 
@@ -320,7 +320,8 @@ class ChatExchange(Exchange):
     def begin(self) -> None:
         """Raises EngineError where the conversation has changed."""
         chat = self.owner
-        if chat._answering() is not None:  # in another lane
+        other = chat._answering()
+        if other is not None and not other.is_over():  # in another lane
             raise BusyError(
                 "the last question of this conversation is still being answered",
                 "Finish or close that answer first.",

@@ -171,6 +171,7 @@ class BaseEngine(abc.ABC):
         rule = make_rule(options.rule, is_greedy=is_greedy, seed=seed, randomness=drawn)
         state = AnswerState(options, sampling, rule.name)
         turn = self._access.turn(is_shared=True)
+        exchange.is_over = lambda: turn.is_over
         reader = PieceReader(state, turn.of(self._pieces(turn, exchange, state)))
         with self._listing:
             self._readers.add(reader)  # which ends with the engine

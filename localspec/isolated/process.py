@@ -46,13 +46,18 @@ class _Child:
         self.is_closed = False
         self.last_words = ""
         self._servers = servers
-        self._ending = threading.Lock()  # held while it is found out how it ended
+        # Held while the system is asked how it does: of several threads that ask at once, all
+        # but one would hear that there is no such process. A finalizer may come between.
+        self._asking = threading.RLock()
         self._has_ended = False
         self._end: tuple[str, str] | None = None  # message and hint
         self._is_mute = False  # it was killed, because it said nothing any more
 
     def is_alive(self) -> bool:
-        return not self._has_ended and self.process.is_alive()
+        if self._has_ended:
+            return False
+        with self._asking:
+            return self.process.is_alive()
 
     def wait(self, channel: Channel) -> None:
         """Wait for a message. A child that is silent too long, and may be waiting for a server,
@@ -68,7 +73,7 @@ class _Child:
         if self.is_closed:  # by whoever closed it while this waited for its turn
             return ClosedError("the engine is closed", "Load it again.")
         self._has_ended = True
-        with self._ending:
+        with self._asking:
             if self._end is None:
                 self._end = self._how_it_ended()
             return CrashedError(*self._end)
@@ -104,10 +109,11 @@ class _Child:
 
     def end(self) -> None:
         """Wait until it has ended, and kill it if that takes long."""
-        self.process.join(self._patience_s)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+        with self._asking:
+            self.process.join(self._patience_s)
+            if self.process.is_alive():
+                self.process.kill()
+                self.process.join()
 
 
 class ChildProcess:

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable
 
 from localspec.streaming.answer_text import Said
-from localspec.streaming.cancellation import CancelCheck
+from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Reply
@@ -17,7 +17,8 @@ class Exchange(abc.ABC):
 
     options: of the answer. turn: makes the random numbers of each answer in a conversation its
     own. owner: the conversation, whose text is kept while others are answered; known once the
-    prompt is made.
+    prompt is made. is_over: whether its answer has ended, also where a signal handler kept it
+    from being remembered.
     """
 
     turn: int = 0
@@ -25,6 +26,7 @@ class Exchange(abc.ABC):
 
     def __init__(self, options: AnswerOptions) -> None:
         self.options = options
+        self.is_over: Callable[[], bool] = never
 
     @abc.abstractmethod
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
