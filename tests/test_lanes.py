@@ -201,6 +201,26 @@ def test_an_answer_says_what_it_waited(plain):
         assert stats.decode_time_s < stats.total_time_s
 
 
+def test_a_copy_for_another_text_is_no_time_of_its_own(plain):
+    """Its clock never goes back: whoever copies waits, and not the text that is copied."""
+    with plain.generate_raw(PROMPTS[0], sampling=ENDLESS) as stream:
+        next(stream)
+        model = inside.target(plain)
+        running = threading.Event()
+
+        def decodes():
+            running.set()
+            return asking(plain, PROMPTS[1], max_tokens=60)()
+
+        def copies():
+            running.wait(60)
+            for _ in range(20):
+                model.save_state()
+
+        all_at_once(decodes, copies)
+        assert model.lane.waited_s == 0.0
+
+
 def test_who_finds_no_lane_is_refused_or_waits(plain):
     with contextlib.ExitStack() as stack:
         for prompt in PROMPTS[:3]:
@@ -361,6 +381,34 @@ def test_what_was_decoded_of_nobodys_text_is_found_again(plain):
     assert reply.stats.cached_prompt_tokens >= len(prompt) - 1
 
 
+@pytest.mark.parametrize("draft_tokens", [0, 3])
+def test_what_an_answer_that_goes_on_begins_alike_is_copied(exact_target, draft_tokens):
+    """In its midst, with tokens that were drafted behind it; and both say what they would."""
+    beginning = [5 + 37 * place % 900 for place in range(200)]
+    files = {"target": exact_target, "draft": exact_target, "draft_tokens": draft_tokens}
+    with localspec.load(**files, exact=True, context_length=512) as alone:
+        expected = [asking(alone, [*beginning, 5 + number])().token_ids for number in range(6)]
+    with localspec.load(**files, exact=True, context_length=512, parallel=3) as opened:
+        begun = threading.Event()
+
+        def first():
+            stream = opened.generate_raw([*beginning, 5], sampling=ENDLESS, max_tokens=300)
+            said = [next(stream).token_ids]
+            begun.set()
+            said += [piece.token_ids for piece in stream]
+            return tuple(token for tokens in said for token in tokens)
+
+        def others(numbers):
+            begun.wait(60)
+            return [asking(opened, [*beginning, 5 + number])() for number in numbers]
+
+        found = all_at_once(first, lambda: others([1, 2, 3]), lambda: others([4, 5]))
+    assert found[0][:40] == expected[0]
+    replies = [*found[1], *found[2]]
+    assert [reply.token_ids for reply in replies] == expected[1:]
+    assert all(reply.stats.cached_prompt_tokens >= 200 for reply in replies)
+
+
 def test_a_conversation_has_one_answer_at_a_time(plain):
     chat = plain.chat()
     with chat.send(PROMPTS[0], sampling=ENDLESS) as answer:
@@ -417,7 +465,7 @@ class Text:
         self.handle, self.lane = context, LaneTime()
 
     def decode(self, computing):
-        computing.decode(Work(self, 1, self._decode))
+        computing.decode(Work(self, 1, self.lane, self._decode))
 
     def _decode(self, parts):
         time.sleep(self.handle.seconds)

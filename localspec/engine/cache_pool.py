@@ -43,6 +43,11 @@ class TextPlace:
         self.owner: Callable[[], object | None] = _nobody
         self.last_used = 0
 
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody works here."""
+        return True
+
     def common_with(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` are cached here."""
         common = common_length(self.decoder.tokens, tokens)
@@ -77,6 +82,20 @@ class TextPlace:
             return None  # then the text is decoded again when it comes back
         return PooledCache(self.decoder.tokens[:], states) if any(states) else None
 
+    def beginning(self, tokens: Sequence[int]) -> PooledCache | None:
+        """A copy of what an answer that runs here, in another thread, begins alike.
+
+        Of the target alone. Tokens that were drafted may be cached behind that.
+        """
+        before = self.decoder.tokens[:]
+        try:
+            state = self.models[0].save_state()
+        except CacheError:
+            return None
+        # Meanwhile the text can have become the prompt of that answer.
+        common = min(common_length(each, tokens) for each in (before, self.decoder.tokens[:]))
+        return PooledCache(list(tokens[:common]), [state, *[None] * (len(self.models) - 1)])
+
     def restore(self, kept: PooledCache) -> None:
         """Have that text from now on."""
         self.decoder.truncate(0)
@@ -88,6 +107,8 @@ class TextPlace:
                     model.restore_state(state)
                 except CacheError:
                     continue  # its cache is empty, and decodes what it lacks
+        if self.decoder.target.num_cached > len(kept.tokens):
+            self.decoder.truncate(len(kept.tokens))
 
 
 Place = TypeVar("Place", bound=TextPlace)
@@ -148,9 +169,9 @@ class CachePool:
     ) -> None:
         """Give a place the owner's text, and keep that of the one before. None: nobody's.
 
-        tokens: what comes next, of which another text may have more, also one in the others,
-        where nobody works: then the place gets a copy of that. Without one of the owner's own
-        the text there stays, since it may begin alike.
+        tokens: what comes next, of which another text may have more, also one in the others:
+        then the place gets a copy of that. Without one of the owner's own the text there stays,
+        since it may begin alike.
         """
         place.last_used = next(self._uses)
         previous = place.owner()
@@ -191,7 +212,7 @@ class CachePool:
         if best is None:
             return None
         if isinstance(best, TextPlace):
-            return best.copied()
+            return best.copied() if best.is_free else best.beginning(tokens)
         # Used, so the last to leave; and the states are only read.
         used = self._kept[best] = self._kept.pop(best)
         return used._replace(tokens=used.tokens[:])

@@ -386,8 +386,7 @@ class Engine(BaseEngine):
             others = [other for other in self._lanes if other is not lane]
             if any(not other.is_free and other.owner() is owner for other in others):
                 owner = None
-            free = [other for other in others if other.is_free]
-            self._cache_pool.switch_to(lane, owner, tokens, free)
+            self._cache_pool.switch_to(lane, owner, tokens, others)
 
     def _require_open(self) -> None:
         self._require_not_ending()

@@ -114,11 +114,16 @@ class LlamaContext:
         else:
             self._is_stopped = False
 
-    def _alone(self, num_tokens: int = 0) -> AbstractContextManager[None]:
-        """In the block nobody else uses the context. num_tokens: that it decodes."""
+    def _alone(
+        self, num_tokens: int = 0, lane: LaneTime | None = None
+    ) -> AbstractContextManager[None]:
+        """In the block nobody else uses the context. num_tokens: that it decodes.
+
+        lane: of the text that waits for that, if it is not this one's own.
+        """
         if self._computing is None:
             return contextlib.nullcontext()
-        return self._computing.alone(self, num_tokens)
+        return self._computing.alone(self, num_tokens, lane)
 
     def close(self) -> None:
         """Free everything, or give an adopted `Llama` back. Idempotent.

@@ -83,6 +83,7 @@ class Work:
 
     model: Computes
     num_tokens: int
+    waits: LaneTime
     decode: Callable[[Sequence[Work]], None] | None = None
     tokens: Sequence[int] = ()
     num_logits: int = 0
@@ -143,9 +144,14 @@ class Computing:
         return min(max(wanted, least), self._most_tokens)
 
     @contextlib.contextmanager
-    def alone(self, model: Computes, num_tokens: int) -> Iterator[None]:
-        """In the block nobody else uses any context. num_tokens: that it decodes."""
-        work = Work(model, num_tokens)
+    def alone(
+        self, model: Computes, num_tokens: int, lane: LaneTime | None = None
+    ) -> Iterator[None]:
+        """In the block nobody else uses any context. num_tokens: that it decodes.
+
+        lane: of the text that waits for that, if it is not the model's own.
+        """
+        work = Work(model, num_tokens, waits=lane or model.lane)
         try:
             try:
                 self._wait(work)
@@ -197,8 +203,8 @@ class Computing:
                 self._changed.wait(patience_s)
         work.began_s = time.perf_counter()
         if has_waited and not work.is_done:
-            work.model.lane.waited_s += work.began_s - work.arrived_s
-            work.model.lane.num_shared += 1
+            work.waits.waited_s += work.began_s - work.arrived_s
+            work.waits.num_shared += 1
 
     def _waits(self, work: Work) -> bool:
         """Whether one that is alone in the line may have to wait for others to come."""

@@ -268,7 +268,9 @@ class LlamaModel(LlamaContext):
             self._decode_own(tokens, num_logits, num_to_come)
         elif self._is_joined:
             number = self._cache.number
-            work = Work(self, len(tokens), decode_together, tokens, num_logits, number)
+            work = Work(
+                self, len(tokens), self.lane, decode_together, tokens, num_logits, number
+            )
             self._computing.decode(work)
         else:
             with self._computing.alone(self, len(tokens)):
@@ -365,13 +367,13 @@ class LlamaModel(LlamaContext):
     def state_bytes(self) -> int:
         """Bytes that `save_state` would copy now; 0 if nothing is cached."""
         self.require_open()
-        with self._alone():
+        with self._alone(lane=LaneTime()):  # for a text of another lane, perhaps
             return self._cache.state_bytes()
 
     def save_state(self) -> CacheState:
         """A copy of what is cached. Raises CacheError if libllama fails to give it."""
         self.require_open()
-        with self._alone():
+        with self._alone(lane=LaneTime()):
             return self._cache.save_state()
 
     def outline(self) -> CacheState:
