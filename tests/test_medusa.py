@@ -188,7 +188,7 @@ def test_after_cuts_cancels_and_another_conversation(made, reference):
             assert_reads_rightly(engine, made, reference)
             inside.loop(engine).truncate(stream.reply().stats.prompt_tokens + 1)
             assert text_of(engine, sampling=GREEDY) == plain
-            inside.cache_pool(engine).switch_to(next(chats), ())
+            inside.switch_to(engine, next(chats), ())
             assert text_of(engine, sampling=GREEDY) == plain
             assert_reads_rightly(engine, made, reference)
 
