@@ -180,15 +180,15 @@ BUGS = [
     Bug(
         "believe every cache removal",
         "llama/cache.py",
-        "if self.is_recurrent and self.num_cached - num_cached > self._at.num_in_snapshots:",
+        "if self.is_recurrent and self.num_cached - num_cached > self._num_in_snapshots:",
         "if False:",
         "tests/test_hybrid.py::test_snapshots_are_of_the_last_decode_and_of_use_once",
     ),
     Bug(
         "go on from the state of a decode that was stopped",
         "llama/cache.py",
-        "self._at.num_in_snapshots = _UNKNOWN",
-        "self._at.num_in_snapshots = 0",
+        "self._num_in_snapshots = _UNKNOWN",
+        "self._num_in_snapshots = 0",
         "tests/test_hybrid.py::test_a_decode_that_was_stopped_half_way_is_not_believed",
     ),
     Bug(
