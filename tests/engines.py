@@ -56,10 +56,10 @@ def resumed(opened, path, prompt):
         yield engine
 
 
-def twice_at_once(engine, prompt, **options):
-    """Two replies to a prompt, each read in a thread of its own."""
-    answers = [engine.generate_raw(prompt, **options) for _ in range(2)]
-    with ThreadPoolExecutor(2) as pool:
+def all_at_once(engine, prompts, **options):
+    """The replies to some prompts, each read in a thread of its own."""
+    answers = [engine.generate_raw(prompt, **options) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
         return list(pool.map(lambda answer: answer.reply(), answers))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -19,12 +20,19 @@ def access_of(num_places):
 
 
 def working(access, number):
-    """Turns that work, each of another thread."""
+    """Turns that work, each of another thread, which lives until it is over."""
     turns = [access.turn(is_shared=True) for _ in range(number)]
     for turn in turns:
-        thread = threading.Thread(target=access.take, args=(turn, busy))
-        thread.start()
-        thread.join()
+        has_come = threading.Event()
+
+        def work(turn=turn, has_come=has_come):
+            access.take(turn, busy)
+            has_come.set()
+            while not turn.is_over:
+                time.sleep(0.01)  # else a later thread could get its number, and be taken for it
+
+        threading.Thread(target=work, daemon=True).start()
+        assert has_come.wait(60)
     return turns
 
 
