@@ -29,7 +29,9 @@ def working(access, number):
             access.take(turn, busy)
             has_come.set()
             while not turn.is_over:
-                time.sleep(0.01)  # else a later thread could get its number, and be taken for it
+                time.sleep(
+                    0.01
+                )  # else a later thread could get its number, and be taken for it
 
         threading.Thread(target=work, daemon=True).start()
         assert has_come.wait(60)
