@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from localspec.llama.joint_costs import Block, RowTimes
@@ -95,6 +96,7 @@ class Work:
     is_done: bool = False
     has_left: bool = False
     error: BaseException | None = None
+    called: SimpleQueue[None] = field(default_factory=SimpleQueue)  # to look again
 
     @property
     def is_long(self) -> bool:
@@ -107,7 +109,9 @@ class Computing:
 
     def __init__(self, most_tokens: int) -> None:
         self._most_tokens = most_tokens
-        self._changed = threading.Condition(threading.Lock())
+        # Taken and given back in C: an exception of a signal handler cannot come in between, as
+        # it could in the methods of a Condition, and leave it taken for ever.
+        self._changing = threading.Lock()
         self._line: list[Work] = []
         self._at_work: Work | None = None
         self._parts: list[Work] = []  # of the joint decode that runs
@@ -133,7 +137,7 @@ class Computing:
         """How many tokens of a long text to decode at once."""
         token_s = self._token_s.get(model.handle, 0.0)
         recent_s = time.perf_counter() - _AT_WORK_S
-        with self._changed:
+        with self._changing:
             others = {lane for group in self._expected.values() for lane in group}
             others |= {work.model.lane for work in self._line}
         is_alone = all(lane is model.lane or lane.last_s < recent_s for lane in others)
@@ -184,23 +188,25 @@ class Computing:
     def _wait(self, work: Work) -> None:
         """Until it is done, or next."""
         has_waited = False
-        with self._changed:
+        with self._changing:
             self._line.append(work)
             if len(self._line) == 1 and self._at_work is None and not self._waits(work):
                 self._at_work, work.began_s = work, work.arrived_s
                 return
-            self._changed.notify_all()  # somebody may have waited for it
-            while not work.is_done:
-                patience_s = None
+            self._call_all()  # somebody may have waited for it
+        while not work.is_done:
+            patience_s = None
+            with self._changing:
                 if self._at_work is None:
                     first, patience_s = self._next()
                     if first is work:
                         self._at_work = work
                         break
                     if first is not None:  # who looked earlier may not know that it is
-                        self._changed.notify_all()
-                has_waited = True
-                self._changed.wait(patience_s)
+                        first.called.put(None)
+            has_waited = True
+            with contextlib.suppress(Empty):
+                work.called.get(timeout=patience_s)
         work.began_s = time.perf_counter()
         if has_waited and not work.is_done:
             work.waits.waited_s += work.began_s - work.arrived_s
@@ -253,7 +259,7 @@ class Computing:
 
     def _lead(self, work: Work) -> None:
         """Decode for all that can be joined."""
-        with self._changed:
+        with self._changing:
             parts = self._parts = self._joined(work)
         started = time.perf_counter()
         try:
@@ -262,7 +268,7 @@ class Computing:
             work.decode(parts)
         finally:
             self._running = ()
-            with self._changed:
+            with self._changing:
                 self._account(parts, started)
 
     def _joined(self, work: Work) -> list[Work]:
@@ -319,9 +325,14 @@ class Computing:
         """Leave the line. Idempotent."""
         if work.has_left:
             return
-        with self._changed:
-            while work.is_taken and self._at_work is not work:
-                self._changed.wait()  # another decodes for it
+        while not self._has_left(work):
+            work.called.get()  # another decodes for it
+
+    def _has_left(self, work: Work) -> bool:
+        """Leave unless another decodes for it; whether it has left."""
+        with self._changing:
+            if work.is_taken and self._at_work is not work:
+                return False
             if self._at_work is work:
                 for part in self._parts:
                     part.is_taken = False  # and waits again if it was not done
@@ -329,8 +340,14 @@ class Computing:
                 self._has_worked(work)
             if work in self._line:
                 self._line.remove(work)
-            self._changed.notify_all()
+            self._call_all()
             work.has_left = True
+            return True
+
+    def _call_all(self) -> None:
+        """Have everybody in the line look again."""
+        for each in self._line:
+            each.called.put(None)
 
     def _has_worked(self, work: Work) -> None:
         """Note when, and for how long."""
