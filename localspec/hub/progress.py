@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
 from localspec.hub.hub_file import HubFile
 
@@ -31,26 +33,33 @@ class ProgressBoard:
     """The latest progress of each file. A slow reader misses steps, but is never behind."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        # Taken and given back in C: Ctrl-C cannot come in between, and leave it taken.
+        self._changing = threading.Lock()
+        self._called: SimpleQueue[None] = SimpleQueue()  # once while there is something new
         self._news: dict[HubFile, Progress] = {}
         self._ended: list[HubFile] = []
 
     def tell(self, progress: Progress) -> None:
         """Post the progress of a file."""
-        with self._changed:
+        with self._changing:
+            self._call()
             self._news[progress.file] = progress
-            self._changed.notify()
 
     def end(self, file: HubFile) -> None:
         """Say that a file's download has ended, whether it worked or not."""
-        with self._changed:
+        with self._changing:
+            self._call()
             self._ended.append(file)
-            self._changed.notify()
+
+    def _call(self) -> None:
+        if not (self._news or self._ended):
+            self._called.put(None)
 
     def take(self, seconds: float) -> tuple[list[Progress], list[HubFile]]:
         """News since the last call, and files that have ended; waits at most so long."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._news or self._ended, seconds)
+        with contextlib.suppress(Empty):
+            self._called.get(timeout=seconds)
+        with self._changing:
             news, self._news = list(self._news.values()), {}
             ended, self._ended = self._ended, []
         return news, ended
