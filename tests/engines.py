@@ -10,6 +10,7 @@ import pytest
 
 import inside
 import localspec
+from localspec.sampling.params import SamplingParams
 from localspec.streaming.exchange import PlainExchange
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
@@ -61,6 +62,27 @@ def all_at_once(engine, prompts, **options):
     answers = [engine.generate_raw(prompt, **options) for prompt in prompts]
     with ThreadPoolExecutor(len(prompts)) as pool:
         return list(pool.map(lambda answer: answer.reply(), answers))
+
+
+def assert_drafts_at_once_as_alone(made, prompt):
+    """Two answers at once say what plain decoding says, and each is drafted as well as alone.
+
+    made: has the plain text of the prompt, and opens an engine. The second answer to the same
+    prompt begins with a copy of the first's, so how well it is drafted is looked at of others.
+    """
+    asked = {"max_tokens": 40, "sampling": SamplingParams(temperature=0)}
+    others = [prompt, prompt[::-1]]
+    with made.opened(draft_tokens=3) as engine:
+        alone = [engine.generate_raw(each, **asked).reply() for each in others]
+    with made.opened(parallel=2, draft_tokens=3) as engine:
+        replies = all_at_once(engine, others, **asked)
+        for reply in (replies[0], *all_at_once(engine, [prompt] * 2, **asked)):
+            assert reply.token_ids == made.plain
+            assert reply.stats.num_draft_tokens > 0
+    for reply, one in zip(replies, alone, strict=True):
+        assert reply.token_ids == one.token_ids
+        assert reply.stats.num_draft_tokens > 0
+        assert reply.stats.num_accepted == one.stats.num_accepted
 
 
 class SharedEngine:

@@ -22,6 +22,7 @@ from localspec.engine.access import Access, EngineTurn
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.engine import Engine
+from localspec.engine.lane import Lane
 from localspec.engine.models import Models
 from localspec.isolated.channel import Channel
 from localspec.isolated.isolated_engine import IsolatedEngine
@@ -60,6 +61,11 @@ def target(engine: Engine) -> LlamaModel:
 def loop(engine: Engine) -> SpeculativeDecoder:
     """The loop with its tokens, proposers and draft policy: `Engine.exclusively` empties it."""
     return engine._decoder
+
+
+def lane(engine: Engine, owner: object) -> Lane:
+    """Where a conversation's text is: tests look at what its head has read."""
+    return next(lane for lane in engine._lanes if lane.owner() is owner)
 
 
 def save_caches_of(engine: Engine, owner: object, path: Path) -> bool:

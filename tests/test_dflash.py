@@ -19,7 +19,7 @@ from head_maker import LAYERS_READ, write_head_model
 
 import inside
 import localspec
-from engines import Owner, all_at_once, answered, resumed
+from engines import Owner, answered, assert_drafts_at_once_as_alone, resumed
 from localspec.errors import DecodeError, Interrupted
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import head_facts
@@ -181,17 +181,7 @@ def test_after_cuts_cancels_and_another_conversation(made):
 
 
 def test_answers_at_once_each_draft_with_the_head(made):
-    """As well as one alone: of prompts that begin alike the second would copy the first's."""
-    asked = {"max_tokens": 40, "sampling": GREEDY}
-    prompts = [PROMPT, PROMPT[::-1]]
-    with made.opened(draft_tokens=3) as engine:
-        alone = [engine.generate_raw(prompt, **asked).reply() for prompt in prompts]
-    with made.opened(parallel=2, draft_tokens=3) as engine:
-        replies = all_at_once(engine, prompts, **asked)
-    for reply, one in zip(replies, alone, strict=True):
-        assert reply.token_ids == one.token_ids
-        assert reply.stats.num_draft_tokens > 0
-        assert reply.stats.num_accepted == one.stats.num_accepted
+    assert_drafts_at_once_as_alone(made, PROMPT)
 
 
 def test_conversations_side_by_side_each_find_the_heads_part_again(made):

@@ -14,7 +14,7 @@ from trimmed_files import trimmed_file
 
 import inside
 import localspec
-from engines import Owner, all_at_once, answered, resumed
+from engines import Owner, answered, assert_drafts_at_once_as_alone, resumed
 from localspec.errors import Interrupted
 from localspec.llama.options import LlamaOptions
 from localspec.presets.located import locate
@@ -92,9 +92,9 @@ def made(request, tmp_path_factory, demo_target):
     one.reference.close()
 
 
-def assert_reads_rightly(engine, made) -> None:
+def assert_reads_rightly(engine, made, loop=None) -> None:
     """What the head says now, and after two more drafted tokens, is what it should."""
-    loop = inside.loop(engine)
+    loop = loop or inside.loop(engine)
     proposer, tokens = loop.proposers[0], loop.tokens
     if loop.target.num_cached == len(tokens):  # cut within a step
         tokens = [*tokens, 33]
@@ -174,11 +174,17 @@ def test_conversations_side_by_side_each_find_the_heads_part_again(made):
     with made.opened(parallel=2) as engine:
         assert engine.parallel == 2
         texts = {Owner(): PROMPT[:], Owner(): [*PROMPT[::-1], 7, 8, 9]}
+        read = dict.fromkeys(texts, 0)
         for turn in range(3):
             for owner, tokens in texts.items():
+                if turn and made.name in (*INSIDE, *EAGLE):
+                    assert inside.lane(engine, owner).own_models.head.num_cached == read[owner]
                 said, num_decoded = answered(engine, owner, tokens, max_tokens=20)
                 assert turn == 0 or num_decoded == 1
                 tokens += said
+                lane = inside.lane(engine, owner)
+                assert_reads_rightly(engine, made, lane.decoder)
+                read[owner] = lane.own_models.head.num_cached
         said = next(iter(texts.values()))[len(PROMPT) :]
         assert tuple(said[: len(made.plain)]) == made.plain
 
@@ -189,17 +195,7 @@ def test_caches_on_disk_have_the_heads_part(made, tmp_path):
 
 
 def test_answers_at_once_each_draft_with_the_head(made):
-    """As well as one alone: of prompts that begin alike the second would copy the first's."""
-    asked = {"max_tokens": 40, "sampling": GREEDY}
-    prompts = [PROMPT, PROMPT[::-1]]
-    with made.opened(draft_tokens=3) as engine:
-        alone = [engine.generate_raw(prompt, **asked).reply() for prompt in prompts]
-    with made.opened(parallel=2, draft_tokens=3) as engine:
-        replies = all_at_once(engine, prompts, **asked)
-    for reply, one in zip(replies, alone, strict=True):
-        assert reply.token_ids == one.token_ids
-        assert reply.stats.num_draft_tokens > 0
-        assert reply.stats.num_accepted == one.stats.num_accepted
+    assert_drafts_at_once_as_alone(made, PROMPT)
 
 
 def test_a_stopped_decode_leaves_the_head_as_it_was(made):

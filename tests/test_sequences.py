@@ -108,7 +108,7 @@ def test_what_is_said_is_what_a_fresh_engine_says(made):
         assert copied > 0
 
 
-def test_changing_over_copies_nothing(demo_target, demo_draft):
+def test_changing_over_copies_nothing(demo_target, demo_draft, monkeypatch):
     """And decodes nothing again, in target and draft; also behind a text of nobody's."""
     with localspec.load(
         target=demo_target, draft=demo_draft, context_length=512, parallel=3
@@ -116,6 +116,8 @@ def test_changing_over_copies_nothing(demo_target, demo_draft):
         texts = {Owner(): list(range(100, 250)), Owner(): list(range(300, 450))}
         for owner, tokens in texts.items():
             tokens += answered(engine, owner, tokens)[0]
+        copies = []
+        monkeypatch.setattr(LlamaModel, "save_state", copies.append)
         for _ in range(3):
             for owner, tokens in texts.items():
                 tokens += [7, 8]
@@ -123,6 +125,7 @@ def test_changing_over_copies_nothing(demo_target, demo_draft):
                 assert num_decoded <= 3
                 tokens += said
                 answered(engine, None, [5, 6, 7])
+        assert copies == []
         assert inside.cache_pool(engine).num_bytes == 0
 
 

@@ -97,9 +97,9 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     of llama.cpp's RPC servers that hold layers of the target, too (default: the preset's); one
     that fails later ends the process (not of `IsolatedEngine`); a head in the target's file is
     then used only if proposer="head". exact: the text is the same to the bit with any draft;
-        None is where that costs at most 3 % (docs/lossless.md). target_options, draft_options:
+    None is where that costs at most 3 % (docs/lossless.md). target_options, draft_options:
     other settings of each. kept_bytes: memory for caches of conversations that wait;
-    cache_disk: bytes on disk, for later engines, too; parallel: how many lie side by side.
+    cache_disk: bytes on disk, for later engines, too; parallel: answers at once.
     memory: earlier texts draft what repeats; a name keeps them on disk. trimmed: use trimmed
     files of drafts and heads where they pay more. progress: called with the loaded share,
     0 … 1; raise to cancel. force: load what seems too large.
