@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from comparison.server_process import ServerProcess
+from localspec.checks.prompts import built_in_tasks
 
 _SHORT = "Say hello."
+# As bench asks them, each of another kind of text than the one before. None is asked twice in a
+# round: answers to questions alike would draft each other.
+_TASKS = [task.text for task in built_in_tasks() if not task.keywords]
+_QUESTIONS = [_TASKS[4 * number % len(_TASKS)] for number in range(len(_TASKS))]
 _NUM_SHORT = 8  # tokens of the answer to it
 _PROMPT_S = 0.3  # for a long prompt to reach the model before the short question comes
 
@@ -77,9 +82,11 @@ class Client(threading.Thread):
 
 def rate(server: ServerProcess, num_clients: int, load: Load) -> float:
     """Tokens of all answers per second, from the first question to the end of the last."""
+    first = load.seed + num_clients - 1
+    questions = [_QUESTIONS[(first + n) % len(_QUESTIONS)] for n in range(num_clients)]
     clients = [
-        Client(server, f"{load.seed}.{number}: a long story!", load.answer_tokens, load)
-        for number in range(num_clients)
+        Client(server, f"{load.seed}: {question}", load.answer_tokens, load)
+        for question in questions
     ]
     _run(clients)
     seconds = max(each.end_s for each in clients) - min(each.started_s for each in clients)
