@@ -44,6 +44,7 @@ from localspec.hub.hub_file import HubFile as HubFile, HubModel as HubModel
 from localspec.hub.progress import Progress as Progress
 from localspec.isolated.isolated_engine import IsolatedEngine as IsolatedEngine
 from localspec.llama.options import LlamaOptions as LlamaOptions
+from localspec.pictures.picture import Picture as Picture
 from localspec.preflight.explanation import (
     ExpectedGain as ExpectedGain,
     Explanation as Explanation,

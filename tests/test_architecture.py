@@ -37,7 +37,7 @@ PACKAGES = [
     ["streaming", "llama", "presets"],
     ["policy", "constraints", "hub"],
     ["speculative", "gguf_file", "tools"],
-    ["sampling", "machine", "atomic_write", "fork_guard", "rpc_address"],
+    ["sampling", "machine", "atomic_write", "fork_guard", "rpc_address", "pictures"],
     ["processors", "cpu_quota", "errors", "vocabulary", "exactness", "_version"],
 ]
 
@@ -122,6 +122,7 @@ def test_nothing_imports_the_top_of_the_house():
         ("matplotlib", {"cli.bench_report"}),
         ("starlette", {n for n in MODULES if n.split(".")[0] == "server"}),
         ("uvicorn", {"server.running"}),
+        ("PIL", {"pictures.picture"}),
         ("jinja2", {"chat.sandbox", "chat.template"}),
         ("llguidance", {"constraints.guidance"}),
     ],
@@ -159,9 +160,15 @@ def test_importing_the_package_is_quick():
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
-    assert not {"llama_cpp", "click", "huggingface_hub", "numpy", "jinja2", "gguf"} & set(
-        loaded
-    )
+    assert not {
+        "llama_cpp",
+        "click",
+        "huggingface_hub",
+        "numpy",
+        "jinja2",
+        "gguf",
+        "PIL",
+    } & set(loaded)
 
 
 @pytest.mark.process

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from localspec.pictures.picture import Picture
 from localspec.streaming.thinking import Thoughts
 from localspec.tools.calls import Calls
 
@@ -13,10 +14,12 @@ class Prompt(NamedTuple):
 
     thoughts: how to tell them from speech in the answer; by default all of it is speech.
     num_said: the last tokens that belong to the answer, which continues behind them. calls: the
-    calls of tools that the answer can have; None for none.
+    calls of tools that the answer can have; None for none. pictures: whose cells are among the
+    tokens, in order.
     """
 
     tokens: list[int]
     thoughts: Thoughts = Thoughts()
     num_said: int = 0
     calls: Calls | None = None
+    pictures: tuple[Picture, ...] = ()

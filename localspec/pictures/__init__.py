@@ -1,0 +1,1 @@
+"""Pictures that people show a model."""

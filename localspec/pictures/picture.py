@@ -1,0 +1,187 @@
+"""A picture as a model gets it: upright pixels in red, green and blue.
+
+Files come from anybody, so everything is bounded before it is decoded: their bytes, the size
+that they declare, and which formats are tried at all. Pillow decodes them; it is loaded with
+the first picture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from localspec.errors import OptionError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    Bytes = bytes | bytearray | memoryview
+    PictureSource: TypeAlias = "str | os.PathLike[str] | Bytes | Image | Picture"
+
+MAX_PICTURE_BYTES = 32_000_000  # of a file
+MAX_PICTURE_PIXELS = 50_000_000  # 150 MB of red, green and blue
+MAX_PICTURE_SIDE = 32_767  # pixels; 16 bits are all that some encoders have for a side
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+_KNOWN = "PNG, JPEG, WebP and GIF are read."
+_ORIENTATION = 0x0112  # of EXIF: how the camera was held
+# Pillow's numbers of what turns each of its values upright: `PIL.Image.Transpose`.
+_TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Pixels, and by what they are known.
+
+    width, height: in pixels. rgb: height · width · 3 bytes, row by row from the top. digest:
+    SHA-256 of size and pixels: pictures with the same one are the same.
+
+    Raises OptionError for a size that is out of range, or does not fit the bytes.
+    """
+
+    width: int
+    height: int
+    rgb: bytes = field(repr=False, compare=False)
+    digest: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        _check_size("the picture", (self.width, self.height))
+        if not isinstance(self.rgb, bytes) or len(self.rgb) != self.width * self.height * 3:
+            given = f"{len(self.rgb)} bytes" if isinstance(self.rgb, bytes) else "no bytes"
+            raise OptionError(
+                f"a picture of {self.width} by {self.height} pixels has {given}",
+                f"Give {self.width * self.height * 3}: red, green and blue of each pixel.",
+            )
+        hashed = hashlib.sha256(f"{self.width}x{self.height}:".encode())
+        hashed.update(self.rgb)
+        object.__setattr__(self, "digest", hashed.digest())
+
+    @classmethod
+    def read(cls, source: PictureSource) -> Picture:
+        """The picture in a file, in a file's bytes, or of Pillow; a `Picture` is itself.
+
+        A PNG, JPEG, WebP, or the first frame of a GIF; turned upright as EXIF says, and on
+        white where it is transparent. Raises OptionError for anything else, for a file that is
+        missing or damaged, and for one of more than MAX_PICTURE_BYTES or MAX_PICTURE_PIXELS.
+        """
+        if isinstance(source, Picture):
+            return source
+        if isinstance(source, str | os.PathLike):
+            path = Path(os.path.expanduser(source))
+            return cls._decoded(path.name or str(path), _file_bytes(path))
+        if isinstance(source, bytes | bytearray | memoryview):
+            return cls._decoded("the picture", bytes(source))
+        from PIL import Image
+
+        if not isinstance(source, Image.Image):
+            raise OptionError(
+                f"the picture is {source!r:.80}",
+                "Give a path, the bytes of a file, or an image of Pillow.",
+            )
+        _check_size("the picture", source.size)
+        return cls._drawn("the picture", source)
+
+    @classmethod
+    def _decoded(cls, name: str, data: bytes) -> Picture:
+        """The picture in a file's bytes. name: for errors."""
+        from PIL import Image, UnidentifiedImageError
+
+        if len(data) > MAX_PICTURE_BYTES:
+            raise OptionError(
+                f"{name} has {len(data)} bytes; a picture may have {MAX_PICTURE_BYTES}",
+                "Save it smaller, or as JPEG.",
+            )
+        try:
+            image = Image.open(BytesIO(data), formats=_FORMATS)
+        except UnidentifiedImageError as error:
+            raise OptionError(f"{name} is not a picture that can be read", _KNOWN) from error
+        except Exception as error:  # Pillow lets many kinds through for damaged files
+            raise _damaged(name, error) from error
+        with image:
+            _check_size(name, image.size)
+            return cls._drawn(name, image)
+
+    @classmethod
+    def _drawn(cls, name: str, image: Image) -> Picture:
+        """The pixels of an image whose size was checked."""
+        try:
+            image.load()
+            upright = _upright(image)
+            drawn = _on_white(upright)
+            size, rgb = drawn.size, drawn.tobytes()
+        except Exception as error:
+            raise _damaged(name, error) from error
+        return cls(*size, rgb)
+
+    def png(self) -> bytes:
+        """The bytes of a PNG file with exactly these pixels."""
+        from PIL import Image
+
+        buffer = BytesIO()
+        image = Image.frombytes("RGB", (self.width, self.height), self.rgb)
+        image.save(buffer, "PNG", compress_level=1)
+        return buffer.getvalue()
+
+
+def _file_bytes(path: Path) -> bytes:
+    """The file's first bytes, one more than it may have. Raises OptionError."""
+    try:
+        # Before it is opened, which would wait for the other end of a pipe.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OptionError(f"{path} is not a file", "Give the path of a picture.")
+        with path.open("rb") as file:
+            return file.read(MAX_PICTURE_BYTES + 1)
+    except FileNotFoundError:
+        raise OptionError(f"{path} does not exist", "Give the path of a picture.") from None
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}", "Check it.") from error
+    except ValueError as error:  # a NUL character; an OptionError, too
+        if isinstance(error, OptionError):
+            raise
+        raise OptionError(f"{str(path)!r} is not a path: {error}", "Check it.") from error
+
+
+def _check_size(name: str, size: tuple[int, int]) -> None:
+    """Raise OptionError for a picture without pixels, or with too many."""
+    width, height = size
+    if type(width) is not int or type(height) is not int or width < 1 or height < 1:
+        raise OptionError(f"{name} has {width!r} by {height!r} pixels", "Give one with pixels.")
+    if width * height > MAX_PICTURE_PIXELS or max(width, height) > MAX_PICTURE_SIDE:
+        raise OptionError(
+            f"{name} has {width} by {height} pixels; a picture may have {MAX_PICTURE_PIXELS}, "
+            f"and {MAX_PICTURE_SIDE} on a side",
+            "Make it smaller.",
+        )
+
+
+def _upright(image: Image) -> Image:
+    """The image as it was seen. What is wrong with its EXIF data turns nothing."""
+    from PIL import Image as Pillow
+
+    turn = None
+    with contextlib.suppress(Exception):  # of Pillow, whose reader of EXIF raises many kinds
+        turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+    return image if turn is None else image.transpose(Pillow.Transpose(turn))
+
+
+def _on_white(image: Image) -> Image:
+    """The image in red, green and blue."""
+    from PIL import Image as Pillow
+
+    if image.mode.startswith("I;16"):  # of grey, of which Pillow would keep the lower 8 bits
+        image = image.convert("I").point(lambda value: value / 256).convert("L")
+    if image.has_transparency_data:
+        white = Pillow.new("RGBA", image.size, "white")
+        white.alpha_composite(image.convert("RGBA"))
+        image = white
+    return image.convert("RGB")
+
+
+def _damaged(name: str, error: Exception) -> OptionError:
+    why = str(error) or type(error).__name__
+    return OptionError(f"{name} cannot be read: {why:.200}", "Save it again, as PNG or JPEG.")

@@ -1,0 +1,240 @@
+"""Pictures: what is read, turned and refused, whatever the bytes are."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import zlib
+from io import BytesIO
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import localspec
+from examples import num_examples
+from localspec import OptionError, Picture
+from localspec.pictures.picture import MAX_PICTURE_BYTES, MAX_PICTURE_PIXELS
+
+RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+CORNERS = [RED, GREEN, BLUE, (255, 255, 255)]
+# The same picture of 2 by 1 pixels, red beside blue, as cameras held in each way store it.
+TURNED = {
+    1: (2, 1),
+    2: (2, 1),
+    3: (2, 1),
+    4: (2, 1),
+    5: (1, 2),
+    6: (1, 2),
+    7: (1, 2),
+    8: (1, 2),
+}
+
+
+def drawn(pixels, size, mode="RGB"):
+    image = Image.new(mode, size)
+    image.putdata(pixels)
+    return image
+
+
+def encoded(image, form="PNG", **options):
+    buffer = BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def pixels_of(picture):
+    return [tuple(picture.rgb[at : at + 3]) for at in range(0, len(picture.rgb), 3)]
+
+
+def test_a_picture_is_read_from_a_path_bytes_and_pillow(tmp_path):
+    image = drawn(CORNERS, (2, 2))
+    path = tmp_path / "corners.png"
+    path.write_bytes(encoded(image))
+    read = [Picture.read(each) for each in (path, str(path), path.read_bytes(), image)]
+    assert {(each.width, each.height) for each in read} == {(2, 2)}
+    assert all(pixels_of(each) == CORNERS for each in read)
+    assert len(set(read)) == 1
+    assert Picture.read(read[0]) is read[0]
+    assert pickle.loads(pickle.dumps(read[0])).digest == read[0].digest
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [("PNG", {}), ("JPEG", {"quality": 95}), ("WEBP", {"lossless": True}), ("GIF", {})],
+)
+def test_each_format_is_read(form, options):
+    image = Image.new("RGB", (16, 8), RED)
+    picture = Picture.read(encoded(image, form, **options))
+    assert (picture.width, picture.height) == (16, 8)
+    assert all(abs(a - b) < 3 for a, b in zip(pixels_of(picture)[0], RED, strict=True))
+
+
+def test_the_first_frame_of_a_gif_counts():
+    frames = [Image.new("RGB", (4, 4), colour) for colour in (GREEN, RED, BLUE)]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert set(pixels_of(Picture.read(data))) == {GREEN}
+
+
+@pytest.mark.parametrize("orientation", TURNED)
+def test_a_picture_is_turned_upright(orientation):
+    upright = drawn([RED, BLUE], (2, 1))
+    turns = [None, 0, 3, 1, 5, 2, 6, 4]  # which undo what each orientation asks for
+    turn = turns[orientation - 1]
+    stored = upright if turn is None else upright.transpose(Image.Transpose(turn))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(stored, "PNG", exif=exif)
+    assert stored.size == TURNED[orientation]
+    picture = Picture.read(data)
+    assert (picture.width, picture.height) == (2, 1)
+    assert pixels_of(picture) == [RED, BLUE]
+
+
+def test_damaged_exif_data_turns_nothing():
+    image = drawn([RED, BLUE], (2, 1))
+    picture = Picture.read(encoded(image, "PNG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xffrest"))
+    assert pixels_of(picture) == [RED, BLUE]
+
+
+def test_what_is_transparent_is_white():
+    half = drawn([(*RED, 255), (0, 0, 0, 0), (0, 0, 0, 128)], (3, 1), "RGBA")
+    assert pixels_of(Picture.read(encoded(half)))[:2] == [RED, (255, 255, 255)]
+    grey = pixels_of(Picture.read(half))[2]
+    assert all(126 <= value <= 128 for value in grey)
+    palette = Image.new("P", (1, 1))
+    assert pixels_of(Picture.read(encoded(palette, "PNG", transparency=0))) == [(255,) * 3]
+
+
+def test_sixteen_bits_of_grey_keep_their_brightness():
+    image = Image.new("I;16", (1, 1))
+    image.putpixel((0, 0), 0x8000)
+    assert pixels_of(Picture.read(encoded(image))) == [(128, 128, 128)]
+
+
+def test_other_modes_become_red_green_and_blue():
+    for mode in ("1", "L", "LA", "P", "CMYK", "YCbCr", "HSV", "F"):
+        picture = Picture.read(Image.new(mode, (3, 2)))
+        assert len(picture.rgb) == 18, mode
+
+
+def test_the_digest_is_of_size_and_pixels():
+    wide, high = Picture(2, 1, bytes(6)), Picture(1, 2, bytes(6))
+    assert wide.digest != high.digest
+    assert wide.digest == Picture(2, 1, bytes(6)).digest
+    assert len(wide.digest) == 32
+    assert "rgb" not in repr(wide)
+
+
+def test_a_picture_is_kept_as_png_without_a_change():
+    picture = Picture.read(drawn(CORNERS, (2, 2)))
+    assert Picture.read(picture.png()) == picture
+
+
+def declared_png(width, height):
+    """A PNG file that declares a size and has one row of pixels at most."""
+
+    def chunk(kind, data):
+        checked = kind + data
+        return struct.pack(">I", len(data)) + checked + struct.pack(">I", zlib.crc32(checked))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = zlib.compress(bytes(1000))
+    signature = b"\x89PNG\r\n\x1a\n"
+    return signature + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("size", [(10_000, 5_001), (40_000, 1), (100_000, 100_000)])
+def test_too_many_pixels_are_refused_before_they_are_decoded(size, monkeypatch):
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)  # not called at all
+    with pytest.raises(OptionError, match=r"pixels|bomb") as caught:
+        Picture.read(declared_png(*size))
+    assert "Make it smaller" in caught.value.hint or "bomb" in str(caught.value)
+
+
+def test_a_picture_that_declares_more_than_it_has_is_refused():
+    with pytest.raises(OptionError, match="cannot be read"):
+        Picture.read(declared_png(1000, 1000))
+
+
+def test_too_many_bytes_are_refused():
+    data = encoded(Image.new("RGB", (1, 1))) + bytes(MAX_PICTURE_BYTES)
+    with pytest.raises(OptionError, match=f"a picture may have {MAX_PICTURE_BYTES}"):
+        Picture.read(data)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (b"", "not a picture"),
+        (b"hello", "not a picture"),
+        (b"BM" + bytes(60), "not a picture"),
+        (3, "the picture is 3"),
+        (None, "the picture is None"),
+        ("/nowhere/x.png", "does not exist"),
+        ("a\0b", "is not a path"),
+        (os.curdir, "is not a file"),
+    ],
+)
+def test_what_is_no_picture_is_refused(source, said):
+    with pytest.raises(OptionError, match=said) as caught:
+        Picture.read(source)
+    assert caught.value.hint
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(OptionError, match="is not a file"):
+        Picture.read(tmp_path / "pipe.png")
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "rgb"),
+    [(0, 1, b""), (1, 1, b"12"), (1, 1, "123"), (1.0, 1, b"123"), (True, 1, b"123")],
+)
+def test_a_picture_made_by_hand_is_checked(width, height, rgb):
+    with pytest.raises(OptionError):
+        Picture(width, height, rgb)
+    assert MAX_PICTURE_PIXELS > 1
+
+
+SEEDS = [
+    encoded(drawn(CORNERS * 16, (8, 8)), form, **options)
+    for form, options in [
+        ("PNG", {}),
+        ("JPEG", {"exif": b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0\6\0\0\0\0\0\0\0"}),
+        ("JPEG", {"progressive": True}),
+        ("WEBP", {}),
+        ("WEBP", {"lossless": True}),
+        ("GIF", {}),
+    ]
+]
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow warns of what it mends
+@settings(max_examples=num_examples(2000), deadline=None)
+@given(
+    seed=st.sampled_from(SEEDS),
+    edits=st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=4)), max_size=6),
+    kept=st.floats(0, 1),
+)
+def test_mutated_bytes_are_read_or_refused(seed, edits, kept):
+    data = bytearray(seed)
+    for place, new in edits:
+        at = int(place * len(data))
+        data[at : at + len(new)] = new
+    if kept > 0.5:
+        del data[int(len(data) * (2 * kept - 1)) :]
+    try:
+        picture = Picture.read(bytes(data))
+    except OptionError:
+        return
+    assert len(picture.rgb) == picture.width * picture.height * 3
+
+
+def test_the_package_names_it():
+    assert localspec.Picture is Picture
