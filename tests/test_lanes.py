@@ -448,6 +448,8 @@ class Context:
     def __init__(self, seconds):
         self.seconds = seconds
         self.ends = 0
+        self.num_parts = []  # of each decode
+        self.has_begun = threading.Event()
 
     def interrupt(self):
         self.ends += 1
@@ -461,13 +463,15 @@ class Text:
 
     is_interrupted = False
 
-    def __init__(self, context):
-        self.handle, self.lane = context, LaneTime()
+    def __init__(self, context, sequence=0):
+        self.handle, self.lane, self.sequence = context, LaneTime(), sequence
 
     def decode(self, computing):
-        computing.decode(Work(self, 1, self.lane, self._decode))
+        computing.decode(Work(self, 1, self.lane, self._decode, sequence=self.sequence))
 
     def _decode(self, parts):
+        self.handle.num_parts.append(len(parts))
+        self.handle.has_begun.set()
         time.sleep(self.handle.seconds)
         for part in parts:
             part.is_done = True
@@ -502,3 +506,20 @@ def test_two_who_think_that_the_other_is_next_do_not_wait_for_ever(monkeypatch):
     for thread in (first, second):
         thread.join(30)
         assert not thread.is_alive()
+
+
+def test_one_that_came_during_a_decode_waits_for_the_text_that_it_was_for():
+    """Else the two take turns from then on, though they could be joined."""
+    computing, context = Computing(8), Context(1.0)
+    first, second = Text(context), Text(context, 1)
+    first.decode(computing)
+    context.has_begun.clear()
+
+    def twice():
+        first.decode(computing)
+        first.decode(computing)
+
+    with at_once(twice):
+        assert context.has_begun.wait(30)
+        second.decode(computing)
+    assert context.num_parts == [1, 1, 2]

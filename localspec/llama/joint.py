@@ -116,9 +116,9 @@ class Computing:
         self._at_work: Work | None = None
         self._parts: list[Work] = []  # of the joint decode that runs
         self._running: tuple[Computes, ...] = ()  # whose decode can be ended
-        # By context: who is waited for, what the last decode took, seconds of a prompt's token.
+        # By context: who is waited for; what the last step took, and its end; a prompt's token.
         self._expected: dict[Interruptible, set[LaneTime]] = {}
-        self._last_s: dict[Interruptible, float] = {}
+        self._last: dict[Interruptible, tuple[float, float]] = {}
         self._token_s: dict[Interruptible, float] = {}
         self._row_times: dict[Interruptible, RowTimes] = {}
         self._num_rows = 0  # of the joint decode that runs
@@ -248,11 +248,12 @@ class Computing:
         expected = self._expected.get(handle)
         if not expected or expected <= here:
             return 0.0
-        last_s = self._last_s.get(handle, 0.0)
+        last_s, ended_s = self._last.get(handle, (0.0, 0.0))
         # Between two decodes each does what this one did, by turns: Python runs one at a time.
         between_s = max(work.arrived_s - work.model.lane.last_s, 0.0)
         idle_s = max(_IDLE_SHARE * last_s, len(expected) * between_s)
-        left_s = min(idle_since + idle_s, work.arrived_s + _PATIENCE * last_s) - now
+        waits_since = max(work.arrived_s, ended_s)  # before, it waited for the machine
+        left_s = min(idle_since + idle_s, waits_since + _PATIENCE * last_s) - now
         if left_s <= 0.0:
             expected &= here  # nobody waits for the others until they come again
         return left_s
@@ -311,7 +312,7 @@ class Computing:
         handle = parts[0].model.handle
         if not parts[0].is_long:
             self._row_times.setdefault(handle, RowTimes()).learn(self._num_rows, now - started)
-            self._last_s[handle] = now - started
+            self._last[handle] = (now - started, now)
             self._expected.setdefault(handle, set()).update(part.model.lane for part in parts)
         for part in parts:
             lane = part.model.lane
