@@ -20,6 +20,8 @@ import inside
 import localspec
 from localspec.cli import main
 from localspec.cli.serve import ready_settings
+from localspec.errors import EngineError
+from localspec.server import served_models
 from localspec.server.running import Runner
 from localspec.server.served_models import ServedModels
 from server_runner import running_server
@@ -177,6 +179,19 @@ def test_what_may_be_kept_on_disk_and_whose_it_is(monkeypatch, tmp_path, keys, m
     assert found == [expected]
     told = " ".join(result.stderr.split())
     assert ("Caches of conversations are kept in" in told) is (expected[0] > 0)
+
+
+@pytest.mark.parametrize(("more", "expected"), [([], True), (["--no-trimmed"], False)])
+def test_a_trimmed_file_can_be_left_out(monkeypatch, more, expected):
+    given = []
+
+    def opened(*_arguments, **keywords):
+        given.append(keywords["trimmed"])
+        raise EngineError("enough", "")
+
+    monkeypatch.setattr(served_models, "IsolatedEngine", opened)
+    assert "enough" in refused("--port", "0", *more).output
+    assert given == [expected]
 
 
 @pytest.mark.parametrize("size", ["much", "-1", "8XB", "GB"])

@@ -20,7 +20,7 @@ from localspec.cli.download import offer_download
 from localspec.cli.flags import read_option_file
 from localspec.cli.help import Command
 from localspec.cli.memory_options import MemoryOptions, memory_options
-from localspec.cli.model_options import context_option
+from localspec.cli.model_options import TRIMMED_OPTION, context_option
 from localspec.cli.quantities import parse_size, readable_bytes
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
@@ -103,13 +103,14 @@ _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an an
 @context_option("the preset's, or the model's own up to 8192")
 @EXACT_OPTION
 @RPC_OPTION
+@TRIMMED_OPTION
 @memory_options
 @click.option(
     "--embeddings",
     shell_complete=complete_model,
     metavar="MODEL",
-    help="A model for /v1/embeddings, or a reranker: a GGUF file, or hf:owner/repo/file.gguf. "
-    "[default: none]",
+    help="A model for /v1/embeddings, or a reranker: a preset such as bge-small-en-v1.5, a "
+    "GGUF file, or hf:owner/repo/file.gguf. [default: none]",
 )
 @click.option(
     "--log-json", is_flag=True, help="Log each request as an object in JSON, not in words."
@@ -151,6 +152,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     context_length: int | None,
     exact: bool | None,
     rpc: tuple[str, ...] | None,
+    trimmed: bool,
     parallel: int,
     cache_disk: int | None,
     known_models_only: bool,
@@ -184,7 +186,10 @@ def serve(  # noqa: PLR0913  each is an option of the command
     for name in filter(None, (*names, embeddings)):
         offer_download(name)
     served = ServedModels(
-        [ServedModel(name, context_length, rpc, exact=exact) for name in names],
+        [
+            ServedModel(name, context_length, rpc, exact=exact, trimmed=trimmed)
+            for name in names
+        ],
         takes_any_name=not known_models_only,
         embedder=None if embeddings is None else ServedEmbedder(embeddings),
     )

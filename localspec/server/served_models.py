@@ -22,6 +22,7 @@ from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.machine import memory_here
 from localspec.preflight.fit import target_context_length
 from localspec.preflight.room import PairMemory
+from localspec.preflight.side_by_side import served_kept_bytes
 from localspec.presets.preset import LocalModel, Preset, Role
 from localspec.presets.source import parse_source
 from localspec.sampling.params import SamplingParams
@@ -29,25 +30,22 @@ from localspec.server.answered_texts import AnsweredTexts
 from localspec.server.refusal import RequestError
 from localspec.server.served_embedder import ServedEmbedder
 
-_KEPT_PART = 8  # caches of texts that wait take up to 1/8 of the machine's memory
-
 
 class ServedModel:
     """A model under its name, and its engine while it is loaded.
 
     model: whatever `localspec.load` takes: a preset or its name, a file, or a model of the hub.
-    rpc: RPC servers that hold layers of it, in place of the preset's. exact: as for `load`.
-    name: the preset's; a file's without its ending; or a hub model's own. file_name: without
-    its folders. sampling: of answers that say nothing of it. end_texts: of the tokens that
-    begin and end a text; "" where there is none. fim: those with which it fills in. created:
-    Unix time of the target's file. num_trained: tokens of context that the target was trained
-    for.
-    chat_template: its source, or "". pinned: sha256 of the target's files, if a preset states
-    them. kept_bytes: memory for caches of texts that wait. parallel: as for `load`, if memory
-    allows. cache_disk: what may be kept on disk of texts, and of whom. remembers: as `load`
-    takes `memory`; remembered: files and folders whose text drafts. keep_s: how long it stays
-    loaded without a question; None is the server's default. memory, load_s: what it takes since
-    it was loaded, and how long loading took.
+    rpc: RPC servers that hold layers of it, in place of the preset's. exact, trimmed: as for
+    `load`. name: the preset's; a file's without its ending; or a hub model's own. file_name:
+    without its folders. sampling: of answers that say nothing of it. end_texts: of the tokens
+    that begin and end a text; "" where there is none. fim: those with which it fills in.
+    created: Unix time of the target's file. num_trained: tokens of context that the target was
+    trained for. chat_template: its source, or "". pinned: sha256 of the target's files, if a
+    preset states them. kept_bytes: memory for caches of texts that wait. parallel: as for
+    `load`, if memory allows. cache_disk: what may be kept on disk of texts, and of whom.
+    remembers: as `load` takes `memory`; remembered: files and folders whose text drafts.
+    keep_s: how long it stays loaded without a question; None is the server's default. memory,
+    load_s: what it takes since it was loaded, and how long loading took.
 
     Raises PresetError if its files are not here, OptionError, and ModelFileError.
     """
@@ -59,12 +57,13 @@ class ServedModel:
         rpc: Sequence[str] | None = None,
         *,
         exact: bool | None = None,
+        trimmed: bool = True,
     ) -> None:
         found, preset = named_sources(model, dict.fromkeys(get_args(Role)))
         path = Path(str(found["target"]))
         header = check_model_file(path)
         self._model = model
-        self._rpc, self._exact = rpc, exact
+        self._rpc, self._exact, self._trimmed = rpc, exact, trimmed
         self.name = _served_name(model if preset is None else preset, path)
         self.created = int(path.stat().st_mtime)
         self.file_name = path.name
@@ -105,6 +104,7 @@ class ServedModel:
             context_length=self.context_length,
             rpc=self._rpc,
             exact=self._exact,
+            trimmed=self._trimmed,
             kept_bytes=self.kept_bytes,
             parallel=self.parallel,
             memory=self.remembers,
@@ -178,7 +178,7 @@ class ServedModels:
         self.all = tuple(models)
         self.embedder = embedder
         for model in self.all:
-            model.kept_bytes = memory_here().total_bytes // (_KEPT_PART * len(self.all))
+            model.kept_bytes = served_kept_bytes(memory_here().total_bytes, len(self.all))
         self._takes_any_name = takes_any_name
 
     def named(self, name: str | None) -> ServedModel:
