@@ -19,8 +19,8 @@ from gguf_maker import split_model, write_random_model
 from hollow_model import HollowShape, write_hollow_model
 from localspec.errors import CacheError
 from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.header import read_header
-from localspec.preflight.content import FileContent
 from localspec.preflight.explanation import explain
 
 GREEDY = localspec.SamplingParams(temperature=0)

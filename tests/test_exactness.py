@@ -26,6 +26,7 @@ from localspec.cli.verify_report import report_text
 from localspec.errors import OptionError
 from localspec.exactness import Exactness
 from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import unevenly_repacked
 from localspec.isolated.watch import Watch
@@ -33,7 +34,6 @@ from localspec.llama import exact_probe
 from localspec.llama.library import kernels
 from localspec.llama.options import LlamaOptions
 from localspec.policy.profile import EXACTNESS, Profile, is_of_exactness, kept_profiles
-from localspec.preflight.content import FileContent
 from localspec.preflight.fit import suited, usual_beside_exact
 from localspec.streaming.options import AnswerOptions
 

@@ -24,7 +24,12 @@ from localspec.engine.trimming import trim
 from localspec.errors import ModelFileError, OptionError, PairError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.header import BEHIND, read_header
-from localspec.gguf_file.trimmed import found_head_output, head_output_path, proposed_ids
+from localspec.gguf_file.trimmed import (
+    checked_head_output,
+    head_output_path,
+    is_made_of,
+    proposed_ids,
+)
 from localspec.gguf_file.trimming import why_not_trimmed
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
@@ -230,17 +235,17 @@ def test_a_head_that_shares_its_targets_output_is_not_cut(tmp_path, demo_target)
     assert "does not give the rows" in why_not_trimmed(check_model_file(step))
 
 
-def test_the_output_of_another_file_is_not_used(tmp_path, demo_target):
+def test_a_damaged_output_is_refused(tmp_path, demo_target):
     target = write_head_model(tmp_path / "target.gguf", demo_target, "qwen35")
     trimmed_file(target, IDS, head_output_path(target))
-    assert found_head_output(check_model_file(target)) is not None
+    header = check_model_file(target)
+    found = checked_head_output(header)
+    assert found is not None
+    assert is_made_of(found, header)
     data = head_output_path(target).read_bytes()
     head_output_path(target).write_bytes(data[:-4] + struct.pack("<i", 1 << 20))
     with pytest.raises(ModelFileError, match="proposes tokens"):
-        found_head_output(check_model_file(target))
-    with target.open("ab") as file:
-        file.write(bytes(64))
-    assert found_head_output(check_model_file(target)) is None
+        checked_head_output(header)
 
 
 def test_a_damaged_file_is_refused(pair, tmp_path):

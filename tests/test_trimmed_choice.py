@@ -108,10 +108,42 @@ def test_the_costs_of_a_heads_trimmed_output_are_its_own(tmp_path, own_folders, 
     assert localspec.explain(target=target).head.num_proposed is None
 
 
-def test_a_trimmed_file_of_another_file_is_left_alone(files):
-    pair, _ = files
-    with pair["draft"].open("ab") as file:
-        file.write(bytes(64))
+def changed(path):
+    """Its file with other weights: the size stays as it is."""
+    data = bytearray(path.read_bytes())
+    for tensor in check_model_file(path).tensors:
+        place = slice(tensor.offset, tensor.offset + tensor.size_bytes)
+        data[place] = data[place][::-1]
+    path.write_bytes(data)
+
+
+def test_a_trimmed_file_of_another_file_is_not_used_and_that_is_said(files, caplog):
+    """Also where both are of one size, as fine-tunes of a model are."""
+    pair, trimmed = files
+    assert used(pair) == [trimmed.name]
+    changed(pair["draft"])
+    caplog.clear()
+    assert used(pair) == ["draft.gguf"]
+    words = "draft-trimmed.gguf is not used: it was made of another file"
+    assert words in caplog.text
+    assert words in said_by_explain(pair)
+    trim(pair["draft"], num_tokens=len(FEW))
+    assert used(pair) == [trimmed.name]
+
+
+def test_the_trimmed_output_of_another_file_is_not_used(tmp_path, own_folders, demo_target):
+    target = write_head_model(tmp_path / "target.gguf", demo_target, "qwen35")
+    trimmed_file(target, FEW)
+    assert localspec.explain(target=target).head.num_proposed == len(FEW)
+    changed(target)
+    found = localspec.explain(target=target)
+    assert found.head.num_proposed is None
+    assert "made of another file" in found.trimmed[0]
+
+
+def test_a_file_that_only_is_called_so_is_left_alone(files, demo_draft):
+    pair, trimmed = files
+    shutil.copyfile(demo_draft, trimmed)
     assert used(pair) == ["draft.gguf"]
     assert said_by_explain(pair) == ""
 

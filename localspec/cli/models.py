@@ -87,10 +87,12 @@ def models(context: click.Context, *, as_json: bool) -> None:
         tokens = "" if draft.common is None else f" ({draft.common.with_expectation()})"
         note(f"{name} has no draft; {draft.path} could draft for it{tokens}.")
     usual = usual_model()
+    embedders = [state.name for state in states if state.preset.embeds]
     note(
         "FITS: into the memory that is free now, judged by file sizes; 'localspec explain "
         "PRESET' is more exact.\n"
         "*: only one source or none confirms some facts; --json says which.\n"
+        f"For 'localspec serve --embeddings PRESET': {', '.join(embedders)}.\n"
         f"Default: {DEFAULT_PRESET if usual is None else usual.name}."
     )
 
@@ -109,9 +111,10 @@ def print_paths(*, preset: str) -> None:
 def remove_preset(*, preset: str, yes: bool) -> None:
     """Delete the downloaded files of a preset, and a preset of your own.
 
-    Saved caches of its conversations and its measured costs are deleted, too; sessions stay.
-    Files that another preset uses, that another program put into the cache, or that are in
-    your own folders stay, too. A preset that you added is asked about separately.
+    Trimmed files of them go, too. Saved caches of its conversations and its measured costs are
+    deleted, too; sessions stay. Files that another preset uses, that another program put into
+    the cache, or that are in your own folders stay, too. A preset that you added is asked about
+    separately.
     """
     # Imported here, because every command imports this module, and NumPy takes its time.
     from localspec.engine.disk_usage import disk_usage
@@ -125,6 +128,8 @@ def remove_preset(*, preset: str, yes: bool) -> None:
         click.echo(f"{file.name} stays: another program put it there", err=True)
     for file, size in removal.owned.items():
         click.echo(f"{file.repo} {file.file}: {readable_bytes(size)}", err=True)
+    for path, size in removal.trimmed.items():
+        click.echo(printable(f"{path.name}: {readable_bytes(size)}"), err=True)
     if kept.num_bytes:
         _free(chosen, kept, yes=yes)
     if is_own:

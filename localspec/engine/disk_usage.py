@@ -13,9 +13,10 @@ from localspec.engine.cache_file import identities_in
 from localspec.engine.cache_store import kept_files
 from localspec.errors import LocalspecError, OptionError
 from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.content import FileContent
 from localspec.hub.cache import HubCache
 from localspec.policy.profile import is_of_exactness, kept_profiles
-from localspec.preflight.content import FileContent, are_of
+from localspec.preflight.content import are_of
 from localspec.presets import installed
 from localspec.presets.located import locate
 from localspec.presets.preset import Preset
@@ -28,10 +29,10 @@ DiskUse = Literal["files", "caches", "costs"]
 class DiskUsage:
     """Files that could be freed, each with its bytes.
 
-    files: models that localspec fetched and no other preset uses, and what was received of
-    them. caches: those kept of conversations. costs: what decodes cost here, learned while it
-    ran. The last two are found by the content of the models, so while their files are here,
-    and count for no preset where another one has the same models.
+    files: models that localspec fetched and no other preset uses, what was received of them,
+    and trimmed files of them. caches: those kept of conversations. costs: what decodes cost
+    here, learned while it ran. The last two are found by the content of the models, so while
+    their files are here, and count for no preset where another one has the same models.
     """
 
     files: Mapping[Path, int]
@@ -53,6 +54,7 @@ def disk_usage(preset: str | Preset) -> DiskUsage:
     cache, removal = HubCache(), installed.removal_of(preset)
     owned = removal.owned.items()
     files = {path: size for file, size in owned if (path := cache.owned(file))}
+    files |= removal.trimmed
     contents = _contents(preset)
     if not contents:
         return DiskUsage(files=files, caches={}, costs={})

@@ -26,12 +26,13 @@ from localspec.engine.thread_choice import choose_threads
 from localspec.errors import OptionError, known_keywords
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.head import head_facts
-from localspec.gguf_file.trimmed import found_head_output, num_proposed
+from localspec.gguf_file.trimmed import checked_head_output, num_proposed
 from localspec.llama.options import LlamaOptions
 from localspec.llama.quirks import tiled_kernels
 from localspec.llama.rpc_servers import reset_lines_at_end
-from localspec.preflight.content import FileContent, content_of_adopted
+from localspec.preflight.content import content_of_adopted
 from localspec.preflight.fit import suited, target_context_length
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.presets.presets import common_servers
@@ -270,7 +271,7 @@ def _open_head(
     if facts.graph is HeadGraph.OUTPUT:
         head = MedusaHeads(header, target)
     else:
-        trimmed = found_head_output(header) if source.has_trimmed_output else None
+        trimmed = checked_head_output(header) if source.has_trimmed_output else None
         head = open_head(target, own_path, options, facts, progress, trimmed)
     head.content = target.content if own_path is None else content.digest()
     return head

@@ -178,7 +178,8 @@ def _with_trimmed(sources: list[Source]) -> list[Source]:
     for source in sources:
         choice = choices.get(source.role)
         if choice is not None:
-            logger.info("%s", choice.sentence)
+            level = logging.WARNING if choice.is_of_another else logging.INFO
+            logger.log(level, "%s", choice.sentence)
         if choice is None or not choice.is_used:
             chosen.append(source)
         elif choice.is_output:

@@ -107,7 +107,8 @@ def _check_generates(header: Header) -> None:
         f"{header.architecture}.pooling_type"
     ) > 0:
         raise ModelFileError(
-            f"{header.path} is an embedding model", "Choose a text generation model."
+            f"{header.path} is an embedding model",
+            "Choose a text generation model; load_embedder(MODEL) opens this one.",
         )
 
 

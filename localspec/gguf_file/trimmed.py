@@ -16,22 +16,24 @@ The output layer of an MTP head is a file of its own, beside the one that has th
 `llama` of one layer that changes nothing, with no embeddings behind its ids.
 `localspec.trimmed.spared_bytes` is the size of the whole output layer.
 
-`localspec.trimmed.source_bytes` is the size of the file that a trimmed one was made of: so it
-is found again beside that file, and not taken for another's.
+`localspec.trimmed.source` is a hash of the content of the file that a trimmed one was made of
+(`content`): it lies beside that file, and is not taken for another's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from pathlib import Path
 
 from localspec.errors import ModelFileError
+from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.header import BEHIND, Header, read_header
 from localspec.gguf_file.tensor_types import row_bytes
 
 NUM_TOKENS = "localspec.trimmed.tokens"
 KIND = "localspec.trimmed.kind"
-SOURCE_BYTES = "localspec.trimmed.source_bytes"
+SOURCE = "localspec.trimmed.source"
 SPARED_BYTES = "localspec.trimmed.spared_bytes"
 DEFAULT_TOKENS = 32768  # of a trimmed file, if nobody says
 _HEAD_ENDING, _COPY_ENDING = ".trimmed-head.gguf", "-trimmed.gguf"
@@ -84,13 +86,31 @@ def copy_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}{_COPY_ENDING}")
 
 
-def found_copy(header: Header) -> Header | None:
-    """The header, not checked, of the trimmed copy of a file, if it was made of this one."""
-    path = copy_path(header.path)
+def found_trimmed(path: Path) -> Header | None:
+    """The header, not checked, of a trimmed file; None if there is none, or nobody trimmed it.
+
+    Raises ModelFileError.
+    """
     if not path.is_file():
         return None
     found = read_header(path)
-    return found if found.number(SOURCE_BYTES) == header.size_bytes else None
+    return found if SOURCE in found.metadata else None
+
+
+def trimmed_files(path: Path) -> list[Path]:
+    """The trimmed files beside a model's."""
+    found = []
+    for beside in (copy_path(path), head_output_path(path)):
+        with contextlib.suppress(ModelFileError):  # somebody else's
+            if found_trimmed(beside) is not None:
+                found.append(beside)
+    return found
+
+
+def is_made_of(trimmed: Header, source: Header) -> bool:
+    """Whether a trimmed file was made of this very file, whose header was checked."""
+    content = FileContent(source).digest()
+    return content is not None and trimmed.metadata[SOURCE] == content
 
 
 def output_setting(num_tokens: int) -> str:
@@ -103,16 +123,13 @@ def is_of_output(identity: str) -> bool:
     return identity.endswith(_OF_OUTPUT)
 
 
-def found_head_output(header: Header) -> Header | None:
-    """The header of the trimmed output layer of a head, if one was made of this very file.
+def checked_head_output(header: Header) -> Header | None:
+    """The header of the trimmed output layer of a head, if there is one.
 
     header: of the file that has the head. Raises ModelFileError if it is damaged.
     """
-    path = head_output_path(header.path)
-    if not path.is_file():
-        return None
-    found = read_header(path)
-    if found.number(SOURCE_BYTES) != header.size_bytes:
+    found = found_trimmed(head_output_path(header.path))
+    if found is None:
         return None
     count, width = (
         found.number(NUM_TOKENS),
@@ -123,6 +140,6 @@ def found_head_output(header: Header) -> Header | None:
         fault = _row_fault(found, width, len(header.tokens))
     if fault:
         raise ModelFileError(
-            f"{path} is damaged: {fault}", "Trim its model again, or delete it."
+            f"{found.path} is damaged: {fault}", "Trim its model again, or delete it."
         )
     return found

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from localspec.atomic_write import write_whole
 from localspec.errors import ModelFileError
 from localspec.gguf_file.architectures import HEADS_APART, HeadGraph
+from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.head import HeadFacts, head_facts
 from localspec.gguf_file.header import BEHIND, Header, Tensor
 from localspec.gguf_file.own_tokens import OWN_TOKENS, own_tokens
@@ -25,7 +26,7 @@ from localspec.gguf_file.tensor_types import F32, INT64, row_bytes
 from localspec.gguf_file.trimmed import (
     KIND,
     NUM_TOKENS,
-    SOURCE_BYTES,
+    SOURCE,
     SPARED_BYTES,
     copy_path,
     head_output_path,
@@ -54,7 +55,7 @@ class _Written(NamedTuple):
 def why_not_trimmed(header: Header) -> str:
     """Why no trimmed file can be made of a model's or a head's file, in words."""
     facts = head_facts(header)
-    if header.number(NUM_TOKENS) or header.number(SOURCE_BYTES):
+    if NUM_TOKENS in header.metadata or SOURCE in header.metadata:
         return "it is trimmed already"
     if len(header.parts) > 1:
         return f"it is split into {len(header.parts)} files"
@@ -123,7 +124,7 @@ def _draft(header: Header, data: Bytes, ids: NDArray[np.int64]) -> Iterator[memo
         [
             (NUM_TOKENS, _U32, len(ids)),
             (KIND, _U32, table.kind),
-            (SOURCE_BYTES, _U64, header.size_bytes),
+            (SOURCE, _STRING, FileContent(header).digest() or ""),
             (BEHIND, _U64, sum(part.nbytes for part in behind)),
         ],
         [
@@ -151,7 +152,7 @@ def _head_apart(header: Header, data: Bytes, ids: NDArray[np.int64]) -> Iterator
         if tensor.name != OWN_TOKENS
     ]
     tensors.append(_Written(OWN_TOKENS, INT64, (len(own),), own.view(np.uint8)))
-    entries: list[Entry] = [(SOURCE_BYTES, _U64, header.size_bytes)]
+    entries: list[Entry] = [(SOURCE, _STRING, FileContent(header).digest() or "")]
     return _file(_kept_metadata(header, data), entries, tensors, [])
 
 
@@ -191,7 +192,7 @@ def _head_output_file(
             ("llama.rope.dimension_count", _U32, _ZERO_WIDTH),
             ("llama.attention.layer_norm_rms_epsilon", _F32, _TINY),
             (NUM_TOKENS, _U32, len(ids)),
-            (SOURCE_BYTES, _U64, header.size_bytes),
+            (SOURCE, _STRING, FileContent(header).digest() or ""),
             (SPARED_BYTES, _U64, output.size_bytes),
             (BEHIND, _U64, behind[0].nbytes),
         ],

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from localspec.errors import MemoryLimitError
 from localspec.exactness import Exactness
+from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import DEFAULT_CONTEXT_LENGTH, ModelShape, context_to_open
 from localspec.gguf_file.tensor_types import repacked_types, unevenly_repacked
@@ -16,7 +17,6 @@ from localspec.llama.placement import is_in_main_memory, usable_gpus
 from localspec.llama.quirks.tiled_kernels import are_tiled
 from localspec.machine import memory_here
 from localspec.policy.profile import is_of_exactness, kept_profiles
-from localspec.preflight.content import FileContent
 from localspec.preflight.plan import Plan, largest, plan_layers
 from localspec.preflight.room import MemoryRoom, Planned, Shortage
 from localspec.preflight.settings import (
@@ -155,7 +155,8 @@ def fitting_preset(room: MemoryRoom) -> Preset | None:
     sizes: dict[int, Preset] = {}
     for preset in load_presets().values():
         models = [model for model in preset.models if isinstance(model, HubModel)]
-        if models and all(model.size_bytes is not None for model in models):
+        is_known = models and all(model.size_bytes is not None for model in models)
+        if is_known and not preset.embeds:
             sizes[sum(model.size_bytes or 0 for model in models)] = preset
     fitting = [size for size in sizes if fits_by_size(size, room)]
     return sizes[max(fitting)] if fitting else None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.header import Header
 from localspec.policy.acceptance import Weights
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import latest_learned
-from localspec.policy.speedup import Curve, speedup_of
-from localspec.preflight.content import FileContent
+from localspec.policy.speedup import Curve, best_draft_tokens, expected_speedup, speedup_of
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
+
+_ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 class MeasuredPair(NamedTuple):
@@ -72,3 +75,23 @@ def measured_pair(
         acceptance.expected(acceptance.weights, None),
         acceptance.num_seen,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedGain:
+    """The best number of draft tokens at an acceptance rate, and the speed-up over plain."""
+
+    acceptance: float
+    num_draft_tokens: int
+    speedup: float
+
+
+def expected_gains(costs: Curve) -> Iterator[ExpectedGain]:
+    """The best there is to gain at typical acceptance rates."""
+    for acceptance in _ACCEPTANCES:
+        best = best_draft_tokens(costs, acceptance, MAX_DRAFT_TOKENS)
+        yield ExpectedGain(
+            acceptance=acceptance,
+            num_draft_tokens=best,
+            speedup=expected_speedup(costs, acceptance, best),
+        )

@@ -15,8 +15,11 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.trimmed import (
-    found_copy,
-    found_head_output,
+    checked_head_output,
+    copy_path,
+    found_trimmed,
+    head_output_path,
+    is_made_of,
     is_of_output,
     num_proposed,
     output_setting,
@@ -28,6 +31,7 @@ from localspec.speculative.policy_api import ProposerKind
 
 _LEAST_SPARED = 0.3  # share of a token's bytes: less hardly pays for what is not accepted
 _LEAST_JUDGED = 64  # tokens of each
+_ANOTHER = "it was made of another file than the one beside it; trim that one again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +39,15 @@ class TrimmedChoice:
     """A trimmed file beside a draft or a head.
 
     header: of it, checked. is_output: whether it is the output layer of an MTP head, else a
-    copy of the whole. is_used: whether it pays more. why: in words.
+    copy of the whole. is_used: whether it pays more. why: in words. is_of_another: whether it
+    was made of another file; then it is not checked.
     """
 
     header: Header
     is_output: bool
     is_used: bool
     why: str
+    is_of_another: bool = False
 
     @property
     def sentence(self) -> str:
@@ -74,11 +80,14 @@ def trimmed_choices(headers: Mapping[Role, Header], *, with_head: bool) -> Choic
 def _choice(target: Header, drafter: Header) -> TrimmedChoice | None:
     facts = head_facts(drafter)
     is_output = facts is not None and facts.graph not in HEADS_APART
-    found = found_head_output(drafter) if is_output else found_copy(drafter)
+    path = head_output_path(drafter.path) if is_output else copy_path(drafter.path)
+    found = found_trimmed(path)
     if found is None:
         return None
-    if not is_output:
-        found = check_model_file(found.path)
+    if not is_made_of(found, drafter):
+        return TrimmedChoice(found, is_output, is_used=False, why=_ANOTHER, is_of_another=True)
+    found = checked_head_output(drafter) if is_output else check_model_file(path)
+    assert found is not None
     pairs = _measured(target, drafter, found, is_output=is_output)
     if pairs is not None:
         of_trimmed, of_whole = (pair.speedup for pair in pairs)

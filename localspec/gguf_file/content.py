@@ -1,0 +1,85 @@
+"""Identifies a model by the content of its files, whatever they are called.
+
+Fine-tunes of a model share its name, size and shape. Caches and costs of one must not be used
+for another, nor a trimmed file that was made of one, so they are kept with a hash of the whole
+header and of samples of every tensor. A fine-tune, a merge or another quantisation changes
+nearly all values of each tensor that it touches, so the samples differ; reading them takes
+milliseconds if the file has just been loaded. Two files that differ in a few bytes elsewhere
+have the same hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import BinaryIO
+
+from localspec.gguf_file.header import Header, Tensor
+
+logger = logging.getLogger(__name__)
+
+_NUM_SAMPLES, _SAMPLE_BYTES = 8, 64  # of each tensor
+_CHUNK_BYTES = 1 << 20  # of a header, read at a time
+
+
+class FileContent:
+    """A model's files, as they were when this was made. header: of `check_model_file`."""
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        self._states = self._current_states()
+
+    def digest(self) -> str | None:
+        """A hash of their content, as hexadecimal digits.
+
+        None if a file is gone or has changed, so that it is not known what was loaded; the
+        reason goes to the log.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        try:
+            for part in self._header.parts:
+                with part.path.open("rb", buffering=0) as file:
+                    _add_part(digest, file, part)
+        except OSError as error:
+            logger.warning("%s cannot be read: %s", self._header.path, error.strerror)
+            return None
+        if None in self._states or self._states != self._current_states():
+            logger.warning("%s has changed while it was loaded", self._header.path)
+            return None
+        return digest.hexdigest()
+
+    def _current_states(self) -> list[tuple[int, ...] | None]:
+        return [_state(part.path) for part in self._header.parts]
+
+
+def _add_part(digest: hashlib.blake2b, file: BinaryIO, part: Header) -> None:
+    """The header of one file, and samples of its tensors."""
+    left = part.data_start
+    while left > 0 and (chunk := file.read(min(left, _CHUNK_BYTES))):
+        digest.update(chunk)
+        left -= len(chunk)
+    for tensor in part.tensors:
+        for offset, size in _samples(tensor):
+            file.seek(offset)
+            digest.update(file.read(size))
+
+
+def _samples(tensor: Tensor) -> list[tuple[int, int]]:
+    """Offsets and lengths, evenly spread; a small tensor is read whole."""
+    if tensor.size_bytes <= _NUM_SAMPLES * _SAMPLE_BYTES:
+        return [(tensor.offset, tensor.size_bytes)]
+    last = tensor.size_bytes - _SAMPLE_BYTES
+    return [
+        (tensor.offset + last * index // (_NUM_SAMPLES - 1), _SAMPLE_BYTES)
+        for index in range(_NUM_SAMPLES)
+    ]
+
+
+def _state(path: Path) -> tuple[int, ...] | None:
+    """Changes with the file; None if it is gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
