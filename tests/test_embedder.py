@@ -9,10 +9,15 @@ import sys
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import localspec
 from gguf_maker import write_random_model
+from localspec.cli import main
+from localspec.llama.options import BATCH_SIZE
+from localspec.presets.presets import user_presets
 from localspec.server.embeddings import Embeddings, OllamaEmbed, OllamaEmbeddings, Rerank
+from localspec.server.served_embedder import ServedEmbedder
 from server_runner import running_server
 
 MEAN, LAST, RANK = 1, 3, 4
@@ -22,7 +27,8 @@ TEXTS = ["A fox ran over the hill.", "Rain.", "What is <|im_end|> for?"]
 def write_embedder(path, tokenizer_of, pooling, **more):
     """A model that pools: by the mean of its rows, or the last one."""
     extra = {"llama.pooling_type": pooling}
-    return write_random_model(path, tokenizer_of, context_length=64, extra=extra, **more)
+    more = {"context_length": 64, **more}
+    return write_random_model(path, tokenizer_of, extra=extra, **more)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +99,42 @@ def test_the_file_says_how_it_pools(tmp_path, demo_target, embedder):
         assert abs(last.embed(TEXTS[0]).values[0] @ embedder.embed(TEXTS[0]).values[0]) < 0.999
         longer = last.embed([TEXTS[0], TEXTS[0] + " And then?"]).values
         assert abs(longer[0] @ longer[1]) < 0.999
+
+
+@pytest.mark.parametrize("pooling", [MEAN, LAST])
+def test_texts_longer_than_a_decode_have_the_vectors_of_llama_cpp_python(
+    pooling, tmp_path, demo_target
+):
+    """Where the last row counts, a text is read in pieces; a mean needs it whole."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    path = write_embedder(tmp_path / "long.gguf", demo_target, pooling, context_length=1536)
+    texts = ["A fox ran over the hill. " * 90, "Rain.", "owl " * 200]
+    with localspec.load_embedder(path, num_threads=1) as ours:
+        found = ours.embed(texts)
+    assert found.num_tokens > BATCH_SIZE
+    size = {"n_ctx": 1536, "n_batch": 1536, "n_ubatch": 1536}
+    other = llama_cpp.Llama(str(path), embedding=True, verbose=False, **size)
+    expected = [other.embed(text, normalize=True) for text in texts]
+    other.close()
+    np.testing.assert_allclose(found.values, expected, atol=1e-3)
+
+
+def test_a_context_may_have_fewer_tokens_than_texts_are_read_at_once(mean):
+    with localspec.load_embedder(mean, context_length=4) as small:
+        assert small.embed([[5, 6]] * 20).values.shape == (20, small.width)
+
+
+def test_explain_counts_its_memory(mean, tmp_path, demo_target):
+    found = localspec.explain(embeddings=mean).embedder
+    assert (found.name, found.is_here, found.context_length) == ("mean.gguf", True, 64)
+    assert found.needed_bytes > found.size_bytes / 2
+    long = write_embedder(tmp_path / "long.gguf", demo_target, MEAN, context_length=4096)
+    last = write_embedder(tmp_path / "last.gguf", demo_target, LAST, context_length=4096)
+    sizes = [localspec.explain(embeddings=each).embedder.needed_bytes for each in (long, last)]
+    assert sizes[0] > sizes[1] > found.needed_bytes  # whole, and in pieces
+    shown = CliRunner().invoke(main, ["explain", "--embeddings", str(mean)]).stdout
+    assert "for mean.gguf with texts of up to 64 tokens" in " ".join(shown.split())
+    assert localspec.explain().embedder is None
 
 
 def test_what_is_refused(embedder, reranker, demo_target, mean):
@@ -196,6 +238,50 @@ def test_what_the_server_refuses(embedding, path, fields, what):
     response = embedding.ask(path, **fields)
     assert response.status_code == 400
     assert what in response.json()["error"]["message"]
+
+
+def test_a_preset_for_embeddings_is_opened_by_its_name(monkeypatch, tmp_path, mean):
+    """And is no model that answers."""
+    presets = tmp_path / "models.toml"
+    monkeypatch.setattr("localspec.presets.presets.user_presets_file", lambda: presets)
+    presets.write_text(
+        '[mine]\ndescription = "x"\ncontext_length = 64\nembeds = true\n'
+        f'[mine.target]\npath = "{mean.as_posix()}"\n'
+    )
+    with localspec.load_embedder("mine") as embedder:
+        assert embedder.embed("fox").values.shape == (1, embedder.width)
+    assert ServedEmbedder("mine").name == "mine"
+    assert ServedEmbedder(str(mean)).name == "mean"
+    for ask in (localspec.load, localspec.explain):
+        with pytest.raises(localspec.OptionError, match="turns texts into vectors") as caught:
+            ask("mine")
+        assert "serve --embeddings mine" in caught.value.hint
+    listed = CliRunner().invoke(main, ["models"])
+    assert "PRESET': mine, bge-small-en-v1.5" in listed.output
+    presets.write_text("[mine]\nembeds = 1\n")
+    with pytest.raises(localspec.PresetError, match="embeds: is 1, not of type bool"):
+        user_presets()
+
+
+@pytest.mark.process
+def test_what_was_embedded_is_counted(mean):
+    with running_server(embedder=str(mean)) as server:
+        assert measured(server, "localspec_model_loaded") == 0
+        found = server.ask("/v1/embeddings", input=TEXTS).json()
+        more = server.ask("/api/embed", input="fox").json()
+        num_tokens = found["usage"]["prompt_tokens"] + more["prompt_eval_count"]
+        assert measured(server, "localspec_embedded_texts_total") == 4
+        assert measured(server, "localspec_embedded_tokens_total") == num_tokens
+        assert measured(server, "localspec_model_loaded") == 1
+        assert server.ask("/v1/embeddings", input="fox " * 100).status_code == 400
+        assert measured(server, "localspec_embedded_texts_total") == 4
+
+
+def measured(server, name):
+    """The number of a series of the embedding model."""
+    lines = server.client.get("/metrics").text.splitlines()
+    begin = f'{name}{{model="mean"}} '
+    return float(next(line for line in lines if line.startswith(begin)).removeprefix(begin))
 
 
 @pytest.mark.process

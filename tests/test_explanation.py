@@ -77,6 +77,25 @@ def test_the_facts_are_those_of_the_loaded_pair(demo_target, demo_draft):
     assert found.fits
 
 
+def test_answers_at_once_are_counted_as_load_opens_them():
+    """As many as half of the memory for caches pays for; the rest of it is left."""
+    alone, four = explain(), explain(parallel=4)
+    one, several = alone.at_once, four.at_once
+    assert (one.num, one.num_bytes, several.num) == (1, 0, 4)
+    assert four.memory.needed_bytes == alone.memory.needed_bytes + several.num_bytes
+    assert several.kept_bytes == one.kept_bytes - several.num_bytes
+    with load(parallel=4) as engine:
+        assert engine.parallel == 4
+        assert engine.memory().models.needed_bytes == four.memory.needed_bytes
+    few = explain(parallel=4, kept_bytes=several.num_bytes)
+    assert 1 < few.at_once.num < 4
+    shown = " ".join(run("--parallel", "4").split())
+    assert "4 of 4 answers at once, each with the whole context: " in shown
+    assert "at once" not in run()
+    with pytest.raises(OptionError, match="parallel is 17"):
+        explain(parallel=17)
+
+
 def test_a_pair_that_does_not_fit_together_is_explained(tmp_path, demo_target):
     other = write_random_model(
         tmp_path / "other.gguf",

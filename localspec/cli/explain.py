@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli import exit_codes
+from localspec.cli.completion import complete_model
 from localspec.cli.device_options import RPC_OPTION, TENSOR_SPLIT_OPTION
 from localspec.cli.flags import field_option, json_option
 from localspec.cli.help import Command
@@ -18,6 +19,8 @@ from localspec.cli.quantities import readable_bytes
 from localspec.cli.screen import in_flags, titled
 from localspec.cli.waiting import waiting
 from localspec.llama.options import LlamaOptions
+from localspec.machine import memory_here
+from localspec.preflight.side_by_side import MOST_PARALLEL, served_kept_bytes
 from localspec.presets.choice import choose_model
 from localspec.presets.pairing import LARGEST_SHARE
 from localspec.speculative.common_tokens import CommonTokens
@@ -38,8 +41,26 @@ _NOT_MEASURED = "not measured on this machine yet; run: localspec bench"
 )
 @RPC_OPTION
 @TENSOR_SPLIT_OPTION
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, MOST_PARALLEL),
+    help="Answers at once, as 'localspec serve' gives 4. [default: one, as a chat]",
+)
+@click.option(
+    "--embeddings",
+    metavar="MODEL",
+    shell_complete=complete_model,
+    help="A model for embeddings beside it, as of 'localspec serve'. [default: none]",
+)
 @json_option("object with everything found")
-def explain(*, model: str | None, target: str | None, as_json: bool, **asked: Any) -> None:
+def explain(
+    *,
+    model: str | None,
+    target: str | None,
+    parallel: int | None,
+    as_json: bool,
+    **asked: Any,
+) -> None:
     """Say whether a pair fits and pays, and why, before any download.
 
     For models that are not on this machine only the headers of their files are read, a few
@@ -49,6 +70,7 @@ def explain(*, model: str | None, target: str | None, as_json: bool, **asked: An
         localspec explain qwen2-7b
         localspec explain T.gguf --draft D.gguf --ctx 16384
         localspec explain T.gguf --head H.gguf
+        localspec explain qwen2-7b --parallel 4
         localspec explain T.gguf --rpc workshop-pc:50052
         localspec explain bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0 --json
     """
@@ -56,6 +78,9 @@ def explain(*, model: str | None, target: str | None, as_json: bool, **asked: An
 
     is_target = asked["draft"] is not None or asked["head"] is not None
     preset, chosen = choose_model(model, None, target, is_target=is_target)
+    if parallel is not None:
+        asked |= {"parallel": parallel}
+        asked |= {"kept_bytes": served_kept_bytes(memory_here().total_bytes)}
     with waiting(lambda: "Looking at the models …"):
         found = explanation.explain(preset, target=chosen, **asked)
     if as_json:
@@ -212,10 +237,21 @@ def _memory_lines(found: Explanation) -> list[str]:
             f"peak {readable_bytes(memory.peak_bytes)}, with {total('repacked')} of weights "
             "repacked for the processor"
         )
+    at_once = found.at_once
+    if at_once.num_asked > 1:
+        lines.append(
+            f"{at_once.num} of {at_once.num_asked} answers at once, each with the whole "
+            f"context: {readable_bytes(at_once.num_bytes)} of that"
+        )
     lines.append(
-        f"and up to {readable_bytes(found.kept_bytes)} more for the caches of waiting "
+        f"and up to {readable_bytes(at_once.kept_bytes)} more for the caches of waiting "
         "conversations"
     )
+    if (embedder := found.embedder) is not None:
+        lines.append(
+            f"and {readable_bytes(embedder.needed_bytes)} for {embedder.name} with texts of up "
+            f"to {embedder.context_length} tokens, once it is asked"
+        )
     if found.smaller:
         lines.append(f"the preset {found.smaller} fits")
     return lines

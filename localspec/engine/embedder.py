@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localspec.errors import ContextError, OptionError
 from localspec.gguf_file.check import check_embedder_file
+from localspec.gguf_file.header import Header
 from localspec.llama.options import LlamaOptions
 from localspec.presets.located import locate_source
 
@@ -37,10 +38,12 @@ class Embedder:
     From any thread, one call at a time: others wait. Leaving its `with` block closes it.
     """
 
-    def __init__(self, path: Path, options: LlamaOptions, progress: Callable[[float], None]):
+    def __init__(
+        self, header: Header, options: LlamaOptions, progress: Callable[[float], None]
+    ) -> None:
         from localspec.llama.embedder import LlamaEmbedder
 
-        self._model = LlamaEmbedder.open(path, options, progress)
+        self._model = LlamaEmbedder.open(header, options, progress)
         self._in_use = threading.Lock()
         self.name = self._model.name
         self.context_length, self.width = self._model.context_length, self._model.width
@@ -132,19 +135,19 @@ def load_embedder(
 ) -> Embedder:
     """Open a model that turns texts into vectors, or a reranker.
 
-    model: its GGUF file, or a name of the hub as hf:owner/repo/file.gguf, which has to be on
-    this machine. context_length: tokens of a text; by default what it was trained for, up to
-    8192. progress: called with the loaded share, 0 … 1.
+    model: a preset ("bge-small-en-v1.5", "nomic-embed-text-v1.5"), a GGUF file, or a name of
+    the hub as hf:owner/repo/file.gguf; it has to be on this machine. context_length: tokens of
+    a text; by default what it was trained for, up to 8192. progress: called with the loaded
+    share, 0 … 1.
 
     Raises ModelFileError if it is no such model, PresetError if it is not here, OptionError,
     and MemoryLimitError.
     """
-    path = located_embedder(model)
-    check_embedder_file(path)
+    header = check_embedder_file(located_embedder(model))
     options = LlamaOptions(
         context_length=context_length, num_threads=num_threads, num_gpu_layers=num_gpu_layers
     )
-    return Embedder(path, options, progress)
+    return Embedder(header, options, progress)
 
 
 def located_embedder(model: str | os.PathLike[str]) -> Path:

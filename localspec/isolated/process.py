@@ -13,12 +13,12 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from localspec.engine.access import EngineTurn
-from localspec.engine.side_by_side import MOST_PARALLEL
 from localspec.engine.sources import servers_used
 from localspec.errors import ClosedError, CrashedError, EngineError, RpcError
 from localspec.isolated.channel import Channel
 from localspec.isolated.child import EngineFacts, serve_engine
 from localspec.llama.rpc_servers import ask_servers
+from localspec.preflight.side_by_side import MOST_PARALLEL
 
 if TYPE_CHECKING:
     from localspec.engine.sources import LoadKeywords

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from localspec.errors import ModelFileError
+from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import context_to_open
 from localspec.llama import params as llama_params
 from localspec.llama.context import LlamaContext
@@ -18,10 +18,9 @@ from localspec.llama.handle import Handle
 from localspec.llama.library import llama_cpp
 from localspec.llama.native import LoadWatch
 from localspec.llama.opening import load_weights, new_context, open_watched
-from localspec.llama.options import LlamaOptions
+from localspec.llama.options import LlamaOptions, embedding_batch_size
 from localspec.llama.vocabulary import LlamaVocabulary
 
-MOST_TOKENS = 8192  # of a text, unless more is asked for: a batch has to hold all of them
 _MOST_TEXTS = 16  # in one decode
 _PAIR = b"rerank"  # the name of a reranker's template
 
@@ -32,8 +31,9 @@ class LlamaEmbedder(LlamaContext):
     ranks: whether it gives a query and a document a score. width: numbers of a text.
     """
 
-    def __init__(self, handle: Handle, context_length: int) -> None:
+    def __init__(self, handle: Handle, context_length: int, batch_size: int) -> None:
         super().__init__(handle)
+        self._batch_size = batch_size
         model = handle.model
         vocab = llama_cpp.llama_model_get_vocab(model)
         self.vocabulary = LlamaVocabulary(vocab, handle.require_open, handle.in_use)
@@ -58,34 +58,35 @@ class LlamaEmbedder(LlamaContext):
     @classmethod
     def open(
         cls,
-        path: Path,
+        header: Header,
         options: LlamaOptions,
         progress: Callable[[float], None] = lambda _fraction: None,
     ) -> LlamaEmbedder:
-        """Load the file at `path`, which `check_embedder_file` has checked.
+        """Load the file of that header, which `check_embedder_file` has checked.
 
         Raises as `LlamaModel.open` does.
         """
-        return open_watched(progress, functools.partial(cls._load, path, options))
+        return open_watched(progress, functools.partial(cls._load, header, options))
 
     @classmethod
-    def _load(cls, path: Path, options: LlamaOptions, watch: LoadWatch) -> LlamaEmbedder:
+    def _load(cls, header: Header, options: LlamaOptions, watch: LoadWatch) -> LlamaEmbedder:
+        path = header.path
         model = load_weights(path, options, watch)
         try:
             trained = llama_cpp.llama_model_n_ctx_train(model)
-            wanted = options.context_length or min(trained, MOST_TOKENS)
-            length = context_to_open(wanted, trained, path.name)
+            length = context_to_open(options.context_length, trained, path.name)
+            batch_size = embedding_batch_size(header, length)
             params = llama_params.context_params(options, length)
-            # Each text has to be in one piece: an encoder looks at all of it at once.
-            params.n_batch = params.n_ubatch = params.n_outputs_max = length
-            params.n_seq_max, params.kv_unified, params.embeddings = _MOST_TEXTS, True, True
+            params.n_batch = params.n_ubatch = params.n_outputs_max = batch_size
+            params.n_seq_max = min(_MOST_TEXTS, batch_size)
+            params.kv_unified = params.embeddings = True
             context = new_context(model, path.name, params)
         except BaseException:
             llama_cpp.llama_model_free(model)
             raise
         handle = Handle(context, path.name)
         with handle.closed_on_failure():
-            return cls(handle, length)
+            return cls(handle, length, batch_size)
 
     def tokens_of(self, text: str) -> list[int]:
         """The tokens of a text, with those that the model wants around it."""
@@ -121,31 +122,44 @@ class LlamaEmbedder(LlamaContext):
             last, num_tokens = first, 0
             while (
                 last < len(texts)
-                and last - first < _MOST_TEXTS
+                and last - first < min(_MOST_TEXTS, self._batch_size)
                 and num_tokens + len(texts[last]) <= self.context_length
             ):
                 num_tokens, last = num_tokens + len(texts[last]), last + 1
-            self._decode(texts[first:last], num_tokens)
-            for index in range(first, last):
-                pointer = llama_cpp.llama_get_embeddings_seq(self.handle.context, index - first)
-                found[index] = np.ctypeslib.as_array(pointer, (self.width,))
+            self._pool(texts[first:last], found[first:last])
             first = last
         return found
 
-    def _decode(self, texts: Sequence[Sequence[int]], num_tokens: int) -> None:
+    def _pool(
+        self, texts: Sequence[Sequence[int]], out: np.ndarray[Any, np.dtype[np.float32]]
+    ) -> None:
+        """Fill `out` (texts, width) with the numbers of texts that fit together."""
         self.require_open()
-        self._start_decode(num_tokens)
         if self.handle.memory is not None:
             llama_cpp.llama_memory_clear(self.handle.memory, True)  # noqa: FBT003
+        rows = [
+            (sequence, position, token)
+            for sequence, text in enumerate(texts)
+            for position, token in enumerate(text)
+        ]
+        for begin in range(0, len(rows), self._batch_size):
+            part = rows[begin : begin + self._batch_size]
+            self._decode(part)
+            for sequence, position, _token in part:
+                if position == len(texts[sequence]) - 1:
+                    pointer = llama_cpp.llama_get_embeddings_seq(self.handle.context, sequence)
+                    out[sequence] = np.ctypeslib.as_array(pointer, (self.width,))
+
+    def _decode(self, rows: Sequence[tuple[int, int, int]]) -> None:
+        """rows: sequence, position and token of each."""
+        num_tokens = len(rows)
+        self._start_decode(num_tokens)
         batch = llama_cpp.llama_batch_init(num_tokens, 0, 1)
         try:
-            at = 0
-            for sequence, text in enumerate(texts):
-                for position, token in enumerate(text):
-                    batch.token[at], batch.pos[at] = token, position
-                    batch.n_seq_id[at], batch.seq_id[at][0] = 1, sequence
-                    batch.logits[at] = 1
-                    at += 1
+            for at, (sequence, position, token) in enumerate(rows):
+                batch.token[at], batch.pos[at] = token, position
+                batch.n_seq_id[at], batch.seq_id[at][0] = 1, sequence
+                batch.logits[at] = 1
             batch.n_tokens = num_tokens
             status = llama_cpp.llama_decode(self.handle.context, batch)
         finally:

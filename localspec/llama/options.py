@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from localspec.errors import OptionError
+from localspec.gguf_file.header import Header
 from localspec.rpc_address import checked_addresses
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
@@ -24,6 +25,10 @@ NUM_KEPT_ROWS = 512  # of a target: a head that was idle for longer starts again
 # Tokens that a head reads at once in rows of its target's layers: libllama makes room for
 # logits of each.
 ROWS_BATCH_SIZE = 64
+
+# Architectures whose models answer, unless a file says otherwise, and ways of pooling (last,
+# rank) that take a text's last row of them.
+_ANSWERING, _LAST_ROW = frozenset({"llama", "qwen2", "qwen3"}), (3, 4)
 
 CONTEXT_STEP = 256  # tokens; libllama rounds a context up
 ALL_LAYERS = 512  # `gguf_file.check` refuses more
@@ -166,6 +171,21 @@ def graph_batch_size(flash_attention: FlashAttention, context_length: int) -> in
     """The most tokens that one graph computes."""
     most = _STEP_WITHOUT_FLASH if flash_attention == "off" else BATCH_SIZE
     return min(most, context_length)
+
+
+def embedding_batch_size(header: Header, context_length: int) -> int:
+    """The most tokens of a decode that embeds; each context_length tokens at most.
+
+    What looks ahead, or takes a mean, has to have a text in one piece. Of others the last row
+    counts, which comes at the end of any piece; pieces bound the logits that libllama computes
+    for every token of a model that could answer.
+    """
+    stated = f"{header.architecture}."
+    takes_last = header.number(f"{stated}pooling_type") in _LAST_ROW
+    is_causal = header.metadata.get(f"{stated}attention.causal") is not False
+    if header.architecture in _ANSWERING and is_causal and takes_last:
+        return min(BATCH_SIZE, context_length)
+    return context_length
 
 
 def num_cells(context_length: int) -> int:

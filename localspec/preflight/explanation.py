@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from localspec.errors import PairError, known_keywords
@@ -15,12 +15,8 @@ from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import type_name
 from localspec.gguf_file.trimmed import is_of_output, num_proposed
 from localspec.llama.options import LlamaOptions
-from localspec.policy.speedup import (
-    Curve,
-    best_draft_tokens,
-    break_even_acceptance,
-    expected_speedup,
-)
+from localspec.policy.speedup import Curve, break_even_acceptance
+from localspec.preflight.embedder_memory import EmbedderFacts, embedder_facts
 from localspec.preflight.fit import (
     exact_settings,
     fitting_preset,
@@ -30,10 +26,10 @@ from localspec.preflight.fit import (
     room_here,
     target_context_length,
 )
-from localspec.preflight.measured import measured_pair
+from localspec.preflight.measured import ExpectedGain, expected_gains, measured_pair
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
-from localspec.preflight.plan import plan_layers
 from localspec.preflight.room import MemoryRoom, PairMemory, Planned
+from localspec.preflight.side_by_side import AtOnce, planned_at_once
 from localspec.preflight.trimmed_choice import Choices, TrimmedChoice, trimmed_choices
 from localspec.presets.draft_here import DraftHere, draft_here
 from localspec.presets.model_header import (
@@ -51,7 +47,6 @@ from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
 from localspec.speculative.shared_vocabulary import SharedVocabulary
 
 _Name = str | os.PathLike[str]
-_ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,25 +98,15 @@ class HeadReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedGain:
-    """The best number of draft tokens at an acceptance rate, and the speed-up over plain."""
-
-    acceptance: float
-    num_draft_tokens: int
-    speedup: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """All that is known of a pair.
 
     vocabulary: what target and draft share, or two tokenizers have in common; misfit: why they
     are not a pair. size_warning: why the draft is too large to pay, in a sentence, or empty.
-    largest_context: tokens that fit
-    into the memory that is free now. gpu_layers: the most layers of the target on GPUs that
-    fit at this context, if more were asked for; None without GPUs, if no number fits, or if
-    the number was left open. kept_bytes: the most that an engine takes in addition, for the
-    caches of waiting conversations. gains: None if the costs of decoding were not measured
+    largest_context: tokens that fit into the memory that is free now. gpu_layers: the most
+    layers of the target on GPUs that fit at this context, if more were asked for; None without
+    GPUs, if no number fits, or if the number was left open. at_once: how many answers run at
+    once. embedder: what opens beside it. gains: None if the costs of decoding were not measured
     here. break_even: the lowest acceptance rate that pays, None if none does. variants: other
     presets of the same models. smaller: a preset that fits, if this pair does not. draft_here:
     what could draft on this machine, if nothing was named that drafts. trimmed: for each
@@ -139,7 +124,8 @@ class Explanation:
     room: MemoryRoom
     largest_context: int
     gpu_layers: int | None
-    kept_bytes: int
+    at_once: AtOnce
+    embedder: EmbedderFacts | None
     gains: tuple[ExpectedGain, ...] | None
     break_even: float | None
     variants: dict[str, str]
@@ -176,33 +162,32 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     num_gpu_layers: int | None = None,
     rpc: Sequence[str] | None = None,
     tensor_split: Sequence[float] = (),
+    parallel: int = 1,
+    embeddings: str | os.PathLike[str] | None = None,
+    kept_bytes: int = DEFAULT_KEPT_BYTES,
 ) -> Explanation:
     """Whether a preset, or a target and its draft or head, fits and pays on this machine.
 
     Models are named as for `localspec.load`; only the headers of missing files are fetched.
     context_length: tokens; num_gpu_layers: of each model; rpc: RPC servers for the target,
-    which are asked for their devices; tensor_split: the target's shares of the devices
-    (defaults: as for `load`).
+    which are asked for their devices; tensor_split: the target's shares of the devices;
+    parallel, kept_bytes: answers at once, and memory for caches (defaults: as for `load`).
+    embeddings: a model for vectors beside it, as for `load_embedder`.
 
     Raises PresetError, OptionError, ModelFileError or DownloadError for a model that cannot be
     found or read, OptionError for numbers that `load` refuses, and RpcError.
     """
     asked = LlamaOptions(context_length=context_length, num_gpu_layers=num_gpu_layers)
-    named: dict[Role, _Name | None] = {"target": target, "draft": draft, "head": head}
-    chosen, named["target"] = chosen_pair(preset, named)
-    models = {role: find_model(text, role) for role, text in named.items() if text is not None}
-    if chosen is not None:
-        models = chosen.by_role()
-        context_length = context_length or chosen.context_length
-    found = by_actual_role({role: read_model_header(model) for role, model in models.items()})
+    chosen, found = _found(preset, {"target": target, "draft": draft, "head": head})
     check_target(its_header := found["target"].header)
     choices = _take_trimmed(found)
     vocabulary, misfit = _compared(found)
     asked = replace(asked, rpc=common_servers(rpc, chosen), tensor_split=tuple(tensor_split))
     room = room_here(asked.rpc)
     wanted = _wanted(found, replace(asked, context_length=None))
-    length = target_context_length(its_header, context_length)
-    memory = plan_layers(wanted, length, room).memory
+    usual = None if chosen is None else chosen.context_length
+    length = target_context_length(its_header, context_length or usual)
+    memory, at_once = planned_at_once(wanted, length, room, parallel, kept_bytes)
     smaller = fitting_preset(room) if room.shortages(memory) else None
     head_report = _head_report(found, memory, asked, choices)
     costs = _costs_of(found, head_report)
@@ -218,14 +203,27 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         room=room,
         largest_context=largest_context(wanted, room),
         gpu_layers=most_gpu_layers(wanted, length, room) if room.gpus else None,
-        kept_bytes=DEFAULT_KEPT_BYTES,
-        gains=None if costs is None else tuple(_expected_gains(costs)),
+        at_once=at_once,
+        embedder=None if embeddings is None else embedder_facts(embeddings),
+        gains=None if costs is None else tuple(expected_gains(costs)),
         break_even=None if costs is None else break_even_acceptance(costs, MAX_DRAFT_TOKENS),
         variants={} if chosen is None else _variants(chosen),
         smaller=None if smaller is None else smaller.name,
         draft_here=None if len(found) > 1 else draft_here(its_header),
         trimmed=tuple(choice.sentence for choice in choices.values()),
     )
+
+
+def _found(
+    preset: _Name | Preset | None, named: dict[Role, _Name | None]
+) -> tuple[Preset | None, dict[Role, FoundHeader]]:
+    """The preset, if one names the models, and the header of each."""
+    chosen, named["target"] = chosen_pair(preset, named)
+    models = {role: find_model(text, role) for role, text in named.items() if text is not None}
+    if chosen is not None:
+        models = chosen.by_role()
+    read = {role: read_model_header(model) for role, model in models.items()}
+    return chosen, by_actual_role(read)
 
 
 def _take_trimmed(found: dict[Role, FoundHeader]) -> Choices:
@@ -248,17 +246,6 @@ def _wanted(found: dict[Role, FoundHeader], asked: LlamaOptions) -> list[Planned
         Planned(one.header, asked if role == "target" else here, role)
         for role, one in found.items()
     ]
-
-
-def _expected_gains(costs: Curve) -> Iterator[ExpectedGain]:
-    """The best there is to gain at typical acceptance rates."""
-    for acceptance in _ACCEPTANCES:
-        best = best_draft_tokens(costs, acceptance, MAX_DRAFT_TOKENS)
-        yield ExpectedGain(
-            acceptance=acceptance,
-            num_draft_tokens=best,
-            speedup=expected_speedup(costs, acceptance, best),
-        )
 
 
 def _head_report(

@@ -114,7 +114,7 @@ def estimate_memory(
         num_snapshots=num_snapshots,
         snapshot_bytes=sum(caches) - one_state,
         compute_bytes=sum(compute),
-        vocabulary_bytes=len(header.tokens) * _BYTES_PER_TOKEN,
+        vocabulary_bytes=vocabulary_bytes(header),
         gpu_bytes=tuple(places[:MAIN_MEMORY]),
         num_layers=len(placement.layers),
         gpu_layers=placement.gpu_layers(),
@@ -198,6 +198,11 @@ def _compute_by_place(header: Header, options: LlamaOptions, placement: Placemen
         sizes[MAIN_MEMORY] = compute_bytes(header, context_length, max_outputs, attention)
     sizes[MAIN_MEMORY] += logits  # which are copied out of the graph
     return sizes
+
+
+def vocabulary_bytes(header: Header) -> int:
+    """What libllama keeps of a vocabulary."""
+    return len(header.tokens) * _BYTES_PER_TOKEN
 
 
 def repacked_bytes(header: Header, repacked: Mapping[str, float]) -> int:

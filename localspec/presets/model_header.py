@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from localspec.gguf_file.check import check_model_file, check_parts
+from localspec.gguf_file.check import check_embedder_file, check_model_file, check_parts
 from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import Header, read_source_header
 from localspec.hub.api import find_quantization, remote_file
@@ -25,17 +25,21 @@ class FoundHeader:
     is_here: bool
 
 
-def read_model_header(model: PresetModel) -> FoundHeader:
+def read_model_header(model: PresetModel, *, embeds: bool = False) -> FoundHeader:
     """Read the header of a model; of files on the hub nothing else is fetched.
 
-    Raises ModelFileError or DownloadError.
+    embeds: whether it may be one that turns texts into vectors. Raises ModelFileError or
+    DownloadError.
     """
     if isinstance(model, HubModel) and missing_files(model):
         remotes = [remote_file(file) for file in model.files]
         parts = [read_source_header(RemoteSource(remote)) for remote in remotes]
         size = sum(remote.size_bytes for remote in remotes)
-        return FoundHeader(header=check_parts(parts), size_bytes=size, is_here=False)
-    header = check_model_file(path_of(model))
+        return FoundHeader(
+            header=check_parts(parts, embeds=embeds), size_bytes=size, is_here=False
+        )
+    check = check_embedder_file if embeds else check_model_file
+    header = check(path_of(model))
     # The later parts of a split model hold hardly more than weights.
     return FoundHeader(
         header=header, size_bytes=max(header.size_bytes, header.weights_bytes), is_here=True

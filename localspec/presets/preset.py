@@ -58,11 +58,11 @@ class Preset:
     `explain` and `download` in place of a name.
 
     head: a trained head in a file of its own; one inside the target's file is not named.
-    context_length: tokens it is opened with. max_context_length: tokens that all models
-    were trained for, None if no source says. rpc: addresses of llama.cpp's RPC servers that
-    hold layers of the target, too, each "host:port". unconfirmed: facts that only one source
-    states, or none; empty if all are confirmed. Raises OptionError for an invalid model,
-    context length or address.
+    context_length: tokens it is opened with. max_context_length: tokens that all models were
+    trained for, None if no source says. rpc: addresses of llama.cpp's RPC servers that hold
+    layers of the target, too, each "host:port". embeds: whether the target turns texts into
+    vectors, and answers nothing. unconfirmed: facts that only one source states, or none; empty
+    if all are confirmed. Raises OptionError for an invalid model, context length or address.
     """
 
     name: str
@@ -76,6 +76,7 @@ class Preset:
     rpc: tuple[str, ...] = ()
     notes: str = ""
     unconfirmed: str = ""
+    embeds: bool = False
 
     def __post_init__(self) -> None:
         for role in get_args(Role):

@@ -43,6 +43,7 @@ _PRESET = {
     "max_context_length": int,
     "notes": str,
     "unconfirmed": str,
+    "embeds": bool,
     "rpc": list,
     "sampling": dict,
     "target": dict,
@@ -173,7 +174,9 @@ class _PresetReader:
             if key not in allowed:
                 near = perhaps(key, allowed).strip() or f"Known are {', '.join(allowed)}."
                 raise self._error(path, inside or key, "is not a key here", near)
-            if not isinstance(value, allowed[key]) or isinstance(value, bool):
+            if not isinstance(value, allowed[key]) or (
+                isinstance(value, bool) and allowed[key] is not bool
+            ):
                 kind = allowed[key].__name__
                 raise self._error(path, inside or key, f"is {value!r}, not of type {kind}")
 

@@ -49,10 +49,17 @@ def choose(name: str, *, is_target: bool) -> Choice:
     """The meaning of MODEL on the command line, and of the first argument of `load`.
 
     A preset's name comes before a path: ./name is the file. is_target: a draft or a head is
-    named, too, so a preset's name means its target. Raises what `parse_source` does.
+    named, too, so a preset's name means its target. Raises OptionError for a preset that
+    embeds, and what `parse_source` does.
     """
     meant = stands_for(name) if isinstance(name, str) else name
-    if isinstance(meant, str) and meant in load_presets() and not is_target:
+    presets = load_presets()
+    if isinstance(meant, str) and meant in presets and not is_target:
+        if presets[meant].embeds:
+            raise OptionError(
+                f"{meant} turns texts into vectors, and answers nothing",
+                f"Open it with load_embedder, or: localspec serve --embeddings {meant}",
+            )
         return Choice(meant, None)
     parse_source(meant, "target")
     return Choice(None, meant)

@@ -18,8 +18,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from localspec.engine.side_by_side import MOST_PARALLEL
 from localspec.errors import LocalspecError
+from localspec.preflight.side_by_side import MOST_PARALLEL
 from localspec.server import ollama
 from localspec.server.answering import Service
 from localspec.server.chat_completions import ChatCompletion
@@ -205,7 +205,7 @@ class Server:
     def _metrics(self, _request: Request) -> Response:
         num_waiting = sum(each.is_waiting for each in self._service.answerings)
         num_answered = len(self._service.answerings) - num_waiting
-        text = self._service.counters.text(self._models.all, num_answered, num_waiting)
+        text = self._service.counters.text(self._models, num_answered, num_waiting)
         return Response(text, headers={"content-type": PROMETHEUS})
 
     def _list(self, _request: Request) -> dict[str, Any]:

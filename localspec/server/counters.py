@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from localspec.server.served_models import ServedModel
+from localspec.server.served_models import ServedModels
 from localspec.speculative.metrics import Stats
 
 PROMETHEUS = "text/plain; version=0.0.4"
@@ -94,11 +94,16 @@ class Counters:
                 if stats.drafted_per_position[place]:
                     self._add(name, {"position": place}, number)
 
+    def add_embedded(self, model: str, num_texts: int, num_tokens: int) -> None:
+        """Count texts, or documents, that the model for embeddings has read."""
+        for what, number in (("texts", num_texts), ("tokens", num_tokens)):
+            self._add(f"localspec_embedded_{what}_total", {"model": model}, number)
+
     def _add(self, name: str, labels: Mapping[str, object], number: int = 1) -> None:
         key = tuple((label, str(value)) for label, value in labels.items())
         self._by_label[name][key] += number
 
-    def text(self, models: Sequence[ServedModel], num_answered: int, num_waiting: int) -> str:
+    def text(self, models: ServedModels, num_answered: int, num_waiting: int) -> str:
         """All of it. num_answered, num_waiting: requests that have their turn, or wait."""
         sums = self._sums
         lines: list[str] = []
@@ -156,27 +161,34 @@ _LABELLED = {
     "localspec_drafted_tokens_per_pos_total": "Drafted tokens by their place in the draft",
     _ACCEPTED_PER_POS: "Accepted tokens by their place in the draft",
     "localspec_undrafted_steps_total": "Steps without a draft, by the reason",
+    "localspec_embedded_texts_total": "Texts that became vectors, or documents with a score",
+    "localspec_embedded_tokens_total": "Tokens of these",
 }
 
 
-def _memory_lines(models: Sequence[ServedModel]) -> Iterator[str]:
+def _memory_lines(models: ServedModels) -> Iterator[str]:
     """Which models are loaded, and their memory: as planned, and as it is."""
     loaded: dict[_Labels, float] = {}
     planned: dict[_Labels, float] = {}
     resident: dict[_Labels, int | None] = {
         (("process", "server"),): _resident_bytes(os.getpid())
     }
-    for model in models:
+    for model in models.all:
         name = ("model", model.name)
         loaded[(name,)] = model.engine is not None
         if model.engine is not None and model.memory is not None:
             planned[name, ("place", "main")] = model.memory.main_bytes
             planned[name, ("place", "gpu")] = sum(model.memory.gpu_bytes)
             resident[(("process", model.name),)] = _resident_bytes(model.engine.process_id)
+    if (embedder := models.embedder) is not None:
+        loaded[(("model", embedder.name),)] = embedder.isolated is not None
+        if embedder.isolated is not None:
+            number = _resident_bytes(embedder.isolated.process_id)
+            resident[(("process", embedder.name),)] = number
     yield from _series("localspec_model_loaded", "gauge", "1 if it is loaded", loaded)
     yield from _series("localspec_model_bytes", "gauge", "Memory that a model takes", planned)
     kept: dict[_Labels, float] = {
-        (("model", model.name),): model.kept_bytes for model in models
+        (("model", model.name),): model.kept_bytes for model in models.all
     }
     what = "Memory that caches of waiting conversations may take"
     yield from _series("localspec_kept_bytes_limit", "gauge", what, kept)

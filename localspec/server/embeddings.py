@@ -33,6 +33,7 @@ class _EmbeddingAside(Aside):
         else:
             found = await embedder.call("embed", self._inputs, **self._keywords)
             values, num_tokens = found.values, found.num_tokens
+            service.counters.add_embedded(embedder.name, len(self._inputs), num_tokens)
         self._name = embedder.name
         self._load_s = 0.0 if was_loaded else embedder.load_s
         self._total_s = time.monotonic() - started_s
@@ -131,6 +132,7 @@ class Rerank(Aside):
     async def result(self, service: Service) -> Any:
         embedder = service.models.embedder_named(self.model_name)
         found = await embedder.call("rank", self._query, self._documents)
+        service.counters.add_embedded(embedder.name, len(self._documents), found.num_tokens)
         scores = found.values.tolist()
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         results = []

@@ -11,11 +11,12 @@ from localspec.engine.embedder import located_embedder
 from localspec.errors import CrashedError
 from localspec.gguf_file.check import check_embedder_file
 from localspec.isolated.isolated_embedder import IsolatedEmbedder
+from localspec.presets.presets import load_presets, stands_for
 from localspec.server.event_loop import in_thread
 
 
 class ServedEmbedder:
-    """Such a model under its name. model: its file, or its name on the hub.
+    """Such a model under its name. model: a preset, whose name it keeps, or as `load_embedder`.
 
     created: Unix time of the file. load_s: how long loading took the last time. Raises
     PresetError if it is not here, and ModelFileError.
@@ -24,7 +25,7 @@ class ServedEmbedder:
     def __init__(self, model: str) -> None:
         self.path = located_embedder(model)
         header = check_embedder_file(self.path)
-        self.name = self.path.stem
+        self.name = meant if (meant := stands_for(model)) in load_presets() else self.path.stem
         info = self.path.stat()
         self.created, self.size_bytes = int(info.st_mtime), info.st_size
         self.num_trained = header.number(f"{header.architecture}.context_length")

@@ -1,0 +1,56 @@
+"""The memory of a model that turns texts into vectors."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from localspec.gguf_file.header import Header
+from localspec.gguf_file.shape import ModelShape, context_to_open
+from localspec.llama.options import LlamaOptions, embedding_batch_size
+from localspec.preflight.memory import cache_bytes, vocabulary_bytes
+from localspec.presets.model_header import find_model, read_model_header
+
+_FLOAT, _HALF = 4, 2  # bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedderFacts:
+    """Such a model. context_length: tokens of a text. needed_bytes: memory, once it works."""
+
+    name: str
+    is_here: bool
+    size_bytes: int
+    context_length: int
+    needed_bytes: int
+
+
+def embedder_facts(model: str | os.PathLike[str]) -> EmbedderFacts:
+    """What `load_embedder` would open. Only the header of a missing file is fetched.
+
+    Raises PresetError, OptionError, ModelFileError or DownloadError.
+    """
+    found = read_model_header(find_model(model, "target"), embeds=True)
+    header = found.header
+    length = context_to_open(None, ModelShape(header).context_length, header.path.name)
+    return EmbedderFacts(
+        name=header.path.name,
+        is_here=found.is_here,
+        size_bytes=found.size_bytes,
+        context_length=length,
+        needed_bytes=embedder_bytes(header, length),
+    )
+
+
+def embedder_bytes(header: Header, context_length: int) -> int:
+    """Memory that it takes for texts of up to so many tokens."""
+    shape, batch = ModelShape(header), embedding_batch_size(header, context_length)
+    streams = 4 * shape.width
+    queries = 2 * shape.num_heads * shape.key_width
+    rows = max(3 * shape.hidden + streams, queries + streams)
+    caches = 0
+    if "bert" not in header.architecture:  # whose rows have no logits, and no cache
+        rows += 2 * len(header.tokens)  # libllama computes them, and hands them out
+        caches = cache_bytes(header, LlamaOptions(context_length=context_length))
+    compute = batch * (rows * _FLOAT + context_length * _HALF)
+    return header.weights_bytes + caches + compute + vocabulary_bytes(header)
