@@ -7,6 +7,7 @@ import json
 import re
 
 import measure_trimmed
+import numpy as np
 
 from localspec.engine.trimming import trim
 from shape_pair.bigrams import TextSpec
@@ -35,5 +36,12 @@ def test_a_draft(tmp_path, capsys, demo_target, demo_draft):
     measure_trimmed.draft(asked)
     printed = capsys.readouterr().out
     assert f"a token of some.gguf ÷ of {demo_draft.name}" in printed
-    whole, some = re.findall(r"likeliest ([\d.]+), at temperature 1 ([\d.]+)", printed)
-    assert 0 < float(some[1]) <= float(whole[1]) <= 1
+    found = re.findall(r"likeliest ([\d.]+), at temperature 1 ([\d.]+)", printed)
+    whole, some, with_text = (float(drawn) for _, drawn in found)
+    assert 0 < some <= with_text <= whole <= 1
+
+
+def test_the_laws_with_the_tokens_of_the_text():
+    q = np.array([[0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.3, 0.4]])
+    found = measure_trimmed.of_text(q, [1, 1, 3, 0], [0])
+    np.testing.assert_allclose(found, [[1 / 3, 2 / 3, 0, 0], [1 / 7, 2 / 7, 0, 4 / 7]])

@@ -7,7 +7,8 @@ draft   the time of a decode of one token, trimmed ÷ whole, taking turns; with 
         folder that has humaneval.jsonl as it is published, also acceptance over greedy answers
         of the target: the share of tokens that each draft has as its likeliest, and at
         temperature 1 the chance that a drafted token is kept (the sum of the smaller
-        probabilities). No load of the machine changes them.
+        probabilities), of a third one, too: the whole one with the trimmed one's tokens and
+        those of the text before. No load of the machine changes them.
 head    the time of a drafted token at K 3 with the head's trimmed output layer ÷ with the whole
         one, choosing it included; `localspec models trim T.gguf` makes the file. The target is
         loaded twice, and steps take turns.
@@ -30,7 +31,7 @@ import localspec
 from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.trimmed import num_proposed
+from localspec.gguf_file.trimmed import num_proposed, proposed_ids
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.llama.trimmed import TrimmedModel
@@ -42,6 +43,7 @@ NUM_PROMPT_TOKENS = 32
 DECODES = 16  # of a round
 NUM_DRAFT_TOKENS = 3
 ROWS = 8  # of a decode
+WITH_TEXT = "trimmed, with the tokens of the text"
 
 Probabilities = NDArray[np.float64]
 
@@ -80,10 +82,27 @@ def probabilities(model: LlamaModel, tokens: Sequence[int], first: int) -> Proba
     return made
 
 
+def of_text(q: Probabilities, tokens: Sequence[int], ids: Sequence[int]) -> Probabilities:
+    """The laws of a draft that proposes these ids, and the tokens of the text before.
+
+    q: its own laws of the last tokens of a text, (n, vocabulary).
+    """
+    allowed = np.zeros(q.shape[1], dtype=bool)
+    allowed[list(ids)] = True
+    made, first = np.empty_like(q), len(tokens) - len(q)
+    allowed[list(tokens[:first])] = True
+    for place, row in enumerate(q):
+        made[place] = np.where(allowed, row, 0.0)
+        allowed[tokens[first + place]] = True
+    made /= made.sum(axis=1, keepdims=True)
+    return made
+
+
 def acceptance(asked: argparse.Namespace, drafts: dict[str, LlamaModel]) -> None:
     """Print the acceptance of each draft over greedy answers of the target."""
     lines = (asked.prompts / "humaneval.jsonl").read_text("utf-8").splitlines()
-    kept = {name: [0, 0.0] for name in drafts}
+    kept = {name: [0, 0.0] for name in (*drafts, WITH_TEXT)}
+    ids = proposed_ids(check_model_file(asked.trimmed))
     count = 0
     target = opened(asked.target, asked.threads)
     for line in lines[:: max(1, len(lines) // asked.questions)][: asked.questions]:
@@ -99,15 +118,18 @@ def acceptance(asked: argparse.Namespace, drafts: dict[str, LlamaModel]) -> None
         tokens = prompt + answer
         p = probabilities(target, tokens, len(prompt))
         count += len(answer)
-        for name, draft in drafts.items():
-            q = probabilities(draft, tokens, len(prompt))
+        laws = {
+            name: probabilities(draft, tokens, len(prompt)) for name, draft in drafts.items()
+        }
+        laws[WITH_TEXT] = of_text(laws["whole"], tokens, ids)
+        for name, q in laws.items():
             width = min(p.shape[1], q.shape[1])
             kept[name][0] += int((q.argmax(axis=1) == answer).sum())
             kept[name][1] += float(np.minimum(p[:, :width], q[:, :width]).sum())
     print(f"\n{count} tokens of {asked.questions} answers:")
     for name, (greedy, drawn) in kept.items():
         print(f"{name}: likeliest {greedy / count:.3f}, at temperature 1 {drawn / count:.3f}")
-    (whole, whole_drawn), (some, some_drawn) = kept.values()
+    (whole, whole_drawn), (some, some_drawn), _ = kept.values()
     print(
         f"trimmed ÷ whole: {some / whole:.3f}, at temperature 1 {some_drawn / whole_drawn:.3f}"
     )
