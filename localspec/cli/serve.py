@@ -182,14 +182,10 @@ def serve(  # noqa: PLR0913  each is an option of the command
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     access = AccessRules(keys=_keys(api_key_file), hosts=allowed_hosts, origins=cors_origins)
     _check_access(access, host, memory, cache_disk)
-    names = dict.fromkeys(models or (usual_name(),))
-    for name in filter(None, (*names, embeddings)):
-        offer_download(name)
+    names = _names(models, embeddings)
+    made = [ServedModel(n, context_length, rpc, exact=exact, trimmed=trimmed) for n in names]
     served = ServedModels(
-        [
-            ServedModel(name, context_length, rpc, exact=exact, trimmed=trimmed)
-            for name in names
-        ],
+        made,
         takes_any_name=not known_models_only,
         embedder=None if embeddings is None else ServedEmbedder(embeddings),
     )
@@ -225,6 +221,14 @@ def _check_access(
             "clients with several API keys share no caches on disk",
             "Leave --cache-disk out, or give one key.",
         )
+
+
+def _names(models: tuple[str, ...], embeddings: str | None) -> list[str]:
+    """The models that are named, each once, or the usual one; here, if the user wants that."""
+    names = list(dict.fromkeys(models or (usual_name(),)))
+    for name in filter(None, (*names, embeddings)):
+        offer_download(name)
+    return names
 
 
 def usual_name() -> str:
