@@ -517,6 +517,7 @@ def test_one_that_came_during_a_decode_waits_for_the_text_that_it_was_for():
 
     def twice():
         first.decode(computing)
+        time.sleep(0.02)  # it draws its token
         first.decode(computing)
 
     with at_once(twice):
