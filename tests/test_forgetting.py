@@ -41,7 +41,7 @@ class NoModels:
     def __init__(self, vocabulary, context_length):
         self.vocabulary = vocabulary
         self.context_length = self.trained_context_length = context_length
-        self.chat_template = None
+        self.chat_template = self.vision = None
 
 
 def make_room(chat, begun):

@@ -33,6 +33,8 @@ from localspec.tools.tool import Tool
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
+    from localspec.pictures.picture import PictureSource
+
 MAX_COUNT = 2**31 - 1  # of turns
 
 
@@ -73,7 +75,8 @@ class Chat:
         self._turns: list[Turn] = []
         self._forgotten: list[Turn] = []
         source = template_source(template, engine.chat_template)
-        self._maker = PromptMaker(engine.vocabulary, source, think=think)
+        vision = engine.vision
+        self._maker = PromptMaker(engine.vocabulary, source, think=think, vision=vision)
         self._num_asked = 0
         self._revision = 0  # counts changes: an answer asked for before one is refused
         self._answering: Callable[[], ChatExchange | None] = _nothing
@@ -121,9 +124,13 @@ class Chat:
         self,
         text: str,
         options: AnswerOptions | None = None,
+        *,
+        images: Sequence[PictureSource] = (),
         **keywords: Unpack[AnswerKeywords],
     ) -> Answer:
         """The answer to `text`. Options as for `Engine.generate`.
+
+        images: pictures that go with it, see `Picture.read`; they stay in the conversation.
 
         tools: those that the model may call from now on, until others are given; see
         `send_tool_results`. The conversation changes only when the answer is read. Then
@@ -132,7 +139,7 @@ class Chat:
         """
         require_no_calls(self._turns)
         chosen = AnswerOptions.of(options, **keywords)
-        asked = (question_message(text),)
+        asked = (question_message(text, images),)
         return self._engine._answer(ChatExchange(self, asked, self._turns, chosen))
 
     def send_tool_results(
@@ -166,14 +173,18 @@ class Chat:
         self,
         text: str,
         options: AnswerOptions | None = None,
+        *,
+        images: Sequence[PictureSource] = (),
         **keywords: Unpack[AnswerKeywords],
     ) -> Answer:
         """The answer to `text`, which replaces the last question and its answer, if any.
 
-        They are replaced as soon as the new answer says anything. Options as for `send`.
+        They are replaced as soon as the new answer says anything; the question's pictures
+        stay, behind `images`. Options as for `send`.
         """
         chosen = AnswerOptions.of(options, **keywords)
-        asked = (question_message(text),)
+        old = self._turns[-1][0] if self._turns else None
+        asked = (question_message(text, images, old=old),)
         return self._engine._answer(ChatExchange(self, asked, self._turns[:-1], chosen))
 
     @property
@@ -205,12 +216,16 @@ class Chat:
         rest = ChatExchange(self, turns[-1][:-1], turns[:-1], chosen, unfinished)
         return self._engine._answer(rest)
 
-    def prompt_tokens(self, text: str) -> list[int]:
-        """The tokens that the model would read if it were asked `text` now."""
-        return self._as_asked(text).prompt(never).tokens
+    def prompt_tokens(self, text: str, images: Sequence[PictureSource] = ()) -> list[int]:
+        """The tokens that the model would read if it were asked `text` now, with pictures.
 
-    def _as_asked(self, text: str) -> ChatExchange:
-        return ChatExchange(self, (question_message(text),), self._turns, AnswerOptions())
+        A picture's own are negative numbers.
+        """
+        return self._as_asked(text, images).prompt(never).tokens
+
+    def _as_asked(self, text: str, images: Sequence[PictureSource] = ()) -> ChatExchange:
+        asked = (question_message(text, images),)
+        return ChatExchange(self, asked, self._turns, AnswerOptions())
 
     def prepare(self) -> None:
         """Use idle time, for example while a person types. Call it in a thread of its own.

@@ -14,13 +14,15 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from localspec.chat.shown import ShownTokens, pieces_of, shown_in
 from localspec.chat.template import Message
 from localspec.vocabulary import Vocabulary
 
 _MARK_DIGITS, _INDEX_DIGITS = 20, 8
-_ALWAYS_THERE = ("role", "content")  # in a message
+_HANDLED = ("role", "content", "pictures")  # of a message, by `_hidden`
 
 Span = tuple[int, int]  # first character, and the one after the last
 
@@ -41,20 +43,41 @@ class Exposed(NamedTuple):
 class Hidden:
     """The same with placeholders.
 
-    mark: the beginning of each. texts: what they stand for, by the digits after the mark.
-    shown: all texts in messages and tools, as the template sees them.
+    mark: the beginning of each. texts: what they stand for, by the digits after the mark;
+    pictures: the same for those that stand for a picture's tokens. shown: all texts in messages
+    and tools, as the template sees them.
     """
 
     mark: str
     messages: list[dict[str, Any]] = field(default_factory=list)
     tools: list[Any] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
+    pictures: dict[str, Sequence[int]] = field(default_factory=dict)
     shown: list[str] = field(default_factory=list)
 
     @property
     def end(self) -> str:
         """A placeholder that stands for nothing, to see where something ends."""
         return self.mark + "9" * _INDEX_DIGITS
+
+    def shows_pictures(self, prompt: str) -> bool:
+        """Whether each picture stands in the prompt once."""
+        return all(prompt.count(self.mark + index) == 1 for index in self.pictures)
+
+    def hide(self, text: str) -> str:
+        """A placeholder for a text."""
+        index = self._next_index()
+        self.texts[index] = text
+        return self.mark + index
+
+    def hide_picture(self, tokens: Sequence[int]) -> str:
+        """A placeholder for a picture."""
+        index = self._next_index()
+        self.pictures[index] = tokens
+        return self.mark + index
+
+    def _next_index(self) -> str:
+        return f"{len(self.texts) + len(self.pictures):0{_INDEX_DIGITS}}"
 
 
 class ControlGuard:
@@ -112,8 +135,11 @@ class ControlGuard:
         tokens: list[int] = []
         parts = re.split(f"{hidden.mark}([0-9]{{{_INDEX_DIGITS}}})", prompt)
         for number, part in enumerate(parts):
-            after = tokens[-1] if tokens else None
-            if number % 2:
+            # Behind a picture's cells a text starts anew, as in llama.cpp.
+            after = tokens[-1] if tokens and tokens[-1] >= 0 else None
+            if part in hidden.pictures and number % 2:
+                tokens += hidden.pictures[part]
+            elif number % 2:
                 tokens += self._spell(hidden.texts.get(part, ""), after)
             else:
                 tokens += self._vocabulary.tokenize(part, parse_special=True, after=after)
@@ -179,9 +205,7 @@ def _hidden(
     def shown(text: str, found: Iterable[Span]) -> str:
         left, at = "", 0
         for begin, end in found:
-            index = f"{len(hidden.texts):0{_INDEX_DIGITS}}"
-            hidden.texts[index] = text[begin:end]
-            left += text[at:begin] + hidden.mark + index
+            left += text[at:begin] + hidden.hide(text[begin:end])
             at = end
         hidden.shown.append(left + text[at:])
         return hidden.shown[-1]
@@ -190,10 +214,14 @@ def _hidden(
         return _with_texts(value, lambda text: shown(text, _unescaped(text, data_spans(text))))
 
     for number, message in enumerate(exposed.messages):
-        content = message["content"]
-        rest = {name: each for name, each in message.items() if name not in _ALWAYS_THERE}
+        rest = {name: each for name, each in message.items() if name not in _HANDLED}
         is_data = number in exposed.data
-        said = data(content) if is_data else shown(content, _merged(spans(content)))
+        said = ""
+        for piece, picture in zip_longest(pieces_of(message), shown_in(message)):
+            said += data(piece) if is_data else shown(piece, _merged(spans(piece)))
+            if picture is not None:
+                assert isinstance(picture, ShownTokens)
+                said += hidden.hide_picture(picture.tokens)
         hidden.messages.append({"role": message["role"], "content": said, **data(rest)})
     hidden.tools.extend(data(exposed.tools))
     return hidden

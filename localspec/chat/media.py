@@ -46,8 +46,17 @@ _SIGNATURES = [
     ("video", "FLV", rb"FLV\x01"),
     ("video", "MPEG", rb"\0\0\x01[\xb3\xba]"),
 ]
+_READABLE = ("PNG", "JPEG", "GIF", "WebP")
 # Some are written in characters of text alone, so this is looked for in text, too.
 _PDF = re.compile(rb"%PDF-\d")
+
+
+def is_readable_picture(data: bytes) -> bool:
+    """Whether a file that begins like this is a picture that `Picture.read` may read."""
+    return any(
+        kind == "image" and name in _READABLE and re.match(begin, data, re.DOTALL)
+        for kind, name, begin in _SIGNATURES
+    )
 
 
 def refuse_media(path: Path, data: bytes) -> None:

@@ -5,18 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby, takewhile
+from typing import Any
 
+from localspec.chat.shown import (
+    PICTURE_NOTE,
+    Given,
+    Shown,
+    given_in,
+    is_checked,
+    joined,
+    shown_in,
+    with_shown,
+)
 from localspec.chat.template import Message
 from localspec.chat.tool_messages import checked_calls
 from localspec.errors import OptionError
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")  # it goes into the prompt as it is
 _TEXT_PARTS = ("text", "input_text", "output_text")
-# In place of one in an earlier message, so that a conversation goes on with another model.
-PICTURE_NOTE = "[An image was here, which this model cannot see.]"
 # Kinds of parts, by what their type has in it.
 _OTHER_PARTS = (
-    ("image", "an image"),
     ("audio", "audio"),
     ("video", "a video"),
     ("file", "a file"),
@@ -28,11 +36,12 @@ def checked_messages(messages: object) -> list[Message]:
     """Role and text of each message, and the calls of tools that belong to it.
 
     messages: a sequence of mappings with a role and a content: a str, None for no text, or
-    parts such as {"type": "text", "text": …}, which become lines of one text. An assistant's
+    parts such as {"type": "text", "text": …}, which become lines of one text, with pictures
+    (see `shown.given_in`) in between: their places are in "pictures". An assistant's
     may have tool_calls, and then the thoughts before them as reasoning_content; a tool's (or
     function's) tool_call_id and name. Other keys are passed over. An image before the last
-    message becomes a note. Raises OptionError for anything else, with the message's number
-    from 0.
+    message that has no data becomes a note. Raises OptionError for anything else, with the
+    message's number from 0.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise OptionError(
@@ -59,7 +68,7 @@ def merged_messages(messages: Sequence[Message]) -> list[Message]:
 
 
 def _merged(role: str, messages: Sequence[Message]) -> Message:
-    return {"role": role, "content": "\n\n".join(each["content"] for each in messages)}
+    return {"role": role, **joined(messages, "\n\n")}
 
 
 def _role_in_turns(message: Message) -> tuple[str, bool]:
@@ -83,7 +92,9 @@ def _checked(number: int, message: object, count: int) -> Message:
             f"the role of message {number} is {role!r:.80}",
             "Give system, user, assistant, or another name that the chat template knows.",
         )
-    checked = {"role": role, "content": _text(number, message.get("content"), count)}
+    checked = {"role": role, **_content(number, message.get("content"), count)}
+    if is_checked(message.get("pictures")):
+        checked = with_shown(checked, shown_in(message))
     if role in ("tool", "function"):
         call_id, name = message.get("tool_call_id"), message.get("name")
         named = {"name": name} if isinstance(name, str) else {}
@@ -97,34 +108,54 @@ def _checked(number: int, message: object, count: int) -> Message:
     return checked
 
 
-def _text(number: int, content: object, count: int) -> str:
+def _content(number: int, content: object, count: int) -> dict[str, Any]:
+    """The text of a content, and the pictures in it."""
     if content is None:
-        return ""
+        return {"content": ""}
     if isinstance(content, str):
-        return content
-    if isinstance(content, Sequence) and not isinstance(content, bytes):
-        # Without those that say nothing, with which a server's answer may have begun.
-        parts = (_text_of_part(number, part, count) for part in content)
-        return "\n".join(filter(None, parts))
-    raise OptionError(
-        f"the content of message {number} is {content!r:.80}",
-        "Give a str, None, or a list of parts.",
-    )
+        return {"content": content}
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise OptionError(
+            f"the content of message {number} is {content!r:.80}",
+            "Give a str, None, or a list of parts.",
+        )
+    text, shown, was_text = "", [], False
+    for part in content:
+        found = _found_in(number, part, count)
+        if not isinstance(found, str):
+            shown.append(Shown(len(text), found))
+        elif found:  # some say nothing, with which a server's answer may have begun
+            # No new line beside a picture, as in llama.cpp.
+            text += f"\n{found}" if was_text else found
+        was_text = isinstance(found, str) and bool(found or was_text)
+    return with_shown({"content": text}, shown)
 
 
-def _text_of_part(number: int, part: object, count: int) -> str:
+def _found_in(number: int, part: object, count: int) -> str | Given:
+    """The text or the picture in a part."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if isinstance(part, Mapping) and kind in _TEXT_PARTS and isinstance(part.get("text"), str):
         return str(part["text"])
+    if isinstance(part, Mapping) and isinstance(kind, str) and "image" in kind:
+        return _picture(number, part, count)
     for word, what in _OTHER_PARTS:
         if isinstance(kind, str) and word in kind:
-            if word == "image" and number < count - 1:
-                return PICTURE_NOTE
             raise OptionError(
                 f"message {number} has {what} in it (a part of type {kind!r})",
-                "Models are asked in text here; leave it out, or put its text there.",
+                "Leave it out, or put its text there.",
             )
     raise OptionError(
         f"message {number} has a part that is not a text: {part!r:.80}",
         'Give {"type": "text", "text": "…"}.',
     )
+
+
+def _picture(number: int, part: Mapping[str, Any], count: int) -> str | Given:
+    try:
+        return given_in(part)
+    except OptionError as error:
+        if number < count - 1:
+            return PICTURE_NOTE
+        raise OptionError(
+            f"message {number} has an image in it: {error}", error.hint
+        ) from error

@@ -14,9 +14,12 @@ from collections.abc import Sequence
 
 from localspec.chat.control_guard import ControlGuard, Exposed, Hidden
 from localspec.chat.kept_calls import kept_calls
+from localspec.chat.shown import for_the_blind, for_the_seeing, in_front
 from localspec.chat.template import ChatTemplate, Message
 from localspec.chat.tool_messages import fit_to_form
 from localspec.errors import TemplateError
+from localspec.pictures.picture import Picture
+from localspec.pictures.vision import Vision
 from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.thinking import Thoughts, said
@@ -35,11 +38,18 @@ _TOOLS = re.compile(r"\btools\b")  # the variable, in a template
 class PromptMaker:
     """A chat template, and what keeps messages from speaking for it. For any thread.
 
-    think: False asks for no thoughts. Raises TemplateError for a source that is broken, or
-    knows no such switch.
+    think: False asks for no thoughts. vision: what makes tokens of pictures, if the model sees.
+    Raises TemplateError for a source that is broken, or knows no such switch.
     """
 
-    def __init__(self, vocabulary: Vocabulary, source: str, *, think: bool) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        source: str,
+        *,
+        think: bool,
+        vision: Vision | None = None,
+    ) -> None:
         bos, eos = vocabulary.text(vocabulary.bos), vocabulary.text(vocabulary.eos)
         self._template = ChatTemplate(source, bos=bos, eos=eos, think=think)
         variables = {"bos_token": bos, "eos_token": eos}
@@ -47,7 +57,7 @@ class PromptMaker:
         self._source = source
         self._form: CallForm | None = form_of(source)
         self._knows_calls = "tool_calls" in source
-        self._vocabulary = vocabulary
+        self._vocabulary, self._vision = vocabulary, vision
         self._guard = ControlGuard(vocabulary)
         self._thoughts = _thoughts(vocabulary, source, self._guard.texts)
         self._rendering = threading.Lock()  # the template's meter counts for one at a time
@@ -62,19 +72,40 @@ class PromptMaker:
         left out: templates that do so themselves could not see the marks, which are hidden
         like any in a message.
 
+        A picture before the last message is a note for a model that does not see.
+
         Raises TemplateError if the template refuses the messages, leaves some out, or fails,
-        or has no tools where some are to be used; Interrupted soon after it has become
-        cancelled.
+        or has no tools where some are to be used; OptionError for a picture that cannot be
+        read, or seen; Interrupted soon after it has become cancelled.
         """
+        pictures: Sequence[Picture] = ()
+        if self._vision is None:
+            messages = for_the_blind(messages)
+        else:
+            messages, pictures = for_the_seeing(messages, self._vision)
         self._check_tools(messages, use)
         if self._form is not None:
             messages = fit_to_form(messages, self._form)
         exposed = self._exposed(messages, use)
         with self._rendering:
             self._check_roles(exposed, is_cancelled)
-            text, hidden = self._guarded(exposed, is_cancelled)
+            text, hidden = self._with_pictures(exposed, is_cancelled)
         tokens = with_bos(self._guard.tokenize(text, hidden), self._vocabulary)
-        return Prompt(tokens, self._thoughts.after(text), calls=self._calls(use))
+        thoughts, calls = self._thoughts.after(text), self._calls(use)
+        return Prompt(tokens, thoughts, calls=calls, pictures=tuple(pictures))
+
+    def _with_pictures(self, exposed: Exposed, is_cancelled: CancelCheck) -> tuple[str, Hidden]:
+        """`_guarded`, with each picture where it was, or else before its message's text."""
+        text, hidden = self._guarded(exposed, is_cancelled)
+        if not hidden.shows_pictures(text):
+            exposed = exposed._replace(messages=in_front(exposed.messages))
+            text, hidden = self._guarded(exposed, is_cancelled)
+        if not hidden.shows_pictures(text):
+            raise TemplateError(
+                "the chat template leaves out a picture, or shows it twice",
+                "Give another, as template=chatml.",
+            )
+        return text, hidden
 
     def _exposed(self, messages: Sequence[Message], use: ToolUse) -> Exposed:
         results = (

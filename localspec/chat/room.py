@@ -10,6 +10,7 @@ from localspec.chat.forgetting import num_to_forget
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn, turn_size
 from localspec.errors import ContextError, TemplateLimitError
+from localspec.pictures.vision import Vision
 from localspec.streaming.answer import Answer
 from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.exchange import Exchange
@@ -29,6 +30,9 @@ class ChatBackend(Protocol):
 
     @property
     def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def vision(self) -> Vision | None: ...
 
     @property
     def context_length(self) -> int: ...

@@ -1,6 +1,7 @@
 """A conversation on disk: written whole or not at all, read back or refused.
 
-One JSON file holds the messages and nothing of the models. The state of the caches is large and
+One JSON file holds the messages and nothing of the models; their pictures lie beside it
+(see `session_pictures`). The state of the caches is large and
 fits only the same model files; it can be kept beside it (see `cache_file`). Without it the
 messages of a resumed conversation are decoded once. Thoughts are not part of a conversation.
 """
@@ -20,6 +21,14 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from localspec.atomic_write import write_whole
+from localspec.chat.session_pictures import (
+    are_places,
+    drop_other_pictures,
+    keep_pictures,
+    num_picture_bytes,
+    remove_pictures,
+    with_kept_pictures,
+)
 from localspec.errors import OptionError, SessionError, perhaps
 
 if TYPE_CHECKING:
@@ -27,12 +36,8 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "localspec-session", 1
 MAX_SESSION_BYTES = 512_000_000  # of a file, written or read: what people say in years is less
-_OF_CALLS = (
-    "tool_calls",
-    "tool_call_id",
-    "name",
-    "reasoning_content",
-)  # that a message may have besides
+# That a message may have besides.
+_MORE = ("tool_calls", "tool_call_id", "name", "reasoning_content", "pictures")
 # No sign that a file system or a shell takes for something else, and no blank at the ends.
 _NAME = re.compile(r"\w([^/\\:*?\"<>|]{0,98}[^/\\:*?\"<>| ])?")
 _MAX_NAME_BYTES = 236  # file systems take 255, of which an ending and a mark of ours are part
@@ -47,7 +52,8 @@ _DEVICES = re.compile(
 class Session:
     """A conversation by name, as `Chat.replace` takes it.
 
-    pending: a question whose answer was never finished, or "".
+    messages: as JSON holds them, their pictures by SHA-256. pending: a question whose answer
+    was never finished, or "".
     """
 
     name: str
@@ -77,11 +83,13 @@ class Session:
         return text.encode(errors="backslashreplace")
 
     def resume(self, chat: Chat) -> None:
-        """Continue it in the chat. Raises SessionError if the messages are not turns."""
+        """Continue it in the chat.
+
+        Raises SessionError if the messages are not turns, or a picture is missing.
+        """
+        messages = with_kept_pictures(session_file(self.name), self.messages)
         try:
-            chat.replace(
-                self.messages, num_asked=self.num_asked, num_forgotten=self.num_forgotten
-            )
+            chat.replace(messages, num_asked=self.num_asked, num_forgotten=self.num_forgotten)
         except OptionError as error:
             raise _unreadable(session_file(self.name), str(error)) from error
 
@@ -123,8 +131,9 @@ def check_exists(name: str) -> None:
 
 
 def session_bytes(name: str) -> int:
-    """Bytes that the session's file and its caches take on disk."""
-    return sum(path.stat().st_size for path in _files(name) if path.exists())
+    """Bytes that the session's file, its pictures and its caches take on disk."""
+    sizes = (path.stat().st_size for path in _files(name) if path.exists())
+    return sum(sizes) + num_picture_bytes(session_file(name))
 
 
 def is_open(name: str) -> bool:
@@ -137,7 +146,7 @@ def is_open(name: str) -> bool:
 
 
 def remove_sessions(names: Sequence[str]) -> None:
-    """Delete the sessions and their caches.
+    """Delete the sessions, their pictures and their caches.
 
     Raises SessionError if one of them is open, and then none is deleted; OSError, and
     OptionError for a bad name.
@@ -146,6 +155,7 @@ def remove_sessions(names: Sequence[str]) -> None:
         for name in names:
             locks.callback(lock_session(name).release)
         for name in names:
+            remove_pictures(session_file(name))
             for path in _files(name):
                 path.unlink(missing_ok=True)
 
@@ -157,7 +167,10 @@ def save_session(name: str, chat: Chat, *, pending: str = "") -> Path:
     for a conversation so long that `read_session` would refuse it.
     """
     path = session_file(name)
-    messages = [dict(message) for message in chat.transcript]
+    try:
+        messages = keep_pictures(path, chat.transcript)
+    except OSError as error:
+        raise _unwritable(path, error) from error
     data = Session(name, messages, chat.num_asked, chat.num_forgotten, pending).as_json()
     if len(data) > MAX_SESSION_BYTES:
         raise SessionError(
@@ -170,6 +183,7 @@ def save_session(name: str, chat: Chat, *, pending: str = "") -> Path:
         write_whole(path, data, durable=True)
     except OSError as error:
         raise _unwritable(path, error) from error
+    drop_other_pictures(path, messages)
     return path
 
 
@@ -249,8 +263,9 @@ def _session(name: str, path: Path, content: Any) -> Session:
 def _is_message(value: object) -> bool:
     return (
         isinstance(value, dict)
-        and {"role", "content"} <= set(value) <= {"role", "content", *_OF_CALLS}
+        and {"role", "content"} <= set(value) <= {"role", "content", *_MORE}
         and all(isinstance(value[name], str) for name in ("role", "content"))
+        and are_places(value.get("pictures", []), value["content"])
     )
 
 

@@ -6,6 +6,7 @@ that bounds what it can do.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -18,9 +19,11 @@ from localspec.streaming.cancellation import CancelCheck, never
 
 MAX_SOURCE = 200_000  # characters
 _MAX_REASON = 300  # characters of a template's own words in an error
+_PARTS = re.compile(r"""['"]type['"]|\.type\b""")  # where a template may look at parts
+_PROBE = "localspec"  # a text that is to come out
 
 # Keys: role, content; of an answer perhaps tool_calls and the reasoning_content before them, of
-# the result of a call its tool_call_id and name.
+# the result of a call its tool_call_id and name; perhaps pictures, see `chat.shown`.
 Message = Mapping[str, Any]
 
 BUILT_IN = {
@@ -77,6 +80,8 @@ class ChatTemplate:
     def __init__(self, source: str, *, bos: str, eos: str, think: bool = True) -> None:
         self._variables: dict[str, str | bool] = {"bos_token": bos, "eos_token": eos}
         self._sandbox = Sandbox()
+        # Whether contents are lists of parts; found out where the template looks at any.
+        self._takes_parts = None if _PARTS.search(source) else False
         try:
             if len(source) > MAX_SOURCE:
                 raise Refused(f"it has {len(source)} characters, more than {MAX_SOURCE}")
@@ -114,6 +119,38 @@ class ChatTemplate:
         messages or fails, TemplateLimitError if it exceeds its bounds, Interrupted as soon as
         it is cancelled.
         """
+        if self._takes_parts is None:
+            self._takes_parts = self._leaves_out_texts(is_cancelled)
+        return self._filled(
+            messages,
+            is_cancelled,
+            tools=tools,
+            opens_answer=opens_answer,
+            in_parts=self._takes_parts,
+        )
+
+    def _leaves_out_texts(self, is_cancelled: CancelCheck) -> bool:
+        """Whether texts come out only of parts, as in templates of some models that see."""
+
+        def comes_out(*, in_parts: bool) -> bool:
+            probe = [{"role": "user", "content": _PROBE}]
+            try:
+                return _PROBE in self._filled(probe, is_cancelled, in_parts=in_parts)
+            except TemplateError:
+                return False
+
+        return not comes_out(in_parts=False) and comes_out(in_parts=True)
+
+    def _filled(
+        self,
+        messages: Sequence[Message],
+        is_cancelled: CancelCheck,
+        *,
+        in_parts: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        opens_answer: bool = True,
+    ) -> str:
+        """The template's text. in_parts: whether each content is a list of one text."""
         self._sandbox.restart(is_cancelled)
         variables: dict[str, Any] = {**self._variables}
         if tools:  # many templates ask whether they are defined
@@ -121,7 +158,7 @@ class ChatTemplate:
         try:
             return "".join(
                 self._template.generate(
-                    messages=[dict(message) for message in messages],
+                    messages=[_in_parts(each) if in_parts else dict(each) for each in messages],
                     add_generation_prompt=opens_answer,
                     **variables,
                 )
@@ -133,6 +170,10 @@ class ChatTemplate:
             raise _unusable(error) from error
         finally:
             self._sandbox.restart()  # which keeps nothing of the caller's
+
+
+def _in_parts(message: Message) -> dict[str, Any]:
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
 class _Metered(NodeTransformer):

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from localspec.chat.messages import checked_messages
+from localspec.chat.shown import attached_pictures, shown_in, with_shown
 from localspec.chat.template import Message
 from localspec.errors import OptionError
 
+if TYPE_CHECKING:
+    from localspec.pictures.picture import PictureSource
+
+_PICTURE_SIZE = 1000  # characters of text that take about as many tokens
 # A question and its answer; where that calls tools, their results and the next answer.
 Turn = tuple[Message, ...]
 
 
-def question_message(text: str) -> Message:
-    """The user's message. Raises OptionError for anything but a str."""
+def question_message(
+    text: str, images: Sequence[PictureSource] = (), *, old: Message | None = None
+) -> Message:
+    """The user's message, with pictures before the text.
+
+    old: a question that it replaces, whose pictures it keeps. Raises OptionError for anything
+    but a str, and for what is no picture.
+    """
     if not isinstance(text, str):
         raise OptionError(f"the message is {text!r}", "Give a str.")
-    return {"role": "user", "content": text}
+    shown = attached_pictures(images)
+    if old is not None:
+        is_same = old["content"] == text
+        shown += [each if is_same else each._replace(at=0) for each in shown_in(old)]
+    return with_shown({"role": "user", "content": text}, shown)
 
 
 def system_messages(text: str | None) -> list[Message]:
@@ -84,7 +100,9 @@ def messages_of(turns: Sequence[Turn]) -> list[Message]:
 def turn_size(turn: Turn) -> int:
     """About how many characters it takes in a prompt."""
     return sum(
-        len(message["content"]) + len(json.dumps(message.get("tool_calls", "")))
+        len(message["content"])
+        + len(json.dumps(message.get("tool_calls", "")))
+        + _PICTURE_SIZE * len(shown_in(message))
         for message in turn
     )
 

@@ -10,7 +10,13 @@ from typing import Literal
 import click
 from filelock import FileLock
 
-from localspec.chat.attachment import Attachment, attached, without_files
+from localspec.chat.attachment import (
+    Attachment,
+    attached,
+    pictures_in,
+    require_sight,
+    without_files,
+)
 from localspec.chat.chat import Chat
 from localspec.chat.room import longer_context
 from localspec.chat.session import (
@@ -76,12 +82,13 @@ class Conversation:
         Raises ContextError if it does not fit; the conversation is then unchanged.
         """
         question, ask = attached(text, self.attachments), self.chat.send
+        images = pictures_in(self.attachments)
         if self.is_editing:
             files, _ = without_files(self.chat.last_question)
             question, ask = files + question, self.chat.edit
             self.is_editing = False
         try:
-            self._answer(ask(question, self.options), text)
+            self._answer(ask(question, self.options, images=images), text)
         except ContextError as error:
             if not self.attachments:
                 raise
@@ -102,9 +109,15 @@ class Conversation:
         return without_files(self.chat.last_question)[1]
 
     def attach(self, attachment: Attachment) -> None:
-        """Attach a file to the next question. Raises ContextError if it does not fit."""
+        """Attach a file to the next question.
+
+        Raises ContextError if it does not fit, OptionError for a picture that is not seen.
+        """
         try:
-            self.chat.prompt_tokens(attached("", [*self.attachments, attachment]))
+            if self.engine.vision is None:
+                require_sight([attachment])
+            files = [*self.attachments, attachment]
+            self.chat.prompt_tokens(attached("", files), pictures_in(files))
         except ContextError as error:
             raise ContextError(
                 f"{attachment.name} does not fit into the next message: {error}",

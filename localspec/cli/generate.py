@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localspec.chat.attachment import Attachment, attached, read_attachment
+from localspec.chat.attachment import (
+    Attachment,
+    attached,
+    pictures_in,
+    read_attachment,
+    require_sight,
+)
 from localspec.cli.answer import note_limits, write_answer
 from localspec.cli.completion import complete_file
 from localspec.cli.constraint_options import constraint_options
@@ -53,8 +59,8 @@ if TYPE_CHECKING:
     type=Path,
     metavar="FILE",
     shell_complete=complete_file,
-    help="A text file to put before the prompt; - is stdin. Repeatable. Without a PROMPT the "
-    "last file is the prompt.",
+    help="A text file or an image to put before the prompt; - is stdin. Repeatable. Without a "
+    "PROMPT the last file is the prompt.",
 )
 @click.option("--stats", is_flag=True, help="Print statistics of the answer to stderr.")
 @constraint_options
@@ -84,6 +90,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
         localspec generate -m qwen3-8b "Why is the sky blue?"
         localspec generate --temperature 0 --json "What is 7 times 8?"
         localspec generate -f notes.txt "What have I forgotten?"
+        localspec generate -m gemma-3-4b -f photo.jpg "What is this?"
         localspec generate --choice yes --choice no "Is a whale a fish?"
         echo "Name three colours." | localspec generate
         tail -n 40 server.log | localspec generate "What went wrong?"
@@ -104,7 +111,8 @@ def generate(  # noqa: PLR0913  each is an option of the command
             answer = engine.generate_raw(text, chosen)
         else:
             template = options.template()
-            answer = engine.generate(text, chosen, system=options.system, template=template)
+            asked = _with_pictures(text, attachments, engine)
+            answer = engine.generate(asked, chosen, system=options.system, template=template)
         if as_json:
             with cancel_on_interrupt(answer.cancel), answer:
                 reply = answer.reply()
@@ -120,13 +128,26 @@ def generate(  # noqa: PLR0913  each is an option of the command
             note("\n".join(stats_lines(reply.stats, engine.context_length)))
 
 
+def _with_pictures(
+    text: str, attachments: Sequence[Attachment], engine: BaseEngine
+) -> str | list[dict[str, Any]]:
+    """The question, and the pictures before it. Raises OptionError for a blind model."""
+    if engine.vision is None:
+        require_sight(attachments)
+    images = [{"type": "image", "image": each} for each in pictures_in(attachments)]
+    parts = [*images, {"type": "text", "text": text}]
+    return [{"role": "user", "content": parts}] if images else text
+
+
 def _asked(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attachment], str]:
     """The texts before the prompt, and the prompt: the last of files, stdin and PROMPT.
 
     Raises click.UsageError if there is no prompt, OptionError for a file that is not text.
     """
     given = [
-        Attachment("stdin", read_input()) if str(path) == "-" else read_attachment(path)
+        Attachment("stdin", read_input())
+        if str(path) == "-"
+        else read_attachment(path, sees=True)
         for path in files
     ]
     if prompt is not None and prompt.endswith(".gguf") and os.path.isfile(prompt):

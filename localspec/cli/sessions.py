@@ -94,7 +94,7 @@ def show_session(*, name: str) -> None:
             _show_answer(message["content"], write)
             continue
         prefix = "> " if message["role"] == "user" else f"{_speaker(message)}: "
-        text = printable(message["content"]).replace("\n", "\n  ")
+        text = printable(_said(message)).replace("\n", "\n  ")
         write(f"{prefix}{text}\n\n", None)
     if session.pending:
         write(f"> {printable(session.pending)}\n\n", None)
@@ -255,10 +255,16 @@ def _show_answer(text: str, write: Callable[[str, str | None], None]) -> None:
 def _as_markdown(session: Session) -> str:
     parts = [f"# {session.name}"]
     for message in session.messages:
-        parts += [f"## {_speaker(message)}", _closed(message["content"].strip())]
+        parts += [f"## {_speaker(message)}", _closed(_said(message).strip())]
     if session.pending:
         parts += [f"## {_SPEAKERS['user']} (not answered)", _closed(session.pending.strip())]
     return "\n\n".join(parts) + "\n"
+
+
+def _said(message: Message) -> str:
+    """The text of a message, and a note for each picture before it."""
+    notes = [f"[image {each['sha256'][:8]}]" for each in message.get("pictures", ())]
+    return "\n".join([*notes, message["content"]])
 
 
 def _speaker(message: Message) -> str:

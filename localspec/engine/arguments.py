@@ -12,10 +12,11 @@ from localspec.chat.turns import question_message, system_messages
 from localspec.errors import OptionError
 
 
-def require_chat(chat: object) -> None:
-    """Raise OptionError for anything but a chat."""
+def checked_chat(chat: object) -> Chat:
+    """The chat. Raises OptionError for anything else."""
     if not isinstance(chat, Chat):
         raise OptionError(f"the chat is {chat!r}", "Give one of this engine's chats.")
+    return chat
 
 
 def question_messages(

@@ -17,7 +17,7 @@ from localspec.chat.messages import merged_messages
 from localspec.chat.prompt import PromptMaker, takes_tools
 from localspec.chat.template import ChatTemplate, Message, template_source
 from localspec.engine.access import Access, EngineTurn
-from localspec.engine.arguments import question_messages, require_chat, token_ids
+from localspec.engine.arguments import checked_chat, question_messages, token_ids
 from localspec.errors import ClosedError, EngineError, OptionError, TemplateError
 from localspec.fork_guard import OwnProcess
 from localspec.sampling.params import SamplingParams
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from localspec.engine.models import EngineMemory
     from localspec.exactness import Exactness
+    from localspec.pictures.vision import Vision
     from localspec.speculative.common_tokens import CommonTokens
     from localspec.speculative.policy_api import Drafting
     from localspec.speculative.shared_vocabulary import SharedVocabulary
@@ -90,6 +91,11 @@ class BaseEngine(abc.ABC):
     @abc.abstractmethod
     def vocabulary(self) -> Vocabulary:
         """The target's tokens."""
+
+    @property
+    def vision(self) -> Vision | None:
+        """What pictures become in a prompt; None where the model was loaded without mmproj."""
+        return None
 
     @property
     def takes_tools(self) -> bool:
@@ -239,7 +245,7 @@ class BaseEngine(abc.ABC):
 
         The engine keeps nothing of it but caches; for a conversation see `chat`.
         question: a text, or messages in OpenAI's format, each with a role and a content: text,
-        None, or a list of parts of text; calls of tools and their results, too. The roles and
+        None, or parts (text, pictures); calls of tools and their results, too. The roles and
         their order are those that the chat template takes; if it refuses several messages in a
         row of one role, they are joined. If the last message is the assistant's, the answer
         continues it. system, template, think: as for `chat`. options, keywords: see
@@ -319,7 +325,8 @@ class BaseEngine(abc.ABC):
         key = (template_source(template, self.chat_template), think)
         kept = self._maker
         if kept is None or kept[0] != key:
-            kept = self._maker = (key, PromptMaker(self.vocabulary, key[0], think=think))
+            maker = PromptMaker(self.vocabulary, key[0], think=think, vision=self.vision)
+            kept = self._maker = (key, maker)
         return kept[1]
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
@@ -344,8 +351,7 @@ class BaseEngine(abc.ABC):
         Raises BusyError while an answer is produced, OSError if the file cannot be written,
         CacheError if `load_caches` would refuse it.
         """
-        require_chat(chat)
-        return self._save_caches_of(chat, Path(path))
+        return self._save_caches_of(checked_chat(chat), Path(path))
 
     def load_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
         """Load what `save_caches` saved; False if it does not fit, and is decoded again.
@@ -353,8 +359,7 @@ class BaseEngine(abc.ABC):
         Raises BusyError while an answer is produced, CacheError if the caches take more memory
         than was granted, or `save_caches` would refuse the models.
         """
-        require_chat(chat)
-        return self._load_caches_of(chat, Path(path))
+        return self._load_caches_of(checked_chat(chat), Path(path))
 
     def chat(
         self, *, system: str | None = None, template: str | None = None, think: bool = True

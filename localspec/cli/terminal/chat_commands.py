@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from localspec.chat.attachment import read_attachment
+from localspec.chat.attachment import Attachment, read_attachment, require_sight
 from localspec.chat.session import session_names
 from localspec.cli.conversation import Conversation
 from localspec.cli.screen import note, show_legend, stats_lines
@@ -20,6 +20,7 @@ from localspec.cli.sessions import note_resumed, session_lines
 from localspec.cli.terminal.line_editor import Values, can_edit
 from localspec.cli.terminal.settings import change_setting, setting_names, settings_lines
 from localspec.errors import OptionError, perhaps
+from localspec.pictures.picture import Picture
 
 # A path such as /etc/hosts is a message, and so is a line that begins with a space.
 _COMMAND = re.compile(r"(/(?:[a-z]+|\?))(?:\s+(.*))?", re.DOTALL)
@@ -191,14 +192,32 @@ def _show(conversation: Conversation, _argument: str) -> None:
         note("Answers are rendered as Markdown again.")
 
 
+def attach_file(conversation: Conversation, path: Path) -> None:
+    """Attach a text or a picture to the next message, and note its size."""
+    vision = conversation.engine.vision
+    attachment = read_attachment(path, sees=vision is not None)
+    conversation.attach(attachment)
+    size, picture = f"{len(attachment.text)} characters", attachment.picture
+    if picture is not None and vision is not None:
+        count = len(vision.cells(picture))
+        size = f"{picture.width} by {picture.height} pixels, {count} tokens"
+    note(f"{attachment.name} ({size}) is attached to the next message.")
+
+
+def _image(conversation: Conversation, argument: str) -> None:
+    if not argument:
+        raise OptionError("no image is named", "Give its path: /image PATH.")
+    path = Path(os.path.expanduser(argument))
+    if conversation.engine.vision is None:
+        require_sight([Attachment(path.name, picture=Picture.read(path))])
+    attach_file(conversation, path)
+
+
 def _file(conversation: Conversation, argument: str) -> None:
     if argument == "none":
         conversation.attachments.clear()
     elif argument:
-        attachment = read_attachment(Path(os.path.expanduser(argument)))
-        conversation.attach(attachment)
-        size = len(attachment.text)
-        note(f"{attachment.name} ({size} characters) is attached to the next message.")
+        attach_file(conversation, Path(os.path.expanduser(argument)))
         return
     note("Files for the next message: " + (conversation.file_names() or "none"))
 
@@ -227,7 +246,10 @@ COMMANDS = {
     "/clear": ChatCommand(_clear, "", "drop all turns"),
     "/copy": ChatCommand(_copy, "", "copy the last answer to the clipboard"),
     "/show": ChatCommand(_show, "", "mark tokens by where they came from, on or off"),
-    "/file": ChatCommand(_file, "[PATH|none]", "attach a text file to the next message", None),
+    "/file": ChatCommand(
+        _file, "[PATH|none]", "attach a text or an image to the next message", None
+    ),
+    "/image": ChatCommand(_image, "PATH", "attach an image to the next message", None),
     "/quit": ChatCommand(_quit, "", "leave; also /exit, /bye, exit and quit"),
 }
 

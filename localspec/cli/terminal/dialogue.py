@@ -19,13 +19,13 @@ from urllib.request import url2pathname
 import click
 
 from localspec.chat.chat import Chat
-from localspec.chat.media import HEAD_BYTES, refuse_media
+from localspec.chat.media import HEAD_BYTES, is_readable_picture, refuse_media
 from localspec.cli.answer import note_limits
 from localspec.cli.conversation import Conversation
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.screen import error_lines, note, status_line
 from localspec.cli.terminal.answer_view import MarkedView, RenderedView
-from localspec.cli.terminal.chat_commands import COMMANDS, Leave, run_command
+from localspec.cli.terminal.chat_commands import COMMANDS, Leave, attach_file, run_command
 from localspec.cli.terminal.line_editor import LineEditor
 from localspec.cli.waiting import waiting
 from localspec.engine.base import BaseEngine
@@ -46,8 +46,9 @@ def converse(conversation: Conversation) -> None:
     with _leave_in_order(editor), _modes_kept():
         for text in editor.messages(prefill, meanwhile):
             try:
-                if not run_command(conversation, text):
-                    _refuse_dropped_media(text)
+                if not run_command(conversation, text) and not _takes_dropped(
+                    conversation, text
+                ):
                     conversation.ask(text)
             except Leave:
                 return
@@ -186,14 +187,24 @@ def _echo_off() -> Iterator[None]:
         yield
 
 
-def _refuse_dropped_media(text: str) -> None:
-    """Refuse files dropped on the terminal, which types their paths.
+def _takes_dropped(conversation: Conversation, text: str) -> bool:
+    """Attach pictures dropped on the terminal, which types their paths.
 
-    Raises OptionError for a message of paths alone, if one is an image, audio, video or PDF.
+    False if the text is a message: anything but paths, or paths of texts. Raises OptionError
+    for an image, audio, video or PDF that the model cannot take.
     """
-    for path in _dropped_files(text):
+    paths, num_taken = _dropped_files(text), 0
+    sees = conversation.engine.vision is not None
+    for path in paths:
+        head = b""
         with contextlib.suppress(OSError), path.open("rb") as file:
-            refuse_media(path, file.read(HEAD_BYTES))
+            head = file.read(HEAD_BYTES)
+        if sees and is_readable_picture(head):
+            attach_file(conversation, path)
+            num_taken += 1
+        else:
+            refuse_media(path, head)
+    return num_taken > 0
 
 
 def _dropped_files(text: str) -> list[Path]:

@@ -1,0 +1,230 @@
+"""Pictures in messages: as the field writes them, and where they stand in the text."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from localspec.errors import OptionError
+from localspec.pictures.picture import MAX_PICTURE_BYTES, Picture
+
+if TYPE_CHECKING:  # sessions are listed without the library of templates
+    from localspec.chat.template import Message
+    from localspec.pictures.picture import PictureSource
+    from localspec.pictures.vision import Vision
+
+# In place of one that the model cannot see, so that a conversation goes on with another model.
+PICTURE_NOTE = "[An image was here, which this model cannot see.]"
+_LOST_NOTE = "[An image was here, which cannot be read.]"
+_DATA_URL = re.compile(r"data:(?P<kind>[\w.+/-]*)(?:;[\w.=+-]+)*?;base64,", re.IGNORECASE)
+_WEB_URL = re.compile(r"https?://", re.IGNORECASE)
+_FORMS = 'Give {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}.'
+
+
+@dataclass(frozen=True, slots=True)
+class WebPicture:
+    """A picture that is still to be fetched, from an address of http or https."""
+
+    url: str
+
+
+# As it was given: the bytes of a file are decoded when the prompt is made.
+Given = Picture | bytes | WebPicture
+
+
+class Shown(NamedTuple):
+    """A picture in a message. at: characters of the content before it."""
+
+    at: int
+    given: Given
+
+
+class ShownTokens(NamedTuple):
+    """The same for a model that sees. tokens: what it takes in a prompt: `Vision.cells`."""
+
+    at: int
+    tokens: Sequence[int]
+
+
+def shown_in(message: Message) -> Sequence[Any]:
+    """The pictures of a message, in order: `Shown`, or `ShownTokens`."""
+    shown: Sequence[Any] = message.get("pictures", ())
+    return shown
+
+
+def with_shown(message: dict[str, Any], shown: Iterable[NamedTuple]) -> dict[str, Any]:
+    """The message with these pictures and no others."""
+    found = tuple(shown)
+    bare = {name: value for name, value in message.items() if name != "pictures"}
+    return {**bare, "pictures": found} if found else bare
+
+
+def attached_pictures(images: Iterable[PictureSource]) -> list[Shown]:
+    """Pictures that stand before a text. Raises OptionError for what is none."""
+    if isinstance(images, str | bytes | os.PathLike) or not isinstance(images, Iterable):
+        raise OptionError(f"images is {images!r:.80}", "Give a list of pictures.")
+    return [Shown(0, Picture.read(each)) for each in images]
+
+
+def is_checked(shown: object) -> bool:
+    """Whether they are pictures of a message that was checked before: JSON has no tuples."""
+    return isinstance(shown, tuple) and all(isinstance(each, Shown) for each in shown)
+
+
+def given_in(part: Mapping[str, Any]) -> Given:
+    """The picture in a part of a message. Raises OptionError if there is none.
+
+    The part: OpenAI's image_url or input_image, Anthropic's image with a source, or an image
+    with a `Picture`, a path of pathlib, the bytes of a file or an image of Pillow.
+    """
+    source = part.get("source")
+    if isinstance(source, Mapping):
+        return _anthropic(source)
+    image = part.get("image")
+    if image is not None and not isinstance(image, str):
+        return bytes(image) if isinstance(image, bytes | bytearray) else Picture.read(image)
+    found = part.get("image_url", image)
+    return _of_url(found.get("url") if isinstance(found, Mapping) else found)
+
+
+def of_base64(text: object) -> bytes:
+    """The bytes of a file in base64. Raises OptionError."""
+    if not isinstance(text, str) or not text:
+        raise OptionError("it has no data", _FORMS)
+    if len(text) > MAX_PICTURE_BYTES * 3 // 2:
+        raise OptionError(
+            f"it has {len(text)} characters; a picture may have {MAX_PICTURE_BYTES} bytes",
+            "Send a smaller one.",
+        )
+    try:
+        data = base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise OptionError(f"its data are not base64: {error}", _FORMS) from error
+    if not data:
+        raise OptionError("it has no data", _FORMS)
+    return data
+
+
+def _anthropic(source: Mapping[str, Any]) -> Given:
+    if source.get("type") == "url":
+        return _of_url(source.get("url"))
+    return of_base64(source.get("data"))
+
+
+def _of_url(url: object) -> Given:
+    if not isinstance(url, str) or not url:
+        raise OptionError("it has no data", _FORMS)
+    if _WEB_URL.match(url):
+        return WebPicture(url)
+    begin = _DATA_URL.match(url)
+    if begin is None:
+        raise OptionError(f"its address is {url!r:.60}, which is not read here", _FORMS)
+    return of_base64(url[begin.end() :])
+
+
+def noted(
+    message: Message, note: str = PICTURE_NOTE, kept: Sequence[Shown] = ()
+) -> dict[str, Any]:
+    """The message with a note, in a line of its own, in place of pictures that are not kept."""
+    text, shown, was_note = "", [], False
+    for piece, each in zip_longest(pieces_of(message), shown_in(message)):
+        text += f"\n{piece}" if was_note and piece else piece
+        was_note = each is not None and each not in kept
+        if was_note:
+            text += f"\n{note}" if text else note
+        elif each is not None:
+            shown.append(each._replace(at=len(text)))
+    return with_shown({**message, "content": text}, shown)
+
+
+def pieces_of(message: Message) -> list[str]:
+    """The texts around the pictures of a message: one more than there are pictures."""
+    content = message["content"]
+    cuts = [0, *(each.at for each in shown_in(message)), len(content)]
+    return [content[begin:end] for begin, end in pairwise(cuts)]
+
+
+def for_the_blind(messages: Sequence[Message]) -> list[Message]:
+    """The messages with notes in place of pictures; in the last one there may be none.
+
+    Raises OptionError.
+    """
+    last = len(messages) - 1
+    if messages and shown_in(messages[last]):
+        raise OptionError(
+            f"message {last} has an image in it, and the model has no projector to see it",
+            "Load it with one (mmproj=…), choose a model that sees, or leave the image out.",
+        )
+    return [noted(each) if shown_in(each) else each for each in messages]
+
+
+def for_the_seeing(
+    messages: Sequence[Message], vision: Vision
+) -> tuple[list[Message], list[Picture]]:
+    """The messages with the tokens of their pictures, and these pictures in order.
+
+    In place of one before the last message that cannot be read there is a note. Raises
+    OptionError for one in the last.
+    """
+    found: list[Picture] = []
+    tokens: list[Message] = []
+    for number, message in enumerate(messages):
+        read = _read(number, message, is_last=number == len(messages) - 1)
+        found += [each.given for each in shown_in(read)]
+        shown = (ShownTokens(each.at, vision.cells(each.given)) for each in shown_in(read))
+        tokens.append(with_shown(dict(read), shown) if shown_in(read) else read)
+    return tokens, found
+
+
+def _read(number: int, message: Message, *, is_last: bool) -> Message:
+    """The message with decoded pictures."""
+    read: dict[Shown, Picture] = {}
+    for each in shown_in(message):
+        try:
+            read[each] = _decoded(each.given)
+        except OptionError as error:
+            if is_last:
+                raise OptionError(
+                    f"message {number} has an image in it: {error}", error.hint
+                ) from error
+    if not shown_in(message):
+        return message
+    kept = noted(message, _LOST_NOTE, list(read))
+    pictures = [read[each] for each in shown_in(message) if each in read]
+    places = [each.at for each in shown_in(kept)]
+    return with_shown(kept, map(Shown, places, pictures))
+
+
+def _decoded(given: Given) -> Picture:
+    if isinstance(given, WebPicture):
+        raise OptionError(
+            f"it is at {given.url!r:.80}, and addresses are not fetched", "Send its data."
+        )
+    return Picture.read(given)
+
+
+def joined(messages: Sequence[Message], between: str) -> dict[str, Any]:
+    """The content of several messages as one, and their pictures where they stood."""
+    shown: list[Shown] = []
+    text = ""
+    for number, message in enumerate(messages):
+        text += between if number else ""
+        shown += [each._replace(at=each.at + len(text)) for each in shown_in(message)]
+        text += message["content"]
+    return with_shown({"content": text}, shown)
+
+
+def in_front(messages: Sequence[Message]) -> list[Message]:
+    """The messages with all pictures before their texts."""
+    return [
+        with_shown(dict(each), (one._replace(at=0) for one in shown_in(each)))
+        if shown_in(each)
+        else each
+        for each in messages
+    ]

@@ -1,0 +1,318 @@
+"""Pictures in messages: where they stand in the prompt, and what blind models get."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import re
+
+import pytest
+from PIL import Image
+
+from localspec import OptionError, Picture, TemplateError
+from localspec.chat.chat import Chat
+from localspec.chat.messages import checked_messages, merged_messages
+from localspec.chat.prompt import PromptMaker
+from localspec.chat.shown import PICTURE_NOTE, Shown, WebPicture
+from localspec.chat.template import BUILT_IN
+from localspec.streaming.cancellation import never
+from localspec.tools.tool import ToolUse
+
+RED = Picture(2, 1, b"\xff\0\0" * 2)
+BLUE = Picture(1, 2, b"\0\0\xff" * 2)
+WORDS = "What is this?"
+CHATML = BUILT_IN["chatml"]
+# The part of the templates of some models that see.
+PARTS = (
+    "{% for m in messages %}{{ m['role'] }}:{% for part in m['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}"
+    "{% elif part['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}\n{% endfor %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% for m in messages %}{% if m['content'] is string %}"
+    "{{ m['content'] | trim }}{% else %}{% for item in m['content'] %}"
+    "{% if item['type'] == 'image' %}{{ '<start_of_image>' }}"
+    "{% elif item['type'] == 'text' %}{{ item['text'] | trim }}{% endif %}{% endfor %}"
+    "{% endif %}{% endfor %}"
+)
+
+
+class Eyes:
+    """A projector without weights: an id around each picture, and three cells of its own."""
+
+    def __init__(self):
+        self.seen = []
+
+    def cells(self, picture):
+        self.seen.append(picture)
+        first = -1 - (int.from_bytes(picture.digest[:6], "big") << 20)
+        return [5, first, first - 1, first - 2, 6]
+
+
+class Sighted:
+    """What a chat asks of an engine to make its prompts."""
+
+    def __init__(self, vocabulary, vision):
+        self.vocabulary, self.vision, self.chat_template = vocabulary, vision, None
+        self.context_length = self.trained_context_length = 2048
+
+
+@pytest.fixture(scope="module")
+def prompt_of(demo_vocabulary):
+    """The prompt of messages, by a template, and the pictures that were looked at."""
+
+    def make(messages, template=CHATML, vision=None):
+        maker = PromptMaker(demo_vocabulary, template, think=True, vision=vision)
+        return maker.prompt(checked_messages(messages), ToolUse(), never)
+
+    return make
+
+
+@pytest.fixture
+def in_words(demo_vocabulary):
+    """Tokens as text, in which each picture is its width in brackets."""
+
+    def say(tokens):
+        parts = []
+        for is_cell, group in itertools.groupby(tokens, lambda token: token < 0):
+            several = list(group)
+            parts.append(
+                f"[{len(several)}]"
+                if is_cell
+                else demo_vocabulary.detokenize(several, special=True)
+            )
+        return "".join(parts)
+
+    return say
+
+
+def around(demo_vocabulary):
+    return [demo_vocabulary.detokenize([token], special=True) for token in (5, 6)]
+
+
+def user(*parts):
+    return [{"role": "user", "content": list(parts)}]
+
+
+def text(said):
+    return {"type": "text", "text": said}
+
+
+def data_url(picture, kind="image/png"):
+    return f"data:{kind};base64,{base64.b64encode(picture.png()).decode()}"
+
+
+def openai(picture):
+    return {"type": "image_url", "image_url": {"url": data_url(picture)}}
+
+
+FORMS = {
+    "openai": openai,
+    "flat": lambda picture: {"type": "image_url", "image_url": data_url(picture)},
+    "responses": lambda picture: {
+        "type": "input_image",
+        "detail": "auto",
+        "image_url": data_url(picture, "image/png;charset=utf-8"),
+    },
+    "anthropic": lambda picture: {
+        "type": "image",
+        "source": {
+            "type": "base64",
+            "media_type": "image/png",
+            "data": base64.b64encode(picture.png()).decode(),
+        },
+    },
+    "picture": lambda picture: {"type": "image", "image": picture},
+    "bytes": lambda picture: {"type": "image", "image": picture.png()},
+    "pillow": lambda picture: {
+        "type": "image",
+        "image": Image.frombytes("RGB", (picture.width, picture.height), picture.rgb),
+    },
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_picture_in_any_form_stands_where_it_was(prompt_of, form, in_words, demo_vocabulary):
+    eyes = Eyes()
+    prompt = prompt_of(
+        user(text("Look:"), FORMS[form](RED), text(WORDS), FORMS[form](BLUE)), vision=eyes
+    )
+    assert eyes.seen == [RED, BLUE]
+    assert prompt.pictures == (RED, BLUE)
+    left, right = around(demo_vocabulary)
+    shown = f"{left}[3]{right}"
+    assert f"user\nLook:{shown}{WORDS}{shown}<|im_end|>" in in_words(prompt.tokens)
+    cells = [token for token in prompt.tokens if token < 0]
+    assert cells == [token for one in (RED, BLUE) for token in Eyes().cells(one) if token < 0]
+
+
+def test_lines_are_joined_as_in_llama_cpp():
+    """A new line between texts, none beside a picture."""
+    parts = [text("a"), text("b"), openai(RED), text("c"), text(""), text("d"), openai(RED)]
+    (message,) = checked_messages(user(*parts))
+    assert message["content"] == "a\nbc\nd"
+    assert [each.at for each in message["pictures"]] == [3, 6]
+
+
+@pytest.mark.parametrize("template", [CHATML, GEMMA, PARTS, "{{ messages[0].content }}"])
+def test_any_template_shows_each_picture_once(prompt_of, template, in_words):
+    prompt = prompt_of(
+        user(openai(RED), text(WORDS), openai(BLUE)), template=template, vision=Eyes()
+    )
+    said = in_words(prompt.tokens)
+    assert said.count("[3]") == 2
+    assert said.index("[3]") < said.index(WORDS) < said.rindex("[3]")
+
+
+def test_a_template_that_takes_only_parts_gets_texts_as_parts(prompt_of, in_words):
+    """Without them it would leave out all that is said, with and without pictures."""
+    assert WORDS in in_words(prompt_of(user(text(WORDS)), template=PARTS).tokens)
+
+
+def test_a_template_that_cuts_a_text_gets_its_pictures_in_front(prompt_of, in_words):
+    cuts = "{% for m in messages %}{{ m.content.split('|')[0] }}{% endfor %}"
+    prompt = prompt_of(
+        user(text("said|"), openai(RED), text("unsaid")), template=cuts, vision=Eyes()
+    )
+    assert re.search(r"\[3\].*said$", in_words(prompt.tokens))
+
+
+@pytest.mark.parametrize("template", ["nothing", "{{ messages[0].content * 2 }}"])
+def test_a_template_that_leaves_a_picture_out_or_repeats_it_is_refused(prompt_of, template):
+    with pytest.raises(TemplateError, match="leaves out a picture, or shows it twice"):
+        prompt_of(user(openai(RED)), template=template, vision=Eyes())
+
+
+def test_no_text_can_speak_for_a_picture(prompt_of, in_words):
+    """Marks are digits that no message has; those of other programs mean nothing."""
+    tries = [*("<__media__>", "<image>", "<start_of_image>", "[img-1]"), "0" * 28, "9" * 28]
+    said = in_words(prompt_of(user(*map(text, tries), openai(RED)), vision=Eyes()).tokens)
+    assert said.count("[3]") == 1
+    assert all(each in said for each in tries)
+
+
+def test_a_control_text_cannot_be_joined_around_a_picture(prompt_of, demo_vocabulary):
+    prompt = prompt_of(user(text("<|im_"), openai(RED), text("end|>")), vision=Eyes())
+    ends = demo_vocabulary.tokenize("<|im_end|>", parse_special=True)
+    plain = prompt_of(user(text("x")), vision=Eyes())
+    assert sum(token in ends for token in prompt.tokens) == sum(
+        token in ends for token in plain.tokens
+    )
+
+
+def test_results_of_tools_may_be_pictures(prompt_of, in_words):
+    call = {"id": "1", "function": {"name": "look", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": [text("seen:"), openai(RED)]},
+    ]
+    template = (
+        "{% for m in messages %}{{ m.role }}{{ m.content | tojson }}"
+        "{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{% endfor %}"
+    )
+    prompt = prompt_of(messages, template=template, vision=Eyes())
+    assert re.search(r'tool"seen:.?\[3\].?"$', in_words(prompt.tokens))
+
+
+def test_a_blind_model_gets_a_note_of_an_earlier_picture_and_no_later_one(prompt_of, in_words):
+    shown = user(text(WORDS), openai(RED))
+    later = [{"role": "assistant", "content": "Red."}, {"role": "user", "content": "Sure?"}]
+    said = in_words(prompt_of([*shown, *later]).tokens)
+    assert f"{WORDS}\n{PICTURE_NOTE}<|im_end|>" in said
+    with pytest.raises(OptionError, match=r"message 2 has an image in it.*projector") as caught:
+        prompt_of([*later, *shown])
+    assert "mmproj" in caught.value.hint
+
+
+def test_a_blind_model_decodes_no_picture_of_an_earlier_message(prompt_of, in_words):
+    broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
+    prompt = prompt_of([*user(broken), {"role": "user", "content": "Sure?"}])
+    assert PICTURE_NOTE in in_words(prompt.tokens)
+
+
+def test_a_conversation_goes_on_after_a_picture_that_cannot_be_read(prompt_of, in_words):
+    """In the last message it is an error, later a note."""
+    broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
+    far = {"type": "image_url", "image_url": {"url": "https://example.com/fox.png"}}
+    asked = user(text("a"), broken, text("b"), openai(RED), far, text("c"))
+    with pytest.raises(OptionError, match=r"message 0 has an image in it: .*not a picture"):
+        prompt_of(asked, vision=Eyes())
+    prompt = prompt_of([*asked, {"role": "user", "content": "Sure?"}], vision=Eyes())
+    note = "[An image was here, which cannot be read.]"
+    said = re.sub(r"[^\n\[\]]{0,9}\[3\][^\n\[\]]{0,9}", "RED", in_words(prompt.tokens))
+    assert f"a\n{note}\nbRED{note}"[:20] in said
+    assert said.count(note) == 2
+    assert prompt.pictures == (RED,)
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"type": "image_url"}, "it has no data"),
+        ({"type": "image_url", "image_url": {"url": 3}}, "it has no data"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png,abc"}}, "not read here"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "not read here"),
+        ({"type": "image_url", "image_url": {"url": "/etc/passwd"}}, "not read here"),
+        ({"type": "image", "image": "x.png"}, "not read here"),
+        ({"type": "image", "source": {}}, "it has no data"),
+        ({"type": "image", "source": {"type": "base64", "data": "!!"}}, "not base64"),
+        ({"type": "input_image", "file_id": "x"}, "it has no data"),
+        ({"type": "input_image", "image_url": "data:image/png;base64,"}, "it has no data"),
+        ({"type": "image", "image": 3}, "the picture is 3"),
+    ],
+)
+def test_a_part_without_a_picture_is_refused_by_its_message(part, said):
+    """Files are never read by name from a message, which may come from anywhere."""
+    with pytest.raises(OptionError, match=f"message 1 has an image in it.*{said}") as caught:
+        checked_messages([{"role": "user", "content": "x"}, *user(part)])
+    assert caught.value.hint
+    (first, _) = checked_messages([*user(part), {"role": "user", "content": "x"}])
+    assert first["content"] == PICTURE_NOTE
+
+
+def test_addresses_are_kept_and_not_fetched(prompt_of):
+    part = {"type": "image_url", "image_url": {"url": "https://example.com/fox.png"}}
+    (message,) = checked_messages(user(part))
+    assert message["pictures"] == (Shown(0, WebPicture("https://example.com/fox.png")),)
+    with pytest.raises(OptionError, match="addresses are not fetched"):
+        prompt_of(user(part), vision=Eyes())
+
+
+def test_json_cannot_place_pictures_by_itself():
+    content = {"role": "user", "content": "x", "pictures": [[0, "/etc/passwd"]]}
+    assert checked_messages([content]) == [{"role": "user", "content": "x"}]
+
+
+def test_joined_messages_keep_the_places_of_their_pictures():
+    parts = [text("ab"), openai(RED), text("c")]
+    (merged,) = merged_messages(checked_messages([*user(*parts), *user(*parts)]))
+    assert merged["content"] == "abc\n\nabc"
+    assert [each.at for each in merged["pictures"]] == [2, 7]
+
+
+def test_a_chat_shows_pictures_before_the_text(demo_vocabulary, in_words, tmp_path):
+    path = tmp_path / "red.png"
+    path.write_bytes(RED.png())
+    eyes = Eyes()
+    chat = Chat(Sighted(demo_vocabulary, eyes), template="chatml")
+    tokens = chat.prompt_tokens(WORDS, [path, BLUE])
+    left, right = around(demo_vocabulary)
+    assert f"user\n{left}[3]{right}{left}[3]{right}{WORDS}" in in_words(tokens)
+    assert eyes.seen == [RED, BLUE]
+    for wrong in ("red.png", b"x", 3):
+        with pytest.raises(OptionError, match="images is"):
+            chat.prompt_tokens(WORDS, wrong)
+
+
+def test_a_conversation_keeps_its_pictures(demo_vocabulary, in_words):
+    chat = Chat(Sighted(demo_vocabulary, Eyes()), template="chatml")
+    shown = Shown(0, RED)
+    chat.replace(
+        [
+            {"role": "user", "content": WORDS, "pictures": (shown,)},
+            {"role": "assistant", "content": "Red."},
+        ]
+    )
+    assert chat.messages[0]["pictures"] == (shown,)
+    assert in_words(chat.prompt_tokens("Sure?")).count("[3]") == 1
