@@ -364,8 +364,13 @@ def test_log_probabilities(server):
 def test_what_is_not_taken(server):
     image = ["aGVsbG8="]
     for path, fields, word in (
-        ("/api/chat", {"messages": [{**QUESTION[0], "images": image}]}, "messages[0].images"),
-        ("/api/generate", {"prompt": "x", "images": image}, "images"),
+        (
+            "/api/chat",
+            {"messages": [{**QUESTION[0], "images": image}]},
+            "message 0 has an image",
+        ),
+        ("/api/generate", {"prompt": "x", "images": image}, "has an image in it"),
+        ("/api/generate", {"prompt": "x", "images": image, "raw": True}, "images"),
         ("/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
         ("/api/chat", {"messages": "x"}, "messages"),
         ("/api/chat", {"messages": [{"role": "user", "content": 3}]}, "message 0"),
@@ -552,6 +557,6 @@ def test_what_other_hosts_and_origins_are_told(server):
 
 
 def test_a_refusal_names_the_field():
-    for fields in ({"think": 3}, {"think": "loud"}, {"images": ["x"]}, {"context": "x"}):
+    for fields in ({"think": 3}, {"think": "loud"}, {"images": 3}, {"context": "x"}):
         with pytest.raises(LocalspecError, match=next(iter(fields))):
             OllamaGenerate(Fields({"prompt": "x", **fields}))

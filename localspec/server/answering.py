@@ -76,7 +76,7 @@ class Service:
     patience_s: a client that gets nothing for this long gets `Waiting`. answerings: those under
     way. asides: a lock for requests that need no decode, so that many of them do not slow an
     answer down. logged: fields that the log mentions already, see `Fields.log_unread`.
-    counters: what has been counted.
+    counters: what has been counted. fetches_images: whether pictures may be named by address.
     """
 
     models: ServedModels
@@ -86,6 +86,7 @@ class Service:
     asides: asyncio.Lock = field(default_factory=asyncio.Lock)
     logged: set[str] = field(default_factory=set)
     counters: Counters = field(default_factory=Counters)
+    fetches_images: bool = False
 
     @contextlib.asynccontextmanager
     async def opened(self, name: str | None) -> AsyncGenerator[IsolatedEngine, None]:

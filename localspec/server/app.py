@@ -78,6 +78,7 @@ class Limits:
     requests that may wait for their turn. patience_s: a client that gets nothing for this long
     is told that it waits. keep_s: caches of a model without a question for this long go to
     disk, where they may. unload_s: one without a question for this long is closed.
+    fetches_images: whether images may be named by address; what bounds that is in `image_urls`.
     """
 
     body_bytes: int = 32_000_000
@@ -86,6 +87,7 @@ class Limits:
     patience_s: float = 10.0
     keep_s: float = 20.0
     unload_s: float = 30 * 60.0
+    fetches_images: bool = False
 
 
 class Server:
@@ -108,7 +110,12 @@ class Server:
         self._limits = limits
         self._logs_json = logs_json
         self._line = WaitingLine(limits.num_waiting)
-        self._service = Service(models=models, line=self._line, patience_s=limits.patience_s)
+        self._service = Service(
+            models=models,
+            line=self._line,
+            patience_s=limits.patience_s,
+            fetches_images=limits.fetches_images,
+        )
         self._bodies = BodyReader(limits.body_bytes, limits.body_s)
 
     def app(self, access: AccessRules) -> ASGIApp:

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -139,8 +139,10 @@ def _is_number(value: object) -> bool:
         return False
 
 
-def read_fields(body: bytes) -> Fields:
-    """The fields of a request, from its body. Raises RequestError."""
+def read_fields(
+    body: bytes, change: Callable[[dict[str, Any]], None] = lambda _values: None
+) -> Fields:
+    """The fields of a request, from its body, once they are changed. Raises RequestError."""
     try:
         text = _SURROGATES.sub(_mended, body.decode("utf-8-sig"))
         value = json.loads(text, parse_constant=_not_a_number)
@@ -152,6 +154,7 @@ def read_fields(body: bytes) -> Fields:
         ) from error
     if not isinstance(value, dict):
         raise RequestError(f"the body is {_shown(value)}", "Send an object.")
+    change(value)
     return Fields(value)
 
 

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from typing import Any, ClassVar
 
 from localspec.chat.messages import checked_messages
+from localspec.chat.shown import noted
 from localspec.chat.template import Message
 from localspec.errors import OptionError
 from localspec.server.answering import Event, Finished, NewPiece
@@ -168,8 +169,6 @@ class OllamaChat(OllamaForm):
 
     def __init__(self, fields: Fields) -> None:
         messages = fields.objects("messages") or []
-        for last in messages[-1:]:
-            _refuse_images(last)
         given = [_message_of(each) for each in messages]
         inputs = [_paired(checked_messages(given))] if given else []
         super().__init__(fields, inputs, openai_tools(fields))
@@ -189,7 +188,6 @@ class OllamaGenerate(OllamaForm):
     def __init__(self, fields: Fields) -> None:
         if fields.text("template"):
             fields.refuse("template", "Leave it out, or set raw and put it around the prompt.")
-        _refuse_images(fields)
         given = _generate_input(fields)
         super().__init__(fields, [] if given is None else [given], {})
 
@@ -201,7 +199,7 @@ class OllamaGenerate(OllamaForm):
         (given,) = self.question.inputs
         if isinstance(given, RawPrompt | FimPrompt):
             return {}
-        said = [*given, {"role": "assistant", "content": text}]
+        said = [*map(noted, given), {"role": "assistant", "content": text}]
         return {"context": list(sent_bytes(compact_json(said)))}
 
 
@@ -218,8 +216,15 @@ def _generate_input(fields: Fields) -> Input | None:
             "Put them into the prompt, or leave raw out.",
             param="raw",
         )
-    if not prompt:
+    images = _images(fields)
+    if images and (is_raw or fields.text("suffix")):
+        fields.refuse("images", "Leave them out of a raw prompt, or one with a suffix.")
+    if not prompt and not images:
         return None
+    if images:
+        asked = [*images, {"type": "text", "text": prompt or ""}]
+        return [*said, *checked_messages([{"role": "user", "content": asked}])]
+    assert prompt is not None
     if after := fields.text("suffix"):
         return FimPrompt(prompt, after)
     return RawPrompt(prompt) if is_raw else [*said, {"role": "user", "content": prompt}]
@@ -228,8 +233,8 @@ def _generate_input(fields: Fields) -> Input | None:
 def _message_of(fields: Fields) -> dict[str, Any]:
     """A message in OpenAI's terms, from Ollama's."""
     content = fields.any("content")
-    if fields.any("images"):
-        content = [{"type": "text", "text": fields.text("content") or ""}, {"type": "image"}]
+    if images := _images(fields):
+        content = [*images, {"type": "text", "text": fields.text("content") or ""}]
     return {
         "role": (fields.text("role") or "").lower(),
         "content": content,
@@ -240,9 +245,12 @@ def _message_of(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _refuse_images(fields: Fields) -> None:
-    if fields.any("images"):
-        fields.refuse("images", "Leave them out: models are asked in text here.")
+def _images(fields: Fields) -> list[dict[str, Any]]:
+    """Parts of a message: Ollama's clients send files in base64."""
+    images = fields.any("images") or []
+    if not isinstance(images, list):
+        fields.refuse("images", "Give a list of files in base64.")
+    return [{"type": "image_url", "image_url": f"data:;base64,{each}"} for each in images]
 
 
 def _paired(messages: Sequence[Message]) -> list[Message]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from localspec.chat.shown import joined, shown_in, with_shown
 from localspec.chat.template import Message
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.refusal import RequestError
@@ -62,11 +63,13 @@ def prompt_of(
 
 def _as_text(message: Message) -> Message:
     """The message with only a role and a text: calls and results become text."""
-    text = str(message["content"])
     if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{text}\n</tool_response>"}
+        before, behind = {"content": "<tool_response>\n"}, {"content": "\n</tool_response>"}
+        return {"role": "user", **joined([before, message, behind], "")}
     calls = [_call_as_text(call["function"]) for call in message.get("tool_calls", ())]
-    return {"role": message["role"], "content": "\n".join([text, *calls] if text else calls)}
+    text = str(message["content"])
+    content = "\n".join([text, *calls] if text else calls)
+    return with_shown({"role": message["role"], "content": content}, shown_in(message))
 
 
 def _call_as_text(function: Mapping[str, Any]) -> str:
