@@ -28,6 +28,7 @@ from localspec.speculative.shared_vocabulary import SharedVocabulary
 
 if TYPE_CHECKING:
     from localspec.preflight.explanation import Explanation, HeadReport, ModelFacts
+    from localspec.preflight.projector_report import ProjectorReport
 
 _NOT_MEASURED = "not measured on this machine yet; run: localspec bench"
 
@@ -107,6 +108,8 @@ def _blocks(found: Explanation) -> list[tuple[str, list[str]]]:
             facts.append(("Sizes", [found.size_warning]))
     if found.head is not None:
         facts.append(("Head", [_head(found.head)]))
+    if found.projector is not None:
+        facts.append(("Images", [_projector(found.projector)]))
     facts.append(("Trimmed", list(found.trimmed)))
     if not found.is_pair:
         return [*facts, ("NO PAIR", _no_pair(found))]
@@ -151,6 +154,8 @@ def _exact(target: ModelFacts) -> str:
 
 def _no_pair(found: Explanation) -> list[str]:
     """Why the models cannot be loaded together, and which could be."""
+    if found.projector is not None and found.projector.misfit:
+        return [found.projector.misfit]
     if not found.misfit:
         return ["a head only drafts for the model that it was trained for"]
     target = found.target
@@ -173,6 +178,12 @@ def _head(head: HeadReport) -> str:
         return f"{what}: NOT USABLE, {in_flags(head.why_not)}"
     some = "" if head.num_proposed is None else f", trimmed to {head.num_proposed} tokens"
     return f"{what}{some}: drafts for this target"
+
+
+def _projector(projector: ProjectorReport) -> str:
+    place = "on this machine" if projector.is_here else "to download"
+    size = readable_bytes(projector.size_bytes)
+    return f"{projector.name}, {projector.kind}, {size} {place}"
 
 
 def _types(type_bytes: dict[str, int]) -> str:

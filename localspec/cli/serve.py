@@ -8,7 +8,6 @@ import ipaddress
 import json
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
@@ -193,11 +192,8 @@ def serve(  # noqa: PLR0913  each is an option of the command
     _check_access(access, host, memory, cache_disk)
     names = _names(models, embeddings)
     made = [ServedModel(n, context_length, rpc, exact=exact, trimmed=trimmed) for n in names]
-    served = ServedModels(
-        made,
-        takes_any_name=not known_models_only,
-        embedder=None if embeddings is None else ServedEmbedder(embeddings),
-    )
+    embedder = None if embeddings is None else ServedEmbedder(embeddings)
+    served = ServedModels(made, takes_any_name=not known_models_only, embedder=embedder)
     _prepare(served, access, memory, parallel, cache_disk)
     with listen(host, port) as listening:
         address = _address(host, listening.getsockname()[1])

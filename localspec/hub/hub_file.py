@@ -18,7 +18,8 @@ _MAX_NAMED = 10  # files that an error names
 # Words in the names of files that belong to a model, as llama.cpp knows them.
 HEAD_SIGN = "mtp-"  # of a head, before a quantization and in names of files
 _HEAD_SIGNS = (HEAD_SIGN, "eagle3", "EAGLE3", "dflash", "DFlash", "dspark", "DSpark")
-_OTHER_SIGNS = ("mmproj", "imatrix")
+PROJECTOR_SIGN = "mmproj-"  # the same of what lets a model see
+_OTHER_SIGNS = ("imatrix",)
 _PART_NUMBER = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
 
 
@@ -110,17 +111,17 @@ def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[
     """The files of the one model in that quantization, all parts in order.
 
     A single file is preferred to the same model in parts. "mtp-" before the quantization
-    stands for the head of the model, whatever its kind. Raises DownloadError if
-    there is none, or more than one.
+    stands for the head of the model, whatever its kind, "mmproj-" for its projector. Raises
+    DownloadError if there is none, or more than one.
     """
-    is_head = quantization.startswith(HEAD_SIGN)
+    signs = (HEAD_SIGN, PROJECTOR_SIGN)
+    sign = next((each for each in signs if quantization.startswith(each)), "")
     pattern = re.compile(
-        rf"(^|[-._/]){re.escape(quantization.removeprefix(HEAD_SIGN))}(-\d{{5}}-of-\d{{5}})?\.gguf$",
+        rf"(^|[-._/]){re.escape(quantization.removeprefix(sign))}(-\d{{5}}-of-\d{{5}})?\.gguf$",
         re.IGNORECASE,
     )
     found = sorted({all_parts(name)[0] for name in names if pattern.search(name)})
-    found = [name for name in found if _is_beside(name, *_HEAD_SIGNS) == is_head]
-    found = [name for name in found if not _is_beside(name, *_OTHER_SIGNS)]
+    found = [name for name in found if _sign_of(name) == sign]
     whole = [name for name in found if len(all_parts(name)) == 1]
     chosen = whole or found
     if len(chosen) != 1:
@@ -139,9 +140,14 @@ def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[
     return parts
 
 
-def _is_beside(file: str, *signs: str) -> bool:
-    """Whether the name marks a file that belongs to a model, such as a head."""
-    return any(sign in PurePosixPath(file).name for sign in signs)
+def _sign_of(file: str) -> str | None:
+    """The sign of a file that belongs to a model, "" for a model; None for another file."""
+    name = PurePosixPath(file).name
+    if PROJECTOR_SIGN.rstrip("-") in name:
+        return PROJECTOR_SIGN
+    if any(each in name for each in _OTHER_SIGNS):
+        return None
+    return HEAD_SIGN if any(each in name for each in _HEAD_SIGNS) else ""
 
 
 def _named(files: list[str]) -> str:

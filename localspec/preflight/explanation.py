@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from localspec.errors import PairError, known_keywords
 from localspec.exactness import Exactness
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
+from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import type_name
 from localspec.gguf_file.trimmed import is_of_output, num_proposed
@@ -28,15 +29,19 @@ from localspec.preflight.fit import (
 )
 from localspec.preflight.measured import ExpectedGain, expected_gains, measured_pair
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
+from localspec.preflight.projector_report import (
+    ProjectorReport,
+    found_projector,
+    projector_report,
+)
 from localspec.preflight.room import MemoryRoom, PairMemory, Planned
 from localspec.preflight.side_by_side import AtOnce, planned_at_once
 from localspec.preflight.trimmed_choice import Choices, TrimmedChoice, trimmed_choices
 from localspec.presets.draft_here import DraftHere, draft_here
 from localspec.presets.model_header import (
     FoundHeader,
-    by_actual_role,
     find_model,
-    read_model_header,
+    read_model_headers,
 )
 from localspec.presets.pairing import compare_vocabularies, size_warning
 from localspec.presets.preset import Preset, Role
@@ -117,6 +122,7 @@ class Explanation:
     target: ModelFacts
     draft: ModelFacts | None
     head: HeadReport | None
+    projector: ProjectorReport | None
     vocabulary: SharedVocabulary | CommonTokens | None
     misfit: str
     size_warning: str
@@ -141,7 +147,9 @@ class Explanation:
     @property
     def is_pair(self) -> bool:
         """Whether the models can be loaded together, or there is only a target."""
-        return not (self.misfit or (self.head and self.head.is_apart and self.head.why_not))
+        is_blind = self.projector is not None and self.projector.misfit
+        no_head = self.head and self.head.is_apart and self.head.why_not
+        return not (self.misfit or no_head or is_blind)
 
     @property
     def can_draft(self) -> bool:
@@ -158,6 +166,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     target: str | os.PathLike[str] | None = None,
     draft: str | os.PathLike[str] | None = None,
     head: str | os.PathLike[str] | None = None,
+    mmproj: str | os.PathLike[str] | None = None,
     context_length: int | None = None,
     num_gpu_layers: int | None = None,
     rpc: Sequence[str] | None = None,
@@ -178,15 +187,13 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     found or read, OptionError for numbers that `load` refuses, and RpcError.
     """
     asked = LlamaOptions(context_length=context_length, num_gpu_layers=num_gpu_layers)
-    chosen, found = _found(preset, {"target": target, "draft": draft, "head": head})
-    check_target(its_header := found["target"].header)
+    chosen, found, projector = _found(preset, target, draft, head, mmproj)
     choices = _take_trimmed(found)
     vocabulary, misfit = _compared(found)
     asked = replace(asked, rpc=common_servers(rpc, chosen), tensor_split=tuple(tensor_split))
     room = room_here(asked.rpc)
-    wanted = _wanted(found, replace(asked, context_length=None))
-    usual = None if chosen is None else chosen.context_length
-    length = target_context_length(its_header, context_length or usual)
+    wanted = _wanted(found, replace(asked, context_length=None), projector)
+    length = _context(found["target"].header, chosen, context_length)
     memory, at_once = planned_at_once(wanted, length, room, parallel, kept_bytes)
     smaller = fitting_preset(room) if room.shortages(memory) else None
     head_report = _head_report(found, memory, asked, choices)
@@ -196,6 +203,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         target=_target_facts(found["target"], memory),
         draft=_facts(found["draft"]) if "draft" in found else None,
         head=head_report,
+        projector=projector_report(found["target"].header, projector),
         vocabulary=vocabulary,
         misfit=misfit,
         size_warning=_size_warning(found),
@@ -209,21 +217,37 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         break_even=None if costs is None else break_even_acceptance(costs, MAX_DRAFT_TOKENS),
         variants={} if chosen is None else _variants(chosen),
         smaller=None if smaller is None else smaller.name,
-        draft_here=None if len(found) > 1 else draft_here(its_header),
+        draft_here=None if len(found) > 1 else draft_here(found["target"].header),
         trimmed=tuple(choice.sentence for choice in choices.values()),
     )
 
 
 def _found(
-    preset: _Name | Preset | None, named: dict[Role, _Name | None]
-) -> tuple[Preset | None, dict[Role, FoundHeader]]:
-    """The preset, if one names the models, and the header of each."""
+    preset: _Name | Preset | None,
+    target: _Name | None,
+    draft: _Name | None,
+    head: _Name | None,
+    mmproj: _Name | None,
+) -> tuple[Preset | None, dict[Role, FoundHeader], FoundHeader | None]:
+    """The preset, if one names the models, the header of each, and that of the projector.
+
+    Raises ModelFileError if the target is a head.
+    """
+    named: dict[Role, _Name | None] = {"target": target, "draft": draft, "head": head}
+    named["mmproj"] = mmproj
     chosen, named["target"] = chosen_pair(preset, named)
     models = {role: find_model(text, role) for role, text in named.items() if text is not None}
     if chosen is not None:
-        models = chosen.by_role()
-    read = {role: read_model_header(model) for role, model in models.items()}
-    return chosen, by_actual_role(read)
+        models = {**chosen.by_role(), **models}
+    found = read_model_headers(models)
+    check_target(found["target"].header)
+    projector = found_projector(found)
+    return chosen, found, projector
+
+
+def _context(target: Header, chosen: Preset | None, context_length: int | None) -> int:
+    usual = None if chosen is None else chosen.context_length
+    return target_context_length(target, context_length or usual)
 
 
 def _take_trimmed(found: dict[Role, FoundHeader]) -> Choices:
@@ -237,15 +261,20 @@ def _take_trimmed(found: dict[Role, FoundHeader]) -> Choices:
     return choices
 
 
-def _wanted(found: dict[Role, FoundHeader], asked: LlamaOptions) -> list[Planned]:
+def _wanted(
+    found: dict[Role, FoundHeader], asked: LlamaOptions, projector: FoundHeader | None
+) -> list[Planned]:
     """The models with their options. asked: the target's options."""
     if "head" in found or asked.rpc:  # one in the target's file would be on the servers
         asked = replace(asked, with_head=False)
     here = replace(asked, rpc=(), tensor_split=()) if asked.rpc else asked
-    return [
+    wanted = [
         Planned(one.header, asked if role == "target" else here, role)
         for role, one in found.items()
     ]
+    if projector is not None:
+        wanted.append(Planned(projector.header, role="mmproj"))
+    return wanted
 
 
 def _head_report(

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from localspec._version import __version__
 from localspec.errors import LocalspecError, PresetError, RpcError
-from localspec.gguf_file.check import check_model_file
 from localspec.hub.api import is_offline
 from localspec.hub.cache import HubCache
 from localspec.hub.disk import free_bytes
@@ -28,6 +27,7 @@ from localspec.preflight.plan import Plan
 from localspec.preflight.room import MemoryRoom, PairMemory, Planned
 from localspec.presets.draft_here import DraftHere, drafts_for_presets
 from localspec.presets.located import locate, missing_files
+from localspec.presets.model_header import role_header
 from localspec.presets.presets import load_presets, user_presets, user_presets_file
 
 _PACKAGES = ("llama-cpp-python", "numpy", "huggingface-hub", "requests")
@@ -164,7 +164,9 @@ def _plans() -> dict[str, Plan]:
             plans[name] = plan_here(
                 [
                     Planned(
-                        check_model_file(path), of_target if role == "target" else options, role
+                        role_header(path, role),
+                        of_target if role == "target" else options,
+                        role,
                     )
                     for role, path in locate(preset).items()
                 ]

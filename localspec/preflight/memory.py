@@ -32,6 +32,12 @@ DEFAULT_KEPT_BYTES = 2**30  # at most, for the caches of waiting conversations
 
 _FLOAT, _HALF = 4, 2  # bytes
 _ACTIVATION = "q8_0"  # the type of ggml's copies for products
+# Numbers of a projector's header: side of its pictures and of a patch, and its layers.
+_OF_PICTURES = (
+    *("image_size", "patch_size", "embedding_length", "feed_forward_length"),
+    "attention.head_count",
+)
+_STREAMS, _MOST_SCORES = 8, 4096  # buffers of a layer's width; columns of scores at once
 _BYTES_PER_TOKEN = 310  # of libllama's vocabulary, its merges and texts: measured
 
 
@@ -119,6 +125,32 @@ def estimate_memory(
         num_layers=len(placement.layers),
         gpu_layers=placement.gpu_layers(),
         num_cpu_moe_layers=placement.num_cpu_moe_layers,
+    )
+
+
+def projector_memory(header: Header, num_gpus: int) -> MemoryEstimate:
+    """Main memory of what lets a model see: its weights, and what encoding a picture takes.
+
+    The second is a bound for the pictures that it is made for, without tiles: the scores of
+    attention of one layer, and the layer's own buffers.
+    """
+    stated = {key: header.number(f"clip.vision.{key}") for key in _OF_PICTURES}
+    size, patch, width, hidden, heads = stated.values()
+    patches = (size // max(patch, 1)) ** 2
+    compute = patches * (_STREAMS * width + 2 * hidden + min(patches, _MOST_SCORES) * heads)
+    return MemoryEstimate(
+        with_head=False,
+        weights_bytes=header.weights_bytes,
+        repacked_bytes=0,
+        cache_bytes=0,
+        num_snapshots=0,
+        snapshot_bytes=0,
+        compute_bytes=compute * _FLOAT,
+        vocabulary_bytes=0,
+        gpu_bytes=(0,) * num_gpus,
+        num_layers=0,
+        gpu_layers=(0,) * num_gpus,
+        num_cpu_moe_layers=0,
     )
 
 

@@ -120,7 +120,8 @@ def _chosen(
         for model in wanted
     ]
     for index in reversed(range(len(wanted))):
-        is_open = wanted[index].options.num_gpu_layers is None
+        of_text = wanted[index].role != "mmproj"
+        is_open = of_text and wanted[index].options.num_gpu_layers is None
         if is_open and chosen_gpus(room.gpus, wanted[index].options):
             models[index] = _Search(wanted[index], index, models, context_length, room).best()
     return tuple(models)

@@ -11,7 +11,7 @@ from localspec.gguf_file.shape import ModelShape
 from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import chosen_gpus, is_in_main_memory, place_layers
-from localspec.preflight.memory import MemoryEstimate, estimate_memory
+from localspec.preflight.memory import MemoryEstimate, estimate_memory, projector_memory
 from localspec.preflight.settings import (
     with_exact_settings,
     with_suited_attention,
@@ -69,7 +69,7 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PairMemory:
-    """The memory of target, draft and head at a context, in this order. roles: of `models`."""
+    """The memory of a pair at a context, the target first. roles: of `models`."""
 
     context_length: int
     models: tuple[MemoryEstimate, ...]
@@ -96,6 +96,7 @@ class PairMemory:
         return ", ".join(
             f"{sum(model.gpu_layers)} of {model.num_layers} of the {role}"
             for role, model in zip(self.roles, self.models, strict=True)
+            if role != "mmproj"
         )
 
     @property
@@ -109,6 +110,9 @@ def pair_memory(models: Sequence[Planned], context_length: int, room: MemoryRoom
     estimates: list[MemoryEstimate] = []
     free_bytes = [gpu.free_bytes for gpu in room.gpus]
     for header, options, role in models:
+        if role == "mmproj":
+            estimates.append(projector_memory(header, len(room.gpus)))
+            continue
         context = context_length
         if role == "draft":
             context = min(context_length, ModelShape(header).context_length)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.trimmed import trimmed_files
 from localspec.hub.cache import HubCache
 from localspec.hub.hub_file import HubFile, HubModel, all_parts
 from localspec.hub.transfer import has_checksum
 from localspec.presets.located import locate, missing_files
+from localspec.presets.model_header import role_header
 from localspec.presets.preset import Preset, PresetModel, hub_files
 from localspec.presets.presets import as_preset, load_presets
 
@@ -139,7 +139,7 @@ def damaged_files(preset: Preset, on_bytes: Callable[[int], None]) -> list[Path]
     paths = locate(preset)
     for role, model in preset.by_role().items():
         if not isinstance(model, HubModel):
-            check_model_file(paths[role])
+            role_header(paths[role], role)
     cache = HubCache()
     damaged = []
     for file in hub_files(preset.models):

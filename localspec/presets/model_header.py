@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from localspec.gguf_file.check import check_embedder_file, check_model_file, check_parts
 from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import Header, read_source_header
+from localspec.gguf_file.projector_check import check_projector, checked_projector
 from localspec.hub.api import find_quantization, remote_file
 from localspec.hub.hub_file import HubModel
 from localspec.hub.transfer import RemoteSource
@@ -25,25 +28,38 @@ class FoundHeader:
     is_here: bool
 
 
-def read_model_header(model: PresetModel, *, embeds: bool = False) -> FoundHeader:
-    """Read the header of a model; of files on the hub nothing else is fetched.
+def read_model_header(
+    model: PresetModel, role: Role = "target", *, embeds: bool = False
+) -> FoundHeader:
+    """Read the header of a model, or a projector; of files on the hub nothing else is fetched.
 
     embeds: whether it may be one that turns texts into vectors. Raises ModelFileError or
     DownloadError.
     """
+    is_projector = role == "mmproj"
     if isinstance(model, HubModel) and missing_files(model):
         remotes = [remote_file(file) for file in model.files]
         parts = [read_source_header(RemoteSource(remote)) for remote in remotes]
         size = sum(remote.size_bytes for remote in remotes)
-        return FoundHeader(
-            header=check_parts(parts, embeds=embeds), size_bytes=size, is_here=False
-        )
-    check = check_embedder_file if embeds else check_model_file
-    header = check(path_of(model))
+        header = _check_projector(parts) if is_projector else check_parts(parts, embeds=embeds)
+        return FoundHeader(header=header, size_bytes=size, is_here=False)
+    header = (
+        check_embedder_file(path_of(model)) if embeds else role_header(path_of(model), role)
+    )
     # The later parts of a split model hold hardly more than weights.
     return FoundHeader(
         header=header, size_bytes=max(header.size_bytes, header.weights_bytes), is_here=True
     )
+
+
+def role_header(path: Path, role: Role) -> Header:
+    """The header of a file that is to be a model, or a projector. Raises ModelFileError."""
+    return checked_projector(path) if role == "mmproj" else check_model_file(path)
+
+
+def _check_projector(parts: Sequence[Header]) -> Header:
+    check_projector(parts[0])
+    return parts[0]
 
 
 def find_model(text: str | os.PathLike[str], role: Role) -> PresetModel:
@@ -61,10 +77,12 @@ def find_model(text: str | os.PathLike[str], role: Role) -> PresetModel:
     return HubModel(files=tuple(find_quantization(named.repo, named.quantization)))
 
 
-def by_actual_role(found: dict[Role, FoundHeader]) -> dict[Role, FoundHeader]:
-    """The same headers, with a head that was given as a draft under its own role."""
+def read_model_headers(models: Mapping[Role, PresetModel]) -> dict[Role, FoundHeader]:
+    """`read_model_header` of each; a head that was given as a draft is under its own role."""
+    found = {role: read_model_header(model, role) for role, model in models.items()}
     draft = found.get("draft")
     facts = None if draft is None else head_facts(draft.header)
     if draft is not None and facts is not None and facts.is_apart and "head" not in found:
-        return {"target": found["target"], "head": draft}
+        found = {**found, "head": draft}
+        del found["draft"]
     return found

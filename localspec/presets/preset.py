@@ -46,7 +46,7 @@ class LocalModel:
             raise OptionError(f"the path is {self.path!r}", "Give a pathlib.Path.")
 
 
-Role = Literal["target", "draft", "head"]
+Role = Literal["target", "draft", "head", "mmproj"]
 PresetModel = HubModel | PackagedModel | LocalModel
 
 
@@ -58,11 +58,12 @@ class Preset:
     `explain` and `download` in place of a name.
 
     head: a trained head in a file of its own; one inside the target's file is not named.
-    context_length: tokens it is opened with. max_context_length: tokens that all models were
-    trained for, None if no source says. rpc: addresses of llama.cpp's RPC servers that hold
-    layers of the target, too, each "host:port". embeds: whether the target turns texts into
-    vectors, and answers nothing. unconfirmed: facts that only one source states, or none; empty
-    if all are confirmed. Raises OptionError for an invalid model, context length or address.
+    mmproj: the projector with which the target sees pictures. context_length: tokens it is
+    opened with. max_context_length: tokens that all models were trained for, None if no source
+    says. rpc: addresses of llama.cpp's RPC servers that hold layers of the target, too, each
+    "host:port". embeds: whether the target turns texts into vectors, and answers nothing.
+    unconfirmed: facts that only one source states, or none; empty if all are confirmed. Raises
+    OptionError for an invalid model, context length or address.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Preset:
     target: PresetModel
     draft: PresetModel | None = None
     head: PresetModel | None = None
+    mmproj: PresetModel | None = None
     context_length: int
     max_context_length: int | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -92,7 +94,7 @@ class Preset:
 
     @property
     def models(self) -> tuple[PresetModel, ...]:
-        """The target, and the draft and the head if there are any."""
+        """The target, and the draft, the head and the projector if there are any."""
         return tuple(self.by_role().values())
 
     def by_role(self) -> dict[Role, PresetModel]:

@@ -49,6 +49,7 @@ _PRESET = {
     "target": dict,
     "draft": dict,
     "head": dict,
+    "mmproj": dict,
 }
 
 

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from localspec.errors import OptionError, PresetError
-from localspec.hub.hub_file import HEAD_SIGN, HubFile, HubModel, all_parts, is_repo
+from localspec.hub.hub_file import (
+    HEAD_SIGN,
+    PROJECTOR_SIGN,
+    HubFile,
+    HubModel,
+    all_parts,
+    is_repo,
+)
 from localspec.presets.preset import LocalModel, Preset, PresetModel, Role
 from localspec.presets.presets import (
     DEFAULT_PRESET,
@@ -31,7 +38,7 @@ _QUANTIZED = re.compile(r"(?:hf:)?([^/:\\]+/[^/:\\]+):([A-Za-z0-9_.-]+)")
 class Quantized:
     """The model of a repository in one quantisation; the repository's list says which file.
 
-    quantization: with "mtp-" in front, it means the model's head.
+    quantization: with "mtp-" in front, it means the model's head, with "mmproj-" its projector.
     """
 
     repo: str
@@ -73,7 +80,7 @@ def chosen_pair(model: object, named: Mapping[Role, Any]) -> tuple[Preset | None
     does.
     """
     target = named["target"]
-    helper = next((role for role, one in named.items() if one is not None), None)
+    helper = next((role for role in ("draft", "head") if named.get(role) is not None), None)
     if target is not None:
         if model is not None:
             raise OptionError("both a preset and a target are given", "Choose one of them.")
@@ -116,8 +123,8 @@ def parse_source(text: str | os.PathLike[str], role: Role) -> PresetModel | Quan
         return model
     named = _QUANTIZED.fullmatch(text)
     if named and is_repo(named[1]):
-        is_named = role != "head" or named[2].startswith(HEAD_SIGN)
-        return Quantized(named[1], named[2] if is_named else HEAD_SIGN + named[2])
+        sign = {"head": HEAD_SIGN, "mmproj": PROJECTOR_SIGN}.get(role, "")
+        return Quantized(named[1], sign + named[2].removeprefix(sign))
     return _hub_model(text) if text.startswith("hf:") else _absent_path(text)
 
 

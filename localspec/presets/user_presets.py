@@ -9,10 +9,11 @@ from localspec.atomic_write import write_whole
 from localspec.errors import OptionError, PairError, PresetError
 from localspec.gguf_file.head import check_target, head_misfit
 from localspec.gguf_file.header import Header
+from localspec.gguf_file.projector_check import require_projector_of
 from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.hub.api import remote_file
 from localspec.hub.hub_file import HubFile
-from localspec.presets.model_header import by_actual_role, find_model, read_model_header
+from localspec.presets.model_header import find_model, read_model_headers
 from localspec.presets.names import locked, read_names
 from localspec.presets.pairing import compare_vocabularies
 from localspec.presets.preset import (
@@ -40,13 +41,14 @@ class NewPreset:
     target: str
     draft: str | None
     head: str | None = None
+    mmproj: str | None = None
     description: str
     context_length: int | None
 
     def __post_init__(self) -> None:
-        for name in ("name", "target", "draft", "head", "description"):
+        for name in ("name", "target", "draft", "head", "mmproj", "description"):
             value = getattr(self, name)
-            may_lack = name in ("draft", "head") and value is None
+            may_lack = name in ("draft", "head", "mmproj") and value is None
             if not isinstance(value, str) and not may_lack:
                 raise OptionError(f"{name} is {value!r}, not a string", "Give a string.")
         if self.context_length is not None:
@@ -63,8 +65,8 @@ def add_preset(new: NewPreset) -> Preset:
     Asks the hub about its files, and reads all headers. Raises OptionError for an invalid name,
     a text that a file cannot hold, or a context that is longer than the target was trained for;
     PresetError if there is a preset or an alias of that name, or the user's file is malformed;
-    ModelFileError for a path without a model; PairError for a draft or a head that does not fit
-    the target; DownloadError if the hub does not know a file.
+    ModelFileError for a path without a model; PairError for a draft, a head or a projector that
+    does not fit the target; DownloadError if the hub does not know a file.
     """
     if not PRESET_NAME.fullmatch(new.name):
         raise OptionError(
@@ -73,7 +75,7 @@ def add_preset(new: NewPreset) -> Preset:
         )
     check_free(new.name)
     models = {role: find_model(text, role) for role, text in new.by_role().items()}
-    found = by_actual_role({role: read_model_header(model) for role, model in models.items()})
+    found = read_model_headers(models)
     headers = {role: one.header for role, one in found.items()}
     _check_together(headers)
     lines = [
@@ -176,6 +178,8 @@ def _check_together(headers: dict[Role, Header]) -> None:
     """Raise PairError if they do not fit together, ModelFileError if the target is a head."""
     target, head = headers["target"], headers.get("head")
     check_target(target)
+    if "mmproj" in headers:
+        require_projector_of(target, headers["mmproj"])
     if "draft" in headers:
         compare_vocabularies(target, headers["draft"])
     misfit = "" if head is None else head_misfit(target, head)
@@ -188,7 +192,11 @@ def _check_together(headers: dict[Role, Header]) -> None:
 
 def _length_lines(wanted: int | None, headers: dict[Role, Header]) -> list[str]:
     """The context, and what the models were trained for. Raises OptionError."""
-    trained = {role: ModelShape(header).context_length for role, header in headers.items()}
+    trained = {
+        role: ModelShape(header).context_length
+        for role, header in headers.items()
+        if role != "mmproj"
+    }
     most = min(trained["target"], trained.get("draft", trained["target"]))
     name = headers["target"].path.name
     length = context_to_open(wanted, most if wanted is None else trained["target"], name)

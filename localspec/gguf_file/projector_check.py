@@ -1,0 +1,169 @@
+"""Files that let a model see: an encoder of pictures, and a projector to the model's width.
+
+libmtmd takes their numbers for granted, so they are checked here first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from localspec.errors import ModelFileError, PairError
+from localspec.gguf_file.header import Header, Value, read_header
+
+# Kinds of encoders of pictures that llama.cpp knows (tools/mtmd/clip-impl.h).
+_KINDS = (
+    "mlp", "ldp", "ldpv2", "resampler", "adapter", "qwen2vl_merger", "qwen2.5vl_merger",
+    "qwen3vl_merger", "ling3vl", "step3vl", "gemma3", "gemma3nv", "gemma4v", "gemma4uv",
+    "phi4", "idefics3", "pixtral", "internvl", "llama4", "qwen2.5o", "lfm2", "kimivl",
+    "paddleocr", "lightonocr", "cogvlm", "janus_pro", "dots_ocr", "dots3note_v",
+    "deepseekocr", "deepseekocr2", "deepseek4v", "glm4v", "glm5v", "youtuvl", "yasa2",
+    "kimik25", "nemotron_v2_vl", "exaone4_5", "hunyuanvl", "minicpmv4_6", "mimovl",
+    "minimax_m3", "granite4_vision", "muse-glimmer",
+)  # fmt: skip
+# How the names of tensors begin behind the encoder's own.
+_BRIDGES = ("mm.", "resampler.", "v.qf", "qf")
+# The least and largest whole numbers that cannot end the process, of those that are stated.
+_BOUNDS = {
+    "image_size": (1, 2**14),
+    "patch_size": (1, 2**10),
+    "embedding_length": (1, 2**20),
+    "feed_forward_length": (0, 2**24),
+    "block_count": (0, 512),
+    "attention.head_count": (1, 2**12),
+    "projection_dim": (0, 2**20),
+    "projector.scale_factor": (1, 64),
+    "spatial_merge_size": (1, 64),
+    "preproc_image_size": (1, 2**16),
+}
+_SIGN = re.compile(r"mmproj", re.IGNORECASE)
+_WORDS = re.compile(r"mmproj|[0-9]*bf16|f16|f32|q\d\w*|model|gguf", re.IGNORECASE)
+_BEST = ("f16", "bf16", "q8_0", "f32")  # types by name, the one to take first
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectorFacts:
+    """kind: llama.cpp's name of it. widths: those that its last layers could have."""
+
+    kind: str
+    widths: frozenset[int]
+
+
+def checked_projector(path: Path) -> Header:
+    """The header of a projector's file. Raises ModelFileError as `check_projector` does."""
+    header = read_header(path)
+    check_projector(header)
+    return header
+
+
+def check_projector(header: Header) -> None:
+    """Raise ModelFileError if a header is of another file, damaged, or of one that is blind."""
+    path = header.path
+    if header.architecture != "clip":
+        what = header.architecture or "without an architecture"
+        raise ModelFileError(
+            f"{path} is no projector (its architecture is {what!r}, not 'clip')",
+            "Choose the file that lies beside the model; its name begins with mmproj.",
+        )
+    kind = projector_facts(header).kind
+    if header.metadata.get("clip.has_vision_encoder") is False or (
+        not kind and header.metadata.get("clip.audio.projector_type")
+    ):
+        raise ModelFileError(f"{path} hears and does not see", "Choose one for pictures.")
+    if kind not in _KINDS:
+        raise ModelFileError(
+            f"{path} is a projector of the kind {kind!r}, which is not known",
+            "It may be newer than this llama-cpp-python, or made for sound.",
+        )
+    for fault in _faults(header):
+        raise ModelFileError(f"{path} is damaged: {fault}", "Download or convert it again.")
+
+
+def projector_facts(header: Header) -> ProjectorFacts:
+    """What a projector's header says."""
+    names = ("clip.vision.projector_type", "clip.projector_type")
+    kinds = [value for value in map(header.metadata.get, names) if isinstance(value, str)]
+    bridges = [one for one in header.tensors if one.name.startswith(_BRIDGES)]
+    widths = {size for one in bridges for size in one.shape}
+    stated = header.number("clip.vision.projection_dim")
+    return ProjectorFacts(kinds[0] if kinds else "", frozenset(widths | {stated}))
+
+
+def require_projector_of(target: Header, projector: Header) -> None:
+    """Raise PairError if its rows are not as wide as those that the target reads."""
+    width = target.number(f"{target.architecture}.embedding_length")
+    if width not in projector_facts(projector).widths:
+        stated = projector.number("clip.vision.projection_dim")
+        raise PairError(
+            f"{projector.path} is made for models of width {stated}; that of "
+            f"{target.path.name} is {width}",
+            "Choose the projector of this very model, or leave it out.",
+        )
+
+
+def projector_beside(target: Header) -> Path | None:
+    """The projector in the target's folder, known by its name; None if there is none.
+
+    Its name has "mmproj" in it, and otherwise the beginning of the target's name or nothing
+    but a type. Of several the one in half precision is taken.
+    """
+    folder = target.path.parent
+    try:
+        names = [each.name for each in folder.glob("*.gguf") if _SIGN.search(each.name)]
+    except OSError:
+        return None
+    for name in sorted(names, key=_rank):
+        if not _is_named_for(name, target.path.stem):
+            continue
+        try:
+            require_projector_of(target, checked_projector(folder / name))
+        except (ModelFileError, PairError):
+            continue
+        return folder / name
+    return None
+
+
+def _is_named_for(name: str, target: str) -> bool:
+    """Whether a projector's name fits a target's."""
+    own = _letters(_WORDS.sub(" ", Path(name).stem))
+    return _letters(target).startswith(own)
+
+
+def _letters(text: str) -> str:
+    return re.sub("[^a-z0-9]", "", text.lower())
+
+
+def _rank(name: str) -> tuple[int, str]:
+    found = [number for number, kind in enumerate(_BEST) if kind in name.lower()]
+    # bf16 has f16 in its name, too.
+    return (max(found) if "bf16" in name.lower() else min(found, default=len(_BEST))), name
+
+
+def _faults(header: Header) -> Iterator[str]:
+    if not header.tensors:
+        yield "it has no weights"
+    for key, (least, most) in _BOUNDS.items():
+        for value in _numbers(header.metadata.get(f"clip.vision.{key}")):
+            if not least <= value <= most:  # written so that NaN is refused
+                yield f"its {key} is {value}, not between {least} and {most}"
+    width = header.number("clip.vision.embedding_length")
+    heads = header.number("clip.vision.attention.head_count")
+    if heads and width % heads:
+        yield f"its width of {width} cannot be divided among {heads} attention heads"
+    size = header.number("clip.vision.image_size")
+    if 0 < size < header.number("clip.vision.patch_size"):
+        yield f"its pictures of {size} pixels are smaller than a patch"
+    for key in ("image_mean", "image_std"):
+        stated = header.metadata.get(f"clip.vision.{key}")
+        if stated is not None and len(_numbers(stated)) != 3:
+            yield f"its {key} has not three numbers"
+    if 0 in _numbers(header.metadata.get("clip.vision.image_std")):
+        yield "its image_std has a zero"
+
+
+def _numbers(value: Value) -> Sequence[float]:
+    if isinstance(value, tuple):
+        return value
+    return (value,) if isinstance(value, int | float) else ()

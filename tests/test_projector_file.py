@@ -1,0 +1,212 @@
+"""Projectors: known by their headers, matched with their models, found beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import localspec
+from examples import num_examples
+from localspec import LocalModel, ModelFileError, PairError, Preset
+from localspec.errors import LocalspecError
+from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.projector_check import (
+    checked_projector,
+    projector_beside,
+    projector_facts,
+    require_projector_of,
+)
+from localspec.hub.hub_file import choose_quantization
+from localspec.presets.preset_file import read_presets
+from localspec.presets.source import Quantized, parse_source
+
+USUAL = {
+    "clip.has_vision_encoder": True,
+    "clip.projector_type": "gemma3",
+    "clip.vision.image_size": 64,
+    "clip.vision.patch_size": 16,
+    "clip.vision.embedding_length": 32,
+    "clip.vision.feed_forward_length": 64,
+    "clip.vision.block_count": 1,
+    "clip.vision.attention.head_count": 2,
+    "clip.vision.image_mean": [0.5, 0.5, 0.5],
+    "clip.vision.image_std": [0.5, 0.5, 0.5],
+}
+
+
+def write_projector(path, width, architecture="clip", **changes):
+    """A file with a projector's header. changes: with __ for a dot; None leaves a key out."""
+    changed = {f"clip.{name.replace('__', '.')}": value for name, value in changes.items()}
+    writer = GGUFWriter(path, architecture)
+    stated = {**USUAL, "clip.vision.projection_dim": width, **changed}
+    for key, value in stated.items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, list):
+            writer.add_array(key, value)
+        elif value is not None:
+            writer.add_uint32(key, value)
+    writer.add_tensor("mm.input_projection.weight", np.ones((32, 8), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def target(demo_target):
+    return check_model_file(demo_target)
+
+
+@pytest.fixture(scope="module")
+def width(target):
+    return target.number(f"{target.architecture}.embedding_length")
+
+
+def test_a_projector_is_read(tmp_path, target, width):
+    header = checked_projector(write_projector(tmp_path / "mmproj.gguf", width))
+    assert projector_facts(header).kind == "gemma3"
+    require_projector_of(target, header)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"architecture": "llama"}, r"is no projector \(its architecture is 'llama'"),
+        ({"has_vision_encoder": False}, "hears and does not see"),
+        (
+            {
+                "has_vision_encoder": None,
+                "projector_type": None,
+                "audio__projector_type": "ultravox",
+            },
+            "hears and does not see",
+        ),
+        ({"projector_type": "new-kind"}, "of the kind 'new-kind', which is not known"),
+        ({"projector_type": None}, "of the kind ''"),
+        ({"vision__patch_size": 0}, "its patch_size is 0"),
+        ({"vision__image_size": 0}, "its image_size is 0"),
+        ({"vision__image_size": 8}, "smaller than a patch"),
+        ({"vision__attention__head_count": 0}, "its attention.head_count is 0"),
+        ({"vision__attention__head_count": 3}, "cannot be divided among 3"),
+        ({"vision__block_count": 100_000}, "its block_count is 100000"),
+        ({"vision__image_mean": [0.5, 0.5]}, "its image_mean has not three numbers"),
+        ({"vision__image_std": [0.0, 0.5, 0.5]}, "its image_std has a zero"),
+        ({"vision__projector__scale_factor": 0}, "its projector.scale_factor is 0"),
+    ],
+)
+def test_another_or_a_damaged_file_is_refused_before_it_is_loaded(tmp_path, changes, said):
+    path = write_projector(tmp_path / "mmproj.gguf", 64, **changes)
+    with pytest.raises(ModelFileError, match=said) as caught:
+        checked_projector(path)
+    assert caught.value.hint
+
+
+def test_a_projector_of_a_wider_model_is_refused(tmp_path, target, width):
+    header = checked_projector(write_projector(tmp_path / "mmproj.gguf", width + 64))
+    with pytest.raises(PairError, match=f"models of width {width + 64}; that of .* is {width}"):
+        require_projector_of(target, header)
+
+
+def test_a_width_in_the_weights_counts_where_the_header_states_another(tmp_path, width):
+    """Early files of LLaVA state the width of what they were trained with."""
+    path = write_projector(tmp_path / "mmproj.gguf", 768)
+    header = checked_projector(path)
+    assert {8, 32, 768} == projector_facts(header).widths
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["mmproj-F16.gguf"], "mmproj-F16.gguf"),
+        (["mmproj-BF16.gguf", "mmproj-F32.gguf", "mmproj-F16.gguf"], "mmproj-F16.gguf"),
+        (["mmproj-BF16.gguf", "mmproj-F32.gguf"], "mmproj-BF16.gguf"),
+        (["mmproj-model-f16.gguf"], "mmproj-model-f16.gguf"),
+        (["mmproj-Eagle-4B-it-f16.gguf"], "mmproj-Eagle-4B-it-f16.gguf"),
+        (["eagle-4b-it.mmproj-Q8_0.gguf"], "eagle-4b-it.mmproj-Q8_0.gguf"),
+        (["mmproj-other-4B-f16.gguf"], None),
+        (["other.gguf"], None),
+        ([], None),
+    ],
+)
+def test_the_one_beside_a_model_is_found_by_its_name(tmp_path, target, width, names, found):
+    for name in names:
+        write_projector(tmp_path / name, width)
+    beside = dataclasses.replace(target, path=tmp_path / "Eagle-4B-it-Q4_K_M.gguf")
+    assert projector_beside(beside) == (None if found is None else tmp_path / found)
+
+
+def test_one_that_does_not_fit_is_not_taken(tmp_path, target, width):
+    write_projector(tmp_path / "mmproj-F16.gguf", width + 1)
+    (tmp_path / "mmproj-F32.gguf").write_bytes(b"GGUF")
+    beside = dataclasses.replace(target, path=tmp_path / "x.gguf")
+    assert projector_beside(beside) is None
+    assert (
+        projector_beside(dataclasses.replace(target, path=tmp_path / "no" / "x.gguf")) is None
+    )
+
+
+@settings(max_examples=num_examples(500), deadline=None)
+@given(
+    edits=st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=4)), max_size=5)
+)
+def test_mutated_headers_are_read_or_refused(tmp_path_factory, edits):
+    path = tmp_path_factory.getbasetemp() / "mutated.gguf"
+    whole = path.with_suffix(".whole")
+    if not whole.exists():
+        write_projector(whole, 64)
+    data = bytearray(whole.read_bytes())
+    for place, new in edits:
+        at = int(place * (len(data) - len(new)))
+        data[at : at + len(new)] = new
+    path.write_bytes(data)
+    with contextlib.suppress(LocalspecError):
+        checked_projector(path)
+
+
+def test_a_preset_names_one(tmp_path):
+    text = (
+        '[seeing]\ndescription = "x"\ncontext_length = 64\n'
+        f'[seeing.target]\npath = "{tmp_path}/t.gguf"\n'
+        f'[seeing.mmproj]\npath = "{tmp_path}/mmproj.gguf"\n'
+    )
+    preset = read_presets("mine.toml", text, {})["seeing"]
+    assert preset.mmproj == LocalModel(path=tmp_path / "mmproj.gguf")
+    assert list(preset.by_role()) == ["target", "mmproj"]
+    assert isinstance(preset, Preset)
+
+
+def test_a_repository_s_is_named_by_its_type():
+    names = ["m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-m-Q8_0.gguf", "mmproj-m-f16.gguf"]
+    assert choose_quantization("o/r", "Q8_0", names) == ["m-Q8_0.gguf"]
+    assert choose_quantization("o/r", "mmproj-Q8_0", names) == ["mmproj-m-Q8_0.gguf"]
+    assert parse_source("o/r:f16", "mmproj") == Quantized("o/r", "mmproj-f16")
+    assert parse_source("o/r:mmproj-f16", "mmproj") == Quantized("o/r", "mmproj-f16")
+
+
+def test_explain_counts_it(tmp_path, demo_target, width):
+    path = write_projector(tmp_path / "mmproj.gguf", width)
+    without = localspec.explain(target=demo_target)
+    found = localspec.explain(target=demo_target, mmproj=path)
+    assert without.projector is None
+    assert found.projector is not None
+    assert (found.projector.kind, found.projector.misfit) == ("gemma3", "")
+    assert found.memory.roles == ("target", "mmproj")
+    assert found.memory.needed_bytes > without.memory.needed_bytes
+    assert found.is_pair
+
+
+def test_explain_says_that_it_does_not_fit(tmp_path, demo_target, width):
+    path = write_projector(tmp_path / "mmproj.gguf", width + 1)
+    found = localspec.explain(target=demo_target, mmproj=path)
+    assert f"models of width {width + 1}" in found.projector.misfit
+    assert not found.is_pair
