@@ -222,7 +222,7 @@ def write_spm_model(
     more: further tokens, the first of them the likeliest. num_bytes: how many bytes there are.
     control, user_defined: further tokens of these types, after all others.
     """
-    tokenizer, _ = _write_spm_tokenizer(
+    tokenizer, _ = write_spm_tokenizer(
         path.with_suffix(".tokenizer.gguf"),
         more,
         num_bytes=num_bytes,
@@ -250,7 +250,7 @@ def write_scripted_model(
     more = tuple(
         dict.fromkeys(text for text in (*script, *script.values()) if text not in named)
     )
-    tokenizer, tokens = _write_spm_tokenizer(
+    tokenizer, tokens = write_spm_tokenizer(
         path.with_suffix(".tokenizer.gguf"),
         more,
         control=control,
@@ -303,7 +303,7 @@ def _bytes(count: int) -> list[str]:
     return [f"<0x{byte:02X}>" for byte in range(count)]
 
 
-def _write_spm_tokenizer(
+def write_spm_tokenizer(
     path: Path,
     more: tuple[str, ...],
     *,

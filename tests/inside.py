@@ -58,6 +58,18 @@ def target(engine: Engine) -> LlamaModel:
     return engine._target
 
 
+def projector_context(model: LlamaModel) -> int:
+    """libmtmd's pointer, for llama.cpp's own way of reading pictures."""
+    assert model.vision is not None
+    assert model.vision._context is not None
+    return model.vision._context
+
+
+def position(model: LlamaModel) -> int:
+    """Where libllama puts the next token: less than what is cached, behind some pictures."""
+    return model._cache.position
+
+
 def loop(engine: Engine) -> SpeculativeDecoder:
     """The loop with its tokens, proposers and draft policy: `Engine.exclusively` empties it."""
     return engine._decoder

@@ -86,7 +86,7 @@ def test_a_damaged_file_is_of_no_use(kept):
     for damaged in (
         b"", b"{}", b"[]\n", b"{", data[:-1], data[: len(data) // 2],
         data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
-        data.replace(b'"version": 2', b'"version": 3'),
+        data.replace(b'"version": 3', b'"version": 4'),
         data.replace(b'"num_cached": [', b'"num_cached": [9'),
         data.replace(b'"tokens": [', b'"tokens": [9, '),
         with_head(data, num_cached=[10**6, *head["num_cached"][1:]]),
@@ -94,6 +94,7 @@ def test_a_damaged_file_is_of_no_use(kept):
         with_head(data, sizes=[1180591620717411303424, *head["sizes"][1:]]),
         with_head(data, sizes=[-1, *head["sizes"][1:]]),
         with_head(data, tokens=head["tokens"][:5]),
+        with_head(data, pictures=[[[0, 10**6, 4, 3]], *head["pictures"][1:]]),
         with_head(data, identities="no list of them"),
     ):  # fmt: skip
         path.write_bytes(damaged)

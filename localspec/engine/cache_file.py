@@ -20,10 +20,11 @@ import numpy as np
 from localspec.atomic_write import write_parts
 from localspec.engine.kept_text import PooledCache
 from localspec.llama.cache_state import CacheState
+from localspec.llama.spans import checked_spans
 
 logger = logging.getLogger(__name__)
 
-FORMAT, VERSION = "localspec-caches", 2
+FORMAT, VERSION = "localspec-caches", 3
 _MAX_HEAD = 64_000_000  # bytes: the ids of more tokens than any context holds
 _CHUNK_BYTES = 1 << 22  # that are hashed or written without a look at whether to go on
 # What is wrong with a file that was not written by this version, or has changed since.
@@ -76,6 +77,7 @@ def write_caches(
         "identities": list(identities),
         "tokens": kept.tokens,
         "num_cached": [None if entry is None else entry.num_cached for entry in entries],
+        "pictures": [() if entry is None else entry.pictures for entry in entries],
         "sizes": [len(part) for part in parts],
         "sha256": [_digest(part, check) for part in parts],
     }
@@ -127,7 +129,10 @@ def read_head(path: Path) -> CacheHead | None:
         raise ValueError("it is not as long as it says")
     if not len(head["num_cached"]) == len(sizes) == len(digests) == 2 * len(identities):
         raise ValueError("it is not of that many models")
-    entries = [_outline(count, len(tokens)) for count in head["num_cached"]]
+    entries = [
+        _outline(count, len(tokens), spans)
+        for count, spans in zip(head["num_cached"], head["pictures"], strict=True)
+    ]
     states = [
         None if state is None else state._replace(checkpoint=checkpoint)
         for state, checkpoint in zip(
@@ -196,13 +201,17 @@ def _entries(states: Sequence[CacheState | None]) -> list[CacheState | None]:
     return [*states, *(None if state is None else state.checkpoint for state in states)]
 
 
-def _outline(num_cached: Any, num_tokens: int) -> CacheState | None:
-    """A state without its bytes. Raises ValueError if it claims more tokens than there are."""
+def _outline(num_cached: Any, num_tokens: int, pictures: Any) -> CacheState | None:
+    """A state without its bytes. Raises ValueError if it claims more tokens than there are.
+
+    pictures: the numbers of their spans.
+    """
     if num_cached is None:
         return None
     if not 0 < int(num_cached) <= num_tokens:
         raise ValueError("it claims more tokens than it has")
-    return CacheState(int(num_cached), np.empty(0, dtype=np.uint8))
+    spans = checked_spans(pictures, int(num_cached))
+    return CacheState(int(num_cached), np.empty(0, dtype=np.uint8), None, spans)
 
 
 def _chunks(

@@ -46,6 +46,7 @@ from localspec.streaming.reply import Piece
 
 if TYPE_CHECKING:
     from localspec.llama.vocabulary import LlamaVocabulary
+    from localspec.pictures.vision import Vision
 
 
 class Engine(BaseEngine):
@@ -73,8 +74,7 @@ class Engine(BaseEngine):
         self._target = target = models.target
         self.context_length = target.context_length
         self.trained_context_length = target.trained_context_length
-        self.chat_template = target.chat_template
-        self.exactness = target.exactness
+        self.chat_template, self.exactness = target.chat_template, target.exactness
         self._models = models
         self._resolver = Resolver(target.vocabulary)
         self._constrainer = Constrainer(target.vocabulary, target.vocab_size)
@@ -89,6 +89,10 @@ class Engine(BaseEngine):
     @property
     def vocabulary(self) -> LlamaVocabulary:
         return self._target.vocabulary
+
+    @property
+    def vision(self) -> Vision | None:
+        return self._target.vision
 
     @property
     def _reading_progress(self) -> tuple[int, int]:
@@ -150,6 +154,7 @@ class Engine(BaseEngine):
         try:
             self._require_open()
             prompt = exchange.prompt(is_cancelled)
+            self._models.show(prompt)
             policy, kinds = answer_policy(options.drafting, self._decoder.proposers)
             request = self._request(prompt, state, exchange.turn, kinds)
             reference = reference_to(self, prompt, options)
@@ -294,12 +299,12 @@ class Engine(BaseEngine):
                 self._take(turn, in_use)
             except BusyError:
                 return
-            with idle.obeyed(self._interrupt):
+            with idle.obeyed(self.cancel):
                 # Now that no answer can change what they are.
                 tokens: list[int] = []
                 with contextlib.suppress(Interrupted):
                     tokens = make_tokens(lambda: self._target.is_interrupted)
-                if tokens:
+                if tokens := self._models.readable(tokens):
                     lane = self._cache_pool.place_for(owner, tokens, self._lanes)
                     lane.is_settled = False
                     self._switch(lane, owner, tokens)
@@ -314,11 +319,12 @@ class Engine(BaseEngine):
         idle = Cancellation()
         with self._access.turn(idle.request) as turn, turn, contextlib.suppress(BusyError):
             self._take(turn, in_use)
-            with idle.obeyed(self._interrupt):
+            with idle.obeyed(self.cancel):
                 self._cache_pool.put_all_aside(lambda: self._target.is_interrupted)
 
     def cancel(self) -> None:
-        self._interrupt()
+        for lane in self._lanes:
+            lane.interrupt()
 
     def _close(self) -> None:
         if not self._own_process.is_this():
@@ -337,8 +343,7 @@ class Engine(BaseEngine):
 
     def _free(self) -> None:
         self._cache_pool.clear()
-        for model in reversed(self._models.all):  # a head before its target
-            model.close()
+        self._models.close()
 
     def _save_profile(self, lane: Lane | None = None) -> None:
         learned = (lane or self._lanes[0]).learned()
@@ -393,7 +398,3 @@ class Engine(BaseEngine):
         # Before the lock, which a fork may have copied as it was: taken.
         for model in self._models.all:
             model.require_open()
-
-    def _interrupt(self) -> None:
-        for lane in self._lanes:
-            lane.interrupt()

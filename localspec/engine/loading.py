@@ -23,6 +23,7 @@ from localspec.engine.sources import (
     progress_shares,
 )
 from localspec.engine.thread_choice import choose_threads
+from localspec.engine.vision import open_projector, seeing
 from localspec.errors import OptionError, known_keywords
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
@@ -42,6 +43,7 @@ from localspec.streaming.options import answer_keywords
 
 if TYPE_CHECKING:
     from localspec.engine.sources import ModelSource
+    from localspec.gguf_file.header import Header
     from localspec.llama.head import LlamaHead
     from localspec.llama.medusa import MedusaHeads
     from localspec.llama.model import LlamaModel
@@ -67,6 +69,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     target: ModelSource | None = None,
     draft: ModelSource | None = None,
     head: str | os.PathLike[str] | None = None,
+    mmproj: str | os.PathLike[str] | None = None,
     draft_tokens: int | None = None,
     proposer: ProposerName = "auto",
     context_length: int | None = None,
@@ -86,41 +89,40 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
 ) -> Engine:
     """An engine for a preset, or for a target of your own and perhaps what drafts for it.
 
-    preset: what commands take as MODEL: a preset's name, an alias, or a target as below; or one
-    made in code; beside a draft or a head its target. target, draft: paths of GGUF files (of a
-    split model the first part), names as `hf:owner/repo/file.gguf` and `owner/repo:QUANT` that
-    were downloaded, or `llama_cpp.Llama` objects, which `Engine.close` gives back. With neither
-    it is the demo pair. One file may be target and draft, one `Llama` not. head: a trained
-    head, named likewise; without one that in the target's file, if any. draft_tokens: proposed
-    per step; None is as many as pay, 0 plain decoding. proposer: "draft", "head", "lookup",
-    "auto" or "none". context_length: tokens (default: the preset's, or the model's own up to
-    8192). num_gpu_layers: default: what fits onto the GPUs, the draft's first. rpc: "host:port"
-    of llama.cpp's RPC servers that hold layers of the target, too (default: the preset's); one
-    that fails later ends the process (not of `IsolatedEngine`); a head in the target's file is
-    then used only if proposer="head". exact: the text is the same to the bit with any draft;
-    None is where that costs at most 3 % (docs/lossless.md). target_options, draft_options:
-    other settings of each. kept_bytes: memory for caches of conversations that wait;
-    cache_disk: bytes on disk, for later engines, too; parallel: answers at once.
-    memory: earlier texts draft what repeats; a name keeps them on disk. trimmed: use trimmed
-    files of drafts and heads where they pay more. progress: called with the loaded share,
-    0 … 1; raise to cancel. force: load what seems too large.
+    preset: what commands take as MODEL: a preset, its name, an alias, or a target as below;
+    beside a draft or a head its target. target, draft: paths of GGUF files (the first part),
+    names as `hf:owner/repo/file.gguf` and `owner/repo:QUANT` that were downloaded, or
+    `llama_cpp.Llama` objects, which `Engine.close` gives back. With neither it is the demo
+    pair. head: a trained head, named likewise; else that in the target's file, if any. mmproj:
+    with which the target sees (`Engine.vision`). draft_tokens: proposed per step; None: as many
+    as pay. proposer: "draft", "head", "lookup", "auto" or "none". context_length: tokens (the
+    preset's, or the model's own up to 8192). num_gpu_layers: what fits. rpc: "host:port" of
+    llama.cpp's RPC servers with layers of the target; one that fails ends the process; a head
+    in the target's file is then used only if proposer="head". exact: the same text to the bit
+    with any draft; None: where that costs at most 3 % (docs/lossless.md). target_options,
+    draft_options: other settings of each. kept_bytes, cache_disk: for caches of conversations
+    that wait. parallel: answers at once. memory: earlier texts draft what repeats; a name keeps
+    them on disk. trimmed: use trimmed files that pay more. progress: called with the loaded
+    share; raise to cancel. force: load what seems too large.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
     """
     drafting = Drafting(draft_tokens, proposer)
-    found, chosen = named_sources(preset, {"target": target, "draft": draft, "head": head})
+    found, chosen = named_sources(
+        preset, {"target": target, "draft": draft, "head": head, "mmproj": mmproj}
+    )
     both = _for_both(chosen, context_length, num_threads, num_gpu_layers)
     of_target = replace(both, rpc=common_servers(rpc, chosen), exact=exact)
     options = _with_common(target_options, of_target), _with_common(draft_options, both)
-    sources = chosen_sources(found, drafting, *options, trimmed=trimmed)
-    open_all = functools.partial(_open_all, progress_shares(sources, progress))
-    sources, reserved = side_by_side(sources, parallel, kept_bytes)
+    files, projector = seeing(found, chosen_sources(found, drafting, *options, trimmed=trimmed))
+    open_all = functools.partial(_open_all, progress_shares(files, progress), projector)
+    files, reserved = side_by_side(files, parallel, kept_bytes)
     with contextlib.ExitStack() as undo:
-        models = open_fitting(sources, open_all, undo, force=force)
+        models = open_fitting(files, open_all, undo, force=force)
         room = CacheRoom(kept_bytes - reserved, CacheDisk.of(cache_disk))
         engine = _engine(models, drafting, chosen, room, memory=memory)
         undo.pop_all()
-    return engine
+        return engine
 
 
 def _for_both(
@@ -151,9 +153,12 @@ def _engine(
 
 
 def _open_all(
-    shares: list[Callable[[float], None]], sources: list[Source], undo: contextlib.ExitStack
+    shares: list[Callable[[float], None]],
+    projector: Header | None,
+    sources: list[Source],
+    undo: contextlib.ExitStack,
 ) -> Models:
-    """The target and what drafts for it. undo: gets what closes them."""
+    """The target, what drafts for it, and its projector. undo: gets what closes them."""
     target = _open_target(sources[0], shares[0])
     undo.callback(target.close)
     draft, head = None, None
@@ -169,6 +174,8 @@ def _open_all(
     if sources[0].options.with_head:
         head = _open_head(sources[0], target, shares[0])
         undo.callback(head.close)
+    if projector is not None:
+        undo.callback(open_projector(projector, sources[0].options, target, draft).close)
     for source in sources:
         reset_lines_at_end(source.options.rpc)
     return Models(target, draft, head)

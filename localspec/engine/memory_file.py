@@ -21,7 +21,8 @@ from platformdirs import user_cache_path
 
 from localspec.atomic_write import write_whole
 from localspec.errors import CacheError, OptionError, perhaps
-from localspec.speculative.memory import GAP, MOST_REMEMBERED, RememberedPart, TextMemory
+from localspec.speculative.memory import MOST_REMEMBERED, RememberedPart, TextMemory
+from localspec.speculative.ngram_index import GAP
 from localspec.vocabulary import TokenTable
 
 logger = logging.getLogger(__name__)

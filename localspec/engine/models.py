@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from localspec.errors import CacheError
+from localspec.errors import CacheError, OptionError
 from localspec.llama.joint import Computing, LaneTime
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from localspec.llama.medusa import MedusaHeads
     from localspec.llama.model import LlamaModel
     from localspec.preflight.room import PairMemory
+    from localspec.streaming.prompt import Prompt
 
 
 class Models(NamedTuple):
@@ -36,6 +37,40 @@ class Models(NamedTuple):
         """In the order in which they are opened."""
         heads = [] if self.head is None else [self.head]
         return [*self.saved, *heads]
+
+    def show(self, prompt: Prompt) -> None:
+        """Have the pictures of a prompt at hand, which is to be read.
+
+        Raises OptionError where the target does not see, or the prompt lacks one.
+        """
+        vision, tokens = self.target.vision, prompt.tokens
+        if vision is not None:
+            vision.show(prompt.pictures)
+        elif prompt.pictures or min(tokens, default=0) < 0:
+            raise OptionError(
+                f"the prompt has pictures, and {self.target.name} was loaded without a "
+                "projector for them",
+                "Load it with mmproj=….",
+            )
+        if self.readable(tokens) != tokens:
+            raise OptionError(
+                "the prompt has the cells of a picture that it does not have",
+                "Give the pictures with it.",
+            )
+        if tokens and tokens[-1] < 0:
+            raise OptionError("the prompt ends with a picture", "Give a text behind it.")
+
+    def readable(self, tokens: list[int]) -> list[int]:
+        """The beginning of a text whose pictures are at hand."""
+        vision = self.target.vision
+        return tokens if vision is None else tokens[: vision.num_readable(tokens)]
+
+    def close(self) -> None:
+        """Free them all. Idempotent."""
+        if self.target.vision is not None:
+            self.target.vision.close()
+        for model in reversed(self.all):  # a head before its target
+            model.close()
 
     def share(self) -> None:
         """Let others beside these work in other threads from now on."""

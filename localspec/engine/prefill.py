@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 
+from localspec.pictures.cells import end_of_part, without_cells
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import TargetCost
 from localspec.sampling.chain import SamplerChain
@@ -113,8 +114,11 @@ def _measure_costs(
 
 def _read(model: Model, tokens: list[int]) -> None:
     """Decode what the cache lacks of `tokens`, the text from its first token on."""
-    for begin in range(model.num_cached, len(tokens), _CHUNK):
-        model.decode(tokens[begin : begin + _CHUNK], 0)
+    begin = model.num_cached
+    while begin < len(tokens):
+        end = end_of_part(tokens, begin + _CHUNK)
+        model.decode(tokens[begin:end], 0)
+        begin = end
 
 
 def _measure_steps(
@@ -128,10 +132,11 @@ def _measure_steps(
     room = min(target.context_length - len(tokens), target.max_outputs)
     target.checkpoint()
     wanted = (size for size in cost.sizes_to_measure(len(tokens)) if size <= room)
+    words = without_cells(tokens)
     for size in islice(wanted, _MOST_STEPS):
         for num_tokens in (1, size):
             # Words of the text itself: where experts share the work, it matters which.
-            batch = (tokens[-num_tokens:] * num_tokens)[:num_tokens]
+            batch = (words[-num_tokens:] * num_tokens)[:num_tokens]
             started = clock()
             logits = target.decode(batch, num_tokens)
             chain.distributions(logits, tokens, batch[:-1])

@@ -44,6 +44,7 @@ class LoadKeywords(TypedDict, total=False):
     target: str | os.PathLike[str] | None
     draft: str | os.PathLike[str] | None
     head: str | os.PathLike[str] | None
+    mmproj: str | os.PathLike[str] | None
     draft_tokens: int | None
     proposer: ProposerName
     context_length: int | None
@@ -117,10 +118,11 @@ def _located(source: ModelSource, role: Role) -> ModelSource:
         return source
     from localspec.llama.library import Llama
 
-    if not isinstance(source, Llama) or role == "head":
+    is_file = role in ("head", "mmproj")
+    if not isinstance(source, Llama) or is_file:
         raise OptionError(
             f"the {role} is {source!r}, neither a path nor a name"
-            f"{'' if role == 'head' else ' nor a llama_cpp.Llama'}",
+            f"{'' if is_file else ' nor a llama_cpp.Llama'}",
             "Give the path of a GGUF file, or a name as hf:owner/repo/file.gguf.",
         )
     return source
@@ -136,10 +138,11 @@ def chosen_sources(
 ) -> list[Source]:
     """The models to open, in this order: the target, a draft, a head's own file.
 
-    A head's file that is given as a draft is taken for what it is. trimmed: whether trimmed
-    files are used where they pay more. Raises PairError for a head that does not fit the
-    target, ModelFileError.
+    Without a projector. A head's file that is given as a draft is taken for what it is.
+    trimmed: whether trimmed files are used where they pay more. Raises PairError for a head
+    that does not fit the target, ModelFileError.
     """
+    found = {role: model for role, model in found.items() if role != "mmproj"}
     if drafting.is_off:
         found = {"target": found["target"]}
     options: dict[Role, LlamaOptions] = {

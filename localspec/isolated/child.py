@@ -9,7 +9,6 @@ ends the process.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import signal
@@ -24,13 +23,10 @@ from typing import TYPE_CHECKING, Any
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load
 from localspec.errors import EngineError
-from localspec.exactness import Exactness
+from localspec.isolated.facts import facts_of
 from localspec.isolated.watch import Watch
-from localspec.sampling.params import SamplingParams
-from localspec.speculative.common_tokens import CommonTokens
+from localspec.pictures.picture import Picture
 from localspec.speculative.metrics import Provenance
-from localspec.speculative.policy_api import Drafting
-from localspec.speculative.shared_vocabulary import SharedVocabulary
 from localspec.streaming.answer import Answer, close_behind
 from localspec.streaming.answer_text import Said
 from localspec.streaming.cancellation import CancelCheck
@@ -48,24 +44,6 @@ logger = logging.getLogger(__name__)
 
 TOGETHER_S = 0.02  # pieces that come within that time are sent together
 _PULSE_S = 5.0  # between two words of a measurement, while decodes end
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class EngineFacts:
-    """Facts that never change while an engine is open."""
-
-    description: str
-    sampling: SamplingParams
-    context_length: int
-    trained_context_length: int
-    exactness: Exactness
-    chat_template: str | None
-    bos: int
-    eos: int
-    add_bos: bool
-    shared_vocabulary: SharedVocabulary | CommonTokens | None
-    drafting: Drafting
-    parallel: int
 
 
 class _Owner:
@@ -255,6 +233,11 @@ class Served:
             is_done.set()
             shower.join()
 
+    def cells(self, picture: Picture) -> list[int]:
+        """As `Vision.cells`, of an engine that sees."""
+        assert self._engine.vision is not None
+        return self._engine.vision.cells(picture)
+
     def memory(self) -> EngineMemory:
         return self._engine.memory()
 
@@ -349,7 +332,7 @@ def serve_engine(
             threading.Thread(target=_obey, args=(cancels, shared), daemon=True).start()
             for pipe in (aside, *others):
                 threading.Thread(target=_serve, args=(pipe, shared), daemon=True).start()
-            main.send((0, "done", _facts(engine)))
+            main.send((0, "done", facts_of(engine)))
             _serve(main, shared)  # in this thread, as if there were no others
 
 
@@ -378,21 +361,3 @@ def _obey(cancels: Connection, shared: _Shared) -> None:
         while True:
             first, last = cancels.recv()
             shared.cancel(range(first, last + 1))
-
-
-def _facts(engine: Engine) -> EngineFacts:
-    vocabulary = engine.vocabulary
-    return EngineFacts(
-        description=engine.description,
-        sampling=engine.sampling,
-        context_length=engine.context_length,
-        trained_context_length=engine.trained_context_length,
-        exactness=engine.exactness,
-        chat_template=engine.chat_template,
-        bos=vocabulary.bos,
-        eos=vocabulary.eos,
-        add_bos=vocabulary.add_bos,
-        shared_vocabulary=engine.shared_vocabulary,
-        drafting=engine.drafting,
-        parallel=engine.parallel,
-    )

@@ -26,7 +26,7 @@ from localspec.errors import (
     check_keywords,
 )
 from localspec.isolated.channel import Channel
-from localspec.isolated.child import EngineFacts
+from localspec.isolated.facts import EngineFacts
 from localspec.isolated.process import ChildProcess
 from localspec.isolated.read_pieces import ReadPieces
 from localspec.isolated.watch import Watch
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
     from localspec.engine.models import EngineMemory
+    from localspec.pictures.picture import Picture
+    from localspec.pictures.vision import Vision
 
 _POLL_S = 0.02  # between two looks at whether idle work goes on
 
@@ -104,6 +106,14 @@ class IsolatedEngine(BaseEngine):
     @property
     def vocabulary(self) -> Vocabulary:
         return RemoteVocabulary(self._ask_vocabulary, self._facts)  # kept it would keep this
+
+    @property
+    def vision(self) -> Vision | None:
+        return (
+            RemoteVision(lambda picture: self._running().ask("cells", picture))
+            if self._facts.can_see
+            else None
+        )
 
     def _ask_vocabulary(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         return self._running().ask("vocabulary", method, arguments, **keywords)
@@ -349,3 +359,13 @@ class RemoteVocabulary:
 
     def max_text_bytes(self, num_tokens: int) -> int:
         return int(self._ask("max_text_bytes", num_tokens))
+
+
+class RemoteVision:
+    """A `Vision`. ask: gives a picture's tokens."""
+
+    def __init__(self, ask: Callable[[Picture], list[int]]) -> None:
+        self._ask = ask
+
+    def cells(self, picture: Picture) -> list[int]:
+        return self._ask(picture)

@@ -16,7 +16,8 @@ from localspec.engine.access import EngineTurn
 from localspec.engine.sources import servers_used
 from localspec.errors import ClosedError, CrashedError, EngineError, RpcError
 from localspec.isolated.channel import Channel
-from localspec.isolated.child import EngineFacts, serve_engine
+from localspec.isolated.child import serve_engine
+from localspec.isolated.facts import EngineFacts
 from localspec.llama.rpc_servers import ask_servers
 from localspec.preflight.side_by_side import MOST_PARALLEL
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from localspec.llama.library import llama_cpp
 
@@ -60,9 +61,6 @@ class TokenBatch:
         self, tokens: Sequence[int], position: int, num_logits: int, sequence: int = 0
     ) -> Any:
         """The C batch of up to `size` tokens from a position on, with logits of the last."""
-        if sequence != self._sequence:
-            self._sequence = sequence
-            self._sequences[:] = self._numbers[sequence:].ctypes.data
         count = len(tokens)
         self._tokens[:count] = tokens
         parts = self._positions[: self._num_positions * count].reshape(-1, count)
@@ -70,6 +68,20 @@ class TokenBatch:
         parts[3:] = 0
         self._wants_logits[:count] = 0
         self._wants_logits[count - num_logits : count] = 1
+        return self._given(count, sequence)
+
+    def filled_at(self, positions: NDArray[np.int32], sequence: int) -> Any:
+        """The C batch of rows alone at these positions, (4, n), without logits."""
+        count = positions.shape[1]
+        self._positions[: 4 * count] = positions.reshape(-1)
+        self._wants_logits[:count] = 0
+        return self._given(count, sequence)
+
+    def _given(self, count: int, sequence: int) -> Any:
+        """The C batch of so many, all of a sequence."""
+        if sequence != self._sequence:
+            self._sequence = sequence
+            self._sequences[:] = self._numbers[sequence:].ctypes.data
         self._batch.n_tokens = count
         return self._batch
 

@@ -11,6 +11,7 @@ from localspec.errors import CacheError
 from localspec.llama.cache_state import CacheState
 from localspec.llama.handle import Handle
 from localspec.llama.library import complaints, llama_cpp
+from localspec.llama.spans import PictureSpan, PictureSpans
 
 _UNKNOWN = -1  # tokens in snapshots, if not even the last state can be used
 _RECURRENT_ONLY = int(llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
@@ -18,7 +19,7 @@ _BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
 
 
 class Cache:
-    """One sequence of a handle's context. num_cached: its tokens.
+    """One sequence of a handle's context. num_cached: its tokens, and its pictures' cells.
 
     The keys and values of any token can be removed. A recurrent state cannot be taken back
     token by token: if libllama keeps snapshots (n_rs_seq), it returns to one of the last
@@ -31,6 +32,7 @@ class Cache:
         handle.caches[number] = self
         self.number = number
         self.num_cached = 0
+        self._spans = PictureSpans()
         self._num_in_snapshots = 0  # tokens at the end that they can take back
         self._checkpoint: CacheState | None = None
         self._window: int = llama_cpp.llama_model_n_swa(handle.model)
@@ -59,6 +61,18 @@ class Cache:
         self.num_cached += num_tokens
         self._num_in_snapshots = min(num_tokens - 1, self._num_snapshots)
 
+    @property
+    def position(self) -> int:
+        """Where libllama puts the next token."""
+        return self._spans.position(self.num_cached)
+
+    def add_picture(self, num_cells: int, num_positions: int, last: int) -> None:
+        """Record that one was read, or passed over. The numbers: see `PictureSpan`."""
+        self._spans.add(PictureSpan(self.num_cached, num_cells, num_positions, last))
+        self.num_cached += num_cells
+        if num_positions:
+            self._num_in_snapshots = 0
+
     def truncate(self, num_cached: int) -> None:
         """Cut as `Model.truncate` does. Raises CacheError for more tokens than there are."""
         self._handle.require_pointers()
@@ -68,7 +82,11 @@ class Cache:
             self.keep(num_cached)
 
     def keep(self, num_cached: int) -> None:
-        """Cut to the first num_cached tokens, or to fewer where those are not whole."""
+        """Cut to the first num_cached tokens, or to fewer where those are not whole.
+
+        A cut within a picture comes in front of it.
+        """
+        num_cached = self._spans.floor(num_cached)
         if self._checkpoint is not None and self._checkpoint.num_cached > num_cached:
             self._checkpoint = None  # it holds tokens that are no longer in the text
         if self.is_recurrent and self.num_cached - num_cached > self._num_in_snapshots:
@@ -77,7 +95,7 @@ class Cache:
         self._num_in_snapshots = 0  # one rollback only
         can_keep = num_cached > 0 and self._remove_from(num_cached)
         if can_keep and self._is_whole(num_cached):
-            self.num_cached = num_cached
+            self._set_num_cached(num_cached)
         else:
             self._return_to_checkpoint()
 
@@ -88,7 +106,7 @@ class Cache:
         """
         if not self.is_recurrent:
             last = llama_cpp.llama_memory_seq_pos_max(self._handle.memory, self.number)
-            self.num_cached = max(self.num_cached, last + 1)
+            self.num_cached = max(self.num_cached, self._spans.place_behind(last))
         self.keep(self.num_cached)
 
     @property
@@ -117,12 +135,17 @@ class Cache:
         self.num_cached = self._num_in_snapshots = 0  # until it is known to be there
         is_put = self._put(state, _RECURRENT_ONLY) and self._remove_from(state.num_cached)
         if is_put and self._is_whole(state.num_cached):
-            self.num_cached = state.num_cached
+            self._set_num_cached(state.num_cached)
         else:
             self.clear()
 
-    def _remove_from(self, position: int) -> bool:
-        """Have libllama remove the entries from a position on; whether it says it has."""
+    def _set_num_cached(self, num_cached: int) -> None:
+        self.num_cached = num_cached
+        self._spans.cut(num_cached)
+
+    def _remove_from(self, place: int) -> bool:
+        """Have libllama remove the entries from a place on; whether it says it has."""
+        position = self._spans.position(place)
         return bool(
             llama_cpp.llama_memory_seq_rm(self._handle.memory, self.number, position, -1)
         )
@@ -135,11 +158,12 @@ class Cache:
         beginning, or be empty.
         """
         memory = self._handle.memory
-        if llama_cpp.llama_memory_seq_pos_max(memory, self.number) != num_cached - 1:
+        last = self._spans.last_position(num_cached)
+        if llama_cpp.llama_memory_seq_pos_max(memory, self.number) != last:
             return False
         if self._window == 0 or self.is_recurrent:
             return True  # a recurrent model has its last state, and no positions before it
-        oldest_needed = max(0, num_cached - self._window + 1)
+        oldest_needed = max(0, self._spans.position(num_cached) - self._window + 1)
         oldest: int = llama_cpp.llama_memory_seq_pos_min(memory, self.number)
         return oldest <= oldest_needed
 
@@ -166,10 +190,11 @@ class Cache:
     def outline(self) -> CacheState:
         """What `save_state` would copy now, without the entries: for `reach`."""
         nothing = np.empty(0, dtype=np.uint8)
-        return CacheState(self.num_cached, nothing, self._checkpoint)
+        return CacheState(self.num_cached, nothing, self._checkpoint, self._spans.copied())
 
     def reach(self, state: CacheState, num_tokens: int) -> int:
         """How many tokens are left of a state that is restored and cut to num_tokens."""
+        num_tokens = PictureSpans(state.pictures).floor(num_tokens)
         if num_tokens >= state.num_cached:
             return state.num_cached
         is_all_there = self._window == 0 or state.num_cached <= self._window
@@ -186,6 +211,7 @@ class Cache:
         Raises CacheError if libllama refuses it; the cache is empty then.
         """
         self.clear()
+        self._spans = PictureSpans(state.pictures)
         if not (self._put(state) and self._is_whole(state.num_cached)):
             self.clear()
             raise CacheError(
@@ -198,6 +224,7 @@ class Cache:
     def clear(self) -> None:
         """Forget everything of the sequence."""
         self._checkpoint = None
+        self._spans = PictureSpans()
         if self._handle.num_sequences == 1:
             llama_cpp.llama_memory_clear(self._handle.memory, False)
         else:
@@ -222,7 +249,9 @@ class Cache:
             self.number,
             flags,
         )
-        return CacheState(self.num_cached, data) if 0 < written == size else None
+        if not 0 < written == size:
+            return None
+        return CacheState(self.num_cached, data, pictures=self._spans.copied())
 
     def _put(self, state: CacheState, flags: int = 0) -> bool:
         """Copy entries into an empty cache, or recurrent ones over what is there.

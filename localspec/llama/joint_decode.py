@@ -115,7 +115,7 @@ def _part(cache: Cache, work: Work | None, num_tokens: int) -> TextPart:
     num_own, num_logits = (0, 0) if work is None else (len(tokens), work.num_logits)
     num_padding = max(num_tokens - num_own, 0)
     tokens += tokens[-1:] * (num_own + num_padding - len(tokens))
-    return TextPart(cache.number, cache.num_cached, tokens, num_logits, num_padding)
+    return TextPart(cache.number, cache.position, tokens, num_logits, num_padding)
 
 
 def _share_out(works: Sequence[Work], leader: _JoinedModel) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from localspec.errors import LocalspecError, RpcError
+from localspec.errors import LocalspecError, OptionError, RpcError
 from localspec.fork_guard import OwnProcess
 from localspec.llama import native, rpc_backend
 from localspec.llama.devices import Device, list_devices
@@ -76,3 +77,17 @@ def system_info() -> str:
     found: bytes = llama_cpp.llama_print_system_info()
     words = found.decode(errors="replace").strip(" |")
     return words.replace(" | AMX_INT8 = 1", "") if amx_is_left_out else words
+
+
+def mtmd() -> Any:
+    """libmtmd, which reads pictures. Raises OptionError where llama-cpp-python has none."""
+    try:
+        from llama_cpp import mtmd_cpp
+    except (ImportError, OSError, RuntimeError) as error:
+        raise OptionError(
+            f"this llama-cpp-python reads no pictures: {error}",
+            "Build it with them: CMAKE_ARGS=-DLLAVA_BUILD=on python -m pip install "
+            "--force-reinstall --no-cache-dir 'llama-cpp-python>=0.3.36,<0.4'",
+        ) from error
+    mtmd_cpp.mtmd_helper_log_set(complaints.callback, None)  # that of libmtmd, too
+    return mtmd_cpp

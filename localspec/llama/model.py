@@ -11,21 +11,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from localspec.errors import (
-    ClosedError,
-    ContextError,
-    DecodeError,
-    EngineError,
-    Interrupted,
-    ModelFileError,
-)
+from localspec.errors import ContextError, DecodeError, EngineError, Interrupted
 from localspec.exactness import Exactness
 from localspec.llama import params as llama_params
 from localspec.llama.batch import TokenBatch
@@ -36,15 +28,16 @@ from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import HiddenRows, OutputRows, TargetRows
 from localspec.llama.joint import LONGEST_STEP, LaneTime, Work
 from localspec.llama.joint_decode import decode_together
-from localspec.llama.library import Llama, kernels, llama_cpp, own_process
+from localspec.llama.library import Llama, kernels, llama_cpp
 from localspec.llama.native import LoadWatch
-from localspec.llama.opening import load_context, open_watched
+from localspec.llama.opening import adopted_handle, load_context, open_watched
 from localspec.llama.options import LlamaOptions
+from localspec.llama.picture_reading import read_up_to_last_picture
+from localspec.llama.projector import Projector
 from localspec.llama.vocabulary import LlamaVocabulary
 from localspec.sampling.distribution import Logits
 from localspec.vocabulary import TokenTable
 
-_adopted: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
 _UNUSED = -1  # in place of the first token that the owner of an adopted `Llama` decodes
 
 
@@ -53,8 +46,11 @@ class LlamaModel(LlamaContext):
 
     Not thread-safe, except for `interrupt`; but others `beside` it may work in other threads
     once it `shares`. Open one with `open` or `adopt`. token_table: the entries of the ids that
-    it takes.
+    it takes. vision: with which it reads pictures; is_blind: whether it passes over them.
     """
+
+    vision: Projector | None = None
+    is_blind = False
 
     def __init__(
         self, handle: Handle, context_length: int, max_outputs: int, setting: str
@@ -148,24 +144,7 @@ class LlamaModel(LlamaContext):
         300 MB. Raises ModelFileError if it computes embeddings or holds no weights,
         EngineError if it is closed, another engine works on it, or this is a fork.
         """
-        own_process.require("libllama")
-        if llama.ctx is None:
-            raise ClosedError("the Llama object is closed", "Create it again.")
-        if llama.context_params.embeddings or llama.model_params.vocab_only:
-            raise ModelFileError(
-                f"the Llama object of {llama.model_path} computes embeddings or has no weights",
-                "Create it without embedding=True and vocab_only=True.",
-            )
-        other = _adopted.get(llama.ctx)
-        if other is not None and other.context is not None:
-            raise EngineError(
-                f"the Llama object of {llama.model_path} is in another engine",
-                "Close that engine first; one object holds one text.",
-            )
-        llama.reset()  # type: ignore[no-untyped-call]
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llama.ctx), True)
-        handle = Handle(llama.ctx, Path(llama.model_path).name, owner=llama)
-        _adopted[llama.ctx] = handle
+        handle = adopted_handle(llama)
         setting = f"GPU layers {llama.model_params.n_gpu_layers}, handed in"
         max_outputs = min(max_outputs, int(llama_cpp.llama_n_batch(llama.ctx)))
         with handle.closed_on_failure():
@@ -192,6 +171,10 @@ class LlamaModel(LlamaContext):
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         """Decode as `Model.decode` does. Raises ContextError, DecodeError, or Interrupted."""
+        if min(tokens, default=0) < 0:
+            tokens = read_up_to_last_picture(self, tokens, num_logits)
+            if not tokens:
+                return self._kept[:0]
         self._check(tokens, num_logits)
         before = self.num_cached
         try:
@@ -260,7 +243,7 @@ class LlamaModel(LlamaContext):
         return TokenBatch(size)
 
     def _filled(self, tokens: Sequence[int], num_logits: int) -> Any:
-        return self._batch.filled(tokens, self.num_cached, num_logits, self._cache.number)
+        return self._batch.filled(tokens, self._cache.position, num_logits, self._cache.number)
 
     def _decode_batch(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
         """Decode a batch, which num_to_come tokens follow in the same call of `decode`."""

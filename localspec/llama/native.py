@@ -26,7 +26,9 @@ _NO_MEMORY = re.compile(
     re.IGNORECASE,
 )
 _LOG_LEVELS = {3: logging.WARNING, 4: logging.ERROR}  # of ggml_log_level; the rest is detail
-_NOT_LOADED = "-- ignoring"  # a warning for each tensor of a head that is left out
+# Warnings that tell users nothing: of each tensor of a head that is left out, of each picture
+# that a hybrid reads, and of how pictures are best.
+_DETAILS = re.compile(r"-- ignoring$|^find_slot: non-consecutive|^load_hparams: ")
 
 
 class Complaints:
@@ -99,7 +101,7 @@ def capture_logs(lib: Any) -> Complaints:
         line = text.decode("utf-8", errors="replace").strip()
         if not line:
             return
-        known = None if line.endswith(_NOT_LOADED) else _LOG_LEVELS.get(level)
+        known = None if _DETAILS.search(line) else _LOG_LEVELS.get(level)
         logger.log(known or logging.DEBUG, line)
         if known:
             complaints.add(line)

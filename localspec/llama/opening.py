@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from localspec.errors import LocalspecError
+from localspec.errors import ClosedError, EngineError, LocalspecError, ModelFileError
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import context_to_open
 from localspec.llama import native
 from localspec.llama import params as llama_params
 from localspec.llama.handle import Handle
-from localspec.llama.library import complaints, llama_cpp, own_process
+from localspec.llama.library import Llama, complaints, llama_cpp, own_process
 from localspec.llama.options import LlamaOptions
 from localspec.llama.quirks.huge_pages import asking_for_huge_pages
+
+_adopted: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
 
 
 class _Closes(Protocol):
@@ -109,3 +112,30 @@ def load_context(
         llama_cpp.llama_model_free(model)
         raise
     return Handle(context, path.name), length
+
+
+def adopted_handle(llama: Llama) -> Handle:
+    """The pointers of an application's `Llama`, emptied.
+
+    Raises ModelFileError if it computes embeddings or holds no weights, EngineError if it is
+    closed, another engine works on it, or this is a fork.
+    """
+    own_process.require("libllama")
+    if llama.ctx is None:
+        raise ClosedError("the Llama object is closed", "Create it again.")
+    if llama.context_params.embeddings or llama.model_params.vocab_only:
+        raise ModelFileError(
+            f"the Llama object of {llama.model_path} computes embeddings or has no weights",
+            "Create it without embedding=True and vocab_only=True.",
+        )
+    other = _adopted.get(llama.ctx)
+    if other is not None and other.context is not None:
+        raise EngineError(
+            f"the Llama object of {llama.model_path} is in another engine",
+            "Close that engine first; one object holds one text.",
+        )
+    llama.reset()  # type: ignore[no-untyped-call]
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llama.ctx), True)  # noqa: FBT003
+    handle = Handle(llama.ctx, Path(llama.model_path).name, owner=llama)
+    _adopted[llama.ctx] = handle
+    return handle

@@ -42,6 +42,7 @@ _RANGES = {
     "num_cpu_moe_layers": (0, ALL_LAYERS, "Choose 0 (experts go with their layers) or more."),
     "num_snapshots": (0, 64, "Choose 0 (no drafts for a hybrid) to 64."),
     "num_sequences": (1, 16, "Choose 1 to 16."),
+    "num_picture_cells": (0, 1 << 14, "Choose 0 (any number) to 16384."),
     "max_outputs": (1, BATCH_SIZE, f"Choose 1 to {BATCH_SIZE}."),
     "main_gpu": (0, 255, "Choose the number of a device, from 0."),
 }
@@ -70,8 +71,9 @@ class LlamaOptions:
     of the last decode that a hybrid keeps; a step may draft as many tokens for it (0; load: as
     many as fit, up to 8). with_head: use the MTP head in the model's file (no; load: if there
     is one and it fits). num_sequences: texts that are cached side by side, each with the whole
-    context (1). max_outputs: rows of logits that a decode may return for each of them; compute
-    buffers grow with it.
+    context (1). num_picture_cells: of a picture, which may have to be read at once (0; load:
+    as the projector asks). max_outputs: rows of logits that a decode may return for each of
+    them; compute buffers grow with it.
 
     Raises OptionError for a value outside its range.
     """
@@ -94,6 +96,7 @@ class LlamaOptions:
     num_snapshots: int | None = None
     with_head: bool | None = None
     num_sequences: int = 1
+    num_picture_cells: int = 0
     max_outputs: int = 1
 
     def __post_init__(self) -> None:

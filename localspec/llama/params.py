@@ -108,9 +108,11 @@ def context_params(options: LlamaOptions, context_length: int) -> Any:
     # bit. In cells that all share, attention would read those of the others, too.
     params.n_seq_max = options.num_sequences
     params.n_ctx = num_cells(context_length) * options.num_sequences
-    # libllama ends the process where a batch or its rows are fewer than its sequences.
-    params.n_batch = max(min(BATCH_SIZE, context_length), options.num_sequences)
-    params.n_ubatch = graph_batch_size(options.flash_attention, context_length)
+    # libllama ends the process where a batch or its rows are fewer than its sequences, or than
+    # the cells of a picture that is read at once.
+    at_once = options.num_picture_cells
+    params.n_batch = max(min(BATCH_SIZE, context_length), options.num_sequences, at_once)
+    params.n_ubatch = max(graph_batch_size(options.flash_attention, context_length), at_once)
     params.n_outputs_max = options.most_outputs
     params.n_rs_seq = options.num_snapshots or 0
     params.n_threads = options.num_threads or num_usable_cores()

@@ -175,18 +175,22 @@ class SamplerChain:
 
 
 class _GrowingText:
-    """A text as an array, to which only new tokens are copied."""
+    """A text as an array, without pictures, to which only new tokens are copied."""
 
     def __init__(self) -> None:
         self._buffer = np.empty(256, dtype=np.int64)
         self._length = 0
+        self._has_cells = False
 
     def extended(self, tokens: Sequence[int], draft_tokens: Sequence[int]) -> TokenIds:
         """`tokens` and then `draft_tokens`: a view that the next call overwrites."""
         length = len(tokens) + len(draft_tokens)
         if length > len(self._buffer):
             self._buffer = np.resize(self._buffer, 2 * length)
-        self._buffer[self._length : len(tokens)] = tokens[self._length :]
+        new = self._buffer[self._length : len(tokens)]
+        new[:] = tokens[self._length :]
+        self._has_cells = self._has_cells or bool((new < 0).any())
         self._length = len(tokens)
         self._buffer[self._length : length] = draft_tokens
-        return self._buffer[:length]
+        text = self._buffer[:length]
+        return text[text >= 0] if self._has_cells else text

@@ -22,8 +22,8 @@ import numpy as np
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import CERTAIN, Distribution
 from localspec.speculative.lookup_odds import RESUMED_BELOW, FindingKind, LookupOdds
-from localspec.speculative.memory import GAP, TextMemory
-from localspec.speculative.ngram_index import SIZES, NgramIndex, run_hashes
+from localspec.speculative.memory import TextMemory
+from localspec.speculative.ngram_index import GAP, SIZES, NgramIndex, run_hashes
 from localspec.speculative.policy_api import (
     CERTAIN_CONFIDENCE,
     MAX_DRAFT_TOKENS,

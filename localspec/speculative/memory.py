@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localspec.speculative.ngram_index import SIZES, NgramIndex
+from localspec.speculative.ngram_index import GAP, SIZES, NgramIndex
 
 MOST_REMEMBERED = 1_000_000  # tokens; about 30 bytes each
-GAP = -1  # between two parts: no token, so nothing continues across it
 _RUN = SIZES[-1]
 _KNOWN_RUN = 2 * _RUN  # tokens; a known run as long is not added again
 _KEPT_SHARE = 0.75  # of the bound that is left once it is reached
@@ -50,11 +49,11 @@ class TextMemory:
         return len(self.index)
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Remember a text, as far as it is not known already."""
-        text = array("i", tokens)
-        if len(text) > SIZES[0]:
-            with self.lock:
-                self._add(text)
+        """Remember a text, as far as it is not known already, without gaps in it."""
+        with self.lock:
+            for text in _without_gaps(tokens):
+                if len(text) > SIZES[0]:
+                    self._add(text)
 
     def _add(self, text: array[int]) -> None:
         self._now += 1
@@ -119,3 +118,11 @@ class TextMemory:
                 break
             kept.append(number)
         self.restore([parts[number] for number in sorted(kept)])
+
+
+def _without_gaps(tokens: Sequence[int]) -> list[array[int]]:
+    """What is between them."""
+    if min(tokens, default=0) > GAP:
+        return [array("i", tokens)]
+    stretches = itertools.groupby(tokens, lambda token: token > GAP)
+    return [array("i", stretch) for is_text, stretch in stretches if is_text]

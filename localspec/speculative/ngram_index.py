@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 SIZES = (2, 6, 16)  # tokens of the runs that are hashed
 NUM_COMPARED = 8  # the latest positions of a hash that are compared
+GAP = -1  # no token, so nothing continues across it
 _NOWHERE = -1
 _FEWEST_BITS = 10  # of a table's size
 _WORD = 32  # bits of a hash
@@ -61,7 +62,9 @@ class NgramIndex:
         return sum(each.itemsize * len(each) for each in arrays)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Continue the text with these tokens."""
+        """Continue the text with these tokens. A picture's cells become gaps."""
+        if min(tokens, default=0) < GAP:
+            tokens = [max(token, GAP) for token in tokens]
         self._begin_change()
         text, shift, hashes = self.text, self._shift, self._hashes
         position = len(text)

@@ -88,10 +88,11 @@ class OwnText:
         self._keep_own(bisect_right(self._own_ends, end) if num_tokens else 0)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Continue with tokens of the target."""
+        """Continue with tokens of the target. The cells of pictures have no bytes."""
         pieces, data, ends = self._maps.pieces, self._data, self._ends
         for token in tokens:
-            data += pieces[token]
+            if token >= 0:
+                data += pieces[token]
             ends.append(len(data))
         self.tokens += tokens
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from localspec.pictures.cells import without_cells
 from localspec.sampling.distribution import Logits
 from localspec.speculative.model import Model
 from localspec.speculative.own_text import OwnText, Reading
@@ -153,7 +154,7 @@ class TranslatedDraft(DraftModel):
         self.translated = model
 
     def knows(self, tokens: Sequence[int]) -> bool:
-        return bool(self.translated.maps.can_spell[list(tokens)].all())
+        return bool(self.translated.maps.can_spell[without_cells(tokens)].all())
 
     def _rows_together(
         self, missing: Sequence[int], num_rows: int

@@ -1,0 +1,75 @@
+"""A projector opened for an engine's target, with which it reads pictures."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localspec.errors import OptionError
+from localspec.gguf_file.content import FileContent
+from localspec.gguf_file.projector import cells_at_once, require_free_of_place
+from localspec.gguf_file.projector_check import checked_projector, require_projector_of
+
+if TYPE_CHECKING:
+    from localspec.engine.sources import ModelSource, Source
+    from localspec.gguf_file.header import Header
+    from localspec.llama.model import LlamaModel
+    from localspec.llama.options import LlamaOptions
+    from localspec.llama.projector import Projector
+    from localspec.presets.preset import Role
+
+
+def seeing(
+    found: dict[Role, ModelSource], sources: list[Source]
+) -> tuple[list[Source], Header | None]:
+    """The sources as the projector needs them, and its header, if there is one.
+
+    Raises ModelFileError for another file, PairError for another model's projector, OptionError
+    where the target is a `Llama`.
+    """
+    mmproj = found.get("mmproj")
+    if mmproj is None:
+        return sources, None
+    assert isinstance(mmproj, str | os.PathLike)
+    header, (target, *others) = checked_projector(Path(mmproj)), sources
+    require_free_of_place(header)
+    if target.header is None:
+        raise OptionError(
+            "the target is a Llama object, which keeps its own settings",
+            "Name its file instead, or leave mmproj out.",
+        )
+    require_projector_of(target.header, header)
+    options = replace(target.options, num_picture_cells=cells_at_once(header))
+    return [target._replace(options=options), *others], header
+
+
+def open_projector(
+    header: Header, options: LlamaOptions, target: LlamaModel, draft: LlamaModel | None
+) -> Projector:
+    """Let the target read pictures, and a draft pass over them. options: of the target.
+
+    What is returned is to be closed before the models are. Raises ModelFileError.
+    """
+    from localspec.llama.projector import Projector  # loads libllama
+
+    # Again, since libmtmd takes for granted what was checked.
+    header = checked_projector(header.path)
+    content = FileContent(header)
+    projector = Projector(
+        header.path,
+        target.handle,
+        num_threads=target.num_threads,
+        use_gpu=options.num_gpu_layers != 0,
+    )
+    try:
+        # Now that the system has the file at hand.
+        projector.content = content.digest() or os.urandom(16).hex()
+    except BaseException:
+        projector.close()
+        raise
+    target.vision = projector
+    if draft is not None:
+        draft.is_blind = True
+    return projector

@@ -1,0 +1,309 @@
+"""libmtmd's part of a model that sees: a projector, which turns pictures into rows.
+
+A model gets such rows in place of the embeddings of tokens. Each picture is shown to libmtmd by
+itself, so that what stands for it in a prompt depends on nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localspec.errors import ClosedError, DecodeError, Interrupted, ModelFileError, OptionError
+from localspec.llama.handle import Handle
+from localspec.llama.hidden_rows import Rows
+from localspec.llama.library import complaints, llama_cpp, mtmd, own_process
+from localspec.pictures.cells import cell_numbers, cell_rows
+from localspec.pictures.picture import Picture
+
+_MARKER = b"<localspec-picture>"
+_MOST_ROW_BYTES = 1 << 26  # of pictures that were read last, for texts that are decoded again
+_MOST_PICTURE_BYTES = 1 << 28  # of pixels that are kept until they are asked for
+_MOST_TIMES = 200  # a longer side ÷ the shorter: libmtmd may make a picture of no height
+_NODES_AT_ONCE = 32  # of a picture's graph, between two looks at whether to go on
+
+
+class PicturePart(NamedTuple):
+    """Cells in a row that a picture takes, and what libllama is to be told of them.
+
+    picture: whose; number: among all pieces of it, text included. cells: their numbers.
+    num_positions: from the first one's to that of what follows. places: (4, n) int32, the
+    positions of all cells where the first is at 0: in time, and down, across and in a third
+    direction where a position has parts; shifts: (4, n) what each of them grows by with the
+    first one's.
+    """
+
+    picture: Picture
+    number: int
+    cells: Sequence[int]
+    num_positions: int
+    places: NDArray[np.int32]
+    shifts: NDArray[np.int32]
+
+    def positions(self, first: int) -> NDArray[np.int32]:
+        """(4, n) int32, where the first cell is at that position."""
+        found: NDArray[np.int32] = self.places + self.shifts * np.int32(first)
+        return found
+
+    @property
+    def last(self) -> int:
+        """The largest position in time minus the first."""
+        return int(self.places[0].max())
+
+
+class Projector:
+    """A projector in a file, open for a model. Implements `vision.Vision`.
+
+    `cells` and `show` from any thread; `rows` in one at a time. content: what the file holds,
+    in words, to be set before the first picture. is_causal: whether no cell attends to those
+    behind it.
+
+    Raises ModelFileError if libmtmd refuses the file, OptionError without libmtmd.
+    """
+
+    def __init__(self, path: Path, handle: Handle, *, num_threads: int, use_gpu: bool) -> None:
+        self.name = path.name
+        self.content = ""
+        self._is_cancelled: Callable[[], bool] = lambda: False
+        self._num_nodes = 0  # of the graph, that libmtmd has asked of
+        self._mtmd = mtmd()
+        params = self._mtmd.mtmd_context_params_default()
+        params.use_gpu = use_gpu
+        params.print_timings = False
+        params.n_threads = num_threads
+        params.media_marker = _MARKER
+        # Kept: C has its pointer. It must not keep this, which would then never be freed.
+        looks = functools.partial(_goes_on, weakref.ref(self))
+        self._looks = llama_cpp.ggml_backend_sched_eval_callback(looks)
+        params.cb_eval = self._looks
+        complaints.clear()
+        self._context: int | None = self._mtmd.mtmd_init_from_file(
+            os.fsencode(path), handle.model, params
+        )
+        if not self._context:
+            raise complaints.as_error(
+                f"libmtmd cannot load {path}",
+                "Choose the projector (mmproj) that was made for this very model.",
+            )
+        self._finalizer = weakref.finalize(self, _free, self._mtmd, self._context, self._looks)
+        self._in_use = threading.Lock()
+        if not self._mtmd.mtmd_support_vision(self._context):
+            self.close()
+            raise ModelFileError(f"{path} is no projector for pictures", "Choose one that is.")
+        self.width = int(llama_cpp.llama_model_n_embd_inp(handle.model))
+        self._most_at_once = int(llama_cpp.llama_n_ubatch(handle.context))
+        self.is_causal = not self._mtmd.mtmd_decode_use_non_causal(self._context, None)
+        self._tokens: OrderedDict[bytes, list[int]] = OrderedDict()  # by picture
+        self._parts: dict[int, PicturePart] = {}  # by first cell
+        self._rows: OrderedDict[int, Rows] = OrderedDict()  # by first cell
+
+    def cells(self, picture: Picture) -> list[int]:
+        """As `Vision.cells`. Raises OptionError for a picture that it cannot read."""
+        with self._lock():
+            return list(self._known(picture))
+
+    def show(self, pictures: Sequence[Picture]) -> None:
+        """Keep these at hand, since their cells are to be read. Raises as `cells`."""
+        with self._lock():
+            for picture in pictures:
+                self._known(picture)
+            self._forget_some(len(pictures))
+
+    def num_readable(self, tokens: Sequence[int]) -> int:
+        """How many tokens of a text come before the first picture that is not at hand."""
+        if not tokens or min(tokens) >= 0:
+            return len(tokens)
+        return next(
+            (row.start for row in cell_rows(tokens) if tokens[row.start] not in self._parts),
+            len(tokens),
+        )
+
+    def part(self, cells: Sequence[int]) -> PicturePart:
+        """That of these cells. Raises DecodeError if they are not all of it, or unknown."""
+        part = self._parts.get(cells[0])
+        if part is None:
+            raise DecodeError("the picture of a text is not at hand")
+        if len(part.cells) != len(cells):
+            raise DecodeError(f"{len(cells)} of a picture's {len(part.cells)} cells")
+        return part
+
+    def rows(self, part: PicturePart, is_cancelled: Callable[[], bool]) -> Rows:
+        """(cells, width) float32: what the model reads for a part of a picture.
+
+        is_cancelled: asked again and again. Raises Interrupted once it is true, DecodeError.
+        """
+        first = part.cells[0]
+        if first in self._rows:
+            self._rows.move_to_end(first)
+            return self._rows[first]
+        with self._chunks(part.picture, part.picture.rgb) as chunks:
+            chunk = self._mtmd.mtmd_input_chunks_get(chunks, part.number)
+            rows = self._encoded(chunk, len(part.cells), is_cancelled)
+        self._rows[first] = rows
+        while sum(kept.nbytes for kept in self._rows.values()) > _MOST_ROW_BYTES:
+            if len(self._rows) == 1:
+                break
+            self._rows.popitem(last=False)
+        return rows
+
+    def _encoded(self, chunk: Any, count: int, is_cancelled: Callable[[], bool]) -> Rows:
+        if chunk is None or self._mtmd.mtmd_input_chunk_get_n_tokens(chunk) != count:
+            raise DecodeError(f"{self.name} makes another number of cells of a picture now")
+        self._is_cancelled, self._num_nodes = is_cancelled, 0
+        complaints.clear()
+        status = self._mtmd.mtmd_encode_chunk(self._context, chunk)
+        if is_cancelled():
+            raise Interrupted("reading a picture was cancelled")
+        if status != 0:
+            raise DecodeError(
+                f"{self.name} could not read a picture (status {status}){complaints.because()}"
+            )
+        given = self._mtmd.mtmd_get_output_embd(self._context)
+        return np.ctypeslib.as_array(given, (count, self.width)).copy()
+
+    def _known(self, picture: Picture) -> list[int]:
+        """Its tokens, which are found once."""
+        if picture.digest in self._tokens:
+            self._tokens.move_to_end(picture.digest)
+            return self._tokens[picture.digest]
+        tokens: list[int] = []
+        width, height = picture.width, picture.height
+        if max(width, height) > _MOST_TIMES * min(width, height):
+            raise OptionError(
+                f"a picture has {width} by {height} pixels; its longer side may be "
+                f"{_MOST_TIMES} times the shorter",
+                "Cut it.",
+            )
+        # Without its pixels: what stands for it follows from its size.
+        with self._chunks(picture, None) as chunks:
+            for number in range(self._mtmd.mtmd_input_chunks_size(chunks)):
+                chunk = self._mtmd.mtmd_input_chunks_get(chunks, number)
+                tokens += self._tokens_of(picture, number, chunk)
+        self._tokens[picture.digest] = tokens
+        return tokens
+
+    def _tokens_of(self, picture: Picture, number: int, chunk: Any) -> Sequence[int]:
+        """Those of one of libmtmd's chunks: ids, or a part's cells."""
+        count = self._mtmd.mtmd_input_chunk_get_n_tokens(chunk)
+        if self._mtmd.mtmd_input_chunk_get_type(chunk) == self._mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
+            size = ctypes.c_size_t()
+            given = self._mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(size))
+            ids = [int(given[place]) for place in range(size.value)]
+            if min(ids) < 0:
+                raise OptionError(
+                    f"the model lacks a token that {self.name} puts around pictures",
+                    "Choose the projector (mmproj) that was made for this very model.",
+                )
+            return ids
+        if not self.is_causal and count > self._most_at_once:
+            raise OptionError(
+                f"a picture of {picture.width} by {picture.height} pixels takes {count} cells "
+                f"at once; the model was opened for {self._most_at_once}",
+                "Load it with a longer context (context_length=…).",
+            )
+        places, moved = self._places(chunk, count, 0), self._places(chunk, count, 1)
+        cells = cell_numbers(picture.digest + f"{number} of {self.content}".encode(), count)
+        num_positions = int(self._mtmd.mtmd_input_chunk_get_n_pos(chunk))
+        self._parts[cells[0]] = PicturePart(
+            picture, number, cells, num_positions, places, moved - places
+        )
+        return cells
+
+    def _places(self, chunk: Any, count: int, first: int) -> NDArray[np.int32]:
+        """The positions of a chunk's cells: (4, count)."""
+        cells = self._mtmd.mtmd_input_chunk_get_tokens_image(chunk)
+        ask = self._mtmd.mtmd_image_tokens_get_decoder_pos
+        found = [ask(cells, first, place) for place in range(count)]
+        return np.array([[p.t, p.y, p.x, p.z] for p in found], dtype=np.int32).T
+
+    @contextmanager
+    def _chunks(self, picture: Picture, rgb: bytes | None) -> Iterator[Any]:
+        """libmtmd's pieces of a picture: texts around it, and its parts.
+
+        rgb: its pixels; without them only what stands for it is found. Raises OptionError.
+        """
+        self._require_open()
+        library = self._mtmd
+        pixels = (
+            None
+            if rgb is None
+            else ctypes.cast(ctypes.c_char_p(rgb), ctypes.POINTER(ctypes.c_uint8))
+        )
+        bitmap = library.mtmd_bitmap_init(picture.width, picture.height, pixels)
+        chunks = library.mtmd_input_chunks_init()
+        try:
+            text = library.mtmd_input_text(_MARKER, len(_MARKER), parse_special=True)
+            bitmaps = (library.mtmd_bitmap_p_ctypes * 1)(bitmap)
+            complaints.clear()
+            status = library.mtmd_tokenize(
+                self._context, chunks, ctypes.byref(text), bitmaps, 1
+            )
+            if status != 0:
+                raise OptionError(
+                    f"{self.name} cannot read a picture of {picture.width} by "
+                    f"{picture.height} pixels{complaints.because()}",
+                    "Choose another size.",
+                )
+            yield chunks
+        finally:
+            library.mtmd_input_chunks_free(chunks)
+            library.mtmd_bitmap_free(bitmap)
+
+    def _forget_some(self, num_shown: int) -> None:
+        """Let pictures go that were shown longest ago, but for the last num_shown."""
+        sizes = {part.picture.digest: len(part.picture.rgb) for part in self._parts.values()}
+        while sum(sizes.values()) > _MOST_PICTURE_BYTES and len(self._tokens) > num_shown:
+            digest, _ = self._tokens.popitem(last=False)
+            sizes.pop(digest, None)
+            self._parts = {
+                first: part
+                for first, part in self._parts.items()
+                if part.picture.digest != digest
+            }
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """In the block nobody else looks at pictures, and the projector stays open."""
+        with self._in_use:
+            self._require_open()
+            yield
+
+    def _require_open(self) -> None:
+        own_process.require(self.name)
+        if self._context is None:
+            raise ClosedError(f"{self.name} is closed", "Load it again.")
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+        with self._in_use:
+            self._context = None
+            self._finalizer()
+
+
+def _goes_on(
+    projector: weakref.ref[Projector], _node: object, is_before: int, _data: object
+) -> bool:
+    """What libmtmd asks at each node: whether to look behind it, and there whether to go on."""
+    alive = projector()
+    if alive is None:
+        return not is_before
+    if not is_before:
+        return not alive._is_cancelled()
+    alive._num_nodes += 1
+    return alive._num_nodes % _NODES_AT_ONCE == 0
+
+
+def _free(library: Any, context: int, _looks: object) -> None:
+    if own_process.is_this():
+        library.mtmd_free(context)

@@ -1,0 +1,32 @@
+"""Prompts with pictures, and what an engine answers."""
+
+from __future__ import annotations
+
+import inside
+import localspec
+from localspec.streaming.exchange import PlainExchange
+from localspec.streaming.options import AnswerOptions
+from localspec.streaming.prompt import Prompt
+
+GREEDY = localspec.SamplingParams(temperature=0)
+
+
+def prompt_of(engine, *pieces):
+    """A prompt of texts and pictures."""
+    tokens, pictures = [engine.vocabulary.bos], []
+    for piece in pieces:
+        if isinstance(piece, str):
+            tokens += engine.tokenize(piece)
+        else:
+            tokens += engine.vision.cells(piece)
+            pictures.append(piece)
+    return Prompt(tokens, pictures=tuple(pictures))
+
+
+def asked(engine, prompt, owner=None, **options):
+    """The reply to a prompt, and the tokens that were decoded of it."""
+    options = {"sampling": GREEDY, "max_tokens": 8} | options
+    exchange = PlainExchange(AnswerOptions.of(**options), lambda _: prompt)
+    exchange.owner = owner
+    reply = inside.answer(engine, exchange).reply()
+    return reply, reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens

@@ -1,0 +1,196 @@
+"""Pictures in a text: read as llama.cpp reads them, kept, cut and gone on behind."""
+
+from __future__ import annotations
+
+import measure_vision
+import numpy as np
+import pytest
+from mtmd_by_hand import MARKER, logits_by_hand
+from picture_prompts import asked, prompt_of
+from vision_maker import KINDS, random_picture, write_vision_pair
+
+import inside
+import localspec
+from engines import Owner
+from localspec.pictures.cells import cell_numbers, cell_rows, end_of_part, without_cells
+from localspec.streaming.prompt import Prompt
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request, tmp_path_factory):
+    """A model and its projector."""
+    return write_vision_pair(tmp_path_factory.mktemp("seeing"), request.param)
+
+
+@pytest.fixture(scope="module")
+def engine(pair):
+    target, mmproj = pair
+    with localspec.load(target=target, mmproj=mmproj, draft_tokens=0, memory=False) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def emptied(request):
+    """Every test begins with an empty engine."""
+    if "engine" in request.fixturenames:
+        engine = request.getfixturevalue("engine")
+        with engine.exclusively():
+            pass
+        engine.free_kept()
+
+
+@pytest.mark.parametrize("size", [(64, 64), (40, 96), (131, 57)])
+def test_logits_behind_pictures_are_llama_cpps_own(engine, size):
+    first, second = random_picture(1, *size), random_picture(2, *size)
+    target = inside.target(engine)
+    text = b"look: " + MARKER + b"and " + MARKER + b"what is it"
+    with engine.exclusively():
+        expected, ids, positions = logits_by_hand(target, text, [first, second])
+        tokens, cells = [], [c for each in (first, second) for c in engine.vision.cells(each)]
+        waiting = iter([cell for cell in cells if cell < 0])
+        tokens = [next(waiting) if token < 0 else token for token in ids]
+        assert next(waiting, None) is None
+        target.vision.show([first, second])
+        row = target.decode(tokens, 1)[0].copy()
+        assert target.num_cached == len(tokens)
+        assert inside.position(target) == positions
+        np.testing.assert_array_equal(row, expected)
+
+
+def test_a_picture_takes_what_stands_for_it_in_llama_cpp(engine):
+    picture = random_picture(3)
+    with engine.exclusively():
+        _, ids, _ = logits_by_hand(inside.target(engine), MARKER, [picture])
+    tokens = engine.vision.cells(picture)
+    assert [max(token, -1) for token in tokens] == ids[1:]  # without bos
+    assert engine.vision.cells(picture) == tokens
+    other = engine.vision.cells(random_picture(4))
+    assert [max(token, -1) for token in other] == ids[1:]
+    assert not {t for t in tokens if t < 0} & {t for t in other if t < 0}
+
+
+def test_the_second_question_about_a_picture_decodes_what_is_new(engine):
+    owner = Owner()
+    prompt = prompt_of(engine, "see ", random_picture(1), "what is it")
+    reply, num_decoded = asked(engine, prompt, owner)
+    assert num_decoded == len(prompt.tokens)
+    more = engine.tokenize("and why")
+    longer = Prompt([*prompt.tokens, *reply.token_ids, *more], pictures=prompt.pictures)
+    second, num_decoded = asked(engine, longer, owner)
+    assert num_decoded <= 1 + len(more)
+    with engine.exclusively():
+        pass
+    assert asked(engine, longer)[0].token_ids == second.token_ids
+
+
+def test_another_picture_is_another_text(engine):
+    first = prompt_of(engine, "see ", random_picture(1), "what is it")
+    other = prompt_of(engine, "see ", random_picture(2), "what is it")
+    alone = asked(engine, other)[0].token_ids
+    asked(engine, first)
+    reply, num_decoded = asked(engine, other)
+    assert reply.token_ids == alone
+    before = next(place for place, token in enumerate(other.tokens) if token < 0)
+    assert num_decoded == len(other.tokens) - before
+
+
+def test_a_cut_within_a_picture_comes_in_front_of_it(engine):
+    prompt = prompt_of(engine, "see ", random_picture(1), "what is it")
+    target = inside.target(engine)
+    asked(engine, prompt)
+    row = list(cell_rows(prompt.tokens))[-1]
+    with engine.exclusively():
+        target.vision.show(prompt.pictures)
+        target.decode(prompt.tokens, 1)
+        target.truncate(row.stop - 1)
+        assert target.num_cached == row.start
+        again = target.decode(prompt.tokens[row.start :], 1)[0].copy()
+        target.truncate(row.stop)
+        assert target.num_cached == row.stop
+        np.testing.assert_array_equal(target.decode(prompt.tokens[row.stop :], 1)[0], again)
+
+
+def test_several_conversations_with_pictures(engine):
+    owners = [Owner() for _ in range(3)]
+    prompts = [
+        prompt_of(engine, "see ", random_picture(seed), "what is it") for seed in (1, 2, 3)
+    ]
+    alone = []
+    for prompt in prompts:
+        alone.append(asked(engine, prompt)[0].token_ids)
+        with engine.exclusively():
+            pass
+    for prompt, owner, expected in zip(prompts, owners, alone, strict=True):
+        assert asked(engine, prompt, owner)[0].token_ids == expected
+    for prompt, owner, expected in zip(prompts, owners, alone, strict=True):
+        tokens = [*prompt.tokens, *expected, *engine.tokenize("more")]
+        longer = Prompt(tokens, pictures=prompt.pictures)
+        reply, num_decoded = asked(engine, longer, owner)
+        assert num_decoded <= 1 + len(engine.tokenize("more"))
+        expected_reply = asked(engine, longer)[0]
+        assert reply.token_ids == expected_reply.token_ids
+
+
+def test_caches_with_pictures_are_kept_on_disk(engine, tmp_path):
+    owner, path = Owner(), tmp_path / "kept.caches"
+    prompt = prompt_of(engine, "see ", random_picture(1), "what is it")
+    said = asked(engine, prompt, owner)[0].token_ids
+    assert inside.save_caches_of(engine, owner, path)
+    tokens = [*prompt.tokens, *said, *engine.tokenize("more")]
+    longer = Prompt(tokens, pictures=prompt.pictures)
+    expected = asked(engine, longer, owner)[0].token_ids
+    with engine.exclusively():
+        pass
+    other = Owner()
+    assert inside.load_caches_of(engine, other, path)
+    reply, num_decoded = asked(engine, longer, other)
+    assert num_decoded <= 1 + len(engine.tokenize("more"))
+    assert reply.token_ids == expected
+
+
+def test_a_picture_that_does_not_come_with_its_prompt_is_refused(engine):
+    other = random_picture(99)
+    tokens = [engine.vocabulary.bos, *cell_numbers(other.digest, 4), 5]
+    with pytest.raises(localspec.OptionError, match="cells of a picture that it does not have"):
+        asked(engine, Prompt(tokens))
+    prompt = prompt_of(engine, "see ", other)
+    ending = Prompt(prompt.tokens[: 1 + _last_cell(prompt)], pictures=(other,))
+    with pytest.raises(localspec.OptionError, match="ends with a picture"):
+        asked(engine, ending)
+
+
+def _last_cell(prompt):
+    return max(place for place, token in enumerate(prompt.tokens) if token < 0)
+
+
+def test_cells_in_a_list():
+    one, two = cell_numbers(b"one", 3), cell_numbers(b"two", 2)
+    assert not {*one} & {*two}
+    assert max(*one, *two) < -(2**31)
+    tokens = [7, *one, *two, 8, 9, *two]
+    assert list(cell_rows(tokens)) == [range(1, 4), range(4, 6), range(8, 10)]
+    assert [end_of_part(tokens, place) for place in range(10)] == [
+        0,
+        1,
+        4,
+        4,
+        4,
+        6,
+        6,
+        7,
+        8,
+        10,
+    ]
+    assert without_cells(tokens) == [7, 8, 9]
+
+
+def test_the_script_for_the_cost_of_a_projector(pair, capsys, monkeypatch):
+    target, mmproj = pair
+    options = ["--tokens", "4", "--rounds", "1"]
+    monkeypatch.setattr("sys.argv", ["measure_vision.py", str(target), str(mmproj), *options])
+    measure_vision.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": speed with ÷ without **")[0] for line in lines] == [
+        "plain",
+        "automatic",
+    ]

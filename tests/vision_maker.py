@@ -1,0 +1,137 @@
+"""Writes small models that see, with random weights: a language model, and its projector.
+
+Keys and tensors of projectors as libmtmd's loader asks for them (tools/mtmd/clip.cpp).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from hybrid_maker import Weights
+
+from gguf_maker import write_random_model, write_spm_tokenizer
+from localspec.pictures.picture import Picture
+from model_writer import ModelWriter
+
+# A projector's kind → the language model it belongs to, and tokens that stand around pictures.
+KINDS = {
+    "gemma3": ("gemma3", ("<start_of_image>", "<end_of_image>")),
+    "qwen2vl_merger": ("qwen2vl", ("<|vision_start|>", "<|vision_end|>")),
+    "idefics3": (
+        "llama",
+        (
+            "\n\n",
+            "\n",
+            "<fake_token_around_image>",
+            "<global-img>",
+            *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
+        ),
+    ),
+}
+WIDTH, HIDDEN, HEADS, LAYERS = 64, 128, 2, 1  # of the projector
+PATCH = 8
+SIDE = {"gemma3": 64, "qwen2vl_merger": 64, "idefics3": 32}  # of what is looked at at once
+_MERGED = 2  # patches in a row that become one cell
+
+
+def write_vision_pair(
+    folder: Path, kind: str, *, seed: int = 0, **shape: object
+) -> tuple[Path, Path]:
+    """A language model of 64 numbers and a projector of that kind, in a folder.
+
+    shape: as for `write_random_model`.
+    """
+    architecture, _ = KINDS[kind]
+    tokenizer = write_vision_tokenizer(folder, kind)
+    extra: dict[str, object] = {}
+    if architecture == "qwen2vl":
+        extra["qwen2vl.rope.dimension_sections"] = [4, 6, 6, 0]
+    extra |= shape.pop("extra", {})  # type: ignore[operator]
+    model = write_random_model(
+        folder / f"{kind}-{seed}.gguf",
+        tokenizer,
+        architecture=architecture,
+        seed=seed,
+        extra=extra,
+        **shape,  # type: ignore[arg-type]
+    )
+    return model, write_projector(folder / f"mmproj-{kind}-{seed}.gguf", kind, seed=seed)
+
+
+def write_vision_tokenizer(folder: Path, kind: str) -> Path:
+    """A file with nothing but a tokenizer that has the tokens around pictures."""
+    path, _ = write_spm_tokenizer(
+        folder / f"{kind}.tokenizer.gguf", (), control=(), user_defined=KINDS[kind][1]
+    )
+    return path
+
+
+def write_projector(path: Path, kind: str, *, width: int = 64, seed: int = 0) -> Path:
+    """A projector for a model of that width."""
+    writer, weights = ModelWriter(path, "clip"), None
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_string("clip.projector_type", kind)
+    writer.add_bool("clip.use_gelu", True)
+    for key, number in {
+        "embedding_length": WIDTH,
+        "feed_forward_length": HIDDEN,
+        "block_count": LAYERS,
+        "attention.head_count": HEADS,
+        "projection_dim": width,
+        "image_size": SIDE[kind],
+        "patch_size": PATCH,
+        "projector.scale_factor": _MERGED,
+        "preproc_image_size": 2 * SIDE[kind],
+    }.items():
+        writer.add_uint32(f"clip.vision.{key}", number)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    for key in ("image_mean", "image_std"):
+        writer.add_array(f"clip.vision.{key}", [0.5, 0.5, 0.5])
+    weights = Weights(writer, seed)
+    weights.matrix("v.patch_embd.weight", WIDTH, 3, PATCH, PATCH)
+    if kind == "qwen2vl_merger":
+        weights.matrix("v.patch_embd.weight.1", WIDTH, 3, PATCH, PATCH)
+    else:
+        weights.constant("v.patch_embd.bias", WIDTH, value=0.1)
+        weights.matrix("v.position_embd.weight", (SIDE[kind] // PATCH) ** 2, WIDTH)
+    for layer in range(LAYERS):
+        _add_layer(weights, f"v.blk.{layer}")
+    for name in ("weight", "bias"):
+        weights.constant(f"v.post_ln.{name}", WIDTH, value=float(name == "weight"))
+    _add_merger(weights, kind, width)
+    writer.finish()
+    return path
+
+
+def _add_layer(weights: Weights, block: str) -> None:
+    for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+        weights.matrix(f"{block}.{name}.weight", WIDTH, WIDTH)
+        weights.constant(f"{block}.{name}.bias", WIDTH, value=0.01)
+    for name in ("ln1", "ln2"):
+        weights.constant(f"{block}.{name}.weight", WIDTH)
+        weights.constant(f"{block}.{name}.bias", WIDTH, value=0.01)
+    for name, rows, columns in (("ffn_up", HIDDEN, WIDTH), ("ffn_down", WIDTH, HIDDEN)):
+        weights.matrix(f"{block}.{name}.weight", rows, columns)
+        weights.constant(f"{block}.{name}.bias", rows, value=0.01)
+
+
+def _add_merger(weights: Weights, kind: str, width: int) -> None:
+    """What makes the model's rows of patches."""
+    merged = WIDTH * _MERGED**2
+    if kind == "gemma3":
+        weights.constant("mm.soft_emb_norm.weight", WIDTH)
+        weights.matrix("mm.input_projection.weight", WIDTH, width)
+    elif kind == "idefics3":
+        weights.matrix("mm.model.fc.weight", width, merged)
+    else:
+        weights.matrix("mm.0.weight", merged, merged)
+        weights.constant("mm.0.bias", merged, value=0.01)
+        weights.matrix("mm.2.weight", width, merged)
+        weights.constant("mm.2.bias", width, value=0.01)
+
+
+def random_picture(seed: int, width: int = 64, height: int = 64) -> Picture:
+    """One of random pixels."""
+    random = np.random.default_rng(seed)
+    return Picture(width, height, random.bytes(3 * width * height))
