@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from mtmd_by_hand import MARKER, logits_by_hand
 from picture_prompts import asked, prompt_of
-from vision_maker import KINDS, random_picture, write_vision_pair
+from vision_maker import KINDS, random_picture, write_projector, write_vision_pair
 
 import inside
 import localspec
 from engines import Owner
+from localspec.errors import Interrupted
 from localspec.pictures.cells import cell_numbers, cell_rows, end_of_part, without_cells
 from localspec.streaming.prompt import Prompt
 
@@ -194,3 +195,119 @@ def test_the_script_for_the_cost_of_a_projector(pair, capsys, monkeypatch):
         "plain",
         "automatic",
     ]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2vl_merger"])
+def test_an_isolated_engine_reads_pictures(tmp_path, kind):
+    target, mmproj = write_vision_pair(tmp_path, kind)
+    files = {"target": target, "mmproj": mmproj, "draft_tokens": 0, "num_threads": 1}
+    picture = random_picture(1, 50, 70)
+    with localspec.load(**files) as engine:
+        prompt = prompt_of(engine, "see ", picture, "what is it")
+        expected = asked(engine, prompt)[0].token_ids
+    with localspec.IsolatedEngine(**files) as engine:
+        assert prompt_of(engine, "see ", picture, "what is it").tokens == prompt.tokens
+        owner = Owner()
+        reply, _ = asked(engine, prompt, owner)
+        assert reply.token_ids == expected
+        tokens = [*prompt.tokens, *reply.token_ids, *engine.tokenize("more")]
+        _, num_decoded = asked(engine, Prompt(tokens, pictures=prompt.pictures), owner)
+        assert num_decoded <= 1 + len(engine.tokenize("more"))
+
+
+def test_a_window_that_slides_over_pictures(tmp_path):
+    """Whatever was cut, the text is that of an engine which has decoded nothing else."""
+    target, mmproj = write_vision_pair(
+        tmp_path, "gemma3", num_layers=6, extra={"gemma3.attention.sliding_window": 24}
+    )
+    with localspec.load(target=target, mmproj=mmproj, draft_tokens=0, num_threads=1) as engine:
+        long = prompt_of(engine, "see ", random_picture(1), "what is it " * 12)
+        other = prompt_of(engine, "see ", random_picture(1), "and now " * 12)
+        alone = []
+        for prompt in (long, other):
+            with engine.exclusively():
+                pass
+            alone.append(asked(engine, prompt)[0].token_ids)
+        owners = Owner(), Owner()
+        for _ in range(2):
+            for prompt, owner, expected in zip((long, other), owners, alone, strict=True):
+                assert asked(engine, prompt, owner)[0].token_ids == expected
+        assert asked(engine, long)[0].token_ids == alone[0]
+        assert asked(engine, other)[0].token_ids == alone[1]
+
+
+def test_reading_a_picture_can_be_cancelled(engine):
+    prompt = prompt_of(engine, "see ", random_picture(7), "what is it")
+    target = inside.target(engine)
+    with engine.exclusively():
+        target.vision.show(prompt.pictures)
+        row = next(cell_rows(prompt.tokens))
+        part = target.vision.part(prompt.tokens[row.start : row.stop])
+        with pytest.raises(Interrupted):
+            target.vision.rows(part, lambda: True)
+        target.decode(prompt.tokens[: row.start], 0)
+        target.on_batch = lambda _done: target.interrupt()
+        with pytest.raises(Interrupted):
+            target.decode(prompt.tokens[row.start :], 1)
+        target.on_batch = None
+        target.begin()
+        assert target.num_cached in (row.start, row.stop)
+        again = target.decode(prompt.tokens[target.num_cached :], 1)[0].copy()
+        target.truncate(0)
+        np.testing.assert_array_equal(target.decode(prompt.tokens, 1)[0], again)
+
+
+def test_a_decode_that_fails_within_a_picture_leaves_nothing_of_it(engine, monkeypatch):
+    prompt = prompt_of(engine, "see ", random_picture(8), "what is it")
+    target = inside.target(engine)
+    row = next(cell_rows(prompt.tokens))
+    with engine.exclusively():
+        target.vision.show(prompt.pictures)
+        expected = target.decode(prompt.tokens, 1)[0].copy()
+        target.truncate(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(target.vision, "rows", broken_rows)
+            with pytest.raises(RuntimeError, match="broken"):
+                target.decode(prompt.tokens, 1)
+        assert target.num_cached == row.start
+        found = target.decode(prompt.tokens[row.start :], 1)[0]
+        np.testing.assert_array_equal(found, expected)
+
+
+def broken_rows(*_arguments):
+    raise RuntimeError("broken")
+
+
+def test_a_picture_of_a_model_without_a_projector_is_refused(pair, engine):
+    prompt = prompt_of(engine, "see ", random_picture(1), "what is it")
+    with localspec.load(target=pair[0], draft_tokens=0) as blind:
+        assert blind.vision is None
+        with pytest.raises(localspec.OptionError, match="loaded without a projector"):
+            asked(blind, prompt)
+
+
+def test_the_memory_of_an_engine_has_its_projectors(engine):
+    memory = engine.memory().models
+    assert memory.roles == ("target", "mmproj")
+    assert memory.models[1].weights_bytes > 100_000
+
+
+def test_another_files_projector_is_refused(pair, tmp_path):
+    target, _ = pair
+    with pytest.raises(localspec.ModelFileError, match="no projector"):
+        localspec.load(target=target, mmproj=target)
+    wide = write_projector(tmp_path / "mmproj.gguf", "idefics3", width=96)
+    with pytest.raises(localspec.PairError, match="width"):
+        localspec.load(target=target, mmproj=wide)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 60), (60, 1), (7, 400), (3000, 60)])
+def test_pictures_of_odd_sizes_are_read(engine, size):
+    prompt = prompt_of(engine, "see ", random_picture(1, *size), "what is it")
+    assert asked(engine, prompt, max_tokens=2)[0].token_ids
+
+
+def test_a_picture_that_is_all_length_is_refused(engine):
+    with pytest.raises(localspec.OptionError, match="200 times"):
+        engine.vision.cells(random_picture(1, 1, 201))

@@ -14,6 +14,7 @@ from localspec.preflight.room import Planned
 if TYPE_CHECKING:
     from localspec.engine.models import Models
     from localspec.engine.sources import Source
+    from localspec.gguf_file.header import Header
 
     # Opens what is to be opened; the stack gets what closes it.
     OpenModels = Callable[[list[Source], contextlib.ExitStack], Models]
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 def open_fitting(
     sources: Sequence[Source],
+    projector: Header | None,
     open_models: OpenModels,
     undo: contextlib.ExitStack,
     *,
@@ -30,8 +32,8 @@ def open_fitting(
 ) -> Models:
     """The models, opened as `plan.plan_layers` finds that they fit; undo gets what closes them.
 
-    sources: the target first. Nothing is chosen for what an application has loaded itself.
-    force: open even what seems not to fit.
+    sources: the target first. projector: of the target, if it has one. Nothing is chosen for
+    what an application has loaded itself. force: open even what seems not to fit.
 
     Where memory runs out, fewer layers are tried, as a warning tells. Raises MemoryLimitError
     where nothing was left to choose, or nothing helps; ModelFileError; OptionError.
@@ -43,6 +45,9 @@ def open_fitting(
     ]
     if not files:
         return open_models(list(sources), undo)
+    all_known = len(files) == len(sources)
+    if projector is not None:
+        files.append(Planned(projector, role="mmproj"))
     plan = plan_here(files)
     if not force:
         check_room(plan)
@@ -68,5 +73,4 @@ def open_fitting(
                 )
             else:
                 undo.push(undo_try.pop_all())
-                all_known = len(files) == len(sources)
                 return models._replace(memory=plan.memory if all_known else None)

@@ -118,7 +118,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     open_all = functools.partial(_open_all, progress_shares(files, progress), projector)
     files, reserved = side_by_side(files, parallel, kept_bytes)
     with contextlib.ExitStack() as undo:
-        models = open_fitting(files, open_all, undo, force=force)
+        models = open_fitting(files, projector, open_all, undo, force=force)
         room = CacheRoom(kept_bytes - reserved, CacheDisk.of(cache_disk))
         engine = _engine(models, drafting, chosen, room, memory=memory)
         undo.pop_all()
