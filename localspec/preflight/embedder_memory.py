@@ -11,7 +11,7 @@ from localspec.llama.options import LlamaOptions, embedding_batch_size
 from localspec.preflight.memory import cache_bytes, vocabulary_bytes
 from localspec.presets.model_header import find_model, read_model_header
 
-_FLOAT, _HALF = 4, 2  # bytes
+_FLOAT, _SMALL_BYTES = 4, 2 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +43,15 @@ def embedder_facts(model: str | os.PathLike[str]) -> EmbedderFacts:
 
 
 def embedder_bytes(header: Header, context_length: int) -> int:
-    """Memory that it takes for texts of up to so many tokens."""
+    """Memory that it takes for texts of up to so many tokens, at most a fifth too much."""
     shape, batch = ModelShape(header), embedding_batch_size(header, context_length)
     streams = 4 * shape.width
     queries = 2 * shape.num_heads * shape.key_width
-    rows = max(3 * shape.hidden + streams, queries + streams)
-    caches = 0
+    logits = caches = 0
     if "bert" not in header.architecture:  # whose rows have no logits, and no cache
-        rows += 2 * len(header.tokens)  # libllama computes them, and hands them out
+        logits = len(header.tokens)
         caches = cache_bytes(header, LlamaOptions(context_length=context_length))
-    compute = batch * (rows * _FLOAT + context_length * _HALF)
-    return header.weights_bytes + caches + compute + vocabulary_bytes(header)
+    # The logits, which libllama computes, and hands out once more; and the attention's mask.
+    rows = max(3 * shape.hidden + streams, queries + streams, logits) + logits
+    compute = batch * (rows + context_length) * _FLOAT
+    return header.weights_bytes + caches + compute + vocabulary_bytes(header) + _SMALL_BYTES
