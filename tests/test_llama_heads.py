@@ -106,7 +106,10 @@ def assert_reads_rightly(engine, made, loop=None) -> None:
     expected = np.array(made.rows(tuple(tokens), tuple(drafted), proposer.begins_at))
     assert expected[np.isfinite(expected)].std() > 0.1
     if made.is_trimmed:
-        assert set(np.flatnonzero(np.isfinite(rows[0]))) <= set(IDS)
+        known = set(np.flatnonzero(np.isfinite(rows[-1])))
+        # Tokens of the text join in where libllama does not compute the output layer.
+        assert known >= set(drafted) - set(IDS) if made.is_inside else known <= set(IDS)
+        assert len(known) < len(rows[-1])
         expected[~np.isfinite(np.array(rows))] = -np.inf
     np.testing.assert_allclose(rows, expected, atol=2e-3)
     proposer.truncate(len(loop.tokens))

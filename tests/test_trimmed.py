@@ -24,6 +24,7 @@ from localspec.engine.trimming import trim
 from localspec.errors import ModelFileError, OptionError, PairError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.header import BEHIND, read_header
+from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.trimmed import (
     checked_head_output,
     head_output_path,
@@ -34,6 +35,7 @@ from localspec.gguf_file.trimming import why_not_trimmed
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.llama.trimmed import TrimmedModel
+from localspec.llama.trimmed_output import TrimmedOutput
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import FixedDraftPolicy
 from test_loop_distribution import PENALISED, UNFILTERED, Case, assert_targets_distribution
@@ -204,10 +206,37 @@ def test_a_heads_logits_are_those_of_the_whole(architecture, is_apart, tmp_path,
                 text_of(engine, sampling=SAMPLED, rule="block")
     (plain, whole), (text, some) = found
     assert text == plain
-    np.testing.assert_allclose(np.array(some)[:, IDS], np.array(whole)[:, IDS], atol=2e-3)
-    assert np.isneginf(np.delete(some, IDS, axis=1)).all()
+    known = sorted({*IDS, *plain, *TEXT, 17, 33})  # and the tokens of the text
+    assert len(known) > len(IDS)
+    found = np.isfinite(some)
+    assert found[:, IDS].all()
+    assert found[:, [*TEXT]].all()
+    assert not np.delete(found, known, axis=1).any()
+    np.testing.assert_allclose(np.array(some)[found], np.array(whole)[found], atol=2e-3)
     with localspec.load(**keywords | {"proposer": "none"}) as engine:
         assert text_of(engine, sampling=SAMPLED, seed=5, rule="coupled") == seeded
+
+
+def test_the_latest_tokens_of_texts_join_in(tmp_path, demo_target, monkeypatch):
+    """No more of them than there is room for."""
+    monkeypatch.setattr("localspec.llama.trimmed_output._MOST_OF_TEXTS", 3)
+    whole = write_head_model(tmp_path / "target.gguf", demo_target, "qwen35")
+    trimmed = read_header(trimmed_file(whole, range(100), head_output_path(whole)))
+    header = check_model_file(whole)
+    output = TrimmedOutput.open(trimmed, header, OPTIONS, len(header.tokens))
+    rows = np.ones((2, ModelShape(header).width), dtype=np.float32)
+    before = output.logits(rows, 1)[:, :100].copy()
+    for tokens, known in (
+        ([5, 200, 7], {200}),
+        ([200, 300, 301], {200, 300, 301}),
+        ([302], {300, 301, 302}),
+        ([400, 401, 402, 403], {401, 402, 403}),
+    ):
+        output.add(tokens)
+        found = output.logits(rows, 1)
+        assert set(np.flatnonzero(np.isfinite(found[1]))) == {*range(100), *known}
+        np.testing.assert_array_equal(found[:, :100], before)
+    output.close()
 
 
 def test_an_eagle_heads_file_is_cut(tmp_path, demo_target):

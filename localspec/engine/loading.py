@@ -279,7 +279,8 @@ def _open_head(
         head = MedusaHeads(header, target)
     else:
         trimmed = checked_head_output(header) if source.has_trimmed_output else None
-        head = open_head(target, own_path, options, facts, progress, trimmed)
+        both = None if trimmed is None else (trimmed, header)
+        head = open_head(target, own_path, options, facts, progress, both)
     head.content = target.content if own_path is None else content.digest()
     return head
 

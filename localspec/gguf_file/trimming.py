@@ -219,6 +219,17 @@ def _outputs(header: Header) -> set[str]:
     }
 
 
+def whole_output(header: Header) -> tuple[Bytes, int]:
+    """The rows of the output layer of an MTP head, still quantised, and ggml's number of their
+    type: (tokens, bytes of a row). header: of a file that has a trimmed output layer.
+    """
+    facts = head_facts(header)
+    output = None if facts is None else _head_output(header, facts)
+    assert output is not None
+    data = np.memmap(header.path, dtype=np.uint8, mode="r")
+    return _rows(data, output, output.shape[-1]), output.kind
+
+
 def _head_output(header: Header, facts: HeadFacts) -> Tensor | None:
     """What computes the logits of an MTP head."""
     names = header.by_name()

@@ -120,6 +120,8 @@ class LlamaHead(LlamaContext):
             return rows if self._computing is None else rows.copy()
 
     def _decoded(self, tokens: Sequence[int], num_logits: int) -> Logits:
+        if self._output is not None:
+            self._output.add(tokens)
         before = self.num_cached - len(self._drafted)
         try:
             if self.begins_at + self.num_cached < self.readable.stop:

@@ -29,13 +29,13 @@ def open_head(
     options: LlamaOptions,
     facts: HeadFacts,
     progress: Callable[[float], None] = lambda _fraction: None,
-    trimmed: Header | None = None,
+    trimmed: tuple[Header, Header] | None = None,
 ) -> LlamaHead:
     """Open the head at `path`, or the one in the file of a target opened `with_head`.
 
-    facts: of the head, checked by `gguf_file.head`; not of Medusa. trimmed: the header of its
-    trimmed output layer, if there is one. Raises what `LlamaModel.open` does, and EngineError
-    if libllama lacks a function for such a head.
+    facts: of the head, checked by `gguf_file.head`; not of Medusa. trimmed: the headers of its
+    trimmed output layer, if there is one, and of its own file. Raises what `LlamaModel.open`
+    does, and EngineError if libllama lacks a function for such a head.
     """
     require_nextn_functions(reads_layers=bool(facts.layers_read))
     if path is not None:
@@ -47,7 +47,7 @@ def open_head(
         head = _head(handle, target, options, facts)
     if trimmed is not None:
         with head.handle.closed_on_failure():
-            head.trim(TrimmedOutput.open(trimmed, options, target.vocab_size))
+            head.trim(TrimmedOutput.open(*trimmed, options, target.vocab_size))
     return head
 
 
