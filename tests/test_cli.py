@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gguf_maker import write_random_model
+from localspec import Picture
 from localspec.cli import main
 
 TERSE = ["--temperature", "0", "--max-tokens", "12"]
@@ -133,10 +134,11 @@ def test_without_a_prompt_the_last_text_is_the_prompt(tmp_path):
 
 
 def test_generate_refuses_an_image_by_its_kind(tmp_path):
-    (tmp_path / "x.txt").write_bytes(b"\x89PNG\r\n\x1a\n\0")
+    (tmp_path / "x.txt").write_bytes(Picture(1, 1, bytes(3)).png())
     result = run("generate", "-f", tmp_path / "x.txt", "Why?")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "x.txt is an image (PNG); this model reads text" in result.stderr
+    assert "x.txt is an image; this model reads text" in result.stderr
+    assert "--mmproj" in result.stderr
 
 
 def test_generate_says_what_it_cost_if_asked():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from gguf import GGUFWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 import localspec
 from examples import num_examples
 from localspec import LocalModel, ModelFileError, PairError, Preset
+from localspec.cli import main
 from localspec.errors import LocalspecError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.projector_check import (
@@ -203,10 +206,18 @@ def test_explain_counts_it(tmp_path, demo_target, width):
     assert found.memory.roles == ("target", "mmproj")
     assert found.memory.needed_bytes > without.memory.needed_bytes
     assert found.is_pair
+    told = CliRunner().invoke(
+        main, ["explain", "--target", str(demo_target), "--mmproj", str(path)]
+    )
+    assert told.exit_code == 0, told.output
+    assert "mmproj.gguf, gemma3" in told.output
 
 
 def test_explain_says_that_it_does_not_fit(tmp_path, demo_target, width):
     path = write_projector(tmp_path / "mmproj.gguf", width + 1)
-    found = localspec.explain(target=demo_target, mmproj=path)
-    assert f"models of width {width + 1}" in found.projector.misfit
-    assert not found.is_pair
+    arguments = ["explain", "--target", str(demo_target), "--mmproj", str(path)]
+    told = CliRunner().invoke(main, arguments)
+    assert told.exit_code == 1
+    assert f"models of width {width + 1}" in told.output
+    as_json = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)
+    assert as_json["projector"]["misfit"]

@@ -281,7 +281,7 @@ def broken_rows(*_arguments):
 
 def test_a_picture_of_a_model_without_a_projector_is_refused(pair, engine):
     prompt = prompt_of(engine, "see ", random_picture(1), "what is it")
-    with localspec.load(target=pair[0], draft_tokens=0) as blind:
+    with localspec.load(target=pair[0], mmproj="none", draft_tokens=0) as blind:
         assert blind.vision is None
         with pytest.raises(localspec.OptionError, match="loaded without a projector"):
             asked(blind, prompt)

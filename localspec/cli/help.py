@@ -16,7 +16,9 @@ from localspec.presets.source import parse_source
 
 # Options by topic. An option that is not listed here belongs to one command, and comes first.
 HEADINGS = {
-    "Model": ("model", "preset", "target", "draft", "head", "context_length", "force"),
+    "Model": (
+        *("model", "preset", "target", "draft", "head", "mmproj", "context_length", "force"),
+    ),
     "Drafting": (
         *("proposer", "draft_tokens", "no_draft", "trimmed", "rule", "memory", "remember"),
     ),

@@ -32,7 +32,7 @@ TRIMMED_OPTION = click.option(
 
 
 def target_draft_head(*, needs_target: bool = False) -> Decorator:
-    """Decorate a command with --target, --draft and --head."""
+    """Decorate a command with --target, --draft, --head and --mmproj."""
     options = (
         _model_option(
             "target",
@@ -44,6 +44,11 @@ def target_draft_head(*, needs_target: bool = False) -> Decorator:
             "head",
             "A trained head (MTP, EAGLE-3, DFlash, Medusa) for the target, in a file of its "
             "own. [default: the one in the target's file, if there is one]",
+        ),
+        _model_option(
+            "mmproj",
+            "The projector with which the target sees images, named like the target. [default: "
+            "the preset's, or a file mmproj*.gguf beside the target's]",
         ),
     )
     return functools.partial(with_all, options)

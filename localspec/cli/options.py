@@ -138,7 +138,8 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _LOADING = (
-    *("draft", "head", "draft_tokens", "proposer", "context_length", "rpc", "trimmed", "force"),
+    *("draft", "head", "mmproj", "draft_tokens", "proposer", "context_length", "rpc"),
+    *("trimmed", "force"),
 )
 _OPTIONS = [
     click.option(

@@ -37,7 +37,7 @@ PROPOSER_NAMES = {
 # Keywords that errors name, for which commands have an option.
 _KEYWORDS = (
     *("context_length", "draft_tokens", "flash_attention", "head", "local_dir", "main_gpu"),
-    *("num_gpu_layers", "proposer", "rpc", "target", "template", "tensor_split"),
+    *("mmproj", "num_gpu_layers", "proposer", "rpc", "target", "template", "tensor_split"),
 )
 _WHOLE_FLAGS = {
     "draft_tokens=0": "--no-draft",

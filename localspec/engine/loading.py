@@ -94,16 +94,16 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     names as `hf:owner/repo/file.gguf` and `owner/repo:QUANT` that were downloaded, or
     `llama_cpp.Llama` objects, which `Engine.close` gives back. With neither it is the demo
     pair. head: a trained head, named likewise; else that in the target's file, if any. mmproj:
-    with which the target sees (`Engine.vision`). draft_tokens: proposed per step; None: as many
-    as pay. proposer: "draft", "head", "lookup", "auto" or "none". context_length: tokens (the
-    preset's, or the model's own up to 8192). num_gpu_layers: what fits. rpc: "host:port" of
-    llama.cpp's RPC servers with layers of the target; one that fails ends the process; a head
-    in the target's file is then used only if proposer="head". exact: the same text to the bit
-    with any draft; None: where that costs at most 3 % (docs/lossless.md). target_options,
-    draft_options: other settings of each. kept_bytes, cache_disk: for caches of conversations
-    that wait. parallel: answers at once. memory: earlier texts draft what repeats; a name keeps
-    them on disk. trimmed: use trimmed files that pay more. progress: called with the loaded
-    share; raise to cancel. force: load what seems too large.
+    with which the target sees (else mmproj*.gguf beside it; "none": none). draft_tokens:
+    proposed per step; None: as many as pay. proposer: "draft", "head", "lookup", "auto" or
+    "none". context_length: tokens (the preset's, or the model's own up to 8192).
+    num_gpu_layers: what fits. rpc: "host:port" of llama.cpp's RPC servers with layers of the
+    target; one that fails ends the process; a head in the target's file is then used only if
+    proposer="head". exact: the same text to the bit with any draft; None: where that costs at
+    most 3 %. target_options, draft_options: other settings of each. kept_bytes, cache_disk: for
+    caches of conversations that wait. parallel: answers at once. memory: earlier texts draft
+    what repeats; a name keeps them on disk. trimmed: use trimmed files that pay more. progress:
+    called with the loaded share; raise to cancel. force: load what seems too large.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
     """

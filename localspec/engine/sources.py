@@ -16,6 +16,7 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.own_tokens import check_own_tokens
+from localspec.gguf_file.projector_check import NO_PROJECTOR
 from localspec.llama.options import LlamaOptions
 from localspec.preflight.trimmed_choice import trimmed_choices
 from localspec.presets.located import locate, locate_source
@@ -85,7 +86,8 @@ def named_sources(
     chosen, target = chosen_pair(model, named)
     named = {**named, "target": target}
     if chosen is not None:
-        named = dict(locate(chosen))
+        given = {role: one for role, one in named.items() if one is not None}
+        named = {**locate(chosen), **given}
     draft = named.get("draft")
     is_file = isinstance(draft, str | os.PathLike)  # which is opened twice if need be
     if draft is not None and draft is named["target"] and not is_file:
@@ -112,6 +114,8 @@ def servers_used(
 
 def _located(source: ModelSource, role: Role) -> ModelSource:
     """The path of a file that is here, or the model that an application has loaded."""
+    if role == "mmproj" and source == NO_PROJECTOR:
+        return NO_PROJECTOR
     if isinstance(source, str):
         return locate_source(source, role)
     if isinstance(source, os.PathLike) and isinstance(os.fspath(source), str):

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localspec.errors import OptionError
+from localspec.errors import LocalspecError, OptionError
 from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.projector import cells_at_once, require_free_of_place
-from localspec.gguf_file.projector_check import checked_projector, require_projector_of
+from localspec.gguf_file.projector_check import (
+    NO_PROJECTOR,
+    checked_projector,
+    projector_beside,
+    require_projector_of,
+)
 
 if TYPE_CHECKING:
     from localspec.engine.sources import ModelSource, Source
@@ -20,20 +26,24 @@ if TYPE_CHECKING:
     from localspec.llama.projector import Projector
     from localspec.presets.preset import Role
 
+logger = logging.getLogger(__name__)
+
 
 def seeing(
     found: dict[Role, ModelSource], sources: list[Source]
 ) -> tuple[list[Source], Header | None]:
     """The sources as the projector needs them, and its header, if there is one.
 
-    Raises ModelFileError for another file, PairError for another model's projector, OptionError
-    where the target is a `Llama`.
+    Where none is named, it is the one in the target's folder, if that can be used. Raises
+    ModelFileError for another file, PairError for another model's projector, OptionError where
+    the target is a `Llama`.
     """
-    mmproj = found.get("mmproj")
-    if mmproj is None:
+    target, *others = sources
+    mmproj = found.get("mmproj") or _beside(target.header)
+    if mmproj is None or mmproj == NO_PROJECTOR:
         return sources, None
     assert isinstance(mmproj, str | os.PathLike)
-    header, (target, *others) = checked_projector(Path(mmproj)), sources
+    header = checked_projector(Path(mmproj))
     require_free_of_place(header)
     if target.header is None:
         raise OptionError(
@@ -43,6 +53,23 @@ def seeing(
     require_projector_of(target.header, header)
     options = replace(target.options, num_picture_cells=cells_at_once(header))
     return [target._replace(options=options), *others], header
+
+
+def _beside(target: Header | None) -> Path | None:
+    """The projector in the target's folder, if it is there and can be used."""
+    path = None if target is None else projector_beside(target)
+    if path is None:
+        return None
+    from localspec.llama.library import mtmd  # loads libllama
+
+    try:
+        mtmd()
+        require_free_of_place(checked_projector(path))
+    except LocalspecError as error:
+        logger.warning("%s is not used: %s. %s", path.name, error, error.hint)
+        return None
+    logger.info("%s lets the model see", path)
+    return path
 
 
 def open_projector(

@@ -38,6 +38,7 @@ _BOUNDS = {
     "spatial_merge_size": (1, 64),
     "preproc_image_size": (1, 2**16),
 }
+NO_PROJECTOR = "none"  # given as mmproj: not the one beside the target either
 _SIGN = re.compile(r"mmproj", re.IGNORECASE)
 _WORDS = re.compile(r"mmproj|[0-9]*bf16|f16|f32|q\d\w*|model|gguf", re.IGNORECASE)
 _BEST = ("f16", "bf16", "q8_0", "f32")  # types by name, the one to take first

@@ -137,7 +137,7 @@ def props(service: Service, query: Mapping[str, str]) -> dict[str, Any]:
         "model_alias": model.name,
         "model_ftype": model.quantization,
         "model_path": model.file_name,
-        "modalities": {"vision": False, "video": False, "audio": False},
+        "modalities": {"vision": model.sees, "video": False, "audio": False},
         "endpoint_slots": True,
         "endpoint_props": False,
         "endpoint_metrics": True,

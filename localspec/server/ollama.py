@@ -114,7 +114,7 @@ def _capabilities(model: ServedModel) -> list[str]:
     template = model.chat_template
     thinks = any(all(sign in template for sign in family.signs) for family in FAMILIES)
     # Editors do not list a model without "tools"; one that has none answers in text.
-    more = {"thinking": thinks, "insert": model.fim is not None}
+    more = {"thinking": thinks, "insert": model.fim is not None, "vision": model.sees}
     return ["completion", "tools", *(name for name, has in more.items() if has)]
 
 

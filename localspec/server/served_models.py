@@ -16,6 +16,7 @@ from localspec.errors import LocalspecError, MemoryLimitError, RpcError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.fim import fim_tokens
 from localspec.gguf_file.header import Header
+from localspec.gguf_file.projector_check import projector_beside
 from localspec.gguf_file.shape import ModelShape
 from localspec.hub.hub_file import HubModel
 from localspec.isolated.isolated_engine import IsolatedEngine
@@ -38,14 +39,14 @@ class ServedModel:
     rpc: RPC servers that hold layers of it, in place of the preset's. exact, trimmed: as for
     `load`. name: the preset's; a file's without its ending; or a hub model's own. file_name:
     without its folders. sampling: of answers that say nothing of it. end_texts: of the tokens
-    that begin and end a text; "" where there is none. fim: those with which it fills in.
-    created: Unix time of the target's file. num_trained: tokens of context that the target was
-    trained for. chat_template: its source, or "". pinned: sha256 of the target's files, if a
-    preset states them. kept_bytes: memory for caches of texts that wait. parallel: as for
-    `load`, if memory allows. cache_disk: what may be kept on disk of texts, and of whom.
-    remembers: as `load` takes `memory`; remembered: files and folders whose text drafts.
-    keep_s: how long it stays loaded without a question; None is the server's default. memory,
-    load_s: what it takes since it was loaded, and how long loading took.
+    that begin and end a text; "" where there is none. fim: those with which it fills in. sees:
+    whether it is shown images. created: Unix time of the target's file. num_trained: tokens of
+    context that the target was trained for. chat_template: its source, or "". pinned: sha256 of
+    the target's files, if a preset states them. kept_bytes: memory for caches of texts that
+    wait. parallel: as for `load`, if memory allows. cache_disk: what may be kept on disk of
+    texts, and of whom. remembers: as `load` takes `memory`; remembered: files and folders whose
+    text drafts. keep_s: how long it stays loaded without a question; None is the server's
+    default. memory, load_s: what it takes since it was loaded, and how long loading took.
 
     Raises PresetError if its files are not here, OptionError, and ModelFileError.
     """
@@ -71,6 +72,7 @@ class ServedModel:
         self.sampling = SamplingParams() if preset is None else preset.sampling
         self.end_texts = [_token_text(header, role) for role in ("bos", "eos")]
         self.fim = fim_tokens(header)
+        self.sees = "mmproj" in found or projector_beside(header) is not None
         self.architecture = header.architecture
         self.num_parameters = sum(math.prod(tensor.shape) for tensor in header.tensors)
         self.num_trained = ModelShape(header).context_length

@@ -28,7 +28,7 @@ def ratios(
     options = {"target": model, "draft_tokens": draft_tokens, "memory": False}
     with (
         localspec.load(**options, mmproj=mmproj) as seeing,
-        localspec.load(**options) as blind,
+        localspec.load(**options, mmproj="none") as blind,
     ):
         prompts = [engine.tokenize(_QUESTION) for engine in (seeing, blind)]
         for number in range(rounds + 1):

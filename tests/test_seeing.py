@@ -1,0 +1,173 @@
+"""Images from messages to answers: here, in a process of its own, and served."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+
+import pytest
+from click.testing import CliRunner
+from vision_maker import random_picture, write_vision_pair
+
+import localspec
+from localspec import OptionError, PairError, SessionError
+from localspec.chat.session import read_session, save_session
+from localspec.chat.template import BUILT_IN
+from localspec.cli import main
+from server_runner import running_server
+
+FOX = random_picture(1, 40, 40)
+OWL = random_picture(2, 64, 32)
+QUESTION = "what is it"
+KEYWORDS = {"temperature": 0, "max_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return write_vision_pair(tmp_path_factory.mktemp("pair"), "gemma3")
+
+
+@pytest.fixture(scope="module")
+def engine(pair):
+    target, mmproj = pair
+    with localspec.load(target=target, mmproj=mmproj) as opened:
+        yield opened
+
+
+def chat_of(engine):
+    return engine.chat(template="chatml")
+
+
+def parts(*pictures):
+    content = [{"type": "image", "image": each} for each in pictures]
+    return [{"role": "user", "content": [*content, {"type": "text", "text": QUESTION}]}]
+
+
+def test_a_second_question_reads_only_what_is_new(engine):
+    chat = chat_of(engine)
+    first = chat.send(QUESTION, images=[FOX], **KEYWORDS).reply()
+    again = chat.send("sure", **KEYWORDS).reply()
+    assert first.stats.cached_prompt_tokens == 0
+    assert again.stats.cached_prompt_tokens >= first.stats.prompt_tokens
+
+
+def test_another_picture_is_another_prompt(engine):
+    tokens = [chat_of(engine).prompt_tokens(QUESTION, [each]) for each in (FOX, OWL, FOX)]
+    assert tokens[0] == tokens[2] != tokens[1]
+    asked = [engine.generate(parts(each), template="chatml", logprobs=3, **KEYWORDS).reply()
+             for each in (FOX, OWL, FOX)]  # fmt: skip
+    first, other, again = ([each.logprobs[0].before, each.token_ids] for each in asked)
+    assert first[1] == again[1]
+    assert first[0] != other[0]
+
+
+def test_retry_edit_and_undo_keep_the_picture(engine):
+    chat = chat_of(engine)
+    said = chat.send(QUESTION, images=[FOX], **KEYWORDS).reply()
+    assert chat.retry(**KEYWORDS).reply().token_ids == said.token_ids
+    chat.edit("and now", images=[OWL], **KEYWORDS).reply()
+    assert [each.given for each in chat.messages[0]["pictures"]] == [OWL, FOX]
+    chat.prepare()
+    assert chat.undo() == "and now"
+    assert chat.send(QUESTION, images=[FOX], **KEYWORDS).reply().token_ids == said.token_ids
+
+
+def test_a_session_answers_as_if_it_had_never_been_closed(engine, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    chat, other = chat_of(engine), chat_of(engine)
+    chat.send(QUESTION, images=[FOX], **KEYWORDS).reply()
+    save_session("seen", chat)
+    read_session("seen").resume(other)
+    texts = [each.send("sure", **KEYWORDS).reply().token_ids for each in (chat, other)]
+    assert texts[0] == texts[1]
+    shutil.rmtree(next(tmp_path.rglob("seen.pictures")))
+    with pytest.raises(SessionError, match="missing"):
+        read_session("seen").resume(other)
+
+
+def test_the_projector_beside_the_model_is_used_and_none_is_none(pair):
+    target, _ = pair
+    beside = target.with_name("mmproj-F16.gguf")
+    shutil.copy(pair[1], beside)
+    try:
+        with localspec.load(target=target) as opened:
+            assert opened.vision is not None
+            assert opened.memory().models.roles[-1] == "mmproj"
+        with localspec.load(target=target, mmproj="none") as opened:
+            assert opened.vision is None
+            with pytest.raises(OptionError, match="no projector to see it"):
+                opened.generate(parts(FOX), template="chatml").reply()
+    finally:
+        beside.unlink()
+
+
+def test_another_model_s_projector_is_refused(pair, demo_target):
+    with pytest.raises(PairError, match="is made for models of width"):
+        localspec.load(target=demo_target, mmproj=pair[1])
+
+
+def test_generate_shows_an_image(pair, tmp_path):
+    target, mmproj = pair
+    (tmp_path / "fox.png").write_bytes(FOX.png())
+    command = ["generate", "--target", str(target), "--mmproj", str(mmproj), "--temperature",
+               "0", "--max-tokens", "4", "--chat-template", "chatml", "--json"]  # fmt: skip
+    blind = CliRunner().invoke(main, [*command, QUESTION])
+    seen = CliRunner().invoke(main, [*command, "-f", str(tmp_path / "fox.png"), QUESTION])
+    assert seen.exit_code == 0, seen.output
+    assert '"prompt_tokens"' in seen.stdout
+    assert blind.exit_code == 0
+
+
+@pytest.mark.process
+def test_a_process_of_its_own_says_the_same(pair, engine):
+    target, mmproj = pair
+    expected = engine.generate(parts(FOX, OWL), template="chatml", **KEYWORDS).reply()
+    with localspec.IsolatedEngine(target=target, mmproj=mmproj) as apart:
+        assert apart.vision is not None
+        said = apart.generate(parts(FOX, OWL), template="chatml", **KEYWORDS).reply()
+        assert said.token_ids == expected.token_ids
+
+
+@pytest.mark.process
+def test_all_protocols_take_images(tmp_path):
+    template = {"tokenizer.chat_template": BUILT_IN["chatml"]}
+    target, mmproj = write_vision_pair(tmp_path, "gemma3", extra=template)
+    mmproj.rename(tmp_path / "mmproj-F16.gguf")
+    data = base64.b64encode(FOX.png()).decode()
+    url = f"data:image/png;base64,{data}"
+    said = {"type": "text", "text": QUESTION}
+    forms = {
+        "/v1/chat/completions": {
+            "messages": [{"role": "user", "content": [
+                {"type": "image_url", "image_url": {"url": url}}, said]}],
+        },
+        "/v1/messages": {
+            "max_tokens": 4,
+            "messages": [{"role": "user", "content": [
+                {"type": "image", "source": {"type": "base64", "media_type": "image/png",
+                                             "data": data}}, said]}],
+        },
+        "/v1/responses": {
+            "input": [{"role": "user", "content": [
+                {"type": "input_image", "image_url": url},
+                {"type": "input_text", "text": QUESTION}]}],
+        },
+        "/api/chat": {
+            "stream": False,
+            "messages": [{"role": "user", "content": QUESTION, "images": [data]}],
+        },
+        "/api/generate": {"stream": False, "prompt": QUESTION, "images": [data]},
+    }  # fmt: skip
+    with running_server(presets=[str(target)]) as server:
+        counts = set()
+        for path, body in forms.items():
+            response = server.ask(path, **body)
+            assert response.status_code == 200, (path, response.text)
+            told = response.json()
+            usage = told.get("usage", told)
+            read = usage.get("cache_read_input_tokens", 0)
+            names = ("prompt_tokens", "input_tokens", "prompt_eval_count")
+            counts.add(next(usage[name] for name in names if name in usage) + read)
+        assert len(counts) == 1
+        assert server.client.get("/props").json()["modalities"]["vision"] is True
