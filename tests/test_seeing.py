@@ -170,4 +170,6 @@ def test_all_protocols_take_images(tmp_path):
             names = ("prompt_tokens", "input_tokens", "prompt_eval_count")
             counts.add(next(usage[name] for name in names if name in usage) + read)
         assert len(counts) == 1
+        shown = server.ask("/apply-template", **forms["/v1/chat/completions"]).json()
+        assert QUESTION in shown["prompt"]
         assert server.client.get("/props").json()["modalities"]["vision"] is True

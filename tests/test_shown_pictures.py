@@ -15,6 +15,7 @@ from localspec.chat.messages import checked_messages, merged_messages
 from localspec.chat.prompt import PromptMaker
 from localspec.chat.shown import PICTURE_NOTE, Shown, WebPicture
 from localspec.chat.template import BUILT_IN
+from localspec.pictures.vision import KnownCells
 from localspec.streaming.cancellation import never
 from localspec.tools.tool import ToolUse
 
@@ -146,6 +147,21 @@ def test_a_picture_in_any_form_stands_where_it_was(prompt_of, form, in_words, de
     assert cells == [token for one in (RED, BLUE) for token in Eyes().cells(one) if token < 0]
 
 
+def test_a_picture_s_cells_are_asked_for_once():
+    """Of many pictures, of the last ones."""
+    eyes = Eyes()
+    known = KnownCells(eyes)
+    assert known.cells(RED) == known.cells(RED) == Eyes().cells(RED)
+    assert eyes.seen == [RED]
+    many = [Picture(1, 1, bytes([number, 0, 0])) for number in range(256)]
+    for each in many:
+        known.cells(each)
+    assert known.cells(many[-1]) == Eyes().cells(many[-1])
+    assert len(eyes.seen) == 257
+    known.cells(RED)
+    assert len(eyes.seen) == 258
+
+
 def test_lines_are_joined_as_in_llama_cpp():
     """A new line between texts, none beside a picture."""
     parts = [text("a"), text("b"), openai(RED), text("c"), text(""), text("d"), openai(RED)]
@@ -244,6 +260,36 @@ def test_a_conversation_goes_on_after_a_picture_that_cannot_be_read(prompt_of, i
     assert f"a\n{note}\nbRED{note}"[:20] in said
     assert said.count(note) == 2
     assert prompt.pictures == (RED,)
+
+
+def test_pictures_of_a_prompt_have_a_bound_together(prompt_of, in_words, monkeypatch):
+    """The last ones count; none is decoded once it is reached."""
+    monkeypatch.setattr("localspec.chat.shown.MOST_PROMPT_PIXELS", 5)
+    read = []
+    decode = Picture.read
+    monkeypatch.setattr(Picture, "read", lambda given: read.append(given) or decode(given))
+    many = [message for _ in range(9) for message in user(openai(RED), text("x"))]
+    prompt = prompt_of(many, vision=Eyes())
+    assert prompt.pictures == (RED, RED)
+    assert len(read) == 3
+    assert in_words(prompt.tokens).count("which cannot be read") == 7
+    with pytest.raises(OptionError, match=r"message 0 .* more than 5 pixels together"):
+        prompt_of(user(openai(RED), openai(RED), openai(RED)), vision=Eyes())
+
+
+def test_a_conversation_goes_on_after_a_picture_that_is_not_taken(prompt_of, in_words):
+    class Narrow(Eyes):
+        def cells(self, picture):
+            if picture == BLUE:
+                raise OptionError("it is too high", "Cut it.")
+            return super().cells(picture)
+
+    asked = user(openai(BLUE), openai(RED))
+    with pytest.raises(OptionError, match="message 0 has an image in it: it is too high"):
+        prompt_of(asked, vision=Narrow())
+    prompt = prompt_of([*asked, {"role": "user", "content": "Sure?"}], vision=Narrow())
+    assert prompt.pictures == (RED,)
+    assert in_words(prompt.tokens).count("which cannot be read") == 1
 
 
 @pytest.mark.parametrize(

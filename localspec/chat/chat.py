@@ -85,7 +85,10 @@ class Chat:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation as the model will see it next: role and content of each message."""
+        """The conversation as the model will see it next: role and content of each message.
+
+        One that was shown pictures has them, and where they stand, under "pictures".
+        """
         return (*self._system, *messages_of(self._turns))
 
     @property

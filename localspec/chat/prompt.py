@@ -19,7 +19,7 @@ from localspec.chat.template import ChatTemplate, Message
 from localspec.chat.tool_messages import fit_to_form
 from localspec.errors import TemplateError
 from localspec.pictures.picture import Picture
-from localspec.pictures.vision import Vision
+from localspec.pictures.vision import KnownCells, Vision
 from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.thinking import Thoughts, said
@@ -57,7 +57,8 @@ class PromptMaker:
         self._source = source
         self._form: CallForm | None = form_of(source)
         self._knows_calls = "tool_calls" in source
-        self._vocabulary, self._vision = vocabulary, vision
+        self._vocabulary = vocabulary
+        self._vision = None if vision is None else KnownCells(vision)
         self._guard = ControlGuard(vocabulary)
         self._thoughts = _thoughts(vocabulary, source, self._guard.texts)
         self._rendering = threading.Lock()  # the template's meter counts for one at a time

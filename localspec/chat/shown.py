@@ -12,7 +12,7 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localspec.errors import OptionError
-from localspec.pictures.picture import MAX_PICTURE_BYTES, Picture
+from localspec.pictures.picture import MAX_PICTURE_BYTES, MAX_PICTURE_PIXELS, Picture
 
 if TYPE_CHECKING:  # sessions are listed without the library of templates
     from localspec.chat.template import Message
@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # sessions are listed without the library of templates
 # In place of one that the model cannot see, so that a conversation goes on with another model.
 PICTURE_NOTE = "[An image was here, which this model cannot see.]"
 _LOST_NOTE = "[An image was here, which cannot be read.]"
+MOST_PROMPT_PIXELS = 4 * MAX_PICTURE_PIXELS  # of all together: 600 MB
 _DATA_URL = re.compile(r"data:(?P<kind>[\w.+/-]*)(?:;[\w.=+-]+)*?;base64,", re.IGNORECASE)
 _WEB_URL = re.compile(r"https?://", re.IGNORECASE)
 _FORMS = 'Give {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}.'
@@ -169,44 +170,64 @@ def for_the_seeing(
 ) -> tuple[list[Message], list[Picture]]:
     """The messages with the tokens of their pictures, and these pictures in order.
 
-    In place of one before the last message that cannot be read there is a note. Raises
-    OptionError for one in the last.
+    In place of one before the last message that cannot be read there is a note, and in place of
+    the oldest where all have more than MOST_PROMPT_PIXELS. Raises OptionError for those of the
+    last message.
     """
+    reader = _Reader(vision)
+    last = len(messages) - 1
+    # The last ones first: they count.
+    numbered = reversed(list(enumerate(messages)))
+    read = [reader.message(number, each, is_last=number == last) for number, each in numbered]
     found: list[Picture] = []
     tokens: list[Message] = []
-    for number, message in enumerate(messages):
-        read = _read(number, message, is_last=number == len(messages) - 1)
-        found += [each.given for each in shown_in(read)]
-        shown = (ShownTokens(each.at, vision.cells(each.given)) for each in shown_in(read))
-        tokens.append(with_shown(dict(read), shown) if shown_in(read) else read)
+    for message in reversed(read):
+        found += [each.given for each in shown_in(message)]
+        shown = [ShownTokens(each.at, vision.cells(each.given)) for each in shown_in(message)]
+        tokens.append(with_shown(dict(message), shown) if shown else message)
     return tokens, found
 
 
-def _read(number: int, message: Message, *, is_last: bool) -> Message:
-    """The message with decoded pictures."""
-    read: dict[Shown, Picture] = {}
-    for each in shown_in(message):
-        try:
-            read[each] = _decoded(each.given)
-        except OptionError as error:
-            if is_last:
-                raise OptionError(
-                    f"message {number} has an image in it: {error}", error.hint
-                ) from error
-    if not shown_in(message):
-        return message
-    kept = noted(message, _LOST_NOTE, list(read))
-    pictures = [read[each] for each in shown_in(message) if each in read]
-    places = [each.at for each in shown_in(kept)]
-    return with_shown(kept, map(Shown, places, pictures))
+class _Reader:
+    """Decodes pictures: a small file may hold many pixels, and a request many files."""
 
+    def __init__(self, vision: Vision) -> None:
+        self._vision = vision
+        self._num_pixels = 0
 
-def _decoded(given: Given) -> Picture:
-    if isinstance(given, WebPicture):
-        raise OptionError(
-            f"it is at {given.url!r:.80}, and addresses are not fetched", "Send its data."
-        )
-    return Picture.read(given)
+    def message(self, number: int, message: Message, *, is_last: bool) -> Message:
+        """The message with decoded pictures that the model can take."""
+        if not shown_in(message):
+            return message
+        read: dict[Shown, Picture] = {}
+        for each in shown_in(message):
+            try:
+                read[each] = self._picture(each.given)
+            except OptionError as error:
+                if is_last:
+                    raise OptionError(
+                        f"message {number} has an image in it: {error}", error.hint
+                    ) from error
+        kept = noted(message, _LOST_NOTE, list(read))
+        pictures = [read[each] for each in shown_in(message) if each in read]
+        places = [each.at for each in shown_in(kept)]
+        return with_shown(kept, map(Shown, places, pictures))
+
+    def _picture(self, given: Given) -> Picture:
+        if isinstance(given, WebPicture):
+            raise OptionError(
+                f"it is at {given.url!r:.80}, and addresses are not fetched", "Send its data."
+            )
+        if self._num_pixels <= MOST_PROMPT_PIXELS:
+            picture = Picture.read(given)
+            self._num_pixels += picture.width * picture.height
+        if self._num_pixels > MOST_PROMPT_PIXELS:
+            raise OptionError(
+                f"with it the images have more than {MOST_PROMPT_PIXELS} pixels together",
+                "Send fewer, or smaller ones.",
+            )
+        self._vision.cells(picture)  # which refuses some
+        return picture
 
 
 def joined(messages: Sequence[Message], between: str) -> dict[str, Any]:

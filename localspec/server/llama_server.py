@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from localspec._version import __version__
 from localspec.chat.messages import checked_messages
 from localspec.isolated.isolated_engine import IsolatedEngine
+from localspec.pictures.cells import without_cells
 from localspec.server.answering import Answering, Service
 from localspec.server.chat_completions import may_think
 from localspec.server.fields import Fields
@@ -80,7 +81,8 @@ class ApplyTemplate(EngineAside):
         self._prompt = TemplatedPrompt(messages, tools, think=may_think(fields))
 
     def _computed(self, engine: IsolatedEngine) -> dict[str, Any]:
-        return {"prompt": engine.detokenize(self._prompt.tokens(engine), special=True)}
+        tokens = without_cells(self._prompt.tokens(engine))
+        return {"prompt": engine.detokenize(tokens, special=True)}
 
 
 def slots(service: Service, query: Mapping[str, str]) -> list[dict[str, Any]]:
