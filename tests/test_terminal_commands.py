@@ -12,7 +12,10 @@ import pytest
 if sys.platform == "win32":
     pytest.skip("there are no pseudo-terminals", allow_module_level=True)
 
+from vision_maker import random_picture, write_vision_pair
+
 import localspec
+from localspec.chat.template import BUILT_IN
 from terminal import Terminal
 
 pytestmark = pytest.mark.process
@@ -386,6 +389,25 @@ def test_a_path_of_an_image_that_is_dropped_is_no_message(chat, tmp_path):
         assert "tokens" not in said
     for typed in (f"What is '{picture}'?", "It's a photo.png", "notes.txt"):
         assert "tokens/s" in last_part(terminal.say(typed))
+    assert terminal.leave() == 0
+
+
+def test_a_model_that_sees_is_shown_images(chat, tmp_path):
+    """By a command, or dropped on the terminal; a line says what they take."""
+    template = {"tokenizer.chat_template": BUILT_IN["chatml"]}
+    target, mmproj = write_vision_pair(tmp_path, "gemma3", extra=template)
+    picture = tmp_path / "my photo.png"
+    picture.write_bytes(random_picture(1, 40, 30).png())
+    (tmp_path / "notes.txt").write_text("remember the milk")
+    told = re.compile(r"my photo.png \(40 by 30 pixels, \d+ tokens\) is attached")
+    terminal = chat(f"--target={target}", f"--mmproj={mmproj}", columns=160)
+    for typed in (f"/image {picture}", f"/file {picture}", f"'{picture}'"):
+        assert told.search(last_part(terminal.say(typed)))
+    assert "tokens/s" in last_part(terminal.say("what is it"))
+    said = last_part(terminal.say(f"notes.txt '{picture}'"))
+    assert told.search(said)
+    assert "notes.txt (17 characters) is attached" in said
+    assert "is not a picture" in last_part(terminal.say("/image notes.txt"))
     assert terminal.leave() == 0
 
 

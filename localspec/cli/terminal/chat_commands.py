@@ -208,8 +208,9 @@ def _image(conversation: Conversation, argument: str) -> None:
     if not argument:
         raise OptionError("no image is named", "Give its path: /image PATH.")
     path = Path(os.path.expanduser(argument))
+    picture = Picture.read(path)  # which refuses anything else
     if conversation.engine.vision is None:
-        require_sight([Attachment(path.name, picture=Picture.read(path))])
+        require_sight([Attachment(path.name, picture=picture)])
     attach_file(conversation, path)
 
 

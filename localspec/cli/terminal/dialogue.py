@@ -188,23 +188,26 @@ def _echo_off() -> Iterator[None]:
 
 
 def _takes_dropped(conversation: Conversation, text: str) -> bool:
-    """Attach pictures dropped on the terminal, which types their paths.
+    """Attach files dropped on the terminal, which types their paths, if one is a picture.
 
-    False if the text is a message: anything but paths, or paths of texts. Raises OptionError
-    for an image, audio, video or PDF that the model cannot take.
+    False if the text is a message: anything but paths, or paths of texts alone. Raises
+    OptionError for an image, audio, video or PDF that the model cannot take.
     """
-    paths, num_taken = _dropped_files(text), 0
+    heads = {path: _head(path) for path in _dropped_files(text)}
     sees = conversation.engine.vision is not None
-    for path in paths:
-        head = b""
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-        if sees and is_readable_picture(head):
+    if sees and any(map(is_readable_picture, heads.values())):
+        for path in heads:
             attach_file(conversation, path)
-            num_taken += 1
-        else:
-            refuse_media(path, head)
-    return num_taken > 0
+        return True
+    for path, head in heads.items():
+        refuse_media(path, head)
+    return False
+
+
+def _head(path: Path) -> bytes:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(HEAD_BYTES)
+    return b""
 
 
 def _dropped_files(text: str) -> list[Path]:
