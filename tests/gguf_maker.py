@@ -34,7 +34,7 @@ def write_random_model(
 ) -> Path:
     """A model of `num_layers` layers of `width`, random and so unrelated to any other.
 
-    architecture: llama, qwen3, mamba, or gemma3, which has a sliding window if `extra` states
+    architecture: llama, qwen3, qwen2vl, qwen3vl, mamba, or gemma3, which has a sliding window if `extra` states
     one. Labels of a classifier there give it an output layer for them. quantization: of the
     matrices. num_experts: in each layer, of which a token takes two; 0 for a dense model.
     num_padding: ids added after the vocabulary. replace_tokens: ids given another text. drop:
@@ -131,7 +131,7 @@ def _add_attention_layer(
     for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
         matrix(f"{block}.{name}.weight", width, width)
     ones(f"{block}.ffn_norm.weight", width)
-    if architecture in ("gemma3", "qwen3"):
+    if architecture in ("gemma3", "qwen3", "qwen3vl"):
         for name in ("attn_q_norm", "attn_k_norm"):
             ones(f"{block}.{name}.weight", 32)
     if architecture == "gemma3":

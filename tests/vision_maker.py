@@ -18,6 +18,7 @@ from model_writer import ModelWriter
 KINDS = {
     "gemma3": ("gemma3", ("<start_of_image>", "<end_of_image>")),
     "qwen2vl_merger": ("qwen2vl", ("<|vision_start|>", "<|vision_end|>")),
+    "qwen3vl_merger": ("qwen3vl", ("<|vision_start|>", "<|vision_end|>")),
     "idefics3": (
         "llama",
         (
@@ -31,7 +32,13 @@ KINDS = {
 }
 WIDTH, HIDDEN, HEADS, LAYERS = 64, 128, 2, 1  # of the projector
 PATCH = 8
-SIDE = {"gemma3": 64, "qwen2vl_merger": 64, "idefics3": 32}  # of what is looked at at once
+SIDE = {
+    "gemma3": 64,
+    "qwen2vl_merger": 64,
+    "qwen3vl_merger": 64,
+    "idefics3": 32,
+}  # of what is looked at at once
+_IN_PARTS = ("qwen2vl_merger", "qwen3vl_merger")  # whose positions have parts
 _MERGED = 2  # patches in a row that become one cell
 
 
@@ -45,8 +52,10 @@ def write_vision_pair(
     architecture, _ = KINDS[kind]
     tokenizer = write_vision_tokenizer(folder, kind)
     extra: dict[str, object] = {}
-    if architecture == "qwen2vl":
-        extra["qwen2vl.rope.dimension_sections"] = [4, 6, 6, 0]
+    if kind in _IN_PARTS:
+        extra[f"{architecture}.rope.dimension_sections"] = [4, 6, 6, 0]
+    if kind == "qwen3vl_merger":  # a layer of the model reads rows of a layer of the projector
+        extra["qwen3vl.n_deepstack_layers"] = 1
     extra |= shape.pop("extra", {})  # type: ignore[operator]
     model = write_random_model(
         folder / f"{kind}-{seed}.gguf",
@@ -90,13 +99,13 @@ def write_projector(path: Path, kind: str, *, width: int = 64, seed: int = 0) ->
         writer.add_array(f"clip.vision.{key}", [0.5, 0.5, 0.5])
     weights = Weights(writer, seed)
     weights.matrix("v.patch_embd.weight", WIDTH, 3, PATCH, PATCH)
-    if kind == "qwen2vl_merger":
+    if kind in _IN_PARTS:
         weights.matrix("v.patch_embd.weight.1", WIDTH, 3, PATCH, PATCH)
-    else:
+    if kind != "qwen2vl_merger":
         weights.constant("v.patch_embd.bias", WIDTH, value=0.1)
         weights.matrix("v.position_embd.weight", (SIDE[kind] // PATCH) ** 2, WIDTH)
     for layer in range(LAYERS):
-        _add_layer(weights, f"v.blk.{layer}")
+        _add_layer(weights, f"v.blk.{layer}", is_joined=kind == "qwen3vl_merger")
     for name in ("weight", "bias"):
         weights.constant(f"v.post_ln.{name}", WIDTH, value=float(name == "weight"))
     _add_merger(weights, kind, width)
@@ -104,10 +113,15 @@ def write_projector(path: Path, kind: str, *, width: int = 64, seed: int = 0) ->
     return path
 
 
-def _add_layer(weights: Weights, block: str) -> None:
-    for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
-        weights.matrix(f"{block}.{name}.weight", WIDTH, WIDTH)
-        weights.constant(f"{block}.{name}.bias", WIDTH, value=0.01)
+def _add_layer(weights: Weights, block: str, *, is_joined: bool) -> None:
+    """is_joined: whether what makes queries, keys and values is one matrix."""
+    names = (
+        ("attn_qkv", "attn_out") if is_joined else ("attn_q", "attn_k", "attn_v", "attn_out")
+    )
+    for name in names:
+        rows = 3 * WIDTH if name == "attn_qkv" else WIDTH
+        weights.matrix(f"{block}.{name}.weight", rows, WIDTH)
+        weights.constant(f"{block}.{name}.bias", rows, value=0.01)
     for name in ("ln1", "ln2"):
         weights.constant(f"{block}.{name}.weight", WIDTH)
         weights.constant(f"{block}.{name}.bias", WIDTH, value=0.01)
@@ -125,6 +139,12 @@ def _add_merger(weights: Weights, kind: str, width: int) -> None:
     elif kind == "idefics3":
         weights.matrix("mm.model.fc.weight", width, merged)
     else:
+        if kind == "qwen3vl_merger":
+            for name in ("weight", "bias"):
+                weights.constant(f"v.deepstack.0.norm.{name}", merged, value=0.5)
+            for name, rows in (("fc1", merged), ("fc2", width)):
+                weights.matrix(f"v.deepstack.0.{name}.weight", rows, merged)
+                weights.constant(f"v.deepstack.0.{name}.bias", rows, value=0.01)
         weights.matrix("mm.0.weight", merged, merged)
         weights.constant("mm.0.bias", merged, value=0.01)
         weights.matrix("mm.2.weight", width, merged)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from localspec.pictures.picture import Picture
     from localspec.pictures.vision import Vision
 
+_MOST_KNOWN = 256  # pictures of which the tokens are kept
 _POLL_S = 0.02  # between two looks at whether idle work goes on
 
 
@@ -96,6 +97,7 @@ class IsolatedEngine(BaseEngine):
         # Files and folders, for a process that is started anew.
         self._remembered: list[str] = []
         self._reading = (0, 0)
+        self._cells: dict[bytes, list[int]] = {}  # of pictures, by their digests
         self.description = facts.description
         self.context_length = facts.context_length
         self.trained_context_length = facts.trained_context_length
@@ -109,11 +111,11 @@ class IsolatedEngine(BaseEngine):
 
     @property
     def vision(self) -> Vision | None:
-        return (
-            RemoteVision(lambda picture: self._running().ask("cells", picture))
-            if self._facts.can_see
-            else None
-        )
+        return RemoteVision(self._ask_cells, self._cells) if self._facts.can_see else None
+
+    def _ask_cells(self, picture: Picture) -> list[int]:
+        tokens: list[int] = self._running().ask("cells", picture)
+        return tokens
 
     def _ask_vocabulary(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         return self._running().ask("vocabulary", method, arguments, **keywords)
@@ -362,10 +364,21 @@ class RemoteVocabulary:
 
 
 class RemoteVision:
-    """A `Vision`. ask: gives a picture's tokens."""
+    """A `Vision`. ask: gives a picture's tokens; known: those of pictures by their digests.
 
-    def __init__(self, ask: Callable[[Picture], list[int]]) -> None:
+    A conversation asks for the same pictures again and again, and a picture is megabytes.
+    """
+
+    def __init__(
+        self, ask: Callable[[Picture], list[int]], known: dict[bytes, list[int]]
+    ) -> None:
         self._ask = ask
+        self._known = known
 
     def cells(self, picture: Picture) -> list[int]:
-        return self._ask(picture)
+        tokens = self._known.get(picture.digest)
+        if tokens is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            tokens = self._known[picture.digest] = self._ask(picture)
+        return list(tokens)
