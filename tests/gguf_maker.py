@@ -34,9 +34,10 @@ def write_random_model(
 ) -> Path:
     """A model of `num_layers` layers of `width`, random and so unrelated to any other.
 
-    architecture: llama, qwen3, qwen2vl, qwen3vl, mamba, or gemma3, which has a sliding window if `extra` states
-    one. Labels of a classifier there give it an output layer for them. quantization: of the
-    matrices. num_experts: in each layer, of which a token takes two; 0 for a dense model.
+    architecture: llama, qwen3, qwen2vl, qwen3vl, mamba, or gemma3, which has a sliding window
+    if `extra` states one. Labels of a classifier there give it an output layer for them.
+    quantization: of the matrices. num_experts: in each layer, of which a token takes two; 0
+    for a dense model.
     num_padding: ids added after the vocabulary. replace_tokens: ids given another text. drop:
     metadata keys to leave out. extra: to add, or to state instead. beside: names of further
     tensors.

@@ -45,7 +45,7 @@ def logits_by_hand(
         chunks,
         0,
         0,
-        model.batch_size,
+        llama_cpp.llama_n_batch(model.handle.context),
         True,
         ctypes.byref(behind),
     )

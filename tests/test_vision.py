@@ -16,6 +16,7 @@ import inside
 import localspec
 from engines import Owner
 from localspec.errors import Interrupted
+from localspec.llama.options import LlamaOptions
 from localspec.pictures.cells import cell_numbers, cell_rows, end_of_part, without_cells
 from localspec.streaming.prompt import Prompt
 
@@ -217,6 +218,27 @@ def test_an_isolated_engine_reads_pictures(tmp_path, kind):
         tokens = [*prompt.tokens, *reply.token_ids, *engine.tokenize("more")]
         _, num_decoded = asked(engine, Prompt(tokens, pictures=prompt.pictures), owner)
         assert num_decoded <= 1 + len(engine.tokenize("more"))
+
+
+@pytest.mark.parametrize("attention", ["off", "on"])
+def test_a_picture_is_one_decode_where_its_cells_attend_to_all_others(tmp_path, attention):
+    """Also where a text is read in smaller pieces; those are as without a projector."""
+    target, mmproj = write_vision_pair(tmp_path, "gemma3", side=192)
+    options = LlamaOptions(flash_attention=attention)
+    files = {"target": target, "target_options": options, "draft_tokens": 0}
+    with localspec.load(**files, mmproj="none") as blind:
+        usual = min(128 if attention == "off" else 512, inside.target(blind).batch_size)
+    with localspec.load(**files, mmproj=mmproj) as engine:
+        picture, model = random_picture(1), inside.target(engine)
+        cells = [token for token in engine.vision.cells(picture) if token < 0]
+        assert len(cells) == 144
+        assert model.batch_size == usual
+        with engine.exclusively():
+            row, ids, _ = logits_by_hand(model, b"see " + MARKER + b"what is it", [picture])
+            waiting = iter(cells)
+            tokens = [next(waiting) if token < 0 else token for token in ids]
+            model.vision.show([picture])
+            np.testing.assert_array_equal(model.decode(tokens, 1)[0], row)
 
 
 def test_a_window_that_slides_over_pictures(tmp_path):

@@ -43,11 +43,12 @@ _MERGED = 2  # patches in a row that become one cell
 
 
 def write_vision_pair(
-    folder: Path, kind: str, *, seed: int = 0, **shape: object
+    folder: Path, kind: str, *, seed: int = 0, side: int = 0, **shape: object
 ) -> tuple[Path, Path]:
     """A language model of 64 numbers and a projector of that kind, in a folder.
 
-    shape: as for `write_random_model`.
+    side: of what it looks at at once, if not its usual one. shape: as for
+    `write_random_model`.
     """
     architecture, _ = KINDS[kind]
     tokenizer = write_vision_tokenizer(folder, kind)
@@ -65,7 +66,8 @@ def write_vision_pair(
         extra=extra,
         **shape,  # type: ignore[arg-type]
     )
-    return model, write_projector(folder / f"mmproj-{kind}-{seed}.gguf", kind, seed=seed)
+    projector = folder / f"mmproj-{kind}-{seed}.gguf"
+    return model, write_projector(projector, kind, seed=seed, side=side)
 
 
 def write_vision_tokenizer(folder: Path, kind: str) -> Path:
@@ -76,8 +78,11 @@ def write_vision_tokenizer(folder: Path, kind: str) -> Path:
     return path
 
 
-def write_projector(path: Path, kind: str, *, width: int = 64, seed: int = 0) -> Path:
-    """A projector for a model of that width."""
+def write_projector(
+    path: Path, kind: str, *, width: int = 64, seed: int = 0, side: int = 0
+) -> Path:
+    """A projector for a model of that width. side: as for `write_vision_pair`."""
+    side = side or SIDE[kind]
     writer, weights = ModelWriter(path, "clip"), None
     writer.add_bool("clip.has_vision_encoder", True)
     writer.add_string("clip.projector_type", kind)
@@ -88,10 +93,10 @@ def write_projector(path: Path, kind: str, *, width: int = 64, seed: int = 0) ->
         "block_count": LAYERS,
         "attention.head_count": HEADS,
         "projection_dim": width,
-        "image_size": SIDE[kind],
+        "image_size": side,
         "patch_size": PATCH,
         "projector.scale_factor": _MERGED,
-        "preproc_image_size": 2 * SIDE[kind],
+        "preproc_image_size": 2 * side,
     }.items():
         writer.add_uint32(f"clip.vision.{key}", number)
     writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
@@ -103,7 +108,7 @@ def write_projector(path: Path, kind: str, *, width: int = 64, seed: int = 0) ->
         weights.matrix("v.patch_embd.weight.1", WIDTH, 3, PATCH, PATCH)
     if kind != "qwen2vl_merger":
         weights.constant("v.patch_embd.bias", WIDTH, value=0.1)
-        weights.matrix("v.position_embd.weight", (SIDE[kind] // PATCH) ** 2, WIDTH)
+        weights.matrix("v.position_embd.weight", (side // PATCH) ** 2, WIDTH)
     for layer in range(LAYERS):
         _add_layer(weights, f"v.blk.{layer}", is_joined=kind == "qwen3vl_merger")
     for name in ("weight", "bias"):

@@ -31,7 +31,7 @@ from localspec.llama.joint_decode import decode_together
 from localspec.llama.library import Llama, kernels, llama_cpp
 from localspec.llama.native import LoadWatch
 from localspec.llama.opening import adopted_handle, load_context, open_watched
-from localspec.llama.options import LlamaOptions
+from localspec.llama.options import LlamaOptions, text_batch_size
 from localspec.llama.picture_reading import read_up_to_last_picture
 from localspec.llama.projector import Projector
 from localspec.llama.vocabulary import LlamaVocabulary
@@ -134,7 +134,11 @@ class LlamaModel(LlamaContext):
     def _load(cls, path: Path, options: LlamaOptions, watch: LoadWatch) -> LlamaModel:
         handle, length = load_context(path, options, watch)
         with handle.closed_on_failure():
-            return cls(handle, length, options.max_outputs, options.summary)
+            model = cls(handle, length, options.max_outputs, options.summary)
+            # Only pictures need larger ones, and a text is read as fast as without them.
+            size = min(model.batch_size, text_batch_size(options, length))
+            model._batch = model._new_batch(size)
+            return model
 
     @classmethod
     def adopt(cls, llama: Llama, max_outputs: int) -> LlamaModel:

@@ -191,6 +191,12 @@ def embedding_batch_size(header: Header, context_length: int) -> int:
     return context_length
 
 
+def text_batch_size(options: LlamaOptions, context_length: int) -> int:
+    """The most tokens of a text that one decode takes."""
+    graph = graph_batch_size(options.flash_attention, context_length)
+    return graph if options.num_picture_cells > graph else BATCH_SIZE
+
+
 def num_cells(context_length: int) -> int:
     """The number of tokens that the caches of a context have room for."""
     return -(-context_length // CONTEXT_STEP) * CONTEXT_STEP

@@ -110,7 +110,8 @@ def _decode(model: _ReadingModel, part: PicturePart) -> None:
     assert vision is not None
     rows = vision.rows(part, lambda: model.is_interrupted)
     positions, count = part.positions(cache.position), len(part.cells)
-    context, size = model.handle.context, min(model.batch_size, count)
+    context = model.handle.context
+    size = min(model.batch_size, count) if vision.is_causal else count
     batch = TokenBatch(size, vision.width, rows_alone=True)
     cache.begin_decode()
     # Where it is not, each cell attends to all others of its part.
