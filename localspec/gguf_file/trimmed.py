@@ -107,6 +107,15 @@ def trimmed_files(path: Path) -> list[Path]:
     return found
 
 
+def is_beside_whole(path: Path) -> bool:
+    """Whether a file is a trimmed one that lies beside the one it was made of, by its name."""
+    for ending in (_HEAD_ENDING, _COPY_ENDING):
+        if path.name.endswith(ending):
+            whole = path.with_name(f"{path.name.removesuffix(ending)}.gguf")
+            return whole.is_file() and path in trimmed_files(whole)
+    return False
+
+
 def is_made_of(trimmed: Header, source: Header) -> bool:
     """Whether a trimmed file was made of this very file, whose header was checked."""
     content = FileContent(source).digest()

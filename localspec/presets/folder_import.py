@@ -13,6 +13,7 @@ from localspec.errors import ModelFileError, OptionError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target
 from localspec.gguf_file.header import Header
+from localspec.gguf_file.trimmed import is_beside_whole
 from localspec.hub.hub_file import all_parts
 from localspec.presets.pairing import choose_draft
 from localspec.presets.preset import LocalModel
@@ -77,7 +78,7 @@ def search_folder(folder: Path) -> FolderContent:
     seen: set[Path] = set()
     for path, name in walk.models(folder.absolute()):
         content = path.resolve()  # may have several names; the parts are found by this one
-        if content in seen:
+        if content in seen or is_beside_whole(path):  # which is used with the whole one
             continue
         seen.add(content)
         try:
