@@ -27,6 +27,7 @@ from localspec.engine.models import Models
 from localspec.isolated.channel import Channel
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.isolated.process import ChildProcess
+from localspec.llama import trimmed_output
 from localspec.llama.head import LlamaHead
 from localspec.llama.hidden_rows import HiddenRows
 from localspec.llama.model import LlamaModel
@@ -268,6 +269,11 @@ def target_rows(head: LlamaHead) -> HiddenRows:
 def vocabulary_pointer(vocabulary: LlamaVocabulary) -> Any:
     """libllama's pointer to the vocabulary: tests compare with its own functions."""
     return vocabulary._vocab
+
+
+def propose_few_of_texts(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """A trimmed output layer has room for so few tokens of texts: tests fill it."""
+    monkeypatch.setattr(trimmed_output, "_MOST_OF_TEXTS", count)
 
 
 def library_path(library: ctypes.CDLL) -> str:

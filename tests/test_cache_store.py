@@ -23,6 +23,7 @@ from engines import PLACES, Owner, answered
 from gguf_maker import write_random_model
 from localspec.cli import main
 from localspec.engine.cache_disk import CacheDisk
+from localspec.engine.cache_file import VERSION
 from localspec.engine.cache_store import (
     CacheStore,
     kept_files,
@@ -271,7 +272,7 @@ def test_a_file_of_another_version_is_left_alone(load):
         asked(engine, TEXT)
     (path,) = kept_files()
     data = path.read_bytes()
-    path.write_bytes(data.replace(b'"version": 2', b'"version": 9'))
+    path.write_bytes(data.replace(b'"version": %d' % VERSION, b'"version": 9'))
     with load() as engine:
         assert asked(engine, TEXT)[1] == len(TEXT)
         assert path.exists()

@@ -259,7 +259,7 @@ def test_explain_says_what_each_place_needs(eight_layers, monkeypatch):
     found = [json.loads(CliRunner().invoke(main, [*command, n]).output) for n in ("0", "3")]
     assert found[0]["memory"]["gpu_bytes"] == [0, 0] != found[1]["memory"]["gpu_bytes"]
     assert found[0]["memory"]["main_bytes"] > found[1]["memory"]["main_bytes"]
-    assert found[0]["kept_bytes"] == 1 << 30
+    assert found[0]["at_once"]["kept_bytes"] == 1 << 30
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_a_heads_logits_are_those_of_the_whole(architecture, is_apart, tmp_path,
 
 def test_the_latest_tokens_of_texts_join_in(tmp_path, demo_target, monkeypatch):
     """No more of them than there is room for."""
-    monkeypatch.setattr("localspec.llama.trimmed_output._MOST_OF_TEXTS", 3)
+    inside.propose_few_of_texts(monkeypatch, 3)
     whole = write_head_model(tmp_path / "target.gguf", demo_target, "qwen35")
     trimmed = read_header(trimmed_file(whole, range(100), head_output_path(whole)))
     header = check_model_file(whole)

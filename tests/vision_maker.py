@@ -57,6 +57,7 @@ def write_vision_pair(
         extra[f"{architecture}.rope.dimension_sections"] = [4, 6, 6, 0]
     if kind == "qwen3vl_merger":  # a layer of the model reads rows of a layer of the projector
         extra["qwen3vl.n_deepstack_layers"] = 1
+        shape.setdefault("num_layers", 2)  # libllama cannot do it in the last one
     extra |= shape.pop("extra", {})  # type: ignore[operator]
     model = write_random_model(
         folder / f"{kind}-{seed}.gguf",

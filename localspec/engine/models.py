@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from localspec.errors import CacheError, OptionError
 from localspec.llama.joint import Computing, LaneTime
+from localspec.pictures.cells import LAST_CELL
 
 if TYPE_CHECKING:
     from localspec.llama.head import LlamaHead
@@ -46,7 +47,7 @@ class Models(NamedTuple):
         vision, tokens = self.target.vision, prompt.tokens
         if vision is not None:
             vision.show(prompt.pictures)
-        elif prompt.pictures or min(tokens, default=0) < 0:
+        elif prompt.pictures or min(tokens, default=0) <= LAST_CELL:
             raise OptionError(
                 f"the prompt has pictures, and {self.target.name} was loaded without a "
                 "projector for them",
@@ -57,7 +58,7 @@ class Models(NamedTuple):
                 "the prompt has the cells of a picture that it does not have",
                 "Give the pictures with it.",
             )
-        if tokens and tokens[-1] < 0:
+        if tokens and tokens[-1] <= LAST_CELL:
             raise OptionError("the prompt ends with a picture", "Give a text behind it.")
 
     def readable(self, tokens: list[int]) -> list[int]:

@@ -35,6 +35,7 @@ from localspec.llama.options import LlamaOptions, text_batch_size
 from localspec.llama.picture_reading import read_up_to_last_picture
 from localspec.llama.projector import Projector
 from localspec.llama.vocabulary import LlamaVocabulary
+from localspec.pictures.cells import LAST_CELL
 from localspec.sampling.distribution import Logits
 from localspec.vocabulary import TokenTable
 
@@ -175,7 +176,7 @@ class LlamaModel(LlamaContext):
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         """Decode as `Model.decode` does. Raises ContextError, DecodeError, or Interrupted."""
-        if min(tokens, default=0) < 0:
+        if min(tokens, default=0) <= LAST_CELL:
             tokens = read_up_to_last_picture(self, tokens, num_logits)
             if not tokens:
                 return self._kept[:0]

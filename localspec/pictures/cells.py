@@ -16,6 +16,7 @@ _PLACE_MASK = (1 << _PLACE_BITS) - 1
 # No number fits 32 bits: what takes ids of the vocabulary alone refuses them, instead of
 # keeping others.
 _KEY_BITS, _LEAST_KEY = 42, 1 << 41
+LAST_CELL = -1 - (_LEAST_KEY << _PLACE_BITS)  # no cell's number is nearer to 0
 
 
 def cell_numbers(key: bytes, count: int) -> list[int]:

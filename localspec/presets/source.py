@@ -65,7 +65,7 @@ def choose(name: str, *, is_target: bool) -> Choice:
         if presets[meant].embeds:
             raise OptionError(
                 f"{meant} turns texts into vectors, and answers nothing",
-                f"Open it with load_embedder, or: localspec serve --embeddings {meant}",
+                "Open it with load_embedder, or give it to a server for embeddings.",
             )
         return Choice(meant, None)
     parse_source(meant, "target")
