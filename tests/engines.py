@@ -77,10 +77,10 @@ def assert_drafts_at_once_as_alone(made, prompt):
     # A trimmed output layer proposes the tokens of all texts that came: both meet them first.
     told = sorted({*prompt, *alone[0].token_ids, *alone[1].token_ids})
     with made.opened(draft_tokens=3) as engine:
-        engine.generate_raw(told, max_tokens=1).reply()
+        engine.generate_raw(told, **asked).reply()
         alone = [engine.generate_raw(each, **asked).reply() for each in others]
     with made.opened(parallel=2, draft_tokens=3) as engine:
-        engine.generate_raw(told, max_tokens=1).reply()
+        engine.generate_raw(told, **asked).reply()
         replies = all_at_once(engine, others, **asked)
         for reply in (replies[0], *all_at_once(engine, [prompt] * 2, **asked)):
             assert reply.token_ids == made.plain
