@@ -62,9 +62,9 @@ class Sighted:
 def prompt_of(demo_vocabulary):
     """The prompt of messages, by a template, and the pictures that were looked at."""
 
-    def make(messages, template=CHATML, vision=None):
+    def make(messages, template=CHATML, vision=None, **how):
         maker = PromptMaker(demo_vocabulary, template, think=True, vision=vision)
-        return maker.prompt(checked_messages(messages), ToolUse(), never)
+        return maker.prompt(checked_messages(messages), ToolUse(), never, **how)
 
     return make
 
@@ -247,6 +247,20 @@ def test_a_blind_model_decodes_no_picture_of_an_earlier_message(prompt_of, in_wo
     assert PICTURE_NOTE in in_words(prompt.tokens)
 
 
+@pytest.mark.parametrize("vision", [None, Eyes()])
+def test_earlier_pictures_are_notes_also_where_messages_are_merged(prompt_of, in_words, vision):
+    broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
+    alternating = (
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    asked = [*user(broken), *user(text("Sure?"))]
+    with pytest.raises(TemplateError, match="alternate"):
+        prompt_of(asked, alternating, vision)
+    said = in_words(prompt_of(asked, alternating, vision, may_merge=True).tokens)
+    assert re.search(r"\[An image was here.*\]\n\nSure\?", said)
+
+
 def test_a_conversation_goes_on_after_a_picture_that_cannot_be_read(prompt_of, in_words):
     """In the last message it is an error, later a note."""
     broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
@@ -275,6 +289,16 @@ def test_pictures_of_a_prompt_have_a_bound_together(prompt_of, in_words, monkeyp
     assert in_words(prompt.tokens).count("which cannot be read") == 7
     with pytest.raises(OptionError, match=r"message 0 .* more than 5 pixels together"):
         prompt_of(user(openai(RED), openai(RED), openai(RED)), vision=Eyes())
+
+
+def test_a_prompt_has_a_bound_of_pictures(prompt_of, in_words, monkeypatch):
+    monkeypatch.setattr("localspec.chat.shown.MOST_PROMPT_PICTURES", 2)
+    asked = user(openai(RED), openai(BLUE), openai(RED))
+    with pytest.raises(OptionError, match=r"message 0 .* more than 2 images"):
+        prompt_of(asked, vision=Eyes())
+    prompt = prompt_of([*asked, {"role": "user", "content": "Sure?"}], vision=Eyes())
+    assert prompt.pictures == (RED, BLUE)
+    assert in_words(prompt.tokens).count("which cannot be read") == 1
 
 
 def test_a_conversation_goes_on_after_a_picture_that_is_not_taken(prompt_of, in_words):

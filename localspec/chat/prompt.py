@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from localspec.chat.control_guard import ControlGuard, Exposed, Hidden
 from localspec.chat.kept_calls import kept_calls
+from localspec.chat.messages import merged_messages
 from localspec.chat.shown import for_the_blind, for_the_seeing, in_front
 from localspec.chat.template import ChatTemplate, Message
 from localspec.chat.tool_messages import fit_to_form
@@ -64,7 +65,12 @@ class PromptMaker:
         self._rendering = threading.Lock()  # the template's meter counts for one at a time
 
     def prompt(
-        self, messages: Sequence[Message], use: ToolUse, is_cancelled: CancelCheck = never
+        self,
+        messages: Sequence[Message],
+        use: ToolUse,
+        is_cancelled: CancelCheck = never,
+        *,
+        may_merge: bool = False,
     ) -> Prompt:
         """The prompt that asks for the next answer, or for the rest of the last message.
 
@@ -73,7 +79,8 @@ class PromptMaker:
         left out: templates that do so themselves could not see the marks, which are hidden
         like any in a message.
 
-        A picture before the last message is a note for a model that does not see.
+        A picture before the last message is a note for a model that does not see. may_merge:
+        what the template refuses is tried once more as `merged_messages`.
 
         Raises TemplateError if the template refuses the messages, leaves some out, or fails,
         or has no tools where some are to be used; OptionError for a picture that cannot be
@@ -84,6 +91,22 @@ class PromptMaker:
             messages = for_the_blind(messages)
         else:
             messages, pictures = for_the_seeing(messages, self._vision)
+        try:
+            return self._shown_prompt(messages, pictures, use, is_cancelled)
+        except TemplateError:
+            merged = merged_messages(messages) if may_merge else messages
+            if merged == messages:
+                raise
+            return self._shown_prompt(merged, pictures, use, is_cancelled)
+
+    def _shown_prompt(
+        self,
+        messages: Sequence[Message],
+        pictures: Sequence[Picture],
+        use: ToolUse,
+        is_cancelled: CancelCheck,
+    ) -> Prompt:
+        """The prompt of messages in which pictures are notes, or tokens."""
         self._check_tools(messages, use)
         if self._form is not None:
             messages = fit_to_form(messages, self._form)

@@ -6,7 +6,7 @@ import base64
 import binascii
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # sessions are listed without the library of templates
 # In place of one that the model cannot see, so that a conversation goes on with another model.
 PICTURE_NOTE = "[An image was here, which this model cannot see.]"
 _LOST_NOTE = "[An image was here, which cannot be read.]"
+MOST_PROMPT_PICTURES = 256
 MOST_PROMPT_PIXELS = 4 * MAX_PICTURE_PIXELS  # of all together: 600 MB
 _DATA_URL = re.compile(r"data:(?P<kind>[\w.+/-]*)(?:;[\w.=+-]+)*?;base64,", re.IGNORECASE)
 _WEB_URL = re.compile(r"https?://", re.IGNORECASE)
@@ -130,13 +131,17 @@ def _of_url(url: object) -> Given:
 
 
 def noted(
-    message: Message, note: str = PICTURE_NOTE, kept: Sequence[Shown] = ()
+    message: Message, note: str = PICTURE_NOTE, kept: Container[int] = ()
 ) -> dict[str, Any]:
-    """The message with a note, in a line of its own, in place of pictures that are not kept."""
+    """The message with a note, in a line of its own, in place of pictures that are not kept.
+
+    kept: their numbers.
+    """
     text, shown, was_note = "", [], False
-    for piece, each in zip_longest(pieces_of(message), shown_in(message)):
+    pairs = zip_longest(pieces_of(message), shown_in(message))
+    for number, (piece, each) in enumerate(pairs):
         text += f"\n{piece}" if was_note and piece else piece
-        was_note = each is not None and each not in kept
+        was_note = each is not None and number not in kept
         if was_note:
             text += f"\n{note}" if text else note
         elif each is not None:
@@ -171,8 +176,8 @@ def for_the_seeing(
     """The messages with the tokens of their pictures, and these pictures in order.
 
     In place of one before the last message that cannot be read there is a note, and in place of
-    the oldest where all have more than MOST_PROMPT_PIXELS. Raises OptionError for those of the
-    last message.
+    the oldest where there are more than MOST_PROMPT_PICTURES, or of MOST_PROMPT_PIXELS. Raises
+    OptionError for those of the last message.
     """
     reader = _Reader(vision)
     last = len(messages) - 1
@@ -193,30 +198,33 @@ class _Reader:
 
     def __init__(self, vision: Vision) -> None:
         self._vision = vision
-        self._num_pixels = 0
+        self._num_pixels = self._num_read = 0
 
     def message(self, number: int, message: Message, *, is_last: bool) -> Message:
         """The message with decoded pictures that the model can take."""
         if not shown_in(message):
             return message
-        read: dict[Shown, Picture] = {}
-        for each in shown_in(message):
+        read: dict[int, Picture] = {}  # by number
+        for place, each in enumerate(shown_in(message)):
             try:
-                read[each] = self._picture(each.given)
+                read[place] = self._picture(each.given)
             except OptionError as error:
                 if is_last:
                     raise OptionError(
                         f"message {number} has an image in it: {error}", error.hint
                     ) from error
-        kept = noted(message, _LOST_NOTE, list(read))
-        pictures = [read[each] for each in shown_in(message) if each in read]
+        kept = noted(message, _LOST_NOTE, read)
         places = [each.at for each in shown_in(kept)]
-        return with_shown(kept, map(Shown, places, pictures))
+        return with_shown(kept, map(Shown, places, read.values()))
 
     def _picture(self, given: Given) -> Picture:
         if isinstance(given, WebPicture):
             raise OptionError(
                 f"it is at {given.url!r:.80}, and addresses are not fetched", "Send its data."
+            )
+        if self._num_read >= MOST_PROMPT_PICTURES:
+            raise OptionError(
+                f"with it there are more than {MOST_PROMPT_PICTURES} images", "Send fewer."
             )
         if self._num_pixels <= MOST_PROMPT_PIXELS:
             picture = Picture.read(given)
@@ -227,6 +235,7 @@ class _Reader:
                 "Send fewer, or smaller ones.",
             )
         self._vision.cells(picture)  # which refuses some
+        self._num_read += 1
         return picture
 
 

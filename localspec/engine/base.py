@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from localspec.chat.chat import Chat
-from localspec.chat.messages import merged_messages
 from localspec.chat.prompt import PromptMaker, takes_tools
 from localspec.chat.template import ChatTemplate, Message, template_source
 from localspec.engine.access import Access, EngineTurn
 from localspec.engine.arguments import checked_chat, question_messages, token_ids
-from localspec.errors import ClosedError, EngineError, OptionError, TemplateError
+from localspec.errors import ClosedError, EngineError, OptionError
 from localspec.fork_guard import OwnProcess
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.randomness import Randomness
@@ -298,13 +297,7 @@ class BaseEngine(abc.ABC):
         once it is true.
         """
         maker = self._prompt_maker(template, think=think)
-        try:
-            return maker.prompt(messages, use, is_cancelled)
-        except TemplateError:
-            merged = merged_messages(messages)
-            if merged == messages:
-                raise
-            return maker.prompt(merged, use, is_cancelled)
+        return maker.prompt(messages, use, is_cancelled, may_merge=True)
 
     def _raw_prompt(self, prompt: str | Sequence[int]) -> Prompt:
         """The prompt of `generate_raw`. Raises OptionError for anything else."""
