@@ -18,6 +18,7 @@ from localspec.chat.session import (
 )
 from localspec.chat.shown import Shown
 from localspec.cli import main
+from localspec.pictures import picture
 
 RED = Picture(2, 1, b"\xff\0\0" * 2)
 BLUE = Picture(1, 2, b"\0\0\xff" * 2)
@@ -77,6 +78,15 @@ def test_a_picture_is_written_once_and_removed_with_its_turn(chat):
     assert [path.stem for path in files()] == [RED.digest.hex()]
     remove_sessions(["seen"])
     assert not session_file("seen").with_suffix(".pictures").exists()
+
+
+def test_a_picture_may_be_larger_as_it_is_kept_than_it_was(chat, monkeypatch):
+    """A photo takes more bytes as a PNG than as a JPEG."""
+    monkeypatch.setattr(picture.Picture.read.__func__, "__kwdefaults__", {"most_bytes": 9})
+    chat.replace(shown_turns(RED))
+    save_session("seen", chat)
+    read_session("seen").resume(chat)
+    assert chat.messages[0]["pictures"][0].given == RED
 
 
 @pytest.mark.parametrize("content", [None, b"x", BLUE.png()])

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from localspec.atomic_write import write_whole
 from localspec.chat.shown import Shown, shown_in, with_shown
 from localspec.errors import OptionError, SessionError
-from localspec.pictures.picture import Picture
+from localspec.pictures.picture import MAX_PICTURE_PIXELS, Picture
 
 if TYPE_CHECKING:
     from localspec.chat.template import Message
 
 _DIGEST = re.compile("[0-9a-f]{64}")
+_MOST_BYTES = 4 * MAX_PICTURE_PIXELS  # more than any picture takes as a PNG
 
 
 def folder_beside(session: Path) -> Path:
@@ -95,7 +96,7 @@ def are_places(value: object, content: str) -> bool:
 def _read(session: Path, place: Mapping[str, Any]) -> Shown:
     path = folder_beside(session) / f"{place['sha256']}.png"
     try:
-        picture = Picture.read(path)
+        picture = Picture.read(path, most_bytes=_MOST_BYTES)
     except OptionError as error:
         raise SessionError(
             f"a picture of the session is missing: {error}",

@@ -62,20 +62,22 @@ class Picture:
         object.__setattr__(self, "digest", hashed.digest())
 
     @classmethod
-    def read(cls, source: PictureSource) -> Picture:
+    def read(cls, source: PictureSource, *, most_bytes: int = MAX_PICTURE_BYTES) -> Picture:
         """The picture in a file, in a file's bytes, or of Pillow; a `Picture` is itself.
 
         A PNG, JPEG, WebP, or the first frame of a GIF; turned upright as EXIF says, and on
         white where it is transparent. Raises OptionError for anything else, for a file that is
-        missing or damaged, and for one of more than MAX_PICTURE_BYTES or MAX_PICTURE_PIXELS.
+        missing or damaged, and for one of more than most_bytes or MAX_PICTURE_PIXELS.
         """
         if isinstance(source, Picture):
             return source
         if isinstance(source, str | os.PathLike):
             path = Path(os.path.expanduser(source))
-            return cls._decoded(path.name or str(path), _file_bytes(path))
+            return cls._decoded(
+                path.name or str(path), _file_bytes(path, most_bytes), most_bytes
+            )
         if isinstance(source, bytes | bytearray | memoryview):
-            return cls._decoded("the picture", bytes(source))
+            return cls._decoded("the picture", bytes(source), most_bytes)
         from PIL import Image
 
         if not isinstance(source, Image.Image):
@@ -87,13 +89,13 @@ class Picture:
         return cls._drawn("the picture", source)
 
     @classmethod
-    def _decoded(cls, name: str, data: bytes) -> Picture:
+    def _decoded(cls, name: str, data: bytes, most_bytes: int) -> Picture:
         """The picture in a file's bytes. name: for errors."""
         from PIL import Image, UnidentifiedImageError
 
-        if len(data) > MAX_PICTURE_BYTES:
+        if len(data) > most_bytes:
             raise OptionError(
-                f"{name} has {len(data)} bytes; a picture may have {MAX_PICTURE_BYTES}",
+                f"{name} has {len(data)} bytes; a picture may have {most_bytes}",
                 "Save it smaller, or as JPEG.",
             )
         try:
@@ -128,14 +130,14 @@ class Picture:
         return buffer.getvalue()
 
 
-def _file_bytes(path: Path) -> bytes:
+def _file_bytes(path: Path, most_bytes: int) -> bytes:
     """The file's first bytes, one more than it may have. Raises OptionError."""
     try:
         # Before it is opened, which would wait for the other end of a pipe.
         if not stat.S_ISREG(path.stat().st_mode):
             raise OptionError(f"{path} is not a file", "Give the path of a picture.")
         with path.open("rb") as file:
-            return file.read(MAX_PICTURE_BYTES + 1)
+            return file.read(most_bytes + 1)
     except FileNotFoundError:
         raise OptionError(f"{path} does not exist", "Give the path of a picture.") from None
     except OSError as error:
