@@ -86,7 +86,7 @@ def at(web, monkeypatch):
         *("127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.0.1", "169.254.169.254", "0.0.0.0"),
         *("100.64.0.1", "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1%eth0", "fc00::1"),
         *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "2002:7f00:1::", "2002:a00:1::", "ff02::1"),
-        *("64:ff9b::7f00:1", "2001:0:7f00:1::", "240.0.0.1"),
+        *("64:ff9b::7f00:1", "2001:0:7f00:1::", "240.0.0.1", "168.63.129.16", "fec0::1"),
     ],
 )
 def test_addresses_of_few_are_not_public(address):
@@ -192,3 +192,14 @@ def test_a_request_names_few(at, web, monkeypatch):
     with pytest.raises(RequestError, match="may name 2 images"):
         with_fetched_images({"messages": [{"role": "user", "content": content}]})
     assert len(web.asked) == 2
+
+
+def test_the_last_message_s_images_come_first_and_then_the_newest(at, web, monkeypatch):
+    monkeypatch.setattr(image_urls, "MOST_FETCHED", 3)
+    shown = [("/old", "/new"), ("/fox.png", "/to?/fox.png")]
+    messages = [
+        {"role": "user", "content": [part(f"{at}{path}") for path in paths]} for paths in shown
+    ]
+    with_fetched_images({"messages": messages})
+    assert set(web.asked[:3]) == {"/fox.png", "/to?/fox.png"}
+    assert web.asked[3:] == ["/new"]

@@ -28,27 +28,30 @@ _MOST_REDIRECTS = 3
 _MOST_DEPTH = 12  # of lists and objects in a request
 _CHUNK = 1 << 16
 _REDIRECTS = (301, 302, 303, 307, 308)
-# Addresses of IPv4 within IPv6, by translators and tunnels.
-_EMBEDDED = [ipaddress.ip_network(net) for net in ("64:ff9b::/96", "64:ff9b:1::/48")]
+# Addresses of IPv4 within IPv6, by translators; those of one site; Azure's own of each machine.
+_CLOSED = [
+    ipaddress.ip_network(net)
+    for net in ("64:ff9b::/96", "64:ff9b:1::/48", "fec0::/10", "168.63.129.16/32")
+]
 
 
 def with_fetched_images(values: dict[str, Any]) -> None:
     """Put the data of pictures in place of their addresses, throughout a request.
 
     What cannot be fetched stays as it is, but for the last message's, for which RequestError is
-    raised: earlier ones become notes.
+    raised: earlier ones become notes. The last message's come first, then the newest.
     """
     ends_s = time.monotonic() + FETCH_S
-    places = list(_web_images(values))
-    last = _last_of(values)
+    needed = {id(holder) for holder, _ in _web_images(_last_of(values))}
+    places = list(_web_images(values))[::-1]
+    places.sort(key=lambda place: id(place[0]) not in needed)
     for number, (holder, key) in enumerate(places):
-        is_last = last is not None and any(each is holder for each, _ in _web_images(last))
         try:
             if number >= MOST_FETCHED:
                 raise OSError(f"a request may name {MOST_FETCHED} images by address")
             data = fetched(holder[key], ends_s)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            if is_last:
+            if id(holder) in needed:
                 raise RequestError(
                     f"the image at {holder[key]!r:.80} cannot be fetched: {error}",
                     "Send its data.",
@@ -137,8 +140,10 @@ def is_public(address: str) -> bool:
         inside = found.ipv4_mapped or found.sixtofour
         if inside is not None:
             return is_public(str(inside))
-        if found.teredo is not None or any(found in net for net in _EMBEDDED):
+        if found.teredo is not None:
             return False
+    if any(found in net for net in _CLOSED):
+        return False
     return found.is_global and not (found.is_multicast or found.is_reserved)
 
 
