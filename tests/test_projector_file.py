@@ -213,6 +213,16 @@ def test_explain_counts_it(tmp_path, demo_target, width):
     assert "mmproj.gguf, gemma3" in told.output
 
 
+def test_explain_without_a_projector(tmp_path, demo_target, width):
+    target = tmp_path / "x.gguf"
+    target.symlink_to(demo_target)
+    write_projector(tmp_path / "mmproj.gguf", width)
+    assert localspec.explain(target=target).projector is not None
+    found = localspec.explain(target=target, mmproj="none")
+    assert found.projector is None
+    assert found.memory.roles == ("target",)
+
+
 def test_explain_says_that_it_does_not_fit(tmp_path, demo_target, width):
     path = write_projector(tmp_path / "mmproj.gguf", width + 1)
     arguments = ["explain", "--target", str(demo_target), "--mmproj", str(path)]

@@ -55,6 +55,12 @@ def test_the_smaller_trained_context_is_taken(make, trained, context, most):
         assert engine.context_length == context
 
 
+def test_a_preset_cannot_be_without_a_projector_by_name(make):
+    result = run("models", "add", "mine", "--target", make(512), "--mmproj", "none")
+    assert result.exit_code != 0
+    assert "a preset's mmproj is a file" in result.output
+
+
 def test_the_trained_context_of_a_model_on_the_hub_is_read_of_its_header(hub: StandinHub):
     run("models", "add", "mine", "--target", "Qwen/Qwen2-7B-Instruct-GGUF:q4_k_m")
     assert find_preset("mine").context_length == 512

@@ -12,6 +12,7 @@ from localspec.errors import PairError, known_keywords
 from localspec.exactness import Exactness
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
 from localspec.gguf_file.header import Header
+from localspec.gguf_file.projector_check import NO_PROJECTOR
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import type_name
 from localspec.gguf_file.trimmed import is_of_output, num_proposed
@@ -234,15 +235,18 @@ def _found(
     Raises ModelFileError if the target is a head.
     """
     named: dict[Role, _Name | None] = {"target": target, "draft": draft, "head": head}
-    named["mmproj"] = mmproj
+    is_blind = mmproj == NO_PROJECTOR
+    named["mmproj"] = None if is_blind else mmproj
     chosen, named["target"] = chosen_pair(preset, named)
     models = {role: find_model(text, role) for role, text in named.items() if text is not None}
     if chosen is not None:
         models = {**chosen.by_role(), **models}
+    if is_blind:
+        models.pop("mmproj", None)
     found = read_model_headers(models)
     check_target(found["target"].header)
     projector = found_projector(found)
-    return chosen, found, projector
+    return chosen, found, None if is_blind else projector
 
 
 def _context(target: Header, chosen: Preset | None, context_length: int | None) -> int:

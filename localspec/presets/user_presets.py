@@ -9,7 +9,7 @@ from localspec.atomic_write import write_whole
 from localspec.errors import OptionError, PairError, PresetError
 from localspec.gguf_file.head import check_target, head_misfit
 from localspec.gguf_file.header import Header
-from localspec.gguf_file.projector_check import require_projector_of
+from localspec.gguf_file.projector_check import NO_PROJECTOR, require_projector_of
 from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.hub.api import remote_file
 from localspec.hub.hub_file import HubFile
@@ -51,6 +51,11 @@ class NewPreset:
             may_lack = name in ("draft", "head", "mmproj") and value is None
             if not isinstance(value, str) and not may_lack:
                 raise OptionError(f"{name} is {value!r}, not a string", "Give a string.")
+        if self.mmproj == NO_PROJECTOR:
+            raise OptionError(
+                "a preset's mmproj is a file; 'none' is for where a model is loaded",
+                "Leave it out here.",
+            )
         if self.context_length is not None:
             check_context_length(self.context_length)
 
