@@ -315,7 +315,7 @@ async function attach(files) {
 }
 
 async function textOf(file) {
-  if (file.type.startsWith("image/")) throw new Error(`${file.name} is a picture, and the model reads text.`);
+  if (file.type.startsWith("image/")) throw new Error(`${file.name} is a picture; this page sends texts only yet.`);
   if (file.size > MOST_OF_FILE) throw new Error(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB; at most 2 MB can be attached.`);
   const bytes = await file.arrayBuffer();
   try {
