@@ -154,7 +154,7 @@ class Engine(BaseEngine):
         try:
             self._require_open()
             prompt = exchange.prompt(is_cancelled)
-            self._models.show(prompt)
+            _parts = self._models.show(prompt)  # at hand until the answer ends
             policy, kinds = answer_policy(options.drafting, self._decoder.proposers)
             request = self._request(prompt, state, exchange.turn, kinds)
             reference = reference_to(self, prompt, options)
@@ -299,12 +299,11 @@ class Engine(BaseEngine):
                 self._take(turn, in_use)
             except BusyError:
                 return
-            with idle.obeyed(self.cancel):
+            with idle.obeyed(self.cancel), contextlib.suppress(Interrupted):
                 # Now that no answer can change what they are.
-                tokens: list[int] = []
-                with contextlib.suppress(Interrupted):
-                    tokens = make_tokens(lambda: self._target.is_interrupted)
-                if tokens := self._models.readable(tokens):
+                tokens = make_tokens(lambda: self._target.is_interrupted)
+                tokens, _parts = self._models.readable(tokens)
+                if tokens:
                     lane = self._cache_pool.place_for(owner, tokens, self._lanes)
                     lane.is_settled = False
                     self._switch(lane, owner, tokens)

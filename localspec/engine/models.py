@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from localspec.llama.head import LlamaHead
     from localspec.llama.medusa import MedusaHeads
     from localspec.llama.model import LlamaModel
+    from localspec.llama.projector import PicturePart
     from localspec.preflight.room import PairMemory
     from localspec.streaming.prompt import Prompt
 
@@ -39,32 +40,36 @@ class Models(NamedTuple):
         heads = [] if self.head is None else [self.head]
         return [*self.saved, *heads]
 
-    def show(self, prompt: Prompt) -> None:
-        """Have the pictures of a prompt at hand, which is to be read.
+    def show(self, prompt: Prompt) -> list[PicturePart]:
+        """Have the pictures of a prompt at hand, as long as what is returned is kept.
 
         Raises OptionError where the target does not see, or the prompt lacks one.
         """
         vision, tokens = self.target.vision, prompt.tokens
+        parts: list[PicturePart] = []
         if vision is not None:
-            vision.show(prompt.pictures)
+            parts = vision.show(prompt.pictures)
         elif prompt.pictures or min(tokens, default=0) <= LAST_CELL:
             raise OptionError(
                 f"the prompt has pictures, and {self.target.name} was loaded without a "
                 "projector for them",
                 "Load it with mmproj=….",
             )
-        if self.readable(tokens) != tokens:
+        if self.readable(tokens)[0] != tokens:
             raise OptionError(
                 "the prompt has the cells of a picture that it does not have",
                 "Give the pictures with it.",
             )
         if tokens and tokens[-1] <= LAST_CELL:
             raise OptionError("the prompt ends with a picture", "Give a text behind it.")
+        return parts
 
-    def readable(self, tokens: list[int]) -> list[int]:
-        """The beginning of a text whose pictures are at hand."""
-        vision = self.target.vision
-        return tokens if vision is None else tokens[: vision.num_readable(tokens)]
+    def readable(self, tokens: list[int]) -> tuple[list[int], list[PicturePart]]:
+        """The beginning of a text whose pictures are at hand, as long as the parts are kept."""
+        if self.target.vision is None:
+            return tokens, []
+        count, parts = self.target.vision.readable(tokens)
+        return tokens[:count], parts
 
     def close(self) -> None:
         """Free them all. Idempotent."""

@@ -166,6 +166,8 @@ class LlamaModel(LlamaContext):
         llama = self.handle.owner
         is_used = llama is not None and (llama.n_tokens or llama.input_ids[0] != _UNUSED)
         with self._alone():
+            if self.vision is not None:  # an exception may have come before that was undone
+                llama_cpp.llama_set_causal_attn(self.handle.context, True)
             if is_used or not self._cache.is_unchanged:
                 if llama is not None:
                     llama.reset()

@@ -76,7 +76,8 @@ def read_up_to_last_picture(
         if begin < row.start:
             model.decode(tokens[begin : row.start], 0)
         if vision is None:
-            model._cache.add_picture(len(row), 0, -1)
+            with model._alone():
+                model._cache.add_picture(len(row), 0, -1)
         else:
             _read(model, vision.part(tokens[row.start : row.stop]))
         begin = row.stop
@@ -114,9 +115,9 @@ def _decode(model: _ReadingModel, part: PicturePart) -> None:
     size = min(model.batch_size, count) if vision.is_causal else count
     batch = TokenBatch(size, vision.width, rows_alone=True)
     cache.begin_decode()
-    # Where it is not, each cell attends to all others of its part.
-    llama_cpp.llama_set_causal_attn(context, vision.is_causal)
     try:
+        # Where it is not, each cell attends to all others of its part.
+        llama_cpp.llama_set_causal_attn(context, vision.is_causal)
         for begin in range(0, count, size):
             end = min(begin + size, count)
             model._start_decode(end - begin)

@@ -14,6 +14,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,11 +31,13 @@ from localspec.pictures.picture import Picture
 _MARKER = b"<localspec-picture>"
 _MOST_ROW_BYTES = 1 << 26  # of pictures that were read last, for texts that are decoded again
 _MOST_PICTURE_BYTES = 1 << 28  # of pixels that are kept until they are asked for
+_CELL_BYTES = 128  # of what is kept for each cell beside the pixels, about
 _MOST_TIMES = 200  # a longer side ÷ the shorter: libmtmd may make a picture of no height
 _NODES_AT_ONCE = 32  # of a picture's graph, between two looks at whether to go on
 
 
-class PicturePart(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class PicturePart:
     """Cells in a row that a picture takes, and what libllama is to be told of them.
 
     picture: whose; number: among all pieces of it, text included. cells: their numbers.
@@ -62,6 +65,14 @@ class PicturePart(NamedTuple):
         return int(self.places[0].max())
 
 
+class _Known(NamedTuple):
+    """What stands for a picture. num_bytes: about what keeping it takes."""
+
+    tokens: list[int]
+    parts: list[PicturePart]
+    num_bytes: int
+
+
 class Projector:
     """A projector in a file, open for a model. Implements `vision.Vision`.
 
@@ -75,8 +86,11 @@ class Projector:
     def __init__(self, path: Path, handle: Handle, *, num_threads: int, use_gpu: bool) -> None:
         self.name = path.name
         self.content = ""
-        self._is_cancelled: Callable[[], bool] = lambda: False
+        self._handle = handle  # kept: libmtmd has the model's pointer
+        self._is_cancelled: Callable[[], bool] = _never
         self._num_nodes = 0  # of the graph, that libmtmd has asked of
+        self._num_awaited = 0  # nodes behind which it was to ask whether to go on, and did not
+        self._failure: BaseException | None = None  # of a look, which C cannot pass on
         self._mtmd = mtmd()
         params = self._mtmd.mtmd_context_params_default()
         params.use_gpu = use_gpu
@@ -104,30 +118,42 @@ class Projector:
         self.width = int(llama_cpp.llama_model_n_embd_inp(handle.model))
         self._most_at_once = int(llama_cpp.llama_n_ubatch(handle.context))
         self.is_causal = not self._mtmd.mtmd_decode_use_non_causal(self._context, None)
-        self._tokens: OrderedDict[bytes, list[int]] = OrderedDict()  # by picture
-        self._parts: dict[int, PicturePart] = {}  # by first cell
+        self._latest: OrderedDict[bytes, _Known] = OrderedDict()  # by picture
+        # By first cell: those of the latest pictures, and what somebody else keeps.
+        self._parts: weakref.WeakValueDictionary[int, PicturePart] = (
+            weakref.WeakValueDictionary()
+        )
         self._rows: OrderedDict[int, Rows] = OrderedDict()  # by first cell
 
     def cells(self, picture: Picture) -> list[int]:
         """As `Vision.cells`. Raises OptionError for a picture that it cannot read."""
         with self._lock():
-            return list(self._known(picture))
+            tokens = list(self._known(picture).tokens)
+            self._forget_some(1)
+            return tokens
 
-    def show(self, pictures: Sequence[Picture]) -> None:
-        """Keep these at hand, since their cells are to be read. Raises as `cells`."""
+    def show(self, pictures: Sequence[Picture]) -> list[PicturePart]:
+        """Have these at hand, since their cells are to be read. Raises as `cells`.
+
+        Their parts are at hand as long as the caller keeps what is returned.
+        """
         with self._lock():
-            for picture in pictures:
-                self._known(picture)
+            parts = [part for picture in pictures for part in self._known(picture).parts]
             self._forget_some(len(pictures))
+            return parts
 
-    def num_readable(self, tokens: Sequence[int]) -> int:
-        """How many tokens of a text come before the first picture that is not at hand."""
-        if not tokens or min(tokens) >= 0:
-            return len(tokens)
-        return next(
-            (row.start for row in cell_rows(tokens) if tokens[row.start] not in self._parts),
-            len(tokens),
-        )
+    def readable(self, tokens: Sequence[int]) -> tuple[int, list[PicturePart]]:
+        """How many tokens of a text come before the first picture that is not at hand.
+
+        And the parts among them, which are at hand as long as the caller keeps them.
+        """
+        parts: list[PicturePart] = []
+        for row in cell_rows(tokens) if min(tokens, default=0) < 0 else ():
+            part = self._parts.get(tokens[row.start])
+            if part is None:
+                return row.start, parts
+            parts.append(part)
+        return len(tokens), parts
 
     def part(self, cells: Sequence[int]) -> PicturePart:
         """That of these cells. Raises DecodeError if they are not all of it, or unknown."""
@@ -160,11 +186,19 @@ class Projector:
     def _encoded(self, chunk: Any, count: int, is_cancelled: Callable[[], bool]) -> Rows:
         if chunk is None or self._mtmd.mtmd_input_chunk_get_n_tokens(chunk) != count:
             raise DecodeError(f"{self.name} makes another number of cells of a picture now")
-        self._is_cancelled, self._num_nodes = is_cancelled, 0
+        self._is_cancelled, self._failure = is_cancelled, None
+        self._num_nodes = self._num_awaited = 0
         complaints.clear()
-        status = self._mtmd.mtmd_encode_chunk(self._context, chunk)
+        try:
+            status = self._mtmd.mtmd_encode_chunk(self._context, chunk)
+            if self._failure is not None:
+                raise self._failure
+        finally:  # they may keep this
+            self._is_cancelled, self._failure = _never, None
         if is_cancelled():
             raise Interrupted("reading a picture was cancelled")
+        if self._num_awaited:  # an exception came before a look could keep it
+            raise DecodeError(f"a signal has ended {self.name}'s reading of a picture")
         if status != 0:
             raise DecodeError(
                 f"{self.name} could not read a picture (status {status}){complaints.because()}"
@@ -172,12 +206,13 @@ class Projector:
         given = self._mtmd.mtmd_get_output_embd(self._context)
         return np.ctypeslib.as_array(given, (count, self.width)).copy()
 
-    def _known(self, picture: Picture) -> list[int]:
-        """Its tokens, which are found once."""
-        if picture.digest in self._tokens:
-            self._tokens.move_to_end(picture.digest)
-            return self._tokens[picture.digest]
+    def _known(self, picture: Picture) -> _Known:
+        """What stands for it, which is found once."""
+        if picture.digest in self._latest:
+            self._latest.move_to_end(picture.digest)
+            return self._latest[picture.digest]
         tokens: list[int] = []
+        parts: list[PicturePart] = []
         width, height = picture.width, picture.height
         if max(width, height) > _MOST_TIMES * min(width, height):
             raise OptionError(
@@ -189,12 +224,15 @@ class Projector:
         with self._chunks(picture, None) as chunks:
             for number in range(self._mtmd.mtmd_input_chunks_size(chunks)):
                 chunk = self._mtmd.mtmd_input_chunks_get(chunks, number)
-                tokens += self._tokens_of(picture, number, chunk)
-        self._tokens[picture.digest] = tokens
-        return tokens
+                tokens += self._tokens_of(picture, number, chunk, parts)
+        num_bytes = len(picture.rgb) + _CELL_BYTES * len(tokens)
+        known = self._latest[picture.digest] = _Known(tokens, parts, num_bytes)
+        return known
 
-    def _tokens_of(self, picture: Picture, number: int, chunk: Any) -> Sequence[int]:
-        """Those of one of libmtmd's chunks: ids, or a part's cells."""
+    def _tokens_of(
+        self, picture: Picture, number: int, chunk: Any, parts: list[PicturePart]
+    ) -> Sequence[int]:
+        """Those of one of libmtmd's chunks: ids, or the cells of a part, which is added."""
         count = self._mtmd.mtmd_input_chunk_get_n_tokens(chunk)
         if self._mtmd.mtmd_input_chunk_get_type(chunk) == self._mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
             size = ctypes.c_size_t()
@@ -215,9 +253,8 @@ class Projector:
         places, moved = self._places(chunk, count, 0), self._places(chunk, count, 1)
         cells = cell_numbers(picture.digest + f"{number} of {self.content}".encode(), count)
         num_positions = int(self._mtmd.mtmd_input_chunk_get_n_pos(chunk))
-        self._parts[cells[0]] = PicturePart(
-            picture, number, cells, num_positions, places, moved - places
-        )
+        part = PicturePart(picture, number, cells, num_positions, places, moved - places)
+        parts.append(self._parts.setdefault(cells[0], part))  # an answer may keep the first
         return cells
 
     def _places(self, chunk: Any, count: int, first: int) -> NDArray[np.int32]:
@@ -261,34 +298,30 @@ class Projector:
             library.mtmd_bitmap_free(bitmap)
 
     def _forget_some(self, num_shown: int) -> None:
-        """Let pictures go that were shown longest ago, but for the last num_shown."""
-        sizes = {part.picture.digest: len(part.picture.rgb) for part in self._parts.values()}
-        while sum(sizes.values()) > _MOST_PICTURE_BYTES and len(self._tokens) > num_shown:
-            digest, _ = self._tokens.popitem(last=False)
-            sizes.pop(digest, None)
-            self._parts = {
-                first: part
-                for first, part in self._parts.items()
-                if part.picture.digest != digest
-            }
+        """Let pictures go that were asked for longest ago, but for the last num_shown."""
+        num_bytes = sum(known.num_bytes for known in self._latest.values())
+        while num_bytes > _MOST_PICTURE_BYTES and len(self._latest) > num_shown:
+            num_bytes -= self._latest.popitem(last=False)[1].num_bytes
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
         """In the block nobody else looks at pictures, and the projector stays open."""
+        self._require_open()  # in a fork the lock may be taken, by nobody
         with self._in_use:
             self._require_open()
             yield
 
     def _require_open(self) -> None:
-        own_process.require(self.name)
         if self._context is None:
             raise ClosedError(f"{self.name} is closed", "Load it again.")
+        self._handle.require_open()
 
     def close(self) -> None:
         """Free everything. Idempotent."""
-        with self._in_use:
-            self._context = None
-            self._finalizer()
+        if own_process.is_this():  # a fork has a copy, which ends with it
+            with self._in_use:
+                self._context = None
+                self._finalizer()
 
 
 def _goes_on(
@@ -298,10 +331,24 @@ def _goes_on(
     alive = projector()
     if alive is None:
         return not is_before
-    if not is_before:
-        return not alive._is_cancelled()
-    alive._num_nodes += 1
-    return alive._num_nodes % _NODES_AT_ONCE == 0
+    try:
+        if not is_before:
+            if alive._failure is not None or alive._is_cancelled():
+                return False
+            alive._num_awaited -= 1
+            return True
+        alive._num_nodes += 1
+        if alive._num_nodes % _NODES_AT_ONCE:
+            return False
+        alive._num_awaited += 1
+        return True
+    except BaseException as failure:  # also of a signal's handler; C would go on somehow
+        alive._failure = failure
+        return False
+
+
+def _never() -> bool:
+    return False
 
 
 def _free(library: Any, context: int, _looks: object) -> None:

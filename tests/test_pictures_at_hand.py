@@ -1,0 +1,171 @@
+"""Pictures while they are asked for: at hand as long as an answer needs them, wholly read."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from picture_prompts import GREEDY, asked, prompt_of
+from vision_maker import random_picture, write_vision_pair
+
+import inside
+import localspec
+from localspec.errors import DecodeError
+from localspec.llama import projector
+from localspec.llama.library import llama_cpp
+from localspec.pictures.cells import cell_rows
+from localspec.streaming.exchange import PlainExchange
+from localspec.streaming.options import AnswerOptions
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    target, mmproj = write_vision_pair(
+        tmp_path_factory.mktemp("seeing"), "gemma3", num_layers=2
+    )
+    return {"target": target, "mmproj": mmproj, "draft_tokens": 0, "memory": False}
+
+
+@pytest.fixture
+def engine(files):
+    with localspec.load(**files) as opened:
+        yield opened
+
+
+def first_part(engine, prompt):
+    """The cells of its first picture."""
+    row = next(cell_rows(prompt.tokens))
+    return prompt.tokens[row.start : row.stop]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ValueError])
+def test_an_exception_within_a_look_is_raised_and_no_row_is_kept(files, engine, kind):
+    prompt = prompt_of(engine, "see ", random_picture(1), "what is it")
+    vision = inside.target(engine).vision
+    part = vision.part(first_part(engine, prompt))
+    looks = iter([kind("now")])
+
+    def look():
+        for error in looks:
+            raise error
+        return False
+
+    with engine.exclusively():
+        with pytest.raises(kind, match="now"):
+            vision.rows(part, look)
+        again = vision.rows(part, look)
+    with localspec.load(**files) as other:
+        other.vision.cells(random_picture(1))
+        whole = inside.target(other).vision
+        expected = whole.rows(whole.part(part.cells), lambda: False)
+    np.testing.assert_array_equal(again, expected)
+
+
+def test_an_answer_keeps_its_pictures_at_hand(engine, monkeypatch):
+    """Whatever others show and ask for before it reads them; no longer than it needs them."""
+    monkeypatch.setattr(projector, "_MOST_PICTURE_BYTES", 1)
+    vision = inside.target(engine).vision
+    prompt = prompt_of(engine, "see ", random_picture(1), "and ", random_picture(2), "what")
+    expected = asked(engine, prompt)[0].token_ids
+    with engine.exclusively():
+        pass
+    exchange = PlainExchange(AnswerOptions.of(sampling=GREEDY, max_tokens=8), lambda _: prompt)
+
+    def begin():
+        vision.show([random_picture(3)])
+        engine.vision.cells(random_picture(1))  # known anew, and forgotten
+        engine.vision.cells(random_picture(4))
+
+    exchange.begin = begin
+    assert inside.answer(engine, exchange).reply().token_ids == expected
+    with pytest.raises(DecodeError, match="not at hand"):
+        vision.part(first_part(engine, prompt))
+
+
+def test_pictures_that_are_only_counted_are_forgotten(engine, monkeypatch):
+    picture = random_picture(1)
+    monkeypatch.setattr(projector, "_MOST_PICTURE_BYTES", 2 * len(picture.rgb))
+    prompt = prompt_of(engine, "see ", picture)
+    vision = inside.target(engine).vision
+    assert vision.part(first_part(engine, prompt)).picture is picture
+    for seed in range(2, 5):
+        engine.vision.cells(random_picture(seed))
+    with pytest.raises(DecodeError, match="not at hand"):
+        vision.part(first_part(engine, prompt))
+
+
+def test_texts_are_read_forwards_after_a_picture_was_broken_off(engine):
+    """Also where a signal came before that was set back."""
+    target = inside.target(engine)
+    tokens = [engine.vocabulary.bos, *engine.tokenize("what is it and why")]
+    with engine.exclusively():
+        expected = target.decode(tokens, 1)[0].copy()
+        target.truncate(0)
+        llama_cpp.llama_set_causal_attn(target.handle.context, False)
+        target.begin()
+        np.testing.assert_array_equal(target.decode(tokens, 1)[0], expected)
+
+
+def test_a_dropped_engine_that_read_a_picture_is_freed_at_once(files):
+    engine = localspec.load(**files)
+    asked(engine, prompt_of(engine, "see ", random_picture(1), "what is it"))
+    handle = weakref.ref(inside.target(engine).handle)
+    gc.collect()
+    gc.disable()
+    try:
+        del engine
+        assert handle() is None
+    finally:
+        gc.enable()
+
+
+def test_who_keeps_a_projector_keeps_its_model(files):
+    engine = localspec.load(**files)
+    vision, handle = engine.vision, weakref.ref(inside.target(engine).handle)
+    expected = vision.cells(random_picture(1))
+    del engine
+    gc.collect()
+    assert handle() is not None
+    assert len(vision.cells(random_picture(2))) == len(expected)
+    handle().close()
+    with pytest.raises(localspec.ClosedError):
+        vision.cells(random_picture(3))
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_while_pictures_are_looked_at_can_close_the_engine(engine, monkeypatch):
+    vision, inner, go_on = inside.target(engine).vision, threading.Event(), threading.Event()
+
+    def waits(*_arguments):
+        inner.set()
+        go_on.wait()
+        raise RuntimeError("given up")
+
+    monkeypatch.setattr(projector, "cell_numbers", waits)
+    thread = threading.Thread(target=suppressed, args=(vision.cells, random_picture(1)))
+    thread.start()
+    inner.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            vision.cells(random_picture(2))
+        except localspec.EngineError:
+            engine.close()
+            os._exit(0)
+        os._exit(1)
+    go_on.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def suppressed(function, *arguments):
+    with pytest.raises(RuntimeError):
+        function(*arguments)
