@@ -148,6 +148,24 @@ def test_the_one_beside_a_model_is_found_by_its_name(tmp_path, target, width, na
     assert projector_beside(beside) == (None if found is None else tmp_path / found)
 
 
+@pytest.mark.parametrize(
+    ("others", "is_taken"),
+    [
+        (["Eagle-4B-it-Q8_0.gguf", "Eagle-4B-it-IQ2_XS-00001-of-00002.gguf"], True),
+        (["draft-Owl-1B.gguf"], True),
+        (["Owl-4B-it-Q8_0.gguf"], False),
+    ],
+)
+def test_one_without_a_name_is_taken_where_there_is_one_model(
+    tmp_path, target, width, others, is_taken
+):
+    write_projector(tmp_path / "mmproj-F16.gguf", width)
+    for name in (*others, "Eagle-4B-it-Q4_K_M.gguf"):
+        (tmp_path / name).write_bytes(b"")
+    beside = dataclasses.replace(target, path=tmp_path / "Eagle-4B-it-Q4_K_M.gguf")
+    assert (projector_beside(beside) is not None) == is_taken
+
+
 def test_one_that_does_not_fit_is_not_taken(tmp_path, target, width):
     write_projector(tmp_path / "mmproj-F16.gguf", width + 1)
     (tmp_path / "mmproj-F32.gguf").write_bytes(b"GGUF")

@@ -10,10 +10,17 @@ from click.testing import CliRunner
 from vision_maker import random_picture, write_vision_pair
 
 import localspec
-from localspec import OptionError, PairError, SessionError
+from localspec import (
+    MemoryLimitError,
+    ModelFileError,
+    OptionError,
+    PairError,
+    SessionError,
+)
 from localspec.chat.session import read_session, save_session
 from localspec.chat.template import BUILT_IN
 from localspec.cli import main
+from localspec.preflight.room import MemoryRoom
 from server_runner import running_server
 
 FOX = random_picture(1, 40, 40)
@@ -100,6 +107,36 @@ def test_the_projector_beside_the_model_is_used_and_none_is_none(pair):
                 opened.generate(parts(FOX), template="chatml").reply()
     finally:
         beside.unlink()
+
+
+@pytest.mark.parametrize("error", [ModelFileError, MemoryLimitError, OptionError])
+@pytest.mark.parametrize("where", ["fitting.check_room", "loading.open_projector"])
+def test_a_projector_that_was_only_found_does_not_keep_a_model_from_loading(
+    pair, tmp_path, monkeypatch, caplog, error, where
+):
+    def refused(plan, *_others):
+        if where.endswith("open_projector") or "mmproj" in plan.memory.roles:
+            raise error("it is refused")
+
+    monkeypatch.setattr(f"localspec.engine.{where}", refused)
+    target, mmproj = (shutil.copy(path, tmp_path / path.name) for path in pair)
+    with localspec.load(target=target) as opened:
+        assert opened.vision is None
+        assert opened.memory().models.roles == ("target",)
+    assert f'{mmproj.name} is not used: it is refused. mmproj="none"' in caplog.text
+    with pytest.raises(error, match="it is refused"):
+        localspec.load(target=target, mmproj=mmproj)
+
+
+def test_fewer_texts_lie_side_by_side_where_the_projector_needs_their_memory(pair, monkeypatch):
+    target, mmproj = pair
+    options = {"target": target, "mmproj": mmproj, "context_length": 256}
+    with localspec.load(**options) as opened:
+        needed = opened.memory().models.needed_bytes
+    room = MemoryRoom(main_bytes=needed + 1, gpus=(), repacked={})
+    monkeypatch.setattr("localspec.preflight.fit.room_here", lambda *_: room)
+    with localspec.load(**options, parallel=4) as opened:
+        assert opened.parallel == 1
 
 
 def test_another_model_s_projector_is_refused(pair, demo_target):

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.engine.cache_disk import CacheDisk, CacheRoom
@@ -23,7 +24,7 @@ from localspec.engine.sources import (
     progress_shares,
 )
 from localspec.engine.thread_choice import choose_threads
-from localspec.engine.vision import open_projector, seeing
+from localspec.engine.vision import open_projector, seeing, with_projector
 from localspec.errors import OptionError, known_keywords
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
@@ -114,15 +115,20 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     both = _for_both(chosen, context_length, num_threads, num_gpu_layers)
     of_target = replace(both, rpc=common_servers(rpc, chosen), exact=exact)
     options = _with_common(target_options, of_target), _with_common(draft_options, both)
-    files, projector = seeing(found, chosen_sources(found, drafting, *options, trimmed=trimmed))
-    open_all = functools.partial(_open_all, progress_shares(files, progress), projector)
-    files, reserved = side_by_side(files, parallel, kept_bytes)
-    with contextlib.ExitStack() as undo:
-        models = open_fitting(files, projector, open_all, undo, force=force)
-        room = CacheRoom(kept_bytes - reserved, CacheDisk.of(cache_disk))
-        engine = _engine(models, drafting, chosen, room, memory=memory)
-        undo.pop_all()
-        return engine
+    sources = chosen_sources(found, drafting, *options, trimmed=trimmed)
+
+    def opened(mmproj: Path | None) -> Engine:
+        files, projector = seeing(mmproj, sources)
+        open_all = functools.partial(_open_all, progress_shares(files, progress), projector)
+        files, reserved = side_by_side(files, projector, parallel, kept_bytes)
+        with contextlib.ExitStack() as undo:
+            models = open_fitting(files, projector, open_all, undo, force=force)
+            room = CacheRoom(kept_bytes - reserved, CacheDisk.of(cache_disk))
+            engine = _engine(models, drafting, chosen, room, memory=memory)
+            undo.pop_all()
+            return engine
+
+    return with_projector(found.get("mmproj"), sources[0].header, opened)
 
 
 def _for_both(

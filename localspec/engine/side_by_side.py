@@ -16,15 +16,17 @@ from localspec.preflight.side_by_side import (
 
 if TYPE_CHECKING:
     from localspec.engine.sources import Source
+    from localspec.gguf_file.header import Header
 
 
 def side_by_side(
-    sources: Sequence[Source], parallel: int, kept_bytes: int
+    sources: Sequence[Source], projector: Header | None, parallel: int, kept_bytes: int
 ) -> tuple[list[Source], int]:
     """The sources with up to `parallel` sequences, and the bytes that all but one reserve.
 
-    See `plan_side_by_side`. One of an application's own model, or with RPC servers. Raises
-    OptionError for a number outside its range, and what planning raises.
+    See `plan_side_by_side`. One of an application's own model, or with RPC servers. projector:
+    of the target, if it has one. Raises OptionError for a number outside its range, and what
+    planning raises.
     """
     check_parallel(parallel)
     files = [
@@ -34,8 +36,9 @@ def side_by_side(
     ]
     if parallel == 1 or len(files) < len(sources):
         return list(sources), 0
-    alone = plan_here(files)
-    plan = plan_side_by_side(files, alone, parallel, kept_bytes)
+    seen = [] if projector is None else [Planned(projector, role="mmproj")]
+    alone = plan_here([*files, *seen])
+    plan = plan_side_by_side([*files, *seen], alone, parallel, kept_bytes)
     count = plan.models[0].options.num_sequences
     chosen = zip(sources, files, strict=True)
     return [

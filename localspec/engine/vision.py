@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from localspec.errors import LocalspecError, OptionError
+from localspec.errors import LocalspecError, MemoryLimitError, ModelFileError, OptionError
 from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.projector import cells_at_once, require_free_of_place
 from localspec.gguf_file.projector_check import (
@@ -24,26 +25,44 @@ if TYPE_CHECKING:
     from localspec.llama.model import LlamaModel
     from localspec.llama.options import LlamaOptions
     from localspec.llama.projector import Projector
-    from localspec.presets.preset import Role
+
+Opened = TypeVar("Opened")
 
 logger = logging.getLogger(__name__)
 
 
-def seeing(
-    found: dict[Role, ModelSource], sources: list[Source]
-) -> tuple[list[Source], Header | None]:
+def with_projector(
+    named: ModelSource | None, target: Header | None, opened: Callable[[Path | None], Opened]
+) -> Opened:
+    """What is opened with the projector that is named, or else the one in the target's folder.
+
+    Without it where none is named, and the one in the folder cannot be used.
+    """
+    if named is not None:
+        assert isinstance(named, str | os.PathLike)
+        return opened(None if named == NO_PROJECTOR else Path(named))
+    path = _beside(target)
+    if path is None:
+        return opened(None)
+    try:
+        return opened(path)
+    except (MemoryLimitError, ModelFileError, OptionError) as error:
+        fault = str(error)
+    found = opened(None)  # or the fault was not the projector's
+    _warn(path, fault)
+    return found
+
+
+def seeing(mmproj: Path | None, sources: list[Source]) -> tuple[list[Source], Header | None]:
     """The sources as the projector needs them, and its header, if there is one.
 
-    Where none is named, it is the one in the target's folder, if that can be used. Raises
-    ModelFileError for another file, PairError for another model's projector, OptionError where
-    the target is a `Llama`.
+    Raises ModelFileError for another file, PairError for another model's projector, OptionError
+    where the target is a `Llama`.
     """
     target, *others = sources
-    mmproj = found.get("mmproj") or _beside(target.header)
-    if mmproj is None or mmproj == NO_PROJECTOR:
+    if mmproj is None:
         return sources, None
-    assert isinstance(mmproj, str | os.PathLike)
-    header = checked_projector(Path(mmproj))
+    header = checked_projector(mmproj)
     require_free_of_place(header)
     if target.header is None:
         raise OptionError(
@@ -66,10 +85,16 @@ def _beside(target: Header | None) -> Path | None:
         mtmd()
         require_free_of_place(checked_projector(path))
     except LocalspecError as error:
-        logger.warning("%s is not used: %s. %s", path.name, error, error.hint)
+        _warn(path, str(error))
         return None
     logger.info("%s lets the model see", path)
     return path
+
+
+def _warn(path: Path, fault: str) -> None:
+    logger.warning(
+        '%s is not used: %s. mmproj="none" leaves it out without a word.', path.name, fault
+    )
 
 
 def open_projector(

@@ -40,7 +40,10 @@ _BOUNDS = {
 }
 NO_PROJECTOR = "none"  # given as mmproj: not the one beside the target either
 _SIGN = re.compile(r"mmproj", re.IGNORECASE)
-_WORDS = re.compile(r"mmproj|[0-9]*bf16|f16|f32|q\d\w*|model|gguf", re.IGNORECASE)
+_WORDS = re.compile(
+    r"-\d{5}-of-\d{5}|mmproj|[0-9]*bf16|f16|f32|i?q\d\w*|model|gguf", re.IGNORECASE
+)
+_HELPERS = re.compile(r"mmproj|draft|mtp|eagle|dflash|medusa|trimmed", re.IGNORECASE)
 _BEST = ("f16", "bf16", "q8_0", "f32")  # types by name, the one to take first
 
 
@@ -107,16 +110,20 @@ def require_projector_of(target: Header, projector: Header) -> None:
 def projector_beside(target: Header) -> Path | None:
     """The projector in the target's folder, known by its name; None if there is none.
 
-    Its name has "mmproj" in it, and otherwise the beginning of the target's name or nothing
-    but a type. Of several the one in half precision is taken.
+    Its name has "mmproj" in it, and otherwise the beginning of the target's name; or nothing
+    but a type, where the folder has no other model. Of several the one in half precision is
+    taken.
     """
     folder = target.path.parent
     try:
-        names = [each.name for each in folder.glob("*.gguf") if _SIGN.search(each.name)]
+        files = [each.name for each in folder.glob("*.gguf")]
     except OSError:
         return None
-    for name in sorted(names, key=_rank):
-        if not _is_named_for(name, target.path.stem):
+    models = {_own_letters(name) for name in files if not _HELPERS.search(name)}
+    is_alone = models <= {_own_letters(target.path.name)}
+    for name in sorted(filter(_SIGN.search, files), key=_rank):
+        own = _own_letters(name)
+        if not (_letters(target.path.stem).startswith(own) if own else is_alone):
             continue
         try:
             require_projector_of(target, checked_projector(folder / name))
@@ -126,10 +133,9 @@ def projector_beside(target: Header) -> Path | None:
     return None
 
 
-def _is_named_for(name: str, target: str) -> bool:
-    """Whether a projector's name fits a target's."""
-    own = _letters(_WORDS.sub(" ", Path(name).stem))
-    return _letters(target).startswith(own)
+def _own_letters(name: str) -> str:
+    """What a file's name has besides its kind and its type."""
+    return _letters(_WORDS.sub(" ", Path(name).stem))
 
 
 def _letters(text: str) -> str:
