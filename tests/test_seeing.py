@@ -21,6 +21,7 @@ from localspec.chat.session import read_session, save_session
 from localspec.chat.template import BUILT_IN
 from localspec.cli import main
 from localspec.preflight.room import MemoryRoom
+from localspec.server.served_models import ServedModel
 from server_runner import running_server
 
 FOX = random_picture(1, 40, 40)
@@ -164,6 +165,25 @@ def test_a_process_of_its_own_says_the_same(pair, engine):
         assert apart.vision is not None
         said = apart.generate(parts(FOX, OWL), template="chatml", **KEYWORDS).reply()
         assert said.token_ids == expected.token_ids
+
+
+@pytest.mark.process
+def test_a_served_model_says_whether_it_sees(pair, tmp_path):
+    """As it is named; once it is loaded, as it turned out."""
+    target, mmproj = (shutil.copy(path, tmp_path / path.name) for path in pair)
+    alone = shutil.copy(target, tmp_path / "alone.gguf")
+    intact = mmproj.read_bytes()
+    assert b"v.patch_embd.weight" in intact
+    mmproj.write_bytes(intact.replace(b"v.patch_embd.weight", b"v.patch_odd_.weight"))
+    models = {
+        "blind": ServedModel(str(target), 256, mmproj="none"),
+        "seeing": ServedModel(str(alone), 256, mmproj=str(pair[1])),
+        "damaged": ServedModel(str(target), 256),
+    }
+    assert [each.sees for each in models.values()] == [False, True, True]
+    for name, model in models.items():
+        with model.load() as model.engine:
+            assert model.sees == (name == "seeing")
 
 
 @pytest.mark.process

@@ -248,3 +248,25 @@ def test_a_port_that_is_taken():
     assert result.exit_code == 1
     assert "cannot listen on" in result.output
     assert "--port" in result.output
+
+
+@pytest.mark.parametrize(
+    ("named", "others"), [("x.gguf", None), ("none", "none"), (None, None)]
+)
+def test_a_projector_is_the_first_models_and_none_is_for_all(
+    tmp_path, monkeypatch, named, others
+):
+    made = []
+
+    def model(*_names, mmproj, **_options):
+        made.append(mmproj)
+        if len(made) == 3:
+            raise EngineError("that is all")
+
+    monkeypatch.setattr(served_models, "ServedModel", model)
+    models = [str(tmp_path / f"{name}.gguf") for name in "abc"]
+    for path in models:
+        Path(path).touch()
+    given = () if named is None else ("--mmproj", named)
+    assert "that is all" in refused(*models, *given).output
+    assert made == [named, others, others]

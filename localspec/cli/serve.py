@@ -8,6 +8,7 @@ import ipaddress
 import json
 import logging
 from collections import Counter
+from itertools import zip_longest
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from localspec.cli.model_options import TRIMMED_OPTION, context_option
 from localspec.cli.quantities import parse_size, readable_bytes
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
+from localspec.gguf_file.projector_check import NO_PROJECTOR
 from localspec.presets.choice import choose_model
 from localspec.presets.presets import DEFAULT_PRESET
 
@@ -104,6 +106,13 @@ _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an an
 @EXACT_OPTION
 @RPC_OPTION
 @TRIMMED_OPTION
+@click.option(
+    "--mmproj",
+    shell_complete=complete_model,
+    metavar="MODEL",
+    help="The projector with which the first MODEL sees images, as for chat; 'none': no MODEL "
+    "sees. [default: each preset's, or a file mmproj*.gguf beside the target's]",
+)
 @memory_options
 @click.option(
     "--embeddings",
@@ -160,6 +169,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     exact: bool | None,
     rpc: tuple[str, ...] | None,
     trimmed: bool,
+    mmproj: str | None,
     parallel: int,
     cache_disk: int | None,
     known_models_only: bool,
@@ -191,7 +201,11 @@ def serve(  # noqa: PLR0913  each is an option of the command
     access = AccessRules(keys=_keys(api_key_file), hosts=allowed_hosts, origins=cors_origins)
     _check_access(access, host, memory, cache_disk)
     names = _names(models, embeddings)
-    made = [ServedModel(n, context_length, rpc, exact=exact, trimmed=trimmed) for n in names]
+    others = mmproj if mmproj == NO_PROJECTOR else None
+    made = [
+        ServedModel(name, context_length, rpc, exact=exact, trimmed=trimmed, mmproj=projector)
+        for name, projector in zip_longest(names, (mmproj,), fillvalue=others)
+    ]
     embedder = None if embeddings is None else ServedEmbedder(embeddings)
     served = ServedModels(made, takes_any_name=not known_models_only, embedder=embedder)
     _prepare(served, access, memory, parallel, cache_disk)

@@ -16,7 +16,7 @@ from localspec.errors import LocalspecError, MemoryLimitError, RpcError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.fim import fim_tokens
 from localspec.gguf_file.header import Header
-from localspec.gguf_file.projector_check import projector_beside
+from localspec.gguf_file.projector_check import NO_PROJECTOR, projector_beside
 from localspec.gguf_file.shape import ModelShape
 from localspec.hub.hub_file import HubModel
 from localspec.isolated.isolated_engine import IsolatedEngine
@@ -36,17 +36,17 @@ class ServedModel:
     """A model under its name, and its engine while it is loaded.
 
     model: whatever `localspec.load` takes: a preset or its name, a file, or a model of the hub.
-    rpc: RPC servers that hold layers of it, in place of the preset's. exact, trimmed: as for
-    `load`. name: the preset's; a file's without its ending; or a hub model's own. file_name:
-    without its folders. sampling: of answers that say nothing of it. end_texts: of the tokens
-    that begin and end a text; "" where there is none. fim: those with which it fills in. sees:
-    whether it is shown images. created: Unix time of the target's file. num_trained: tokens of
-    context that the target was trained for. chat_template: its source, or "". pinned: sha256 of
-    the target's files, if a preset states them. kept_bytes: memory for caches of texts that
-    wait. parallel: as for `load`, if memory allows. cache_disk: what may be kept on disk of
-    texts, and of whom. remembers: as `load` takes `memory`; remembered: files and folders whose
-    text drafts. keep_s: how long it stays loaded without a question; None is the server's
-    default. memory, load_s: what it takes since it was loaded, and how long loading took.
+    rpc: RPC servers that hold layers of it, in place of the preset's. exact, trimmed, mmproj:
+    as for `load`. name: the preset's; a file's without its ending; or a hub model's own.
+    file_name: without its folders. sampling: of answers that say nothing of it. end_texts: of
+    the tokens that begin and end a text; "" where there is none. fim: those with which it fills
+    in. created: Unix time of the target's file. num_trained: tokens of context that the target
+    was trained for. chat_template: its source, or "". pinned: sha256 of the target's files, if
+    a preset states them. kept_bytes: memory for caches of texts that wait. parallel: as for
+    `load`, if memory allows. cache_disk: what may be kept on disk of texts, and of whom.
+    remembers: as `load` takes `memory`; remembered: files and folders whose text drafts.
+    keep_s: how long it stays loaded without a question; None is the server's default. memory,
+    load_s: what it takes since it was loaded, and how long loading took.
 
     Raises PresetError if its files are not here, OptionError, and ModelFileError.
     """
@@ -59,12 +59,15 @@ class ServedModel:
         *,
         exact: bool | None = None,
         trimmed: bool = True,
+        mmproj: str | None = None,
     ) -> None:
-        found, preset = named_sources(model, dict.fromkeys(get_args(Role)))
+        roles = dict.fromkeys(get_args(Role))
+        found, preset = named_sources(model, {**roles, "mmproj": mmproj})
         path = Path(str(found["target"]))
         header = check_model_file(path)
         self._model = model
         self._rpc, self._exact, self._trimmed = rpc, exact, trimmed
+        self._mmproj = mmproj
         self.name = _served_name(model if preset is None else preset, path)
         self.created = int(path.stat().st_mtime)
         self.file_name = path.name
@@ -72,7 +75,8 @@ class ServedModel:
         self.sampling = SamplingParams() if preset is None else preset.sampling
         self.end_texts = [_token_text(header, role) for role in ("bos", "eos")]
         self.fim = fim_tokens(header)
-        self.sees = "mmproj" in found or projector_beside(header) is not None
+        projector = found.get("mmproj") or projector_beside(header)
+        self._may_see = projector not in (None, NO_PROJECTOR)
         self.architecture = header.architecture
         self.num_parameters = sum(math.prod(tensor.shape) for tensor in header.tensors)
         self.num_trained = ModelShape(header).context_length
@@ -107,6 +111,7 @@ class ServedModel:
             rpc=self._rpc,
             exact=self._exact,
             trimmed=self._trimmed,
+            mmproj=self._mmproj,
             kept_bytes=self.kept_bytes,
             parallel=self.parallel,
             memory=self.remembers,
@@ -121,6 +126,11 @@ class ServedModel:
             raise
         self.load_s = time.monotonic() - started_s
         return engine
+
+    @property
+    def sees(self) -> bool:
+        """Whether it is shown images. Not loaded, whether there is a projector for it."""
+        return self._may_see if self.engine is None else self.engine.vision is not None
 
     @property
     def num_at_once(self) -> int:
