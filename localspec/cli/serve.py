@@ -8,7 +8,6 @@ import ipaddress
 import json
 import logging
 from collections import Counter
-from itertools import zip_longest
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
@@ -31,7 +30,7 @@ from localspec.presets.presets import DEFAULT_PRESET
 
 if TYPE_CHECKING:
     from localspec.server.guard import AccessRules
-    from localspec.server.served_models import ServedModels
+    from localspec.server.served_models import ServedModel, ServedModels
 
 DEFAULT_PORT = 8617  # no other model server uses it
 # Agents that do not know the context length assume a far longer one, and send too much.
@@ -195,17 +194,13 @@ def serve(  # noqa: PLR0913  each is an option of the command
     from localspec.server.guard import AccessRules
     from localspec.server.running import Runner, listen
     from localspec.server.served_embedder import ServedEmbedder
-    from localspec.server.served_models import ServedModel, ServedModels
+    from localspec.server.served_models import ServedModels
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     access = AccessRules(keys=_keys(api_key_file), hosts=allowed_hosts, origins=cors_origins)
     _check_access(access, host, memory, cache_disk)
     names = _names(models, embeddings)
-    others = mmproj if mmproj == NO_PROJECTOR else None
-    made = [
-        ServedModel(name, context_length, rpc, exact=exact, trimmed=trimmed, mmproj=projector)
-        for name, projector in zip_longest(names, (mmproj,), fillvalue=others)
-    ]
+    made = _models(names, mmproj, context_length, rpc, exact=exact, trimmed=trimmed)
     embedder = None if embeddings is None else ServedEmbedder(embeddings)
     served = ServedModels(made, takes_any_name=not known_models_only, embedder=embedder)
     _prepare(served, access, memory, parallel, cache_disk)
@@ -249,6 +244,26 @@ def _names(models: tuple[str, ...], embeddings: str | None) -> list[str]:
     for name in filter(None, (*names, embeddings)):
         offer_download(name)
     return names
+
+
+def _models(
+    names: list[str],
+    mmproj: str | None,
+    context_length: int | None,
+    rpc: tuple[str, ...] | None,
+    *,
+    exact: bool | None,
+    trimmed: bool,
+) -> list[ServedModel]:
+    """Those of the names. mmproj: of the first one; `NO_PROJECTOR`: of none."""
+    from localspec.server.served_models import ServedModel
+
+    others = mmproj if mmproj == NO_PROJECTOR else None
+    both = zip(names, (mmproj, *[others] * (len(names) - 1)), strict=True)
+    return [
+        ServedModel(name, context_length, rpc, exact=exact, trimmed=trimmed, mmproj=projector)
+        for name, projector in both
+    ]
 
 
 def usual_name() -> str:

@@ -116,19 +116,14 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     of_target = replace(both, rpc=common_servers(rpc, chosen), exact=exact)
     options = _with_common(target_options, of_target), _with_common(draft_options, both)
     sources = chosen_sources(found, drafting, *options, trimmed=trimmed)
-
-    def opened(mmproj: Path | None) -> Engine:
-        files, projector = seeing(mmproj, sources)
-        open_all = functools.partial(_open_all, progress_shares(files, progress), projector)
-        files, reserved = side_by_side(files, projector, parallel, kept_bytes)
-        with contextlib.ExitStack() as undo:
-            models = open_fitting(files, projector, open_all, undo, force=force)
-            room = CacheRoom(kept_bytes - reserved, CacheDisk.of(cache_disk))
-            engine = _engine(models, drafting, chosen, room, memory=memory)
-            undo.pop_all()
-            return engine
-
-    return with_projector(found.get("mmproj"), sources[0].header, opened)
+    at_once = parallel, kept_bytes
+    with contextlib.ExitStack() as undo:
+        opened = functools.partial(_opened, sources, progress, at_once, undo, force=force)
+        models, reserved = with_projector(found.get("mmproj"), sources[0].header, opened)
+        room = CacheRoom(kept_bytes - reserved, CacheDisk.of(cache_disk))
+        engine = _engine(models, drafting, chosen, room, memory=memory)
+        undo.pop_all()
+        return engine
 
 
 def _for_both(
@@ -156,6 +151,25 @@ def _engine(
     sampling = SamplingParams() if chosen is None else chosen.sampling
     description = _description(models) if chosen is None else chosen.description
     return Engine(models, drafting, sampling, description, room, memory=memory)
+
+
+def _opened(
+    sources: list[Source],
+    progress: Callable[[float], None] | None,
+    at_once: tuple[int, int],
+    undo: contextlib.ExitStack,
+    mmproj: Path | None,
+    *,
+    force: bool,
+) -> tuple[Models, int]:
+    """The models with that projector, and the bytes that all texts but one reserve.
+
+    at_once: `parallel` and `kept_bytes`.
+    """
+    files, projector = seeing(mmproj, sources)
+    open_all = functools.partial(_open_all, progress_shares(files, progress), projector)
+    files, reserved = side_by_side(files, projector, *at_once)
+    return open_fitting(files, projector, open_all, undo, force=force), reserved
 
 
 def _open_all(
