@@ -15,12 +15,14 @@ from vision_maker import random_picture, write_vision_pair
 
 import inside
 import localspec
+from engines import Owner
 from localspec.errors import DecodeError
 from localspec.llama import projector
 from localspec.llama.library import llama_cpp
 from localspec.pictures.cells import cell_rows
 from localspec.streaming.exchange import PlainExchange
 from localspec.streaming.options import AnswerOptions
+from localspec.streaming.prompt import Prompt
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +99,19 @@ def test_pictures_that_are_only_counted_are_forgotten(engine, monkeypatch):
         engine.vision.cells(random_picture(seed))
     with pytest.raises(DecodeError, match="not at hand"):
         vision.part(first_part(engine, prompt))
+
+
+def test_idle_time_keeps_a_cached_picture_that_is_not_at_hand(engine, monkeypatch):
+    monkeypatch.setattr(projector, "_MOST_PICTURE_BYTES", 1)
+    owner = Owner()
+    prompt = prompt_of(engine, "see ", random_picture(1), "what is it")
+    reply, _ = asked(engine, prompt, owner)
+    more = engine.tokenize("and more")
+    tokens = [*prompt.tokens, *reply.token_ids, *more]
+    engine.vision.cells(random_picture(2))
+    inside.prepare(engine, lambda _: tokens, owner)
+    _, num_decoded = asked(engine, Prompt(tokens, pictures=prompt.pictures), owner)
+    assert num_decoded <= 1 + len(more)
 
 
 def test_texts_are_read_forwards_after_a_picture_was_broken_off(engine):

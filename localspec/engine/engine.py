@@ -301,15 +301,16 @@ class Engine(BaseEngine):
                 return
             with idle.obeyed(self.cancel), contextlib.suppress(Interrupted):
                 # Now that no answer can change what they are.
-                tokens = make_tokens(lambda: self._target.is_interrupted)
-                tokens, _parts = self._models.readable(tokens)
+                whole = make_tokens(lambda: self._target.is_interrupted)
+                tokens, _parts = self._models.readable(whole)
                 if tokens:
-                    lane = self._cache_pool.place_for(owner, tokens, self._lanes)
+                    lane = self._cache_pool.place_for(owner, whole, self._lanes)
                     lane.is_settled = False
-                    self._switch(lane, owner, tokens)
+                    self._switch(lane, owner, whole)
                     chain = self._resolver.chain(self.sampling, len(tokens))
                     with contextlib.suppress(Interrupted):
-                        prepare(lane.decoder, tokens, chain, time.perf_counter)
+                        if lane.common_with(whole) <= len(tokens):  # else more is cached
+                            prepare(lane.decoder, tokens, chain, time.perf_counter)
                     self._save_profile(lane)
                     lane.is_settled = True
 
