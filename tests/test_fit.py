@@ -11,12 +11,15 @@ from dataclasses import replace
 import psutil
 import pytest
 from click.testing import CliRunner
+from vision_maker import write_projector
 
 import localspec
 from gguf_maker import write_random_model
 from localspec.cli import main
+from localspec.engine.vision import has_room_on_gpu
 from localspec.errors import MemoryLimitError
 from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.projector_check import checked_projector
 from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import MAIN_MEMORY, place_layers, usable_gpus
@@ -286,3 +289,13 @@ def test_a_container_has_what_it_was_given(tmp_path):
     assert (memory.total_bytes, memory.available_bytes) == (1_000_000, 500_000)
     (tmp_path / "memory.max").write_text("max\n")
     assert memory_here(tmp_path).total_bytes == psutil.virtual_memory().total
+
+
+def test_a_projector_is_on_the_gpu_only_where_it_has_room(tmp_path):
+    """libmtmd ends the process otherwise."""
+    header = checked_projector(write_projector(tmp_path / "mmproj.gguf", "gemma3"))
+    enough = gpu("CUDA0", 1 << 30)
+    assert has_room_on_gpu(header, [enough])
+    assert not has_room_on_gpu(header, [gpu("CUDA0", 1000), enough])  # it takes the first
+    assert has_room_on_gpu(header, [replace(enough, free_bytes=0, total_bytes=0)])
+    assert not has_room_on_gpu(header, [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -18,10 +18,13 @@ from localspec.gguf_file.projector_check import (
     projector_beside,
     require_projector_of,
 )
+from localspec.preflight.fit import room_here
+from localspec.preflight.memory import projector_memory
 
 if TYPE_CHECKING:
     from localspec.engine.sources import ModelSource, Source
     from localspec.gguf_file.header import Header
+    from localspec.llama.devices import Device
     from localspec.llama.model import LlamaModel
     from localspec.llama.options import LlamaOptions
     from localspec.llama.projector import Projector
@@ -97,6 +100,19 @@ def _warn(path: Path, fault: str) -> None:
     )
 
 
+def has_room_on_gpu(header: Header, gpus: Sequence[Device]) -> bool:
+    """Whether the first GPU, which libmtmd takes, has as much free memory as a projector needs.
+
+    libmtmd ends the process where it has not. gpus: as they are once the models are loaded.
+    """
+    needed = projector_memory(header, 0)
+    return any(
+        gpu.total_bytes == 0  # not stated
+        or gpu.free_bytes > needed.weights_bytes + needed.compute_bytes
+        for gpu in gpus[:1]
+    )
+
+
 def open_projector(
     header: Header, options: LlamaOptions, target: LlamaModel, draft: LlamaModel | None
 ) -> Projector:
@@ -113,7 +129,7 @@ def open_projector(
         header.path,
         target.handle,
         num_threads=target.num_threads,
-        use_gpu=options.num_gpu_layers != 0,
+        use_gpu=options.num_gpu_layers != 0 and has_room_on_gpu(header, room_here().gpus),
     )
     try:
         # Now that the system has the file at hand.
