@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 
 import httpx
 import pytest
@@ -107,7 +108,13 @@ def test_props_are_those_of_llama_server(server):
 
 
 def logged(caplog):
-    return [each.message for each in caplog.records if each.name.endswith("request_log")]
+    """The lines of two requests, which may come a moment after their answers."""
+    for _ in range(1000):
+        lines = [each.message for each in caplog.records if each.name.endswith("request_log")]
+        if len(lines) >= 2:
+            break
+        time.sleep(0.01)
+    return lines
 
 
 def test_the_log_has_a_line_for_each_request(server, caplog):

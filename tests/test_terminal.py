@@ -68,7 +68,7 @@ def test_every_command_does_what_help_says(chat, tmp_path):
     commands = re.findall(r"^(/[a-z]+)", terminal.say("/help"), re.MULTILINE)
     assert set(commands) == {
         "/help", "/stats", "/set", "/system", "/edit", "/continue", "/retry", "/undo", "/save",
-        "/load", "/sessions", "/draft", "/clear", "/copy", "/show", "/file", "/quit",
+        "/load", "/sessions", "/draft", "/clear", "/copy", "/show", "/file", "/image", "/quit",
     }  # fmt: skip
     assert "no answer yet" in terminal.say("/stats")
     first = last_part(terminal.say("Hello!"))
@@ -99,6 +99,7 @@ def test_every_command_does_what_help_says(chat, tmp_path):
     (tmp_path / "notes.txt").write_text("remember the milk")
     assert "notes.txt (17 characters)" in terminal.say("/file notes.txt")
     assert "Error: absent does not exist" in terminal.say("/file absent")
+    assert "notes.txt is not a picture" in terminal.say("/image notes.txt")
     assert "Error: ~nouser/x does not exist" in terminal.say("/file ~nouser/x")
     terminal.say("What is in it?")
     saved = json.loads((tmp_path / "localspec" / "sessions" / "one.json").read_text())
