@@ -27,7 +27,7 @@ from localspec.engine.models import Models
 from localspec.isolated.channel import Channel
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.isolated.process import ChildProcess
-from localspec.llama import trimmed_output
+from localspec.llama import projector, trimmed_output
 from localspec.llama.head import LlamaHead
 from localspec.llama.hidden_rows import HiddenRows
 from localspec.llama.model import LlamaModel
@@ -274,6 +274,11 @@ def vocabulary_pointer(vocabulary: LlamaVocabulary) -> Any:
 def propose_few_of_texts(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """A trimmed output layer has room for so few tokens of texts: tests fill it."""
     monkeypatch.setattr(trimmed_output, "_MOST_OF_TEXTS", count)
+
+
+def keep_pictures(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    """A projector keeps so many bytes of pictures that no answer holds: tests exceed it."""
+    monkeypatch.setattr(projector, "_MOST_PICTURE_BYTES", num_bytes)
 
 
 def library_path(library: ctypes.CDLL) -> str:

@@ -255,7 +255,7 @@ def test_a_preset_for_embeddings_is_opened_by_its_name(monkeypatch, tmp_path, me
     for ask in (localspec.load, localspec.explain):
         with pytest.raises(localspec.OptionError, match="turns texts into vectors") as caught:
             ask("mine")
-        assert "serve --embeddings mine" in caught.value.hint
+        assert "load_embedder" in caught.value.hint
     listed = CliRunner().invoke(main, ["models"])
     assert "PRESET': mine, bge-small-en-v1.5" in listed.output
     presets.write_text("[mine]\nembeds = 1\n")

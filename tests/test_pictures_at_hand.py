@@ -70,7 +70,7 @@ def test_an_exception_within_a_look_is_raised_and_no_row_is_kept(files, engine, 
 
 def test_an_answer_keeps_its_pictures_at_hand(engine, monkeypatch):
     """Whatever others show and ask for before it reads them; no longer than it needs them."""
-    monkeypatch.setattr(projector, "_MOST_PICTURE_BYTES", 1)
+    inside.keep_pictures(monkeypatch, 1)
     vision = inside.target(engine).vision
     prompt = prompt_of(engine, "see ", random_picture(1), "and ", random_picture(2), "what")
     expected = asked(engine, prompt)[0].token_ids
@@ -91,7 +91,7 @@ def test_an_answer_keeps_its_pictures_at_hand(engine, monkeypatch):
 
 def test_pictures_that_are_only_counted_are_forgotten(engine, monkeypatch):
     picture = random_picture(1)
-    monkeypatch.setattr(projector, "_MOST_PICTURE_BYTES", 2 * len(picture.rgb))
+    inside.keep_pictures(monkeypatch, 2 * len(picture.rgb))
     prompt = prompt_of(engine, "see ", picture)
     vision = inside.target(engine).vision
     assert vision.part(first_part(engine, prompt)).picture is picture
@@ -102,7 +102,7 @@ def test_pictures_that_are_only_counted_are_forgotten(engine, monkeypatch):
 
 
 def test_idle_time_keeps_a_cached_picture_that_is_not_at_hand(engine, monkeypatch):
-    monkeypatch.setattr(projector, "_MOST_PICTURE_BYTES", 1)
+    inside.keep_pictures(monkeypatch, 1)
     owner = Owner()
     prompt = prompt_of(engine, "see ", random_picture(1), "what is it")
     reply, _ = asked(engine, prompt, owner)
