@@ -173,8 +173,7 @@ def test_a_served_model_says_whether_it_sees(pair, tmp_path):
     target, mmproj = (shutil.copy(path, tmp_path / path.name) for path in pair)
     alone = shutil.copy(target, tmp_path / "alone.gguf")
     intact = mmproj.read_bytes()
-    assert b"v.patch_embd.weight" in intact
-    mmproj.write_bytes(intact.replace(b"v.patch_embd.weight", b"v.patch_odd_.weight"))
+    mmproj.write_bytes(intact[:-1000])
     models = {
         "blind": ServedModel(str(target), 256, mmproj="none"),
         "seeing": ServedModel(str(alone), 256, mmproj=str(pair[1])),
@@ -190,7 +189,8 @@ def test_a_served_model_says_whether_it_sees(pair, tmp_path):
 def test_all_protocols_take_images(tmp_path):
     template = {"tokenizer.chat_template": BUILT_IN["chatml"]}
     target, mmproj = write_vision_pair(tmp_path, "gemma3", extra=template)
-    mmproj.rename(tmp_path / "mmproj-F16.gguf")
+    mmproj.rename(tmp_path / "mmproj-F16.gguf")  # of the only model in the folder
+    (tmp_path / "gemma3.tokenizer.gguf").unlink()
     data = base64.b64encode(FOX.png()).decode()
     url = f"data:image/png;base64,{data}"
     said = {"type": "text", "text": QUESTION}

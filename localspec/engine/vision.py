@@ -103,10 +103,11 @@ def _warn(path: Path, fault: str) -> None:
 def has_room_on_gpu(header: Header, gpus: Sequence[Device]) -> bool:
     """Whether the first GPU, which libmtmd takes, has as much free memory as a projector needs.
 
-    libmtmd ends the process where it has not. gpus: as they are once the models are loaded.
+    libmtmd ends the process where it has not; without a GPU it takes the processor by itself.
+    gpus: as they are once the models are loaded.
     """
     needed = projector_memory(header, 0)
-    return any(
+    return all(
         gpu.total_bytes == 0  # not stated
         or gpu.free_bytes > needed.weights_bytes + needed.compute_bytes
         for gpu in gpus[:1]
