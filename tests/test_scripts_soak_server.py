@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = [
-    pytest.mark.process,
+    pytest.mark.slow,  # and takes all processors, which tests of terminals beside it feel
     pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix"),
 ]
 
