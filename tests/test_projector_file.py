@@ -43,7 +43,7 @@ USUAL = {
 }
 
 
-def write_projector(path, width, architecture="clip", **changes):
+def write_projector(path, width, architecture="clip", patches="v.patch_embd.weight", **changes):
     """A file with a projector's header. changes: with __ for a dot; None leaves a key out."""
     changed = {f"clip.{name.replace('__', '.')}": value for name, value in changes.items()}
     writer = GGUFWriter(path, architecture)
@@ -57,6 +57,8 @@ def write_projector(path, width, architecture="clip", **changes):
             writer.add_array(key, value)
         elif value is not None:
             writer.add_uint32(key, value)
+    if patches is not None:
+        writer.add_tensor(patches, np.ones((32, 3, 16, 16), dtype=np.float32))
     writer.add_tensor("mm.input_projection.weight", np.ones((32, 8), dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -249,3 +251,13 @@ def test_explain_says_that_it_does_not_fit(tmp_path, demo_target, width):
     assert f"models of width {width + 1}" in told.output
     as_json = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)
     assert as_json["projector"]["misfit"]
+
+
+def test_one_without_the_tensor_that_libmtmd_takes_for_granted(tmp_path, width):
+    """It would end the process."""
+    path = write_projector(tmp_path / "mmproj.gguf", width, patches="v.patch_odd.weight")
+    with pytest.raises(ModelFileError, match=r"damaged: it has no v\.patch_embd\.weight"):
+        checked_projector(path)
+    kind = {"clip__projector_type": None, "vision__projector_type": "gemma3nv"}
+    path = write_projector(tmp_path / "other.gguf", width, patches=None, **kind)
+    assert checked_projector(path).path == path

@@ -23,6 +23,9 @@ _KINDS = (
     "kimik25", "nemotron_v2_vl", "exaone4_5", "hunyuanvl", "minicpmv4_6", "mimovl",
     "minimax_m3", "granite4_vision", "muse-glimmer",
 )  # fmt: skip
+# Without it libmtmd ends the process, but for those that do not begin with patches.
+_PATCHES = "v.patch_embd.weight"
+_WITHOUT_PATCHES = ("gemma3nv", "deepseekocr", "deepseekocr2", "dots3note_v")
 # How the names of tensors begin behind the encoder's own.
 _BRIDGES = ("mm.", "resampler.", "v.qf", "qf")
 # The least and largest whole numbers that cannot end the process, of those that are stated.
@@ -81,7 +84,7 @@ def check_projector(header: Header) -> None:
             f"{path} is a projector of the kind {kind!r}, which is not known",
             "It may be newer than this llama-cpp-python, or made for sound.",
         )
-    for fault in _faults(header):
+    for fault in (*_lacks(header), *_faults(header)):
         raise ModelFileError(f"{path} is damaged: {fault}", "Download or convert it again.")
 
 
@@ -148,9 +151,15 @@ def _rank(name: str) -> tuple[int, str]:
     return (max(found) if "bf16" in name.lower() else min(found, default=len(_BEST))), name
 
 
-def _faults(header: Header) -> Iterator[str]:
-    if not header.tensors:
+def _lacks(header: Header) -> Iterator[str]:
+    names = {tensor.name for tensor in header.tensors}
+    if not names:
         yield "it has no weights"
+    elif _PATCHES not in names and projector_facts(header).kind not in _WITHOUT_PATCHES:
+        yield f"it has no {_PATCHES}"
+
+
+def _faults(header: Header) -> Iterator[str]:
     for key, (least, most) in _BOUNDS.items():
         for value in _numbers(header.metadata.get(f"clip.vision.{key}")):
             if not least <= value <= most:  # written so that NaN is refused
