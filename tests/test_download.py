@@ -7,8 +7,10 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from click.testing import CliRunner
 
 import localspec
+from localspec.cli import main
 from localspec.errors import DownloadError
 from localspec.hub.api import cache_folder
 from localspec.hub.cache import HubCache
@@ -96,11 +98,53 @@ def test_a_model_by_its_hub_name(hub: StandinHub):
 
 def test_a_model_by_its_quantisation(hub: StandinHub):
     hub.add("Qwen/Qwen2-0.5B-Instruct-GGUF", "mmproj-q4_k_m.gguf", b"GGUF" * 5000)
-    (path,) = localspec.download("Qwen/Qwen2-0.5B-Instruct-GGUF:q4_k_m")
+    (path,) = localspec.download("Qwen/Qwen2-0.5B-Instruct-GGUF:q4_k_m", mmproj=False)
     assert path.name == DRAFT
     with pytest.raises(DownloadError, match="0 models in 'Q9'") as caught:
         localspec.download("Qwen/Qwen2-0.5B-Instruct-GGUF:Q9")
     assert "hf:Qwen/" in caught.value.hint
+
+
+def test_the_projector_of_a_repository_comes_with_its_model(hub: StandinHub):
+    """The one whose type is best, from the model's folder; of a head or another model none."""
+    names = (
+        "mmproj-BF16",
+        "mmproj-F16",
+        "mmproj-other-F16",
+        "mtp-seer-Q8_0",
+        "seer-UD-Q4_K_XL",
+    )
+    for name in (*names, "large/seer-Q8_0"):
+        hub.add("o/seer", f"{name}.gguf", b"GGUF" + name.encode())
+    paths = localspec.download("o/seer:Q4_K_XL")
+    assert [path.name for path in paths] == ["seer-UD-Q4_K_XL.gguf", "mmproj-F16.gguf"]
+    assert len(localspec.download("o/seer:Q4_K_XL", mmproj=False)) == 1
+    assert len(localspec.download("o/seer:mtp-Q8_0")) == 1
+    assert len(localspec.download("o/seer:mmproj-BF16")) == 1
+    assert len(localspec.download("o/seer:Q8_0")) == 1  # where it would not be found again
+
+
+def test_a_preset_is_loaded_without_a_projector_that_was_left_out(hub: StandinHub, tmp_path):
+    served = hub.add("o/seer", "mmproj-F16.gguf", b"GGUF" * 5000)
+    own = tmp_path / "config/localspec/models.toml"
+    with own.open("a") as file:
+        file.write(
+            '\n[qwen2-7b.mmproj]\nrepo = "o/seer"\nfile = "mmproj-F16.gguf"\n'
+            f'revision = "{COMMIT}"\nsha256 = "{served.sha256}"\n'
+        )
+    download = ["download", "--no-mmproj", "qwen2-7b"]
+    done = CliRunner().invoke(main, download)
+    assert done.exit_code == 0, done.output
+    assert not hub.gets("mmproj-F16.gguf")
+    preset = find_preset("qwen2-7b")
+    assert list(locate(preset)) == ["target", "draft"]
+    state = next(each for each in localspec.list_models() if each.name == "qwen2-7b")
+    assert state.state == "ready"
+    num_requests = len(hub.seen)
+    assert localspec.explain("qwen2-7b").projector is None
+    localspec.load("qwen2-7b", num_threads=1).close()
+    assert len(hub.seen) == num_requests
+    assert localspec.download("qwen2-7b")[2] == locate(preset)["mmproj"]
 
 
 @pytest.mark.parametrize(

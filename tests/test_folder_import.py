@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from head_maker import write_head_model
 from trimmed_files import trimmed_file
+from vision_maker import write_projector
 
 import localspec
 from gguf_maker import split_model, write_random_model
@@ -186,6 +187,28 @@ def test_models_of_ollama_are_called_by_their_manifests(ollama):
     assert preset.draft.path == ollama / f"blobs/sha256-{HASHES[1]}"
     assert f"Skipped: {ollama / 'blobs'}/sha256-{HASHES[2]} does not exist" in done.stderr
     localspec.load("qwen3-8b-2", num_threads=1).close()
+
+
+def test_a_projector_of_ollama_belongs_to_the_model_of_its_manifest(ollama, models):
+    """One that fits is part of the preset; one of another model is skipped, and said."""
+    kind = "application/vnd.ollama.image"
+    for name, digest, width in (("seer/4b", "12" * 32, 256), ("wrong/1b", "34" * 32, 96)):
+        write_projector(ollama / f"blobs/sha256-{digest}", "gemma3", width=width)
+        manifest = ollama / "manifests/registry.ollama.ai/library" / name
+        manifest.parent.mkdir()
+        copy = ollama / f"blobs/sha256-{digest[::-1]}"
+        shutil.copy(models["large"], copy)
+        layers = [
+            {"mediaType": f"{kind}.projector", "digest": f"sha256:{digest}"},
+            {"mediaType": f"{kind}.model", "digest": f"sha256:{digest[::-1]}"},
+        ]
+        manifest.write_text(json.dumps({"layers": layers}))
+    done = run("models", "import", ollama, "--yes")
+    seer = find_preset("seer-4b")
+    assert seer.mmproj.path == ollama / f"blobs/sha256-{'12' * 32}"
+    assert f", sees images with {seer.mmproj.path}" in done.stderr
+    assert find_preset("wrong-1b").mmproj is None
+    assert f"sha256-{'34' * 32} is made for models of width 96" in done.stderr
 
 
 def test_a_split_model_counts_once(tmp_path, models):

@@ -81,7 +81,7 @@ def test_every_preset_is_complete(preset):
     assert 0 < preset.context_length <= (preset.max_context_length or 32768) <= 262144
     alone = ("The head is inside the target's file", "No model drafts for it")
     alone += ("For load_embedder",) * preset.embeds
-    assert len(preset.models) == 2 or preset.notes.startswith(alone)
+    assert preset.draft or preset.head or preset.notes.startswith(alone)
     for model in preset.models:
         assert model.license
         assert model.quantization
@@ -95,7 +95,20 @@ def test_every_preset_is_complete(preset):
 @pytest.mark.parametrize("name", NUM_BYTES)
 def test_the_sizes_add_up(name):
     """Each file's exact size, checked by the sum of the pair."""
-    assert sum(model.size_bytes for model in PRESETS[name].models) == NUM_BYTES[name]
+    assert sum(model.size_bytes for model in PRESETS[name].needed) == NUM_BYTES[name]
+
+
+def test_presets_of_families_that_see_have_a_projector():
+    """Each its own, since the width of the model is part of it; a variant has its preset's."""
+    sees = re.compile(r"(gemma-[34]|qwen3\.[568])-")
+    seeing = {name: one.mmproj for name, one in PRESETS.items() if sees.match(name)}
+    assert [name for name, one in PRESETS.items() if one.mmproj] == list(seeing)
+    for mmproj in seeing.values():
+        (file,) = mmproj.files
+        assert file.name.startswith("mmproj-")
+        assert 10**8 < file.size_bytes < 2 * 10**9
+    plain = [mmproj.files[0].sha256 for name, mmproj in seeing.items() if "@" not in name]
+    assert len(set(plain)) == len(plain) == 14
 
 
 def test_the_plain_presets_are_demo_and_those_of_the_hub():

@@ -33,9 +33,19 @@ from localspec.presets.located import is_missing
     default=None,
     help="Use files of LM Studio, Ollama or llama.cpp. [default: ask; no on a pipe]",
 )
+@click.option(
+    "--mmproj/--no-mmproj",
+    default=True,
+    help="Fetch the projector, with which a model sees images. [default: yes]",
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would be downloaded.")
 def download(
-    *, presets: tuple[str, ...], local_dir: Path | None, reuse: bool | None, dry_run: bool
+    *,
+    presets: tuple[str, ...],
+    local_dir: Path | None,
+    reuse: bool | None,
+    mmproj: bool,
+    dry_run: bool,
 ) -> None:
     """Download the files of presets, and print their paths.
 
@@ -49,7 +59,7 @@ def download(
         localspec download smollm2-1.7b --local-dir models
         localspec download bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0
     """
-    plan = _plan(presets, local_dir)
+    plan = _plan(presets, local_dir, mmproj=mmproj)
     for remote in plan.unchecked:
         click.echo(
             f"{remote.file.name} is in {plan.place.root} already and is compared", err=True
@@ -68,9 +78,9 @@ def download(
         click.echo(path)
 
 
-def _plan(names: Sequence[str], local_dir: Path | None) -> DownloadPlan:
+def _plan(names: Sequence[str], local_dir: Path | None, *, mmproj: bool = True) -> DownloadPlan:
     with waiting(lambda: "Asking the hub …"):
-        return plan_download(names, local_dir, lambda _progress: None)
+        return plan_download(names, local_dir, lambda _progress: None, mmproj=mmproj)
 
 
 def _ask_reuse(plan: DownloadPlan) -> bool:

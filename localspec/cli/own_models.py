@@ -90,6 +90,7 @@ def _add_proposal(one: ProposedPreset) -> bool:
                 name=one.name,
                 target=str(one.target),
                 draft=None if one.draft is None else str(one.draft),
+                mmproj=None if one.mmproj is None else str(one.mmproj),
                 description=one.target.name,
                 context_length=None,
             )
@@ -106,6 +107,7 @@ def _found_lines(found: FolderContent) -> list[str]:
     for one in found.proposals:
         draft = f"no draft: {one.why_no_draft}" if one.draft is None else f"draft {one.draft}"
         draft += f" ({one.common.with_expectation()})" if one.common else ""
+        draft += f", sees images with {one.mmproj}" if one.mmproj else ""
         lines.append(f"{one.name}: {one.target}, {readable_bytes(one.size_bytes)}, {draft}")
     lines += [f"{path} is a preset already: {name}" for path, name in found.known.items()]
     lines += [f"Skipped: {reason}" for reason in found.skipped.values()]

@@ -6,7 +6,7 @@ libmtmd takes their numbers for granted, so they are checked here first.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,7 @@ _BOUNDS = {
 NO_PROJECTOR = "none"  # given as mmproj: not the one beside the target either
 _SIGN = re.compile(r"mmproj", re.IGNORECASE)
 _WORDS = re.compile(
-    r"-\d{5}-of-\d{5}|mmproj|[0-9]*bf16|f16|f32|i?q\d\w*|model|gguf", re.IGNORECASE
+    r"-\d{5}-of-\d{5}|mmproj|[0-9]*bf16|f16|f32|(ud-)?i?q\d\w*|model|gguf", re.IGNORECASE
 )
 _HELPERS = re.compile(r"mmproj|draft|mtp|eagle|dflash|medusa|trimmed", re.IGNORECASE)
 _BEST = ("f16", "bf16", "q8_0", "f32")  # types by name, the one to take first
@@ -124,16 +124,25 @@ def projector_beside(target: Header) -> Path | None:
         return None
     models = {_own_letters(name) for name in files if not _HELPERS.search(name)}
     is_alone = models <= {_own_letters(target.path.name)}
-    for name in sorted(filter(_SIGN.search, files), key=_rank):
-        own = _own_letters(name)
-        if not (_letters(target.path.stem).startswith(own) if own else is_alone):
-            continue
+    for name in named_projectors(target.path.name, files, is_alone=is_alone):
         try:
             require_projector_of(target, checked_projector(folder / name))
         except (ModelFileError, PairError):
             continue
         return folder / name
     return None
+
+
+def named_projectors(model: str, files: Iterable[str], *, is_alone: bool) -> list[str]:
+    """The names of files that say that they are projectors of a model, the best type first.
+
+    model: the name of its file. is_alone: whether one that names no model is meant for it.
+    """
+    letters, found = _letters(Path(model).stem), sorted(filter(_SIGN.search, files), key=_rank)
+    owns = {name: _own_letters(name) for name in found}
+    return [
+        name for name in found if letters.startswith(owns[name]) and (owns[name] or is_alone)
+    ]
 
 
 def _own_letters(name: str) -> str:

@@ -140,6 +140,11 @@ def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[
     return parts
 
 
+def is_of_model(file: str) -> bool:
+    """Whether a file's name is that of a model, and not of a head or a projector."""
+    return _sign_of(file) == ""
+
+
 def _sign_of(file: str) -> str | None:
     """The sign of a file that belongs to a model, "" for a model; None for another file."""
     name = PurePosixPath(file).name

@@ -39,6 +39,7 @@ from localspec.preflight.room import MemoryRoom, PairMemory, Planned
 from localspec.preflight.side_by_side import AtOnce, planned_at_once
 from localspec.preflight.trimmed_choice import Choices, TrimmedChoice, trimmed_choices
 from localspec.presets.draft_here import DraftHere, draft_here
+from localspec.presets.located import used_models
 from localspec.presets.model_header import (
     FoundHeader,
     find_model,
@@ -240,7 +241,7 @@ def _found(
     chosen, named["target"] = chosen_pair(preset, named)
     models = {role: find_model(text, role) for role, text in named.items() if text is not None}
     if chosen is not None:
-        models = {**chosen.by_role(), **models}
+        models = {**used_models(chosen), **models}
     if is_blind:
         models.pop("mmproj", None)
     found = read_model_headers(models)

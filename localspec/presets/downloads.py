@@ -7,14 +7,15 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from localspec.errors import DownloadError, OptionError
-from localspec.hub.api import RemoteFile, find_quantization, pinned_file, remote_file
+from localspec.gguf_file.projector_check import named_projectors
+from localspec.hub.api import RemoteFile, list_files, pinned_file, remote_file
 from localspec.hub.cache import FileStore, Folder, HubCache, Slot
 from localspec.hub.disk import check_disk, free_bytes, same_disk
 from localspec.hub.download_job import DownloadJob
-from localspec.hub.hub_file import HubFile, HubModel
+from localspec.hub.hub_file import HubFile, HubModel, choose_quantization, is_of_model
 from localspec.hub.other_caches import ForeignFile, find_elsewhere
 from localspec.hub.patience import BEAT_S
 from localspec.hub.progress import OnProgress, Progress, ProgressBoard
@@ -51,18 +52,20 @@ def download(
     *,
     local_dir: str | os.PathLike[str] | None = None,
     reuse: bool = False,
+    mmproj: bool = True,
     on_progress: OnProgress = lambda _progress: None,
 ) -> list[Path]:
     """Fetch a preset's files, or those of one model; returns their paths, target first.
 
     Files that are here already are not fetched. An interrupted download continues where it
-    stopped; every file is checked against its sha256 before it gets its name. source: a preset
-    or its name, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf, or owner/repo:QUANT.
-    local_dir: a plain folder instead of the hub's cache; a file that has the right name there
-    is checked against the sha256, and refused if it differs. reuse: use files that LM Studio,
-    Ollama or llama.cpp store, after the same check. on_progress: called in this thread with the
-    latest state of a file that has made progress, and a few times a second while none has; an
-    exception in it ends the download within about a second.
+    stopped; every file is checked against its sha256 before it gets its name. source: a
+    preset or its name, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf, or
+    owner/repo:QUANT. local_dir: a plain folder instead of the hub's cache; a file that has
+    the right name there is checked against the sha256, and refused if it differs. reuse:
+    use files that LM Studio, Ollama or llama.cpp store, after the same check. mmproj: fetch
+    the projector, too, with which the model sees, if there is one. on_progress: called in
+    this thread with the latest state of a file that has made progress, and a few times a
+    second while none has; an exception in it ends the download within about a second.
 
     Raises DownloadError, PresetError, or OptionError for an invalid argument.
     """
@@ -71,7 +74,7 @@ def download(
             f"on_progress is {on_progress!r}",
             "Give a function of one argument, or leave it out.",
         )
-    plan = plan_download([source], local_dir, on_progress)
+    plan = plan_download([source], local_dir, on_progress, mmproj=mmproj)
     return run_download(plan, on_progress, reuse=reuse)
 
 
@@ -79,15 +82,17 @@ def plan_download(
     sources: Sequence[str | Preset],
     local_dir: str | os.PathLike[str] | None,
     on_progress: OnProgress,
+    *,
+    mmproj: bool = True,
 ) -> DownloadPlan:
     """Ask the hub about every file that is not known to be there.
 
-    sources, local_dir: as in `download`. on_progress: called in this thread while there is no
-    answer; an exception in it ends the planning. Raises what `download` raises, DownloadError
-    also if two files would get the same name.
+    sources, local_dir, mmproj: as in `download`. on_progress: called in this thread while there
+    is no answer; an exception in it ends the planning. Raises what `download` raises,
+    DownloadError also if two files would get the same name.
     """
     place = _place_for(local_dir)
-    named = [file for source in sources for file in _files_of(source, on_progress)]
+    named = [file for one in sources for file in _files_of(one, on_progress, mmproj=mmproj)]
     files = tuple(dict.fromkeys(named))
     found = {file: place.find(file) for file in files}
     present = {file: path for file, path in found.items() if path and place.is_checked}
@@ -163,22 +168,23 @@ def _run_together(
             yield job
 
 
-def _files_of(source: str | Preset, on_progress: OnProgress) -> list[HubFile]:
+def _files_of(source: str | Preset, on_progress: OnProgress, *, mmproj: bool) -> list[HubFile]:
     """The hub's files of a preset, or of one model named hf:… or owner/repo:QUANT.
 
     The latter asks the hub; on_progress is called in this thread while there is no answer.
     Raises PresetError or OptionError for any other name, DownloadError.
     """
+    presets = load_presets()
     if isinstance(source, Preset):
-        return hub_files(source.models)
+        return hub_files(source.models if mmproj else source.needed)
     model = parse_source(source, "target")
-    presets, meant = load_presets(), stands_for(source)
-    if meant in presets:
-        return hub_files(presets[meant].models)
+    if (meant := stands_for(source)) in presets:
+        return _files_of(presets[meant], on_progress, mmproj=mmproj)
     if isinstance(model, Quantized):
         sought = HubFile(repo=model.repo, file=f"{model.quantization}.gguf")
         waiting = Progress(file=sought, state="waiting", received_bytes=0, total_bytes=0)
-        return find_quantization(model.repo, model.quantization, lambda: on_progress(waiting))
+        listed = list_files(model.repo, on_wait=lambda: on_progress(waiting))
+        return _chosen(model, {file.file: file for file in listed}, mmproj=mmproj)
     if isinstance(model, HubModel):
         return list(model.files)
     if isinstance(model, LocalModel) and os.path.exists(model.path):
@@ -186,6 +192,21 @@ def _files_of(source: str | Preset, on_progress: OnProgress) -> list[HubFile]:
             f"{source} is on this machine: there is nothing to fetch", "Use it by its path."
         )
     raise no_such_preset(source)
+
+
+def _chosen(model: Quantized, listed: dict[str, HubFile], *, mmproj: bool) -> list[HubFile]:
+    """The files of a repository's model, and its projector from the same folder.
+
+    Raises DownloadError.
+    """
+    chosen = choose_quantization(model.repo, model.quantization, list(listed))
+    if mmproj and is_of_model(chosen[0]):
+        path = PurePosixPath(chosen[0])
+        beside = {PurePosixPath(name) for name in listed}
+        names = [one.name for one in beside if one.parent == path.parent]
+        found = named_projectors(path.name, names, is_alone=True)
+        chosen += [str(path.with_name(name)) for name in found[:1]]
+    return [listed[name] for name in chosen]
 
 
 def _place_for(local_dir: str | os.PathLike[str] | None) -> FileStore:
@@ -245,7 +266,8 @@ def _check_names(remotes: Iterable[RemoteFile], place: FileStore) -> None:
             )
             raise DownloadError(
                 f"{both} would both be {path}",
-                "Download them into different folders, by one command each.",
+                "Download them into different folders, by one command each. --no-mmproj leaves "
+                "projectors out.",
             )
 
 

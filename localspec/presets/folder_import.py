@@ -8,11 +8,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from localspec.errors import ModelFileError, OptionError
+from localspec.errors import ModelFileError, OptionError, PairError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target
 from localspec.gguf_file.header import Header
+from localspec.gguf_file.projector_check import checked_projector, require_projector_of
 from localspec.gguf_file.trimmed import is_beside_whole
 from localspec.hub.hub_file import all_parts
 from localspec.presets.pairing import choose_draft
@@ -24,20 +26,22 @@ MOST_LEVELS = 10  # of folders below the named one
 MOST_FILES = 100_000  # of any kind
 _MAX_MANIFEST = 1 << 20  # bytes: Ollama's have some hundreds
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
+_OLLAMA_PROJECTOR = "application/vnd.ollama.image.projector"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedPreset:
     """A preset that could be added: its name, and the files of its models.
 
-    common: what target and draft have in common, if their tokenizers differ. why_no_draft: why
-    it has no draft, in words.
+    mmproj: the projector that is named with it, as Ollama's. common: what target and draft have
+    in common, if their tokenizers differ. why_no_draft: why it has no draft, in words.
     """
 
     name: str
     target: Path
     size_bytes: int
     draft: Path | None
+    mmproj: Path | None
     common: CommonTokens | None
     why_no_draft: str
 
@@ -76,7 +80,8 @@ def search_folder(folder: Path) -> FolderContent:
     known: dict[Path, str] = {}
     skipped: dict[Path, str] = {}
     seen: set[Path] = set()
-    for path, name in walk.models(folder.absolute()):
+    projectors: dict[Path, Path] = {}
+    for path, name, projector in walk.models(folder.absolute()):
         content = path.resolve()  # may have several names; the parts are found by this one
         if content in seen or is_beside_whole(path):  # which is used with the whole one
             continue
@@ -87,17 +92,31 @@ def search_folder(folder: Path) -> FolderContent:
         except ModelFileError as error:
             skipped[path] = str(error)
             continue
+        if projector is not None:
+            try:
+                require_projector_of(header, checked_projector(projector))
+                projectors[path] = projector
+            except (ModelFileError, PairError) as error:
+                skipped[projector] = str(error)
         headers[path] = _with_shared_tokens(header, headers)
         if content in targets:
             known[path] = targets[content]
         else:
             names[path] = name
     return FolderContent(
-        proposals=tuple(_proposals(headers, names)),
+        proposals=tuple(_proposals(headers, names, projectors)),
         known=known,
         skipped=skipped,
         is_whole=walk.is_whole,
     )
+
+
+class _Named(NamedTuple):
+    """A model's file, the name it has elsewhere, and a projector that is named with it."""
+
+    path: Path
+    name: str
+    projector: Path | None
 
 
 class _FolderWalk:
@@ -107,8 +126,8 @@ class _FolderWalk:
         self.is_whole = True
         self._num_left = MOST_FILES
 
-    def models(self, folder: Path) -> Iterator[tuple[Path, str]]:
-        """Files of models in the order of their paths, and the name of each."""
+    def models(self, folder: Path) -> Iterator[_Named]:
+        """Files of models in the order of their paths, with the name of each."""
         for here, folders, files in os.walk(folder, onerror=self._note):
             folders.sort()
             if len(Path(here).relative_to(folder).parts) >= MOST_LEVELS and folders:
@@ -121,7 +140,7 @@ class _FolderWalk:
             for file in sorted(files):
                 path = Path(here, file)
                 if file.lower().endswith(".gguf") and all_parts(file)[0] == file:
-                    yield path, re.sub(r"-00001-of-\d{5}$", "", path.stem)
+                    yield _Named(path, re.sub(r"-00001-of-\d{5}$", "", path.stem), None)
                 elif "manifests" in Path(here).parts:
                     yield from _in_manifest(path)
 
@@ -129,20 +148,23 @@ class _FolderWalk:
         self.is_whole = False
 
 
-def _in_manifest(path: Path) -> Iterator[tuple[Path, str]]:
+def _in_manifest(path: Path) -> Iterator[_Named]:
     """The model of one of Ollama's manifests: …/manifests/HOST/LIBRARY/NAME/TAG."""
     root = next(each for each in path.parents if each.name == "manifests").parent
     try:
         if path.stat().st_size > _MAX_MANIFEST:
             return
         layers = json.loads(path.read_text(encoding="utf-8"))["layers"]
-        digests = [one["digest"] for one in layers if one["mediaType"] == _OLLAMA_MODEL]
+        found = [(one["mediaType"], str(one["digest"])) for one in layers]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
-    for digest in digests:
-        if re.fullmatch("sha256:[0-9a-f]{64}", str(digest)):
-            blob = root / "blobs" / digest.replace(":", "-")
-            yield blob, f"{path.parent.name}-{path.name}"
+    blobs: dict[str, list[Path]] = {_OLLAMA_MODEL: [], _OLLAMA_PROJECTOR: []}
+    for kind, digest in found:
+        if kind in blobs and re.fullmatch("sha256:[0-9a-f]{64}", digest):
+            blobs[kind].append(root / "blobs" / digest.replace(":", "-"))
+    projector = next(iter(blobs[_OLLAMA_PROJECTOR]), None)
+    for blob in blobs[_OLLAMA_MODEL]:
+        yield _Named(blob, f"{path.parent.name}-{path.name}", projector)
 
 
 def _with_shared_tokens(header: Header, others: dict[Path, Header]) -> Header:
@@ -153,7 +175,9 @@ def _with_shared_tokens(header: Header, others: dict[Path, Header]) -> Header:
     return replace(header, parts=())
 
 
-def _proposals(headers: dict[Path, Header], names: dict[Path, str]) -> Iterator[ProposedPreset]:
+def _proposals(
+    headers: dict[Path, Header], names: dict[Path, str], projectors: dict[Path, Path]
+) -> Iterator[ProposedPreset]:
     taken = set(load_presets())
     by_size = sorted(headers.items(), key=lambda item: item[1].weights_bytes)
     for path, name in names.items():
@@ -167,6 +191,7 @@ def _proposals(headers: dict[Path, Header], names: dict[Path, str]) -> Iterator[
             target=path,
             size_bytes=target.weights_bytes,
             draft=draft,
+            mmproj=projectors.get(path),
             common=common,
             why_no_draft=why_not,
         )

@@ -19,7 +19,7 @@ from localspec.presets.presets import as_preset, load_presets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetState:
-    """A preset, and whether its files are here: "ready", "partial" or "absent".
+    """A preset, and whether the files it needs are here: "ready", "partial" or "absent".
 
     size_bytes: of all its files, None if one of them is unknown. paths: of the files that are
     here, whoever put them there, with those that were trimmed of them; disk_bytes: their size.
@@ -43,7 +43,7 @@ class PresetState:
 
     @property
     def is_installed(self) -> bool:
-        """Whether all its files are here."""
+        """Whether all files it needs are here."""
         return self.state == "ready"
 
 
@@ -82,11 +82,11 @@ def preset_state(preset: str | Preset) -> PresetState:
     Raises UnknownPresetError for an unknown name.
     """
     preset = as_preset(preset)
-    found = [path for model in preset.models for path in _files_of(model)]
-    here = [path for path in found if path is not None]
+    here = [path for model in preset.models for path in _files_of(model) if path is not None]
     here += [trimmed for path in here for trimmed in trimmed_files(path)]
     paths = tuple(dict.fromkeys(here))
-    state = "absent" if not paths else "partial" if None in found else "ready"
+    is_ready = all(None not in _files_of(model) for model in preset.needed)
+    state = "absent" if not paths else "ready" if is_ready else "partial"
     sizes = [_size_of(model) for model in preset.models]
     return PresetState(
         preset=preset,

@@ -23,8 +23,8 @@ from localspec.presets.source import Quantized, parse_source
 def locate(preset: Preset) -> dict[Role, Path]:
     """Paths of the preset's models, the target first: in the package, the cache or elsewhere.
 
-    Does not use the network. Raises PresetError if files are missing, with the command that
-    fetches them.
+    Without a projector that was not downloaded. Does not use the network. Raises PresetError if
+    other files are missing, with the command that fetches them.
     """
     absent = missing_files(preset)
     if absent:
@@ -36,7 +36,7 @@ def locate(preset: Preset) -> dict[Role, Path]:
             if is_known
             else "Fetch with localspec.download(preset).",
         )
-    paths = {role: path_of(model) for role, model in preset.by_role().items()}
+    paths = {role: path_of(model) for role, model in used_models(preset).items()}
     for path in paths.values():
         if not os.path.isfile(path):
             raise PresetError(
@@ -44,6 +44,14 @@ def locate(preset: Preset) -> dict[Role, Path]:
                 f"Correct its path, in {user_presets_file()} if the preset is there.",
             )
     return paths
+
+
+def used_models(preset: Preset) -> dict[Role, PresetModel]:
+    """The models that a load uses: without a projector that alone was not downloaded."""
+    named = preset.by_role()
+    if not missing_files(preset) and "mmproj" in named and missing_files(named["mmproj"]):
+        del named["mmproj"]
+    return named
 
 
 def locate_source(text: str, role: Role) -> Path:
@@ -78,8 +86,11 @@ def is_missing(name: str) -> bool:
 
 
 def missing_files(wanted: Preset | PresetModel) -> list[HubFile]:
-    """The hub files that are not on this machine. Does not use the network."""
-    models = wanted.models if isinstance(wanted, Preset) else (wanted,)
+    """The hub files that are not on this machine, of a preset those that it needs.
+
+    Does not use the network.
+    """
+    models = wanted.needed if isinstance(wanted, Preset) else (wanted,)
     files = hub_files(models)
     if not files:
         return []

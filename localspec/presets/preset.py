@@ -97,6 +97,14 @@ class Preset:
         """The target, and the draft, the head and the projector if there are any."""
         return tuple(self.by_role().values())
 
+    @property
+    def needed(self) -> tuple[PresetModel, ...]:
+        """Those without which it is not loaded: without a projector of the hub it is blind."""
+        named = self.by_role()
+        if isinstance(self.mmproj, HubModel):
+            del named["mmproj"]
+        return tuple(named.values())
+
     def by_role(self) -> dict[Role, PresetModel]:
         """The models by their roles, the target first."""
         return by_role(self)
