@@ -111,6 +111,12 @@ def test_it_says_what_would_pay():
     assert 0.2 < estimate.break_even < 0.6
     assert estimate.plain_step_s == pytest.approx(1.0)
     assert estimate.draft_token_s == pytest.approx(0.12, rel=0.3)
+    assert estimate.step_ratios[1] == 1.0
+    measured = [size for size in estimate.step_ratios if size > 1]
+    assert measured
+    assert [estimate.step_ratios[size] for size in measured] == pytest.approx(
+        [Q4_0[size] for size in measured], rel=0.2
+    )
 
 
 @pytest.mark.parametrize("choosing_s", [0.0, 0.01])

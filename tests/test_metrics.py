@@ -46,7 +46,9 @@ def test_an_answer_adds_up():
     add(meter, step(P), 102.0)
     add(meter, step(A, A, A, B, drafted=3), 103.0)
     add(meter, step(A, R, drafted=3), 104.0)
-    stats = meter.stats(104.0, PolicyEstimate(ProposerKind.DRAFT, 0.7, 0.5, 0.5, 0.05), None)
+    stats = meter.stats(
+        104.0, PolicyEstimate(ProposerKind.DRAFT, 0.7, 0.5, 0.5, 0.05, {1: 1.0}), None
+    )
     assert (stats.prompt_tokens, stats.cached_prompt_tokens) == (10, 4)
     assert (stats.completion_tokens, stats.num_steps) == (7, 3)
     assert (stats.num_draft_tokens, stats.num_accepted) == (6, 4)

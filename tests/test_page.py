@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -277,6 +278,31 @@ def test_the_live_picture_explains_the_answer(page):
         assert words in told
 
 
+def test_the_live_picture_grows_with_the_answer(page):
+    """What each step tried is there before the answer ends."""
+    page.add_init_script(SLOW_STREAM)
+    page.reload()
+    page.wait_for_selector("#model option", state="attached")
+    page.keyboard.press("Alt+l")
+    page.fill("#question", "slow")
+    page.press("#question", "Enter")
+    page.wait_for_selector("#messages:has-text('word 40')")
+    told = page.inner_text("#live")
+    for words in ("would not pay", "20 of 40 (50 %)", "Threads\n7", "Steps by tokens"):
+        assert words in told
+    assert int(re.search(r"(\d+) of \d+ tokens", told)[1]) > 1000  # of the context
+    page.keyboard.press("Escape")
+    ended(page)
+
+
+def test_the_live_picture_shows_what_decodes_cost_here(page):
+    page.keyboard.press("Alt+l")
+    set_option(page, "max_tokens", "120")
+    ask(page, FOX)
+    assert "v(n)" in page.inner_text("#live")
+    assert page.locator("#live .bars:last-of-type tr").count() > 1
+
+
 def test_a_key_is_asked_for_once_and_kept_for_the_tab(browser):
     with running_server(keys=["secret"]) as running:
         page = browser.new_page()
@@ -402,7 +428,11 @@ window.fetch = (path, options) => {
         to.error(new DOMException("stopped", "AbortError"));
       });
       timer = setInterval(() => {
-        const choice = { index: 0, delta: { content: `word ${++number} ` } };
+        const told = { prompt_tokens: 1000, drafted: 2, accepted: 1, threads: 7 };
+        const off = { ...told, drafted: 0, accepted: 0, draft_off: "would not pay" };
+        const delta = { content: `word ${++number} ` };
+        const step = number <= 20 ? told : off;
+        const choice = { index: 0, delta, step, provenance: "plain" };
         const event = `data: ${JSON.stringify({ choices: [choice] })}\\n\\n`;
         to.enqueue(new TextEncoder().encode(event));
       }, 20);

@@ -58,7 +58,7 @@ def test_each_kind_of_proposer_has_a_name_in_the_statistics(kind):
 def stats_of(reason, break_even, **more):
     """Of an answer whose steps mostly did not draft."""
     meter = Meter(1, 0, 0.0, num_steps=9, draft_off=reason, draft_off_steps={reason: 8}, **more)
-    estimate = PolicyEstimate(ProposerKind.DRAFT, 0.612, break_even, 0.1, 0.01)
+    estimate = PolicyEstimate(ProposerKind.DRAFT, 0.612, break_even, 0.1, 0.01, {})
     return meter.stats(1.0, estimate, None)
 
 

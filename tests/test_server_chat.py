@@ -111,6 +111,36 @@ def test_an_answer_can_be_drafted_for_or_not(server):
     assert drafted["choices"] == plain["choices"]
 
 
+def test_each_step_says_what_it_tried_to_who_asks(server):
+    chunks = chunks_of(server, max_tokens=40, explain=True)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    steps = [choice["step"] for choice in choices if "step" in choice]
+    timings = chunks[-1]["timings"]
+    assert sum(step["drafted"] for step in steps) == timings["draft_n"] > 0
+    assert sum(step["accepted"] for step in steps) == timings["draft_n_accepted"] > 0
+    assert {step["threads"] for step in steps} <= set(range(1, 257))
+    assert sum("provenance" in choice for choice in choices) == timings["predicted_n"]
+    assert not any("step" in chunk["choices"][0] for chunk in chunks_of(server, max_tokens=5))
+
+
+def test_a_step_without_a_draft_says_why(server):
+    chunks = chunks_of(server, max_tokens=8, draft_tokens=0, explain=True)
+    steps = [
+        choice["step"] for chunk in chunks for choice in chunk["choices"] if "step" in choice
+    ]
+    assert {step["drafted"] for step in steps} == {0}
+    assert "draft off" in {step["draft_off"] for step in steps}
+
+
+def test_what_steps_cost_here_is_told_at_the_end(server):
+    """With the automatic policy, once it has timed steps of several tokens."""
+    chunks = chunks_of(server, max_tokens=120, draft_tokens=None, explain=True)
+    ratios = chunks[-1]["explanation"]["outlook"]["step_ratios"]
+    assert ratios["1"] == 1.0
+    assert len(ratios) > 1
+    assert all(ratio > 0 for ratio in ratios.values())
+
+
 def test_a_prediction_is_counted(server):
     whole = server.chat(max_tokens=60, speculative=False)
     text = whole["choices"][0]["message"]["content"]

@@ -331,6 +331,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
             break_even_acceptance(curve, MAX_DRAFT_TOKENS),
             target_only_s,
             draft_s,
+            self._times.measured,
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ class StepTimes:
 
     latest: the last result of `at`. at_worst: the same if sizes that were not measured are
     expensive. optimistic, pessimistic: the same if all steps but target-only ones are faster,
-    or slower, by one standard deviation. is_guess: whether only target-only steps were timed.
+    or slower, by one standard deviation. measured: v(n) of the sizes that were timed.
     """
 
     def __init__(self, cost: TargetCost) -> None:
@@ -23,12 +23,17 @@ class StepTimes:
         self._ratios: Weights = np.zeros(LARGEST_STEP + 1)
         self._worst: Weights = self._ratios
         self._sizes = list(range(LARGEST_STEP + 1))
-        self.is_guess = True
+        self.measured: dict[int, float] = {}
         self.latest: Weights = self._ratios
         self.at_worst: Weights = self._ratios
         self.optimistic: Weights = self._ratios
         self.pessimistic: Weights = self._ratios
         self._spread: Weights = np.ones(LARGEST_STEP + 1)  # one standard deviation, as a factor
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether only target-only steps were timed, if any."""
+        return len(self.measured) < 2
 
     def at(self, num_cached: int, target_only_s: float) -> Weights:
         """(LARGEST_STEP + 1,) seconds of a step of n tokens."""
@@ -50,8 +55,7 @@ class StepTimes:
     def _fill_in(self, num_cached: int) -> None:
         ratios = self._cost.ratios(num_cached, optimistic=True)
         self._worst = np.array(self._cost.ratios(num_cached, optimistic=False))
-        measured = self._cost.measured(num_cached)
-        self.is_guess = len(measured) == 1
+        self.measured = measured = dict(sorted(self._cost.measured(num_cached).items()))
         self._spread = np.exp(self._cost.spread(num_cached))
         best = LARGEST_STEP
         for size in range(LARGEST_STEP, 0, -1):

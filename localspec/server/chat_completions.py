@@ -9,7 +9,7 @@ from localspec.chat.messages import checked_messages
 from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
 from localspec.server.answering import Finished, NewPiece
 from localspec.server.completions import OpenAIForm, openai_options
-from localspec.server.costs import LOWEST_LOGPROB, explanation
+from localspec.server.costs import LOWEST_LOGPROB, explanation, step_object
 from localspec.server.fields import Fields
 from localspec.server.question import flagged_logprobs, max_tokens
 from localspec.server.refusal import RequestError
@@ -65,7 +65,8 @@ class ChatCompletion(OpenAIForm):
 
     def _choice(self, new: NewPiece) -> dict[str, Any] | None:
         piece = new.piece
-        if not piece.text and piece.logprobs is None and piece.call is None:
+        explains = self._explains and bool(piece.token_ids)  # a token may bring no text yet
+        if not (piece.text or piece.logprobs or piece.call or explains):
             return None
         choice = self._empty_choice(new.number, None)
         if piece.call is not None:
@@ -76,8 +77,10 @@ class ChatCompletion(OpenAIForm):
         choice["logprobs"] = _logprob_content(
             None if piece.logprobs is None else [piece.logprobs]
         )
-        if self._explains and piece.token_ids:
+        if explains:
             choice["provenance"] = piece.provenance.value
+            if piece.step is not None:
+                choice["step"] = step_object(piece.step, new.num_prompt_tokens)
         return choice
 
     def _own_fields(self, reply: Reply) -> dict[str, Any]:

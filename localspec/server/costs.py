@@ -10,7 +10,7 @@ from localspec.server.answering import Finished
 from localspec.speculative.metrics import Stats
 from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.reasons import why_mostly_off, why_off
-from localspec.streaming.reply import Reply
+from localspec.streaming.reply import Reply, StepFacts
 
 LOWEST_LOGPROB = -9999.0  # for an impossible token: JSON has no infinity
 
@@ -77,7 +77,7 @@ def explanation(reply: Reply) -> dict[str, Any]:
 
     steps_per_length: steps that proposed 0, 1, 2 … tokens, up to the most. Drafted and accepted
     tokens are counted per place in a draft and per proposer. outlook: what the automatic policy
-    expects of the next draft token; acceptance and break_even are 0 to 1.
+    expects of the next draft token; acceptance and break_even are 0 to 1; step_ratios are v(n).
     """
     stats = reply.stats
     last = max((n for n, steps in enumerate(stats.steps_per_length) if steps), default=0)
@@ -101,6 +101,17 @@ def explanation(reply: Reply) -> dict[str, Any]:
         "exact": stats.exact,
         "rule": reply.rule,
         "seed": reply.seed,
+    }
+
+
+def step_object(step: StepFacts, prompt_tokens: int) -> dict[str, Any]:
+    """What a step tried, for clients that ask what was drafted. draft_off is in words."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "drafted": step.num_drafted,
+        "accepted": step.num_accepted,
+        "threads": step.num_threads,
+        "draft_off": None if step.draft_off is None else why_off(step.draft_off),
     }
 
 

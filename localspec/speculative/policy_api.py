@@ -8,7 +8,7 @@ proposal it is asked before each token is drawn (`Extent`). Afterwards it learns
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, get_args
 
@@ -171,7 +171,8 @@ class PolicyEstimate:
 
     acceptance: probability that the next draft token is accepted, 0 … 1. break_even: the lowest
     acceptance at which drafting would pay; None if it never does. plain_step_s: the time of a
-    target-only step. draft_token_s: of a draft token, or of a whole block.
+    target-only step. draft_token_s: of a draft token, or of a whole block. step_ratios: n →
+    v(n), what decoding n tokens at once costs in target-only steps, of the sizes measured here.
     """
 
     proposer: ProposerKind
@@ -179,6 +180,7 @@ class PolicyEstimate:
     break_even: float | None
     plain_step_s: float
     draft_token_s: float
+    step_ratios: Mapping[int, float]
 
 
 class DraftPolicy:

@@ -16,7 +16,7 @@ from localspec.streaming.answer_text import AnswerText, Said
 from localspec.streaming.cancellation import Cancellation
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
-from localspec.streaming.reply import FinishReason, Piece, Reply
+from localspec.streaming.reply import FinishReason, Piece, Reply, StepFacts
 from localspec.streaming.stops import checked_stop_strings
 from localspec.streaming.thinking import Part
 from localspec.vocabulary import WholeVocabulary
@@ -148,7 +148,7 @@ class AnswerRun:
             # Before it is handed on, behind which the answer may be closed.
             if text.stopped or self.request.is_end(token):
                 self.finish_reason, self.stopped_by = "stop", text.stopped_by
-            yield _piece(first, provenance, (token,), logprobs)
+            yield _piece(first, provenance, (token,), logprobs, None if index else _facts(step))
             for part in more:
                 yield _piece(part, provenance)
             if text.stopped:
@@ -221,11 +221,16 @@ class AnswerRun:
         return self.result
 
 
+def _facts(step: Step) -> StepFacts:
+    return StepFacts(step.num_draft_tokens, step.num_accepted, step.num_threads, step.draft_off)
+
+
 def _piece(
     part: Part,
     provenance: Provenance,
     token_ids: tuple[int, ...] = (),
     logprobs: TokenLogprobs | None = None,
+    step: StepFacts | None = None,
 ) -> Piece:
     """A part as the reader gets it. token_ids: the token, for the first part that it gave."""
-    return Piece(part.text, token_ids, provenance, logprobs, part.is_thought, part.call)
+    return Piece(part.text, token_ids, provenance, logprobs, part.is_thought, part.call, step)

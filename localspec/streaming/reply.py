@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from localspec.sampling.logprobs import TokenLogprobs
 from localspec.speculative.metrics import Provenance, Stats
+from localspec.speculative.policy_api import DraftOff
 from localspec.speculative.rule_name import RuleName
 from localspec.tools.calls import CallPiece
 from localspec.tools.tool import ToolCall
+
+
+class StepFacts(NamedTuple):
+    """A step of an answer: what was tried in one decode of the target.
+
+    num_drafted, num_accepted: draft tokens that were proposed, and kept. num_threads: of the
+    decode. draft_off: why nothing was proposed, where that has a reason.
+    """
+
+    num_drafted: int
+    num_accepted: int
+    num_threads: int
+    draft_off: DraftOff | None
+
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -24,7 +39,7 @@ class Piece:
     is_thought: whether the model thought it rather than said it, where the prompt was made
     from messages. The marks between the two are in no text. A token that ends the one and
     begins the other gives two pieces, the second without a token. call: more of a call of a
-    tool, in a piece without text.
+    tool, in a piece without text. step: what the step tried, with its first token.
     """
 
     text: str
@@ -33,6 +48,7 @@ class Piece:
     logprobs: TokenLogprobs | None = None
     is_thought: bool = False
     call: CallPiece | None = None
+    step: StepFacts | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

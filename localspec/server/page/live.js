@@ -6,85 +6,122 @@ import { legend } from "./tokens.js";
 const SAMPLES = 60; // of the speed, one each half second
 const SVG = "http://www.w3.org/2000/svg";
 
-export class Live {
-  constructor() {
-    this.speeds = [];
-    this.model = null; // as /v1/models lists it
-    this.memory = null; // bytes
-  }
+// How fast an answer comes.
+export class Pace {
+  speeds = []; // tokens/s of the last half seconds
+  num = 0; // tokens so far
+  #since = performance.now();
+  #before = 0; // tokens until then
 
-  begin() {
-    this.speeds = [];
-    this.num = 0;
-    this.since = performance.now();
-    this.numBefore = 0;
-  }
-
-  // A token came.
+  // A token came: whether there is a new speed.
   token() {
     this.num += 1;
     const now = performance.now();
-    const seconds = (now - this.since) / 1000;
+    const seconds = (now - this.#since) / 1000;
     if (seconds < 0.5) return false;
-    this.speeds.push((this.num - this.numBefore) / seconds);
-    this.speeds = this.speeds.slice(-SAMPLES);
-    this.since = now;
-    this.numBefore = this.num;
+    this.speeds = [...this.speeds, (this.num - this.#before) / seconds].slice(-SAMPLES);
+    this.#since = now;
+    this.#before = this.num;
     return true;
   }
+}
 
-  // Draws the picture of an answer, which may still grow.
-  draw(message) {
+// Adds a step, as the server tells it, to what is known of an answer's steps.
+export function addStep(steps = { drafted: 0, accepted: 0, lengths: [], off: {} }, step) {
+  steps.drafted += step.drafted;
+  steps.accepted += step.accepted;
+  for (let length = steps.lengths.length; length <= step.drafted; length++) steps.lengths.push(0);
+  steps.lengths[step.drafted] += 1;
+  if (step.draft_off) steps.off[step.draft_off] = (steps.off[step.draft_off] ?? 0) + 1;
+  return Object.assign(steps, { last: step });
+}
+
+export class Live {
+  model = null; // as /v1/models lists it
+  memory = null; // bytes
+  outlook = null; // what the policy expected at the end of the last answer
+
+  // Draws the picture of an answer; pace: while it is coming.
+  draw(message, pace) {
+    this.outlook = message?.stats?.explanation?.outlook ?? this.outlook;
     if ($("live").hidden) return;
-    const { timings, explanation, usage } = message?.stats ?? {};
+    const { timings, explanation } = message?.stats ?? {};
     const counts = {};
     for (const [, source] of message?.tokens ?? []) counts[source] = (counts[source] ?? 0) + 1;
-    const total = Object.values(counts).reduce((sum, each) => sum + each, 0);
-    const steps = total - (counts.accepted ?? 0);
-    const speed = timings ? timings.predicted_per_second : this.speeds.at(-1);
-    const read = usage && usage.prompt_tokens + usage.completion_tokens;
+    const speed = pace ? pace.speeds.at(-1) : timings?.predicted_per_second;
     $("live").replaceChildren(
       element("h2", {}, "Live"),
       element("p", { class: "speed" }, speed ? speed.toFixed(1) : "–", element("small", {}, " tokens/s")),
-      this.curve(),
-      facts([
-        ["Tokens per decode", steps ? (total / steps).toFixed(2) : null],
-        ["Drafted tokens kept", timings?.draft_n ? `${timings.draft_n_accepted} of ${timings.draft_n} (${percent(timings.draft_n_accepted / timings.draft_n)})` : null],
-        ["Why no draft", timings?.draft_off],
-        ["First token after", timings && `${(timings.prompt_ms / 1000).toFixed(2)} s`],
-        ["Prompt", timings && `${timings.prompt_n} tokens read, ${timings.cache_n} cached`],
-        ["Threads", explanation?.threads && `${explanation.threads.num_threads} of ${explanation.threads.num_usable}${explanation.threads.is_busy ? ": the machine is busy" : ""}`],
-        ["Next draft token", outlook(explanation?.outlook)],
-        ["A decode alone", explanation?.outlook && `${(1000 * explanation.outlook.plain_step_s).toFixed(1)} ms`],
-        ["A draft token", explanation?.outlook && `${(1000 * explanation.outlook.draft_token_s).toFixed(1)} ms`],
-        ["Exact", explanation && (explanation.exact ? "yes, to the bit" : "by law")],
-        ["Context", read && this.model && `${read} of ${this.model.max_model_len}`],
-        ["Memory", this.memory && `${(this.memory / 1e9).toFixed(2)} GB`],
-      ]),
-      ...lengths(explanation?.steps_per_length),
+      curve(pace?.speeds ?? message?.speeds ?? []),
+      element("p", { class: "reason" }, reason(message, pace) ?? ""),
+      facts([...drafting(message, counts), ...reading(timings), ...this.machine(message, pace)]),
+      ...bars("Steps by tokens drafted (K)", (explanation?.steps_per_length ?? message?.steps?.lengths ?? []).entries()),
+      ...costs(this.outlook),
       ...proposers(explanation?.proposers),
       element("h3", {}, "Where tokens came from"),
       legend(counts),
     );
   }
 
-  curve() {
-    const drawing = document.createElementNS(SVG, "svg");
-    drawing.setAttribute("viewBox", `0 0 ${SAMPLES} 20`);
-    drawing.setAttribute("preserveAspectRatio", "none");
-    drawing.setAttribute("role", "img");
-    drawing.setAttribute("aria-label", "Speed over time");
-    const most = Math.max(...this.speeds, 1);
-    const line = document.createElementNS(SVG, "polyline");
-    line.setAttribute("points", this.speeds.map((speed, at) => `${at},${20 - (19 * speed) / most}`).join(" "));
-    drawing.append(line);
-    return drawing;
+  machine(message, pace) {
+    const { explanation, usage } = message?.stats ?? {};
+    const last = message?.steps?.last;
+    const used = pace ? last && last.prompt_tokens + pace.num : usage?.total_tokens;
+    const threads = pace ? last?.threads : explanation?.threads?.num_threads;
+    const { num_usable: usable, is_busy: isBusy } = explanation?.threads ?? {};
+    return [
+      ["Threads", threads && `${threads}${usable ? ` of ${usable}` : ""}${isBusy ? ": the machine is busy" : ""}`],
+      ["Exact", explanation && (explanation.exact ? "yes, to the bit" : "by law")],
+      ["Context", used && this.model && `${used} of ${this.model.max_model_len} tokens`],
+      ["Memory", this.memory && `${(this.memory / 1e9).toFixed(2)} GB`],
+    ];
   }
+}
+
+function curve(speeds) {
+  const drawing = document.createElementNS(SVG, "svg");
+  drawing.setAttribute("viewBox", `0 0 ${SAMPLES} 20`);
+  drawing.setAttribute("preserveAspectRatio", "none");
+  drawing.setAttribute("role", "img");
+  drawing.setAttribute("aria-label", "Speed over time");
+  const most = Math.max(...speeds, 1);
+  const line = document.createElementNS(SVG, "polyline");
+  line.setAttribute("points", speeds.map((speed, at) => `${at},${20 - (19 * speed) / most}`).join(" "));
+  drawing.append(line);
+  return drawing;
 }
 
 const percent = (share) => `${Math.round(100 * share)} %`;
 
-function outlook(told) {
+// What the drafts do now, or why there are none; of a whole answer, why most steps had none.
+function reason(message, pace) {
+  const last = message?.steps?.last;
+  if (!pace) return message?.stats?.timings?.draft_off;
+  if (!last) return null;
+  return last.draft_off ?? (last.drafted ? `drafts ${last.drafted} at once, ${last.accepted} kept` : "no draft in this step");
+}
+
+function drafting(message, counts) {
+  const { timings, explanation } = message?.stats ?? {};
+  const drafted = timings?.draft_n ?? message?.steps?.drafted;
+  const accepted = timings?.draft_n_accepted ?? message?.steps?.accepted;
+  const total = Object.values(counts).reduce((sum, each) => sum + each, 0);
+  const decodes = total - (counts.accepted ?? 0);
+  return [
+    ["Tokens per decode", decodes ? (total / decodes).toFixed(2) : null],
+    ["Drafted tokens kept", drafted ? `${accepted} of ${drafted} (${percent(accepted / drafted)})` : null],
+    ["Next draft token", outlookWords(explanation?.outlook)],
+  ];
+}
+
+function reading(timings) {
+  return [
+    ["First token after", timings && `${(timings.prompt_ms / 1000).toFixed(2)} s`],
+    ["Prompt", timings && `${timings.prompt_n} tokens read, ${timings.cache_n} cached`],
+  ];
+}
+
+function outlookWords(told) {
   if (!told) return null;
   const pays = told.break_even === null ? "never pays here" : `pays from ${percent(told.break_even)} on`;
   return `kept with ${percent(told.acceptance)}; ${pays}`;
@@ -95,13 +132,32 @@ function facts(pairs) {
   return element("dl", {}, ...shown.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, String(value))]));
 }
 
-function lengths(steps) {
-  if (!steps?.length) return [];
-  const most = Math.max(...steps, 1);
-  const rows = steps.map((number, length) =>
-    element("tr", {}, element("th", { scope: "row" }, String(length)), element("td", {}, element("meter", { max: most, value: number, "aria-label": `${number} steps` })), element("td", {}, String(number))),
+// A table of bars: pairs of what a row is about and its number.
+function bars(title, pairs, shown = String) {
+  const rows = [...pairs];
+  if (!rows.length) return [];
+  const max = Math.max(...rows.map(([, value]) => value), 1);
+  const drawn = rows.map(([name, value]) =>
+    element(
+      "tr",
+      {},
+      element("th", { scope: "row" }, String(name)),
+      element("td", {}, element("meter", { max, value, "aria-label": shown(value) })),
+      element("td", {}, shown(value)),
+    ),
   );
-  return [element("h3", {}, "Steps by tokens drafted (K)"), element("table", { class: "bars" }, ...rows)];
+  return [element("h3", {}, title), element("table", { class: "bars" }, ...drawn)];
+}
+
+function costs(told) {
+  if (!told) return [];
+  const measured = Object.entries(told.step_ratios ?? {});
+  const times = [
+    ["A decode alone", `${(1000 * told.plain_step_s).toFixed(1)} ms`],
+    ["A draft token", `${(1000 * told.draft_token_s).toFixed(1)} ms`],
+  ];
+  const title = "Cost of n tokens at once: v(n)";
+  return [element("h3", {}, "What decodes cost here"), facts(times), ...bars(title, measured, (ratio) => ratio.toFixed(2))];
 }
 
 function proposers(told) {
@@ -109,6 +165,6 @@ function proposers(told) {
   if (!found.length) return [];
   return [
     element("h3", {}, "Who drafted"),
-    element("dl", {}, ...found.flatMap(([name, { accepted, drafted }]) => [element("dt", {}, name), element("dd", {}, `${accepted} of ${drafted} kept`)])),
+    facts(found.map(([name, { accepted, drafted }]) => [name, `${accepted} of ${drafted} kept`])),
   ];
 }

@@ -3,7 +3,7 @@
 import { ApiError, ask, loaded, models, rememberKey } from "./api.js";
 import { $, answerOf, button, element, saveFile, say } from "./dom.js";
 import { fromFile, toJson, toMarkdown } from "./exchange.js";
-import { Live } from "./live.js";
+import { Live, Pace, addStep } from "./live.js";
 import { MessageView } from "./message.js";
 import { requestOf } from "./question.js";
 import * as store from "./store.js";
@@ -99,7 +99,7 @@ function drawState() {
     ...attached.map((file) => element("li", {}, `${file.name} `, button("✕", () => detach(file), { "aria-label": `Remove ${file.name}` }))),
   );
   if (!run) showProgress("");
-  live.draw(run?.message ?? open.messages.findLast((each) => each.role === "assistant"));
+  live.draw(run?.message ?? open.messages.findLast((each) => each.role === "assistant"), run?.pace);
 }
 
 function add(message) {
@@ -159,11 +159,12 @@ async function answer({ continued = null, note = "" } = {}) {
   const message = continued ?? { role: "assistant", content: "", thoughts: "", calls: [], tokens: [], model: $("model").value };
   message.state = "partial";
   delete message.error;
+  delete message.stats; // of what is there already
   if (!continued) add(message);
-  const run = { conversation, message, abort: new AbortController(), savedMs: performance.now(), drawMs: 0, waits: false };
+  const run = { conversation, message, abort: new AbortController(), savedMs: performance.now(), drawMs: 0, waits: false, pace: new Pace() };
   running.set(conversation.id, run);
-  live.begin();
   drawState();
+  progressOf(run, "Waiting for the model.");
   say("The answer is coming.");
   await save(conversation);
   try {
@@ -176,6 +177,7 @@ async function answer({ continued = null, note = "" } = {}) {
     if (error instanceof ApiError && error.status === 0) waitForServer();
   }
   running.delete(conversation.id);
+  message.speeds = run.pace.speeds;
   if (conversation === open) {
     views.get(message)?.update(true);
     drawState();
@@ -183,6 +185,7 @@ async function answer({ continued = null, note = "" } = {}) {
   }
   say(message.error ? `The answer failed: ${message.error}` : `The answer is complete: ${message.content.split(/\s+/).length} words.`);
   await save(conversation);
+  await noteMemory();
   if (run.needsKey && (await askKey())) await retryEmpty(conversation, message);
 }
 
@@ -220,7 +223,7 @@ function progressOf(run, words, share = null) {
   if (run.conversation === open) showProgress(words, share);
 }
 
-function takeChoice(run, { delta, provenance, logprobs, finish_reason: reason }) {
+function takeChoice(run, { delta, provenance, step, logprobs, finish_reason: reason }) {
   const { message } = run;
   message.content += delta.content ?? "";
   message.thoughts += delta.reasoning_content ?? "";
@@ -229,12 +232,13 @@ function takeChoice(run, { delta, provenance, logprobs, finish_reason: reason })
     message.calls[call.index].json += call.function.arguments ?? "";
   }
   if (reason === "length") message.state = "length";
+  if (step) message.steps = addStep(message.steps, step);
   if (!provenance) return;
-  progressOf(run, "");
+  if (!run.pace.num) progressOf(run, "");
   const [found] = logprobs?.content ?? [];
   const others = found?.top_logprobs.map((each) => [each.token, each.logprob]) ?? [];
   message.tokens.push([found?.token ?? delta.content ?? delta.reasoning_content ?? "", provenance, found?.logprob ?? null, others]);
-  if (live.token() && run.conversation === open) live.draw(message);
+  if (run.pace.token() && run.conversation === open) live.draw(message, run.pace);
 }
 
 function drawRun(run) {
@@ -373,8 +377,14 @@ async function readModels() {
 
 async function noteModel() {
   live.model = served.find((each) => each.id === $("model").value) ?? null;
+  live.outlook = null;
+  await noteMemory();
+}
+
+async function noteMemory() {
+  const name = $("model").value;
   const found = await loaded().catch(() => []);
-  live.memory = found.find((each) => each.name.startsWith($("model").value))?.size ?? null;
+  live.memory = found.find((each) => [name, `${name}:latest`].includes(each.name))?.size ?? null;
   drawState();
 }
 
