@@ -19,7 +19,7 @@ _FOLDER = Path(__file__).parent / "page"
 # Nothing is loaded from elsewhere, no code or style stands in the page, and no text of a model
 # becomes HTML but by DOMPurify.
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types dompurify"
 )

@@ -1,10 +1,11 @@
 // The page: conversations on the left, the one that is open, and what the model does.
 
-import { ApiError, ask, loaded, models, rememberKey } from "./api.js";
+import { ApiError, ask, loaded, models, rememberKey, sees } from "./api.js";
 import { $, answerOf, button, element, saveFile, say } from "./dom.js";
 import { fromFile, toJson, toMarkdown } from "./exchange.js";
 import { Live, Pace, addStep } from "./live.js";
 import { MessageView } from "./message.js";
+import { fileView, isPicture, pictureOf } from "./pictures.js";
 import { requestOf } from "./question.js";
 import * as store from "./store.js";
 
@@ -96,7 +97,7 @@ function drawState() {
   $("stop").hidden = !run;
   $("send").hidden = Boolean(run);
   $("files").replaceChildren(
-    ...attached.map((file) => element("li", {}, `${file.name} `, button("✕", () => detach(file), { "aria-label": `Remove ${file.name}` }))),
+    ...attached.map((file) => element("li", {}, file.image ? fileView(file) : `${file.name} `, button("✕", () => detach(file), { "aria-label": `Remove ${file.name}` }))),
   );
   if (!run) showProgress("");
   live.draw(run?.message ?? open.messages.findLast((each) => each.role === "assistant"), run?.pace);
@@ -174,6 +175,7 @@ async function answer({ continued = null, note = "" } = {}) {
     if (error.name === "AbortError") message.state = "stopped";
     else Object.assign(message, { state: "error", error: error.message });
     if (error instanceof ApiError && error.status === 401) run.needsKey = true;
+    if (error.status === 413) message.error += " Pictures and files of a conversation are sent with each question: begin a new chat, or edit a question and leave some out.";
     if (error instanceof ApiError && error.status === 0) waitForServer();
   }
   running.delete(conversation.id);
@@ -309,7 +311,10 @@ function result(message) {
 async function attach(files) {
   for (const file of files) {
     try {
-      attached.push({ name: file.name, text: await textOf(file) });
+      if (isPicture(file)) {
+        await requireSight(file.name);
+        attached.push(await pictureOf(file));
+      } else attached.push({ name: file.name, text: await textOf(file) });
       banner("");
     } catch (error) {
       banner(error.message);
@@ -318,8 +323,13 @@ async function attach(files) {
   drawState();
 }
 
+async function requireSight(name) {
+  const model = $("model").value;
+  if (await sees(model)) return;
+  throw new Error(`${model} sees no pictures, so ${name} is not attached. Choose a model that does, or start the server with its projector (--mmproj).`);
+}
+
 async function textOf(file) {
-  if (file.type.startsWith("image/")) throw new Error(`${file.name} is a picture; this page sends texts only yet.`);
   if (file.size > MOST_OF_FILE) throw new Error(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB; at most 2 MB can be attached.`);
   const bytes = await file.arrayBuffer();
   try {

@@ -2,6 +2,7 @@
 
 import { button, element } from "./dom.js";
 import { Markdown, copyText } from "./markdown.js";
+import { fileView } from "./pictures.js";
 import { legend, tokenView } from "./tokens.js";
 
 const STATES = {
@@ -56,7 +57,7 @@ export class MessageView {
     const { files = [], calls = [], error, state } = this.message;
     const note = this.isRunning ? null : (error ?? STATES[state]);
     this.rest.replaceChildren(
-      ...files.map((file) => element("div", { class: "file" }, `📄 ${file.name}, ${file.text.length} characters`)),
+      ...files.map(fileView),
       ...calls.map((call) => this.call(call)),
       ...(note ? [element("p", { class: error ? "error" : "note" }, note)] : []),
       ...(this.isRunning ? [] : [element("div", { class: "row actions" }, ...this.buttons())]),

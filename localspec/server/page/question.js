@@ -1,5 +1,7 @@
 // A conversation → the request that asks for its next answer.
 
+import { contentOf } from "./pictures.js";
+
 // Raises Error with what is wrong in the settings.
 export function requestOf(conversation, model) {
   const { settings } = conversation;
@@ -35,8 +37,10 @@ function messagesOf({ settings, messages }) {
   const told = settings.system ? [{ role: "system", content: settings.system }] : [];
   for (const { role, content, files = [], calls = [], callId } of messages) {
     if (role === "tool") told.push({ role, content, tool_call_id: callId });
-    else if (role === "user") told.push({ role, content: [...files.map(fileText), content].join("\n\n") });
-    else if (content || calls.length) {
+    else if (role === "user") {
+      const texts = [...files.filter((file) => !file.image).map(fileText), content];
+      told.push({ role, content: contentOf(texts.join("\n\n"), files) });
+    } else if (content || calls.length) {
       const functions = calls.map(({ id, name, json }) => ({ id, type: "function", function: { name, arguments: json } }));
       told.push({ role, content, ...(calls.length ? { tool_calls: functions } : {}) });
     }
