@@ -32,7 +32,7 @@ from localspec.preflight.fit import (
     plan_here,
     room_here,
 )
-from localspec.preflight.memory import estimate_memory
+from localspec.preflight.memory import estimate_memory, projector_memory
 from localspec.preflight.room import MemoryRoom, Planned, pair_memory
 
 SMALL = MemoryRoom(main_bytes=100 << 20, gpus=(), repacked={})
@@ -289,6 +289,26 @@ def test_a_container_has_what_it_was_given(tmp_path):
     assert (memory.total_bytes, memory.available_bytes) == (1_000_000, 500_000)
     (tmp_path / "memory.max").write_text("max\n")
     assert memory_here(tmp_path).total_bytes == psutil.virtual_memory().total
+
+
+def test_a_projector_is_counted_where_it_lies(tmp_path, demo_target):
+    """On the first GPU of this machine, once the model is there; else in main memory."""
+    header = checked_projector(write_projector(tmp_path / "mmproj.gguf", "gemma3"))
+    needed = projector_memory(header, 0).needed_bytes
+    model = check_model_file(demo_target)
+    remote = replace(gpu("RPC0", 1 << 30), kind="remote", server="a:1")
+
+    def on_gpus(*gpus, layers=99):
+        room = MemoryRoom(main_bytes=1 << 30, gpus=gpus, repacked={})
+        options = LlamaOptions(num_gpu_layers=layers)
+        planned = [Planned(model, options), Planned(header, role="mmproj")]
+        return pair_memory(planned, 512, room).models[1]
+
+    assert on_gpus(remote, gpu("CUDA0", 1 << 30)).gpu_bytes == (0, needed)
+    assert on_gpus(remote, gpu("CUDA0", 1 << 30)).main_bytes == 0
+    assert on_gpus(gpu("CUDA0", 1 << 30), layers=0).main_bytes == needed
+    assert on_gpus(gpu("CUDA0", needed + 1000)).main_bytes == needed  # beside the model
+    assert on_gpus().main_bytes == needed
 
 
 def test_a_projector_is_on_the_gpu_only_where_it_has_room(tmp_path):

@@ -110,8 +110,15 @@ def test_the_projector_beside_the_model_is_used_and_none_is_none(pair):
         beside.unlink()
 
 
-@pytest.mark.parametrize("error", [ModelFileError, MemoryLimitError, OptionError])
-@pytest.mark.parametrize("where", ["fitting.check_room", "loading.open_projector"])
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("fitting.check_room", MemoryLimitError),
+        ("loading.open_projector", MemoryLimitError),
+        ("loading.open_projector", ModelFileError),
+        ("loading.open_projector", OptionError),
+    ],
+)
 def test_a_projector_that_was_only_found_does_not_keep_a_model_from_loading(
     pair, tmp_path, monkeypatch, caplog, error, where
 ):
@@ -127,6 +134,22 @@ def test_a_projector_that_was_only_found_does_not_keep_a_model_from_loading(
     assert f'{mmproj.name} is not used: it is refused. mmproj="none"' in caplog.text
     with pytest.raises(error, match="it is refused"):
         localspec.load(target=target, mmproj=mmproj)
+
+
+def test_a_fault_of_the_model_is_not_tried_again_without_the_projector(
+    pair, tmp_path, monkeypatch
+):
+    opened = []
+
+    def refused(*_):
+        opened.append(1)
+        raise ModelFileError("the model is refused")
+
+    target, _ = (shutil.copy(path, tmp_path / path.name) for path in pair)
+    monkeypatch.setattr("localspec.engine.loading._open_target", refused)
+    with pytest.raises(ModelFileError, match="the model is refused"):
+        localspec.load(target=target)
+    assert len(opened) == 1
 
 
 def test_fewer_texts_lie_side_by_side_where_the_projector_needs_their_memory(pair, monkeypatch):

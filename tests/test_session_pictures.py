@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from localspec import Picture, SessionError
+from localspec.chat.attachment import Attachment
 from localspec.chat.chat import Chat
 from localspec.chat.session import (
     read_session,
@@ -18,7 +19,9 @@ from localspec.chat.session import (
 )
 from localspec.chat.shown import Shown
 from localspec.cli import main
+from localspec.cli.conversation import Conversation
 from localspec.pictures import picture
+from localspec.streaming.options import AnswerOptions
 
 RED = Picture(2, 1, b"\xff\0\0" * 2)
 BLUE = Picture(1, 2, b"\0\0\xff" * 2)
@@ -63,6 +66,40 @@ def test_pictures_are_kept_and_come_back(chat, demo_vocabulary):
     again = Chat(Blind(demo_vocabulary), template="chatml")
     read_session("seen").resume(again)
     assert again.messages == chat.messages
+
+
+def test_a_question_that_a_killed_process_left_keeps_its_pictures(chat):
+    """In the state that its file has while the answer is coming."""
+    save_session("seen", chat, pending="What is it?", pending_pictures=[RED, BLUE])
+    assert len(files()) == 2
+    found = read_session("seen")
+    assert (found.pending, found.shown()) == ("What is it?", [RED, BLUE])
+    files()[0].unlink()
+    with pytest.raises(SessionError, match="picture of the session is missing"):
+        found.shown()
+    save_session("seen", chat)
+    assert files() == []
+    content = json.loads(session_file("seen").read_text()) | {"pending_pictures": ["../x"]}
+    session_file("seen").write_text(json.dumps(content))
+    with pytest.raises(SessionError, match="not what they should be"):
+        read_session("seen")
+
+
+def test_a_resumed_question_is_asked_with_its_pictures(chat, demo_vocabulary, monkeypatch):
+    """They are attached again, and saved as what is pending until then."""
+    save_session("seen", chat, pending="What is it?", pending_pictures=[RED])
+    seeing = Blind(demo_vocabulary)
+    seeing.vision, seeing.load_caches = object(), lambda *_: None
+    again = Conversation(seeing, chat, AnswerOptions(), lambda *_: None, show_draft=False)
+    again.resume("seen", must_exist=True)
+    assert again.pending == "What is it?"
+    assert [each.picture for each in again.attachments] == [RED]
+    again.save()
+    assert read_session("seen").shown() == [RED]
+    again.attachments[:] = [Attachment("blue.png", picture=BLUE)]
+    again.save(pending="And that?")
+    assert (read_session("seen").pending, read_session("seen").shown()) == ("And that?", [BLUE])
+    again.lock.release()
 
 
 def test_a_picture_is_written_once_and_removed_with_its_turn(chat):

@@ -381,6 +381,41 @@ def test_no_more_rows_are_asked_for_than_the_target_gives():
     assert max(step.num_draft_tokens for step in steps) == 2
 
 
+class Seeing(TableModel):
+    """It reads the cells of pictures, numbers below 0, as any tokens."""
+
+    def decode(self, tokens, num_logits):
+        return super().decode([token % self.vocab_size for token in tokens], num_logits)
+
+
+class Learning(FixedDraftPolicy):
+    """Keeps what it is told of steps."""
+
+    records = None
+
+    def learn(self, record):
+        self.records.append(record)
+
+
+@pytest.mark.parametrize(("prompt", "sizes", "read"), [
+    ([1, 2, 3, 4], [4, 3, 3], 5), ([1, -7, -8, 4], [3, 3], 3),
+])  # fmt: skip
+def test_policies_learn_nothing_from_a_step_that_reads_a_picture(prompt, sizes, read):
+    """Nor is the draft, which passes over it, taken to have read its cells."""
+    target, draft, policy = Seeing(), Seeing(), Learning(2)
+    Learning.records = []
+    proposers = [DraftModel(draft, all_shared(target, draft), never)]
+    ticks = iter(range(10**9))
+    loop = SpeculativeDecoder(
+        target, proposers, policy, FixedThreads(1), None, lambda: float(next(ticks))
+    )
+    loop.start(prompt)
+    for _ in zip(range(3), loop.steps(request(max_tokens=9)), strict=False):
+        pass
+    assert [each.num_target_tokens for each in policy.records] == sizes
+    assert policy.records[-2].num_read == read
+
+
 def test_times_come_from_the_injected_clock():
     """Here every look at the clock is one second later."""
     _, steps = check(TableModel(), TableModel(), 2, request(max_tokens=4))

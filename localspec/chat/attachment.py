@@ -83,6 +83,11 @@ def pictures_in(attachments: Sequence[Attachment]) -> list[Picture]:
     return [each.picture for each in attachments if each.picture is not None]
 
 
+def as_attachment(picture: Picture) -> Attachment:
+    """A picture whose file is not known."""
+    return Attachment(f"image of {picture.width} by {picture.height} pixels", picture=picture)
+
+
 def require_sight(attachments: Sequence[Attachment]) -> None:
     """Raise OptionError where there is a picture among them, for a model that reads text."""
     for each in attachments:

@@ -22,10 +22,13 @@ from filelock import FileLock, Timeout
 
 from localspec.atomic_write import write_whole
 from localspec.chat.session_pictures import (
+    are_digests,
     are_places,
     drop_other_pictures,
+    keep_picture,
     keep_pictures,
     num_picture_bytes,
+    read_picture,
     remove_pictures,
     with_kept_pictures,
 )
@@ -33,6 +36,7 @@ from localspec.errors import OptionError, SessionError, perhaps
 
 if TYPE_CHECKING:
     from localspec.chat.chat import Chat
+    from localspec.pictures.picture import Picture
 
 FORMAT, VERSION = "localspec-session", 1
 MAX_SESSION_BYTES = 512_000_000  # of a file, written or read: what people say in years is less
@@ -53,7 +57,7 @@ class Session:
     """A conversation by name, as `Chat.replace` takes it.
 
     messages: as JSON holds them, their pictures by SHA-256. pending: a question whose answer
-    was never finished, or "".
+    was never finished, or ""; pending_pictures: SHA-256 of those that it showed.
     """
 
     name: str
@@ -61,6 +65,7 @@ class Session:
     num_asked: int
     num_forgotten: int
     pending: str
+    pending_pictures: tuple[str, ...] = ()
 
     @property
     def num_turns(self) -> int:
@@ -77,6 +82,8 @@ class Session:
             "num_forgotten": self.num_forgotten,
             "pending": self.pending,
         }
+        if self.pending_pictures:
+            content["pending_pictures"] = list(self.pending_pictures)
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         # A message can hold half of a surrogate pair, which UTF-8 cannot: Python's escape for
         # it is JSON's, too.
@@ -92,6 +99,10 @@ class Session:
             chat.replace(messages, num_asked=self.num_asked, num_forgotten=self.num_forgotten)
         except OptionError as error:
             raise _unreadable(session_file(self.name), str(error)) from error
+
+    def shown(self) -> list[Picture]:
+        """The pictures of the pending question. Raises SessionError if one is missing."""
+        return [read_picture(session_file(self.name), each) for each in self.pending_pictures]
 
 
 def known_name(name: str) -> str:
@@ -160,8 +171,12 @@ def remove_sessions(names: Sequence[str]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def save_session(name: str, chat: Chat, *, pending: str = "") -> Path:
+def save_session(
+    name: str, chat: Chat, *, pending: str = "", pending_pictures: Sequence[Picture] = ()
+) -> Path:
     """Write the conversation over an older one of that name; returns the path.
+
+    pending, pending_pictures: a question that is being answered, and what it shows.
 
     Whatever happens, the file holds either the old or the new one. Raises SessionError, also
     for a conversation so long that `read_session` would refuse it.
@@ -169,9 +184,11 @@ def save_session(name: str, chat: Chat, *, pending: str = "") -> Path:
     path = session_file(name)
     try:
         messages = keep_pictures(path, chat.transcript)
+        shown = tuple(keep_picture(path, picture) for picture in pending_pictures)
     except OSError as error:
         raise _unwritable(path, error) from error
-    data = Session(name, messages, chat.num_asked, chat.num_forgotten, pending).as_json()
+    counts = chat.num_asked, chat.num_forgotten
+    data = Session(name, messages, *counts, pending, shown).as_json()
     if len(data) > MAX_SESSION_BYTES:
         raise SessionError(
             f"the session {name!r} would have {len(data)} bytes; {MAX_SESSION_BYTES} are the "
@@ -183,7 +200,7 @@ def save_session(name: str, chat: Chat, *, pending: str = "") -> Path:
         write_whole(path, data, durable=True)
     except OSError as error:
         raise _unwritable(path, error) from error
-    drop_other_pictures(path, messages)
+    drop_other_pictures(path, messages, shown)
     return path
 
 
@@ -248,16 +265,17 @@ def _session(name: str, path: Path, content: Any) -> Session:
         )
     messages = content.get("messages")
     num_asked, num_forgotten = content.get("num_asked"), content.get("num_forgotten")
-    pending = content.get("pending")
+    pending, shown = content.get("pending"), content.get("pending_pictures", [])
     if not (
         isinstance(messages, list)
         and all(_is_message(message) for message in messages)
         and is_count(num_asked)
         and is_count(num_forgotten)
         and isinstance(pending, str)
+        and are_digests(shown)
     ):
         raise _unreadable(path, "its messages, counts or pending are not what they should be")
-    return Session(name, messages, num_asked, num_forgotten, pending)
+    return Session(name, messages, num_asked, num_forgotten, pending, tuple(shown))
 
 
 def _is_message(value: object) -> bool:

@@ -34,35 +34,50 @@ def keep_pictures(session: Path, messages: Sequence[Message]) -> list[dict[str, 
 
     Raises OSError, and OptionError for a picture that cannot be read.
     """
-    folder, kept = folder_beside(session), []
+    kept = []
     for message in messages:
         places = []
         for each in shown_in(message):
-            picture = Picture.read(each.given)
-            digest = picture.digest.hex()
-            path = folder / f"{digest}.png"
-            if not path.exists():
-                folder.mkdir(parents=True, exist_ok=True)
-                write_whole(path, picture.png(), durable=True)
+            digest = keep_picture(session, Picture.read(each.given))
             places.append({"at": each.at, "sha256": digest})
         bare = with_shown(dict(message), ())
         kept.append({**bare, "pictures": places} if places else bare)
     return kept
 
 
+def keep_picture(session: Path, picture: Picture) -> str:
+    """The picture's SHA-256, once it is on disk. Raises OSError."""
+    digest = picture.digest.hex()
+    path = folder_beside(session) / f"{digest}.png"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, picture.png(), durable=True)
+    return digest
+
+
 def with_kept_pictures(session: Path, messages: Sequence[Message]) -> list[Message]:
     """The messages with their pictures. Raises SessionError if one is missing or damaged."""
     return [
         with_shown(
-            dict(message), (_read(session, place) for place in message.get("pictures", ()))
+            dict(message),
+            (
+                Shown(place["at"], read_picture(session, place["sha256"]))
+                for place in message.get("pictures", ())
+            ),
         )
         for message in messages
     ]
 
 
-def drop_other_pictures(session: Path, kept: Sequence[Mapping[str, Any]]) -> None:
-    """Delete those that no message has any more; what cannot be deleted stays."""
+def drop_other_pictures(
+    session: Path, kept: Sequence[Mapping[str, Any]], pending: Sequence[str]
+) -> None:
+    """Delete those that no message has any more; what cannot be deleted stays.
+
+    pending: SHA-256 of those that stay, too.
+    """
     names = {place["sha256"] for message in kept for place in message.get("pictures", ())}
+    names.update(pending)
     folder = folder_beside(session)
     with contextlib.suppress(OSError):
         for path in folder.glob("*.png") if folder.exists() else ():
@@ -88,13 +103,21 @@ def are_places(value: object, content: str) -> bool:
         and each.keys() == {"at", "sha256"}
         and type(each["at"]) is int
         and 0 <= each["at"] <= len(content)
-        and _DIGEST.fullmatch(str(each["sha256"]))
+        and are_digests([each["sha256"]])
         for each in value
     )
 
 
-def _read(session: Path, place: Mapping[str, Any]) -> Shown:
-    path = folder_beside(session) / f"{place['sha256']}.png"
+def are_digests(value: object) -> bool:
+    """Whether it can be a list of SHA-256 in a session's file."""
+    return isinstance(value, list) and all(
+        isinstance(each, str) and _DIGEST.fullmatch(each) for each in value
+    )
+
+
+def read_picture(session: Path, digest: str) -> Picture:
+    """A picture of the session. Raises SessionError if it is missing or damaged."""
+    path = folder_beside(session) / f"{digest}.png"
     try:
         picture = Picture.read(path, most_bytes=_MOST_BYTES)
     except OptionError as error:
@@ -102,6 +125,6 @@ def _read(session: Path, place: Mapping[str, Any]) -> Shown:
             f"a picture of the session is missing: {error}",
             "Put it back, or start another session.",
         ) from error
-    if picture.digest.hex() != place["sha256"]:
+    if picture.digest.hex() != digest:
         raise SessionError(f"{path} is another picture", "Put the right one back.")
-    return Shown(place["at"], picture)
+    return picture

@@ -12,6 +12,7 @@ from filelock import FileLock
 
 from localspec.chat.attachment import (
     Attachment,
+    as_attachment,
     attached,
     pictures_in,
     require_sight,
@@ -31,6 +32,7 @@ from localspec.chat.session import (
 from localspec.cli.screen import error_lines, note
 from localspec.engine.base import BaseEngine
 from localspec.errors import CacheError, ContextError, SessionError
+from localspec.pictures.picture import Picture
 from localspec.streaming.answer import Answer
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.reply import Reply
@@ -45,7 +47,8 @@ class Conversation:
     write: shows an answer, and returns its reply. think: how thoughts are shown.
     is_quiet: whether the status line below answers is left out.
     attachments: files for the next question. is_editing: whether the next question replaces
-    the last one and its answer. pending: a question that a killed process left unanswered.
+    the last one and its answer. pending: a question that a killed process left unanswered, and
+    pending_pictures: what it showed.
     last: the latest reply. lock: the session's lock, held while the session is in use.
     keeps_caches: whether the caches are saved at the end, too. text_so_far: of the
     answer that is being continued. is_saved: whether the session's file is up to date.
@@ -61,6 +64,7 @@ class Conversation:
     is_quiet: bool = False
     session: str | None = None
     pending: str = ""
+    pending_pictures: list[Picture] = field(default_factory=list)
     is_editing: bool = False
     attachments: list[Attachment] = field(default_factory=list)
     last: Reply | None = None
@@ -143,15 +147,16 @@ class Conversation:
             self.text_so_far = ""
 
     def _answer(self, answer: Answer, question: str) -> None:
-        num_forgotten, pending = self.chat.num_forgotten, self.pending
+        num_forgotten = self.chat.num_forgotten
+        pending = self.pending, self.pending_pictures
         if question:
-            self.pending = ""  # replaced by the question that is asked now
+            self.pending, self.pending_pictures = "", []  # replaced by what is asked now
         # Whatever happens during the answer, the question is not lost.
         self.save(pending=question)
         try:
             self.last = self.write(self, answer)
         except ContextError:
-            self.pending = pending  # it was not asked
+            self.pending, self.pending_pictures = pending  # it was not asked
             raise
         finally:
             self.save()
@@ -161,13 +166,15 @@ class Conversation:
     def save(self, *, pending: str = "") -> None:
         """Write the session, if there is one. An error is shown once.
 
-        pending: the question that is being answered.
+        pending: the question that is being answered, with the pictures that are attached.
         """
         if self.session is None:
             return
         self.is_saved = False
+        shown = pictures_in(self.attachments) if pending else self.pending_pictures
+        pending = pending or self.pending
         try:
-            save_session(self.session, self.chat, pending=pending or self.pending)
+            save_session(self.session, self.chat, pending=pending, pending_pictures=shown)
             self.is_saved, self.shown_error = True, ""
         except SessionError as error:
             before, self.shown_error = self.shown_error, error_lines(error)
@@ -203,7 +210,8 @@ class Conversation:
             lock = self._lock(name, releasing)
             if is_other and session_file(name).exists() and not may_replace():
                 return False
-            save_session(name, self.chat, pending=self.pending)
+            shown = self.pending_pictures
+            save_session(name, self.chat, pending=self.pending, pending_pictures=shown)
             if is_other:
                 # The caches of the replaced session: useless now, and perhaps large.
                 with contextlib.suppress(OSError):
@@ -226,7 +234,9 @@ class Conversation:
             session = read_session(name)
             if session is not None:
                 session.resume(self.chat)
-                self.pending = session.pending
+                self.pending, self.pending_pictures = session.pending, session.shown()
+                if self.engine.vision is not None:
+                    self.attachments += map(as_attachment, self.pending_pictures)
             releasing.pop_all()
         self._adopt(name, lock)
         if session is not None:

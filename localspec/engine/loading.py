@@ -24,8 +24,8 @@ from localspec.engine.sources import (
     progress_shares,
 )
 from localspec.engine.thread_choice import choose_threads
-from localspec.engine.vision import open_projector, seeing, with_projector
-from localspec.errors import OptionError, known_keywords
+from localspec.engine.vision import ProjectorError, open_projector, seeing, with_projector
+from localspec.errors import ModelFileError, OptionError, known_keywords
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.content import FileContent
@@ -195,7 +195,11 @@ def _open_all(
         head = _open_head(sources[0], target, shares[0])
         undo.callback(head.close)
     if projector is not None:
-        undo.callback(open_projector(projector, sources[0].options, target, draft).close)
+        try:
+            opened = open_projector(projector, sources[0].options, target, draft)
+        except (ModelFileError, OptionError) as error:
+            raise ProjectorError(error) from error
+        undo.callback(opened.close)
     for source in sources:
         reset_lines_at_end(source.options.rpc)
     return Models(target, draft, head)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from localspec.errors import LocalspecError, MemoryLimitError, ModelFileError, OptionError
+from localspec.errors import LocalspecError, MemoryLimitError, OptionError
 from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.projector import cells_at_once, require_free_of_place
 from localspec.gguf_file.projector_check import (
@@ -34,24 +34,34 @@ Opened = TypeVar("Opened")
 logger = logging.getLogger(__name__)
 
 
+class ProjectorError(Exception):
+    """A projector could not be opened beside a model that could. error: why."""
+
+    def __init__(self, error: LocalspecError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def with_projector(
     named: ModelSource | None, target: Header | None, opened: Callable[[Path | None], Opened]
 ) -> Opened:
     """What is opened with the projector that is named, or else the one in the target's folder.
 
-    Without it where none is named, and the one in the folder cannot be used.
+    opened: may raise ProjectorError, in place of which its reason is raised. Without it where
+    none is named, and the one in the folder cannot be used, or has no room.
     """
-    if named is not None:
-        assert isinstance(named, str | os.PathLike)
-        return opened(None if named == NO_PROJECTOR else Path(named))
-    path = _beside(target)
+    path = _beside(target) if named is None else None
     if path is None:
-        return opened(None)
+        assert isinstance(named, str | os.PathLike | None)
+        try:
+            return opened(None if named in (None, NO_PROJECTOR) else Path(named))
+        except ProjectorError as failed:
+            raise failed.error from failed.error.__cause__
     try:
         return opened(path)
-    except (MemoryLimitError, ModelFileError, OptionError) as error:
+    except (MemoryLimitError, ProjectorError) as error:  # others are the models'
         fault = str(error)
-    found = opened(None)  # or the fault was not the projector's
+    found = opened(None)
     _warn(path, fault)
     return found
 

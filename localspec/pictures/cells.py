@@ -48,6 +48,11 @@ def end_of_part(tokens: Sequence[int], place: int) -> int:
     return place
 
 
+def has_cells(tokens: Sequence[int]) -> bool:
+    """Whether there is one among them."""
+    return any(token < 0 for token in tokens)
+
+
 def without_cells(tokens: Sequence[int]) -> list[int]:
     """The tokens alone."""
     return [token for token in tokens if token >= 0]

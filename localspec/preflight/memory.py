@@ -128,16 +128,19 @@ def estimate_memory(
     )
 
 
-def projector_memory(header: Header, num_gpus: int) -> MemoryEstimate:
-    """Main memory of what lets a model see: its weights, and what encoding a picture takes.
+def projector_memory(header: Header, num_gpus: int, place: int = MAIN_MEMORY) -> MemoryEstimate:
+    """The memory of what lets a model see: its weights, and what encoding a picture takes.
 
-    The second is a bound for the pictures that it is made for, without tiles: the scores of
-    attention of one layer, and the layer's own buffers.
+    place: the number of the GPU that it is on, or main memory. The second is a bound for the
+    pictures that it is made for, without tiles: the scores of attention of one layer, and the
+    layer's own buffers.
     """
     stated = {key: header.number(f"clip.vision.{key}") for key in _OF_PICTURES}
     size, patch, width, hidden, heads = stated.values()
     patches = (size // max(patch, 1)) ** 2
     compute = patches * (_STREAMS * width + 2 * hidden + min(patches, _MOST_SCORES) * heads)
+    places = [0] * (num_gpus + 1)
+    places[place] = header.weights_bytes + compute * _FLOAT
     return MemoryEstimate(
         with_head=False,
         weights_bytes=header.weights_bytes,
@@ -147,7 +150,7 @@ def projector_memory(header: Header, num_gpus: int) -> MemoryEstimate:
         snapshot_bytes=0,
         compute_bytes=compute * _FLOAT,
         vocabulary_bytes=0,
-        gpu_bytes=(0,) * num_gpus,
+        gpu_bytes=tuple(places[:MAIN_MEMORY]),
         num_layers=0,
         gpu_layers=(0,) * num_gpus,
         num_cpu_moe_layers=0,

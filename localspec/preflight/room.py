@@ -111,7 +111,7 @@ def pair_memory(models: Sequence[Planned], context_length: int, room: MemoryRoom
     free_bytes = [gpu.free_bytes for gpu in room.gpus]
     for header, options, role in models:
         if role == "mmproj":
-            estimates.append(projector_memory(header, len(room.gpus)))
+            estimates.append(_of_projector(header, models[0].options, room, free_bytes))
             continue
         context = context_length
         if role == "draft":
@@ -135,3 +135,19 @@ def pair_memory(models: Sequence[Planned], context_length: int, room: MemoryRoom
             for free, taken in zip(free_bytes, estimates[-1].gpu_bytes, strict=True)
         ]
     return PairMemory(context_length, tuple(estimates), tuple(model.role for model in models))
+
+
+def _of_projector(
+    header: Header, target: LlamaOptions, room: MemoryRoom, free_bytes: Sequence[int]
+) -> MemoryEstimate:
+    """The memory of a projector where it will lie. free_bytes: of each GPU, beside the models.
+
+    libmtmd takes the first GPU of this machine, if the target may use any and that has room.
+    """
+    here = [index for index, gpu in enumerate(room.gpus) if not gpu.server]
+    if target.num_gpu_layers != 0 and here:
+        on_gpu = projector_memory(header, len(room.gpus), here[0])
+        is_known = room.gpus[here[0]].total_bytes > 0
+        if not is_known or free_bytes[here[0]] > on_gpu.needed_bytes:
+            return on_gpu
+    return projector_memory(header, len(room.gpus))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from localspec.pictures.cells import has_cells
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import Distribution
 from localspec.sampling.params import SamplingParams
@@ -156,6 +157,7 @@ class SpeculativeDecoder:
             num_threads = self.thread_policy.choose()
             self.draft_policy.use_threads(num_threads)
             start = StepStart(number, request.max_tokens - remaining)
+            sees = has_cells(self.tokens[self.target.num_cached :])
             try:
                 step = self._step(request, start, num_threads)
             except BaseException:
@@ -166,8 +168,9 @@ class SpeculativeDecoder:
             if number == 0:
                 # An answer that is cut back or generated again continues after its prompt.
                 self.target.checkpoint()
-            self.draft_policy.learn(step)
-            self.thread_policy.learn(step)
+            if not sees:  # reading a picture takes a time of its own
+                self.draft_policy.learn(step)
+                self.thread_policy.learn(step)
             yield step
             if request.is_end(step.tokens[-1]):
                 return

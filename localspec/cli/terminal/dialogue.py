@@ -73,7 +73,8 @@ def _prefilled(conversation: Conversation, was_emptied: bool) -> str:  # noqa: F
         note("Enter asks it again, in place of the old one; Ctrl-C keeps the old one.")
         return conversation.edited_text()
     if conversation.pending:
-        note("This question was not answered; Enter asks it again.")
+        shown = f", with {conversation.file_names()}" if conversation.attachments else ""
+        note(f"This question was not answered; Enter asks it again{shown}.")
     return conversation.pending
 
 
