@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import base64
+import os
+import pickle
 import shutil
+import signal
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 from click.testing import CliRunner
@@ -20,6 +24,7 @@ from localspec import (
 from localspec.chat.session import read_session, save_session
 from localspec.chat.template import BUILT_IN
 from localspec.cli import main
+from localspec.isolated.kept_pictures import KeptPictures
 from localspec.preflight.room import MemoryRoom
 from localspec.server.served_models import ServedModel
 from server_runner import running_server
@@ -178,6 +183,49 @@ def test_generate_shows_an_image(pair, tmp_path):
     assert seen.exit_code == 0, seen.output
     assert '"prompt_tokens"' in seen.stdout
     assert blind.exit_code == 0
+
+
+@pytest.mark.process
+def test_a_picture_is_sent_to_the_process_once(pair, engine, monkeypatch):
+    """A second question names it; one in a process that was started again sends it again."""
+    sent = []
+
+    class Counted:
+        @staticmethod
+        def dumps(value):
+            sent.append(len(pickle.dumps(value)))
+            return ForkingPickler.dumps(value)
+
+    monkeypatch.setattr("localspec.isolated.channel.ForkingPickler", Counted)
+    large, target, mmproj = random_picture(3, 400, 300), *pair
+    expected, asked = chat_of(engine), {"images": [large], **KEYWORDS}
+    with localspec.IsolatedEngine(target=target, mmproj=mmproj) as apart:
+        chat = chat_of(apart)
+        texts = [chat.send(QUESTION, **asked).reply().text]
+        assert sum(size > 300_000 for size in sent) == 1
+        sent.clear()
+        texts.append(chat.send("sure", **KEYWORDS).reply().text)
+        assert max(sent) < 100_000
+        os.kill(apart.process_id, signal.SIGKILL)
+        with pytest.raises(localspec.CrashedError):
+            chat.send("lost", **KEYWORDS).reply()
+        sent.clear()
+        texts.append(chat.send("and", **KEYWORDS).reply().text)
+        assert sum(size > 300_000 for size in sent) == 1
+    for question, text in zip([QUESTION, "sure", "and"], texts, strict=True):
+        reply = expected.send(question, **(asked if question == QUESTION else KEYWORDS)).reply()
+        assert reply.text == text
+
+
+def test_pictures_that_are_too_much_are_let_go_the_oldest_first(monkeypatch):
+    most = len(FOX.rgb) + len(OWL.rgb)
+    monkeypatch.setattr("localspec.isolated.kept_pictures._MOST_BYTES", most)
+    kept = KeptPictures()
+    kept.keep([FOX, OWL])
+    assert kept.named([FOX.digest]) == (FOX,)
+    kept.keep([random_picture(4, 8, 8)])
+    assert kept.named([OWL.digest]) is None
+    assert kept.named([FOX.digest]) == (FOX,)
 
 
 @pytest.mark.process

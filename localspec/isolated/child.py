@@ -24,7 +24,9 @@ from localspec.engine.engine import Engine
 from localspec.engine.loading import load
 from localspec.errors import EngineError
 from localspec.isolated.facts import facts_of
+from localspec.isolated.kept_pictures import KeptPictures
 from localspec.isolated.watch import Watch
+from localspec.pictures.cells import has_cells
 from localspec.pictures.picture import Picture
 from localspec.speculative.metrics import Provenance
 from localspec.streaming.answer import Answer, close_behind
@@ -72,6 +74,7 @@ class _Shared:
     def __init__(self, engine: Engine, servers: Sequence[str]) -> None:
         self.engine = engine
         self.servers = servers
+        self.pictures = KeptPictures()
         self.served: list[Served] = []
         self.changing = threading.Lock()  # what can be cancelled
         self.under_way: dict[int, Callable[[], None]] = {}  # what cancels each number
@@ -127,6 +130,7 @@ class Served:
         self._engine = shared.engine
         self._report = report
         self._answer: Answer | None = None
+        self._shown: tuple[Picture, ...] = ()  # to the next answer
         self._number = 0  # of the answer
         self._clock = time.monotonic
         self._sent_s = 0.0  # when text of the answer was sent last
@@ -134,6 +138,16 @@ class Served:
     def vocabulary(self, method: str, arguments: Sequence[Any], **keywords: Any) -> Any:
         """The result of a method of the vocabulary."""
         return getattr(self._engine.vocabulary, method)(*arguments, **keywords)
+
+    def show(self, digests: Sequence[bytes], pictures: Sequence[Picture] = ()) -> bool:
+        """Have pictures at hand for the next answer; whether all of them are here.
+
+        digests: theirs, in order. pictures: all of them, where one was not here.
+        """
+        self._shared.pictures.keep(pictures)
+        found = tuple(pictures) or self._shared.pictures.named(digests)
+        self._shown = found or ()
+        return found is not None
 
     def begin(
         self,
@@ -146,8 +160,12 @@ class Served:
     ) -> None:
         """Make an answer the one that is read. owner: a number for the conversation.
 
-        gone_owners: conversations that are gone; what was kept for them is freed.
+        The prompt comes without its pictures, which were shown before. gone_owners:
+        conversations that are gone; what was kept for them is freed.
         """
+        shown, self._shown = self._shown, ()
+        if has_cells(prompt.tokens):
+            prompt = prompt._replace(pictures=shown)
         self.end(0)  # of one that was left, perhaps
         self._shared.forget(gone_owners)
         if self._shared.servers:
@@ -236,6 +254,7 @@ class Served:
     def cells(self, picture: Picture) -> list[int]:
         """As `Vision.cells`, of an engine that sees."""
         assert self._engine.vision is not None
+        self._shared.pictures.keep([picture])
         return self._engine.vision.cells(picture)
 
     def memory(self) -> EngineMemory:

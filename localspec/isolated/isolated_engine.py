@@ -249,14 +249,14 @@ class IsolatedEngine(BaseEngine):
         told = replace(
             exchange.options, sampling=state.sampling, changes={}, on_prompt=None, queue=True
         )
-        asked = number, prompt, told, exchange.turn, owner, gone
+        asked = told, exchange.turn, owner, gone
         channel = process.channel_of(turn)
         try:
-            channel.call("begin", *asked)
+            _begin_in(channel, number, prompt, *asked)
         except CrashedError:  # unnoticed, as where an RPC server left while it was idle
             process = self._running()
             channel = process.channel_of(turn)
-            channel.call("begin", *asked)
+            _begin_in(channel, number, prompt, *asked)
         self._gone_owners.difference_update(gone)
         try:
             exchange.begin()  # once it is clear that the child refuses nothing
@@ -361,6 +361,14 @@ class RemoteVocabulary:
 
     def max_text_bytes(self, num_tokens: int) -> int:
         return int(self._ask("max_text_bytes", num_tokens))
+
+
+def _begin_in(channel: Channel, number: int, prompt: Prompt, *asked: Any) -> None:
+    """Begin an answer in the child, which has seen most pictures before: they are megabytes."""
+    shown = [picture.digest for picture in prompt.pictures]
+    if shown and not channel.call("show", shown):
+        channel.call("show", shown, prompt.pictures)
+    channel.call("begin", number, prompt._replace(pictures=()), *asked)
 
 
 class RemoteVision:
