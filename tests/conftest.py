@@ -222,6 +222,24 @@ def server(_shared_server: Running) -> Running:
     return _shared_server
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium, of Playwright."""
+    from page_driver import headless_browser
+
+    with headless_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Any, server: Running) -> Iterator[Any]:
+    """The server's page, of a visitor who was never here."""
+    from page_driver import visitor
+
+    with visitor(browser, server.url) as page:
+        yield page
+
+
 @pytest.fixture
 def openai_client(server: Running) -> Iterator[openai.OpenAI]:
     openai = pytest.importorskip("openai", reason="openai is not installed")

@@ -79,6 +79,7 @@ def running_server(
     origins: Sequence[str] = (),
     limits: Limits | None = None,
     logs_json: bool = False,
+    has_page: bool = True,
     embedder: str | None = None,
     parallel: int = 1,
     exact: bool | None = None,
@@ -93,7 +94,7 @@ def running_server(
     for model in models.all:
         model.parallel = parallel
         model.cache_disk = cache_disk or CacheDisk(0)
-    server = Server(models, limits or Limits(), logs_json=logs_json)
+    server = Server(models, limits or Limits(), logs_json=logs_json, has_page=has_page)
     app = server.app(AccessRules(keys=keys, hosts=hosts, origins=origins))
     is_ready = threading.Event()
     with listen("127.0.0.1", 0) as listening:

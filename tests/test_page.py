@@ -2,106 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 
 import pytest
+from page_driver import (
+    FOX,
+    PATIENCE_MS,
+    SLOW_STREAM,
+    ask,
+    chosen,
+    ended,
+    last_text,
+    played,
+    set_option,
+)
 
 from server_runner import running_server
 
 pytestmark = pytest.mark.process
-PATIENCE_MS = 120_000  # a busy machine loads models slowly
-FOX = "Tell me a story about a fox."
-QUIET = "--disable-gpu --disable-quic --no-first-run --disable-background-networking"
-
-
-@pytest.fixture(scope="module")
-def running():
-    with running_server() as running:
-        yield running
-
-
-def browser_path():
-    names = ("chromium", "chromium-browser", "google-chrome")
-    return next(filter(None, map(shutil.which, names)), None)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright drives the page")
-    path = browser_path()
-    if path is None:
-        pytest.skip("there is no Chromium to open the page with")
-    with playwright.sync_playwright() as started:
-        options = ["--no-sandbox", "--disable-sync", *QUIET.split()]
-        browser = started.chromium.launch(executable_path=path, args=options)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser, running):
-    """The page of a visitor who was never here, without an error and a foreign request."""
-    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
-    context.set_default_timeout(PATIENCE_MS)
-    page, wrong = context.new_page(), []
-    page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
-    page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
-    page.on("request", lambda asked: wrong.append(asked.url) if foreign(asked, running) else 0)
-    page.goto(running.url)
-    page.wait_for_selector("#model option", state="attached")
-    page.wrong = wrong
-    yield page
-    assert wrong == []
-    context.close()
-
-
-def foreign(asked, running):
-    return not asked.url.startswith((running.url, "blob:"))
-
-
-def ask(page, text):
-    page.fill("#question", text)
-    page.press("#question", "Enter")
-    ended(page)
-
-
-def ended(page):
-    page.wait_for_selector("#send:not([hidden])")
-    page.wait_for_selector("#messages li:last-child .actions")
-
-
-def set_option(page, name, value):
-    page.click("#show-settings")
-    field = page.locator(f"#settings [name={name}]")
-    if field.evaluate("field => field.tagName") == "SELECT":
-        field.select_option(value)
-    else:
-        field.fill(value)
-    page.keyboard.press("Escape")
-
-
-def chosen(page, title):
-    page.click("#menu summary")
-    page.click(f"#menu button:text-is('{title}')")
-
-
-def last_text(page):
-    return page.inner_text("#messages li:last-child .text")
-
-
-def played(page, *deltas, reason="stop"):
-    """Have the next answers be these pieces, whatever is asked."""
-    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
-    choices += [{"index": 0, "delta": {}, "finish_reason": reason}]
-    events = [json.dumps({"choices": [choice]}) for choice in choices] + ["[DONE]"]
-    body = "".join(f"data: {event}\n\n" for event in events)
-    headers = {"content-type": "text/event-stream"}
-    page.route("**/v1/chat/completions", lambda r: r.fulfill(body=body, headers=headers))
-
-
-# ---- A person
 
 
 def test_a_first_visit_says_what_this_is(page):
@@ -314,130 +232,3 @@ def test_a_key_is_asked_for_once_and_kept_for_the_tab(browser):
         assert "fox" in last_text(page)
         assert page.evaluate("JSON.stringify(localStorage)").count("secret") == 0
         page.close()
-
-
-# ---- A hostile model, and a server that dies
-
-HOSTILE = """<script>window.owned = 1</script> <img src=x onerror="window.owned = 1">
-[link](javascript:owned=1) ![a](https://example.org/x.png) <iframe src="/v1/models"></iframe>
-
-<svg onload="owned=1"></svg><form id="composer"><input name="question"></form>
-
-```html
-<script>window.owned = 1</script>
-```
-
-| a | b |
-|---|---|
-| <b onclick=owned=1>x</b> | \x00\x07\x1b[31m \u202eright |
-"""
-
-
-def test_a_models_html_is_text(page):
-    played(page, {"content": HOSTILE[:150]}, {"content": HOSTILE[150:]})
-    ask(page, "attack")
-    page.wait_for_selector("#messages .hljs-tag")
-    assert page.evaluate("window.owned") is None
-    inside = "#messages :is(script, img, iframe, svg, form, input, [onclick], [onerror])"
-    assert page.locator(inside).count() == 0
-    assert page.locator("#messages a[href^='javascript']").count() == 0
-    assert "<script>window.owned = 1</script>" in last_text(page)
-
-
-def test_a_line_of_a_megabyte_is_shown_whole(page):
-    played(page, *[{"content": "word " * 2000}] * 100)
-    ask(page, "much")
-    assert (
-        page.evaluate(
-            "document.querySelector('#messages li:last-child .text').textContent.length"
-        )
-        >= 999_999
-    )
-
-
-def test_calls_of_tools_are_shown_and_their_results_sent(page):
-    function = {"name": "weather", "arguments": '{"city": "Ulm"}'}
-    played(
-        page,
-        {"tool_calls": [{"index": 0, "id": "c1", "function": function}]},
-        reason="tool_calls",
-    )
-    ask(page, "Rain?")
-    assert '"city": "Ulm"' in page.inner_text(".call")
-    page.click("text=Give the result")
-    page.fill(".results textarea", "dry")
-    with page.expect_request("**/v1/chat/completions") as asked:
-        page.click(".results button")
-    messages = asked.value.post_data_json["messages"]
-    assert messages[-1] == {"role": "tool", "content": "dry", "tool_call_id": "c1"}
-    assert messages[-2]["tool_calls"][0]["function"] == function
-
-
-def test_a_server_that_dies_loses_nothing_and_is_noticed_when_it_returns(page):
-    page.route("**/v1/chat/completions", lambda route: route.abort())
-    page.route("**/health", lambda route: route.abort())
-    page.fill("#question", FOX)
-    page.press("#question", "Enter")
-    page.wait_for_selector("#messages .error")
-    assert "does not answer" in page.inner_text("#messages .error")
-    assert FOX in page.inner_text("#messages")
-    page.unroute("**/v1/chat/completions")
-    page.unroute("**/health")
-    page.wait_for_selector("#said:has-text('The server is back.')", state="attached")
-    page.click("text=Retry")
-    ended(page)
-    assert "fox" in last_text(page)
-    page.wrong.clear()  # the browser's own notes of the connections that failed
-
-
-# ---- Everybody
-
-
-@pytest.mark.parametrize("colours", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280, 2560])
-def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
-    browser, running, width, colours
-):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core")
-    size = {"width": width, "height": 700}
-    context = browser.new_context(viewport=size, color_scheme=colours, bypass_csp=True)
-    context.set_default_timeout(PATIENCE_MS)
-    page = context.new_page()
-    page.goto(running.url)
-    page.wait_for_selector("#model option", state="attached")
-    states = [lambda: None, lambda: ask(page, FOX), lambda: page.click("text=Tokens")]
-    states += [lambda: page.click("#show-settings")]
-    for reach in states:
-        reach()
-        found = axe.Axe().run(page).response
-        assert found["passes"]
-        assert [each["help"] for each in found["violations"]] == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-    context.close()
-
-
-SLOW_STREAM = """
-const real = window.fetch;
-window.fetch = (path, options) => {
-  if (!String(path).endsWith("chat/completions")) return real(path, options);
-  let number = 0, timer;
-  const stream = new ReadableStream({
-    start(to) {
-      options.signal.addEventListener("abort", () => {
-        clearInterval(timer);
-        to.error(new DOMException("stopped", "AbortError"));
-      });
-      timer = setInterval(() => {
-        const told = { prompt_tokens: 1000, drafted: 2, accepted: 1, threads: 7 };
-        const off = { ...told, drafted: 0, accepted: 0, draft_off: "would not pay" };
-        const delta = { content: `word ${++number} ` };
-        const step = number <= 20 ? told : off;
-        const choice = { index: 0, delta, step, provenance: "plain" };
-        const event = `data: ${JSON.stringify({ choices: [choice] })}\\n\\n`;
-        to.enqueue(new TextEncoder().encode(event));
-      }, 20);
-    },
-  });
-  return Promise.resolve(new Response(stream));
-};
-"""

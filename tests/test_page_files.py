@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import re
 
@@ -43,9 +42,23 @@ def all_files(running):
 
 
 def test_the_page_is_small(running):
-    files = all_files(running)
-    assert "page/vendor/highlight.js" in files
-    assert sum(len(gzip.compress(each)) for each in files.values()) < MOST_BYTES
+    """All that a browser can ever ask for, as the server sends it."""
+    names = [*all_files(running), ""]
+    assert "page/vendor/highlight.js" in names
+    sent = 0
+    for name in names:
+        headers = {"accept": "text/html", "accept-encoding": "gzip"}
+        with running.client.stream("GET", f"/{name}", headers=headers) as response:
+            assert response.headers["content-encoding"] == "gzip"
+            sent += sum(map(len, response.iter_raw()))
+    assert 10_000 < sent < MOST_BYTES
+
+
+def test_the_page_can_be_switched_off():
+    with running_server(has_page=False) as running:
+        html = {"accept": "text/html"}
+        assert running.client.get("/", headers=html).json() == {"status": "ok"}
+        assert running.client.get("/page/main.js").status_code == 404
 
 
 def test_libraries_are_those_of_their_packages(running):

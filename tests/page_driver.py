@@ -1,0 +1,120 @@
+"""Drives the page at the server's address as people do, for the tests of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+
+import pytest
+
+PATIENCE_MS = 120_000  # a busy machine loads models slowly
+FOX = "Tell me a story about a fox."
+QUIET = "--disable-gpu --disable-quic --no-first-run --disable-background-networking"
+
+
+def browser_path():
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+@contextlib.contextmanager
+def headless_browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright drives the page")
+    path = browser_path()
+    if path is None:
+        pytest.skip("there is no Chromium to open the page with")
+    with playwright.sync_playwright() as started:
+        options = ["--no-sandbox", "--disable-sync", *QUIET.split()]
+        browser = started.chromium.launch(executable_path=path, args=options)
+        yield browser
+        browser.close()
+
+
+@contextlib.contextmanager
+def visitor(browser, url, **options):
+    """The page of a visitor who was never here, without an error and a foreign request."""
+    rights = ["clipboard-read", "clipboard-write"]
+    context = browser.new_context(permissions=rights, **options)
+    context.set_default_timeout(PATIENCE_MS)
+    page, wrong = context.new_page(), []
+    page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+    page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
+    page.on("request", lambda asked: wrong.append(asked.url) if foreign(asked, url) else 0)
+    page.goto(url)
+    page.wait_for_selector("#model option", state="attached")
+    page.wrong = wrong
+    yield page
+    assert wrong == []
+    context.close()
+
+
+def foreign(asked, url):
+    return not asked.url.startswith((url, "blob:"))
+
+
+def ask(page, text):
+    page.fill("#question", text)
+    page.press("#question", "Enter")
+    ended(page)
+
+
+def ended(page):
+    page.wait_for_selector("#send:not([hidden])")
+    page.wait_for_selector("#messages li:last-child .actions")
+
+
+def set_option(page, name, value):
+    page.click("#show-settings")
+    field = page.locator(f"#settings [name={name}]")
+    if field.evaluate("field => field.tagName") == "SELECT":
+        field.select_option(value)
+    else:
+        field.fill(value)
+    page.keyboard.press("Escape")
+
+
+def chosen(page, title):
+    page.click("#menu summary")
+    page.click(f"#menu button:text-is('{title}')")
+
+
+def last_text(page):
+    return page.inner_text("#messages li:last-child .text")
+
+
+def played(page, *deltas, reason="stop"):
+    """Have the next answers be these pieces, whatever is asked."""
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices += [{"index": 0, "delta": {}, "finish_reason": reason}]
+    events = [json.dumps({"choices": [choice]}) for choice in choices] + ["[DONE]"]
+    body = "".join(f"data: {event}\n\n" for event in events)
+    headers = {"content-type": "text/event-stream"}
+    page.route("**/v1/chat/completions", lambda r: r.fulfill(body=body, headers=headers))
+
+
+SLOW_STREAM = """
+const real = window.fetch;
+window.fetch = (path, options) => {
+  if (!String(path).endsWith("chat/completions")) return real(path, options);
+  let number = 0, timer;
+  const stream = new ReadableStream({
+    start(to) {
+      options.signal.addEventListener("abort", () => {
+        clearInterval(timer);
+        to.error(new DOMException("stopped", "AbortError"));
+      });
+      timer = setInterval(() => {
+        const told = { prompt_tokens: 1000, drafted: 2, accepted: 1, threads: 7 };
+        const off = { ...told, drafted: 0, accepted: 0, draft_off: "would not pay" };
+        const delta = { content: `word ${++number} ` };
+        const step = number <= 20 ? told : off;
+        const choice = { index: 0, delta, step, provenance: "plain" };
+        const event = `data: ${JSON.stringify({ choices: [choice] })}\\n\\n`;
+        to.enqueue(new TextEncoder().encode(event));
+      }, 20);
+    },
+  });
+  return Promise.resolve(new Response(stream));
+};
+"""
