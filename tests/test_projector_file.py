@@ -8,6 +8,7 @@ import json
 
 import numpy as np
 import pytest
+import vision_maker
 from click.testing import CliRunner
 from gguf import GGUFWriter
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from localspec.cli import main
 from localspec.errors import LocalspecError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.projector_check import (
+    check_projector,
     checked_projector,
     projector_beside,
     projector_facts,
@@ -261,3 +263,64 @@ def test_one_without_the_tensor_that_libmtmd_takes_for_granted(tmp_path, width):
     kind = {"clip__projector_type": None, "vision__projector_type": "gemma3nv"}
     path = write_projector(tmp_path / "other.gguf", width, patches=None, **kind)
     assert checked_projector(path).path == path
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("gemma3", "v.blk.0.attn_q.weight"),
+        ("idefics3", "v.blk.0.attn_v.weight"),
+        ("qwen2vl_merger", "v.blk.0.attn_k.bias"),
+        ("qwen2vl_merger", "v.patch_embd.weight.1"),
+        ("qwen3vl_merger", "v.blk.0.attn_qkv.bias"),
+        ("qwen3vl_merger", "v.position_embd.weight"),
+        ("qwen3vl_merger", "v.patch_embd.bias"),
+        ("qwen3vl_merger", "v.deepstack.0.fc2.weight"),
+    ],
+)
+def test_one_without_a_weight_that_its_kind_needs_is_refused(tmp_path, kind, name):
+    """Each was found to end the process of an engine, by the script that damages projectors."""
+    header = checked_projector(vision_maker.write_projector(tmp_path / "mmproj.gguf", kind))
+    odd = [
+        dataclasses.replace(each, name="odd") if each.name == name else each
+        for each in header.tensors
+    ]
+    assert odd != list(header.tensors)
+    with pytest.raises(ModelFileError, match=r"damaged: it (has no|lacks weights of) v\."):
+        check_projector(dataclasses.replace(header, tensors=odd))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "shape"),
+    [
+        ("gemma3", "mm.input_projection.weight", (64, 4278190144)),
+        ("idefics3", "mm.model.fc.weight", (0, 64)),
+        ("idefics3", "v.blk.0.ffn_up.bias", (123,)),
+        ("qwen2vl_merger", "mm.2.bias", (50,)),
+        ("gemma3", "v.blk.0.attn_q.weight", (32, 64)),
+    ],
+)
+def test_one_with_weights_of_another_shape_is_refused(tmp_path, kind, name, shape):
+    header = checked_projector(vision_maker.write_projector(tmp_path / "mmproj.gguf", kind))
+    odd = [
+        dataclasses.replace(each, shape=shape) if each.name == name else each
+        for each in header.tensors
+    ]
+    with pytest.raises(ModelFileError, match=f"damaged: its {name}"):
+        check_projector(dataclasses.replace(header, tensors=odd))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("projector.scale_factor", None, "its scale_factor is 0, not 2 or more"),
+        ("attention.layer_norm_epsilon", -1e-9, "its attention.layer_norm_epsilon is -1e-09"),
+        ("preproc_image_size", 65344, "its preproc_image_size is 65344"),
+    ],
+)
+def test_one_with_numbers_that_end_the_process_is_refused(tmp_path, key, value, said):
+    path = vision_maker.write_projector(tmp_path / "mmproj.gguf", "idefics3")
+    header = checked_projector(path)
+    changed = {**header.metadata, f"clip.vision.{key}": value}
+    with pytest.raises(ModelFileError, match=said):
+        check_projector(dataclasses.replace(header, metadata=changed))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from localspec.errors import ModelFileError, PairError
 from localspec.gguf_file.header import Header, Value, read_header
+from localspec.gguf_file.projector_tensors import tensor_faults
 
 # Kinds of encoders of pictures that llama.cpp knows (tools/mtmd/clip-impl.h).
 _KINDS = (
@@ -28,7 +29,7 @@ _PATCHES = "v.patch_embd.weight"
 _WITHOUT_PATCHES = ("gemma3nv", "deepseekocr", "deepseekocr2", "dots3note_v")
 # How the names of tensors begin behind the encoder's own.
 _BRIDGES = ("mm.", "resampler.", "v.qf", "qf")
-# The least and largest whole numbers that cannot end the process, of those that are stated.
+# The least and largest numbers that cannot end the process, of those that are stated.
 _BOUNDS = {
     "image_size": (1, 2**14),
     "patch_size": (1, 2**10),
@@ -39,7 +40,8 @@ _BOUNDS = {
     "projection_dim": (0, 2**20),
     "projector.scale_factor": (1, 64),
     "spatial_merge_size": (1, 64),
-    "preproc_image_size": (1, 2**16),
+    "preproc_image_size": (1, 2**13),
+    "attention.layer_norm_epsilon": (0, 1),
 }
 NO_PROJECTOR = "none"  # given as mmproj: not the one beside the target either
 _SIGN = re.compile(r"mmproj", re.IGNORECASE)
@@ -166,6 +168,8 @@ def _lacks(header: Header) -> Iterator[str]:
         yield "it has no weights"
     elif _PATCHES not in names and projector_facts(header).kind not in _WITHOUT_PATCHES:
         yield f"it has no {_PATCHES}"
+    else:
+        yield from tensor_faults(header, projector_facts(header).kind)
 
 
 def _faults(header: Header) -> Iterator[str]:
@@ -173,6 +177,9 @@ def _faults(header: Header) -> Iterator[str]:
         for value in _numbers(header.metadata.get(f"clip.vision.{key}")):
             if not least <= value <= most:  # written so that NaN is refused
                 yield f"its {key} is {value}, not between {least} and {most}"
+    merged = header.number("clip.vision.projector.scale_factor")
+    if merged < 2 and projector_facts(header).kind == "idefics3":
+        yield f"its scale_factor is {merged}, not 2 or more"
     width = header.number("clip.vision.embedding_length")
     heads = header.number("clip.vision.attention.head_count")
     if heads and width % heads:
