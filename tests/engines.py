@@ -10,6 +10,7 @@ import pytest
 
 import inside
 import localspec
+from localspec.llama import joint
 from localspec.sampling.params import SamplingParams
 from localspec.streaming.exchange import PlainExchange
 from localspec.streaming.options import AnswerOptions
@@ -64,24 +65,38 @@ def all_at_once(engine, prompts, **options):
         return list(pool.map(lambda answer: answer.reply(), answers))
 
 
-def assert_drafts_at_once_as_alone(made, prompt):
-    """Two answers at once say what plain decoding says, and each is drafted as well as alone.
+@contextlib.contextmanager
+def sharing_decodes():
+    """Answers at once share decodes however busy the machine is: each waits for the others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joint, "_PATIENCE", 20.0)
+        patch.setattr(joint, "_IDLE_SHARE", 20.0)
+        yield
 
-    made: has the plain text of the prompt, and opens an engine. The second answer to the same
-    prompt begins with a copy of the first's, so how well it is drafted is looked at of others.
+
+def assert_drafts_at_once_as_alone(made, prompt):
+    """Four answers at once say what plain decoding says, each is drafted as well as alone, and
+    they share decodes.
+
+    made: has the plain text of the prompt, and opens an engine. Later answers to the same
+    prompt begin with a copy of the first's, so how well it is drafted is looked at of others.
     """
     asked = {"max_tokens": 40, "sampling": SamplingParams(temperature=0)}
-    others = [prompt, prompt[::-1]]
+    others = [prompt, prompt[::-1], prompt[1:] + prompt[:1], prompt[2:] + prompt[:2]]
     with made.opened(draft_tokens=3) as engine:
         alone = [engine.generate_raw(each, **asked).reply() for each in others]
-    # A trimmed output layer proposes the tokens of all texts that came: both meet them first.
-    told = sorted({*prompt, *alone[0].token_ids, *alone[1].token_ids})
+    # A trimmed output layer proposes the tokens of all texts that came: all meet them first.
+    told = sorted({*prompt, *(token for reply in alone for token in reply.token_ids)})
     with made.opened(draft_tokens=3) as engine:
         engine.generate_raw(told, **asked).reply()
+        before = engine.num_decodes
         alone = [engine.generate_raw(each, **asked).reply() for each in others]
-    with made.opened(parallel=2, draft_tokens=3) as engine:
+        num_alone = engine.num_decodes - before
+    with made.opened(parallel=4, draft_tokens=3) as engine, sharing_decodes():
         engine.generate_raw(told, **asked).reply()
+        before = engine.num_decodes
         replies = all_at_once(engine, others, **asked)
+        assert engine.num_decodes - before < 0.75 * num_alone
         for reply in (replies[0], *all_at_once(engine, [prompt] * 2, **asked)):
             assert reply.token_ids == made.plain
             assert reply.stats.num_draft_tokens > 0

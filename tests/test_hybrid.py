@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -17,10 +18,12 @@ from hybrid_maker import write_hybrid
 
 import inside
 import localspec
+from engines import sharing_decodes
 from localspec.cli import main
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.shape import ModelShape
 from localspec.llama.batch import TokenBatch
+from localspec.llama.joint import Computing, LaneTime
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.preflight.memory import cache_bytes
@@ -261,6 +264,49 @@ def test_snapshots_take_what_is_said(made, caplog):
     with_states = cache_bytes(header, options)
     keys = cache_bytes(header, replace(options, num_snapshots=0)) - states / 7
     assert with_states - keys == pytest.approx(states, rel=0.05)
+
+
+def side_by_side(path, count):
+    """Models of so many texts in one context, in threads of their own."""
+    first = LlamaModel.open(
+        path,
+        LlamaOptions(context_length=256, max_outputs=17, num_snapshots=4, num_sequences=count),
+    )
+    first.share(Computing(first.batch_size), LaneTime())
+    return [first, *(first.beside(number, LaneTime()) for number in range(1, count))]
+
+
+@pytest.mark.parametrize("name", WITH_SNAPSHOTS)
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_a_joint_decode_leaves_others_what_they_can_go_back_to(made, name, is_settled):
+    """libllama moves states for it, and leaves snapshots where they were.
+
+    is_settled: whether the text was cut since its last decode. If not, it may still want its
+    snapshots, and others are not joined; else it reads again what they would have spared.
+    """
+    models = side_by_side(made[name], 3)
+    for number in (0, 2, 1):  # so that the last lies between the others
+        models[number].decode(TEXT[number : 20 + number], 1)
+        models[number].truncate(20)
+    models[2].decode(TEXT[40:44], 4)
+    if is_settled:
+        models[2].truncate(24)
+    before = models[0].num_decodes
+    with sharing_decodes(), ThreadPoolExecutor(2) as pool:
+        for _ in range(3):
+            work = [pool.submit(models[number].decode, [7], 1) for number in (0, 1)]
+            for number, each in enumerate(work):
+                each.result()
+                models[number].truncate(models[number].num_cached)
+    assert (models[0].num_decodes - before < 6) is is_settled
+    models[2].truncate(22)
+    assert models[2].num_cached == (0 if is_settled else 22)
+    text = [*TEXT[2:22], *TEXT[40:42]]
+    assert_goes_on_like_a_fresh_decode(models[2], made[name], text)
+    for number in (0, 1):
+        text = [*TEXT[number : 20 + number], 7, 7, 7]
+        assert_goes_on_like_a_fresh_decode(models[number], made[name], text)
+    models[0].close()
 
 
 def test_explain_says_how_many(made, demo_draft):

@@ -14,6 +14,7 @@ from test_sequences import made as made
 
 import inside
 import localspec
+from engines import sharing_decodes
 from localspec.errors import BusyError, ClosedError, DecodeError
 from localspec.llama import joint, joint_costs, joint_decode
 from localspec.llama.joint import Computing, LaneTime, Work
@@ -91,13 +92,17 @@ def test_one_alone_has_every_decode(plain):
     assert plain.num_decodes - before == 40
 
 
-@pytest.mark.parametrize("options", [{}, {"draft_tokens": 3}, {"proposer": "lookup"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"draft_tokens": 3}, {"proposer": "lookup"}, {"proposer": "head"}]
+)
 @pytest.mark.parametrize("sampling", [ENDLESS, SAMPLED])
-def test_texts_are_those_alone(exact_target, demo_draft, options, sampling):
-    """To the bit with exact settings, whoever drafts, greedy or seeded."""
+def test_texts_are_those_alone(exact_target, demo_draft, demo_head, options, sampling):
+    """To the bit with exact settings, whoever drafts, greedy or seeded; in joint decodes."""
     files = {"target": exact_target, "exact": True, "context_length": 512}
     if "proposer" not in options:
         files["draft"] = demo_draft
+    elif options["proposer"] == "head":
+        files["head"] = demo_head
     said = []
     for parallel in (1, 4):
         with localspec.load(**files, **options, parallel=parallel) as opened:
@@ -105,7 +110,10 @@ def test_texts_are_those_alone(exact_target, demo_draft, options, sampling):
             if parallel == 1:
                 said += [work().token_ids for work in works]
             else:
-                assert [reply.token_ids for reply in all_at_once(*works)] == said
+                assert opened.exactness.joined
+                with sharing_decodes():
+                    assert [reply.token_ids for reply in all_at_once(*works)] == said
+                assert opened.num_decodes < 110
 
 
 @pytest.fixture(params=[False, True])

@@ -19,6 +19,7 @@ from medusa_file import HeadWeights, write_medusa
 
 import inside
 import localspec
+from engines import all_at_once, sharing_decodes
 from gguf_maker import write_random_model
 from localspec.cli import main
 from localspec.errors import ModelFileError, PairError
@@ -191,6 +192,34 @@ def test_after_cuts_cancels_and_another_conversation(made, reference):
             inside.switch_to(engine, next(chats), ())
             assert text_of(engine, sampling=GREEDY) == plain
             assert_reads_rightly(engine, made, reference)
+
+
+def last_rows(lane):
+    """What the first head says behind each of the text's last tokens whose rows it can read."""
+    head = lane.own_models.head
+    assert len(head.rows_at) > 20
+    return np.array([head.logits(0, place).copy() for place in head.rows_at[-20:]])
+
+
+def test_answers_at_once_share_decodes_and_give_each_its_rows(made):
+    asked = {"max_tokens": 40, "sampling": GREEDY}
+    prompts = [PROMPT, *(PROMPT.replace("fox", word) for word in ("owl", "hen", "cat"))]
+    rows = {}
+    with made.opened() as engine:
+        before = engine.num_decodes
+        for prompt in prompts:
+            engine.generate_raw(prompt, **asked).reply()
+            [lane] = inside.lanes(engine)
+            rows[tuple(lane.decoder.tokens)] = last_rows(lane)
+        num_alone = engine.num_decodes - before
+    with made.opened(parallel=4) as engine, sharing_decodes():
+        before = engine.num_decodes
+        all_at_once(engine, prompts, **asked)
+        assert engine.num_decodes - before < 0.75 * num_alone
+        for lane in inside.lanes(engine):
+            expected = rows.pop(tuple(lane.decoder.tokens))
+            np.testing.assert_allclose(last_rows(lane), expected, atol=2e-3)
+    assert not rows
 
 
 def test_rows_that_are_not_there_are_waited_for(made):

@@ -86,13 +86,15 @@ class TokenBatch:
         return self._batch
 
     def joined(self, parts: Sequence[TextPart]) -> Any:
-        """The C batch of several texts' tokens, `size` together. Not for rows alone."""
+        """The C batch of several texts' tokens, `size` together."""
         self._sequence = None
-        begin = 0
+        begin, count = 0, sum(len(part.tokens) for part in parts)
+        positions = self._positions[: self._num_positions * count].reshape(-1, count)
+        positions[3:] = 0
         for sequence, position, tokens, num_logits, num_padding in parts:
             end = begin + len(tokens)
             self._tokens[begin:end] = tokens
-            self._positions[begin:end] = np.arange(position, position + len(tokens))
+            positions[:3, begin:end] = np.arange(position, position + len(tokens))
             self._sequences[begin:end] = self._numbers[sequence:].ctypes.data
             self._wants_logits[begin:end] = 0
             own_end = end - num_padding

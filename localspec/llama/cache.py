@@ -15,7 +15,7 @@ from localspec.llama.spans import PictureSpan, PictureSpans
 
 _UNKNOWN = -1  # tokens in snapshots, if not even the last state can be used
 _RECURRENT_ONLY = int(llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
-_BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
+BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
 
 
 class Cache:
@@ -34,6 +34,7 @@ class Cache:
         self.num_cached = 0
         self._spans = PictureSpans()
         self._num_in_snapshots = 0  # tokens at the end that they can take back
+        self.is_settled = True  # whether the last decode was cut to what is kept of it
         self._checkpoint: CacheState | None = None
         self._window: int = llama_cpp.llama_model_n_swa(handle.model)
         self._num_snapshots = int(llama_cpp.llama_n_rs_seq(handle.context))
@@ -54,7 +55,7 @@ class Cache:
 
     def begin_decode(self) -> None:
         """Until `add`, the recurrent state is unknown: the decode may fail."""
-        self._num_in_snapshots = _UNKNOWN
+        self._num_in_snapshots, self.is_settled = _UNKNOWN, False
 
     def add(self, num_tokens: int) -> None:
         """Record that one call of libllama has decoded so many tokens."""
@@ -72,6 +73,15 @@ class Cache:
         self.num_cached += num_cells
         if num_positions:
             self._num_in_snapshots = 0
+
+    def lets_move(self) -> bool:
+        """Whether its recurrent state may be moved, which leaves snapshots behind.
+
+        They are given up where the last decode was cut already.
+        """
+        if self.is_settled:
+            self._num_in_snapshots = min(self._num_in_snapshots, 0)
+        return self._num_in_snapshots <= 0
 
     def truncate(self, num_cached: int) -> None:
         """Cut as `Model.truncate` does. Raises CacheError for more tokens than there are."""
@@ -244,7 +254,7 @@ class Cache:
             data = np.empty(size, dtype=np.uint8)
         written = llama_cpp.llama_state_seq_get_data_ext(
             self._handle.context,
-            data.ctypes.data_as(_BYTE_POINTER),
+            data.ctypes.data_as(BYTE_POINTER),
             size,
             self.number,
             flags,
@@ -260,7 +270,7 @@ class Cache:
         """
         read = llama_cpp.llama_state_seq_set_data_ext(
             self._handle.context,
-            state.data.ctypes.data_as(_BYTE_POINTER),
+            state.data.ctypes.data_as(BYTE_POINTER),
             state.data.size,
             self.number,
             flags,

@@ -39,6 +39,19 @@ class HiddenRows:
         other._ring = np.empty((self.capacity, self.width), dtype=np.float32)
         return other
 
+    def copied(self) -> Self:
+        """The rows that are there now, in memory of their own."""
+        other = copy.copy(self)
+        other._ring = self._ring.copy()
+        return other
+
+    def take_over(self, other: HiddenRows, num_cached: int) -> None:
+        """Have the rows of another, as far as the first num_cached tokens have any."""
+        self.first, self.end, self._ring = other.first, other.end, other._ring.copy()
+        self.truncate(num_cached)
+        if self.end < num_cached:
+            self.go_on_at(num_cached)
+
     def put(self, position: int, *sides: Rows) -> None:
         """Add the rows of n tokens from a position on, which is not before the last.
 
@@ -101,14 +114,17 @@ class TargetRows(HiddenRows):
         # libllama's setting, of all sequences; None while it is unknown.
         self._taken: list[bool | None] = [False]
 
-    def begin_decode(self, _count: int, _num_logits: int, num_to_come: int) -> None:
-        """Set whether libllama gives the rows of a decode that num_to_come tokens follow.
+    def wants(self, _count: int, _num_logits: int, num_to_come: int) -> bool:
+        """Whether to take the rows of a decode that num_to_come tokens follow.
 
         Except for its end, the rows of a long prompt would leave the ring before a head reads
         them, and libllama would compute the whole last layer for them.
         """
+        return num_to_come < self.capacity
+
+    def begin_decode(self, *, is_taken: bool) -> None:
+        """Set whether libllama gives the rows of the next decode."""
         was_taken, self._taken[0] = self._taken[0], None
-        is_taken = num_to_come < self.capacity
         context = self._handle.context
         for layer in self._layers:
             if layer == self._last:
@@ -118,10 +134,13 @@ class TargetRows(HiddenRows):
                 self._functions.set_embeddings_layer_inp(context, layer, is_taken)
         self._taken[0] = is_taken
 
-    def add(self, position: int, count: int) -> None:
-        """So many tokens from a position on were decoded."""
-        if self._taken[0]:
-            self.put(position, *(self._given(layer, count) for layer in self._layers))
+    def add(self, position: int, count: int, before: int = 0) -> None:
+        """Take the rows of so many tokens from a position on, which were decoded.
+
+        before: tokens of other texts, which come first in that decode.
+        """
+        given = (self._given(layer, before + count) for layer in self._layers)
+        self.put(position, *(rows[before:] for rows in given))
 
     def _given(self, layer: int, count: int) -> Rows:
         context = self._handle.context
@@ -142,15 +161,17 @@ class OutputRows(HiddenRows):
     def __init__(self, handle: Handle) -> None:
         super().__init__(llama_cpp.llama_model_n_embd_out(handle.model), NUM_KEPT_ROWS)
         self._handle = handle
-        self._is_taken = False
 
-    def begin_decode(self, count: int, num_logits: int, _num_to_come: int) -> None:
-        """Set whether libllama gives the rows of a decode of count tokens."""
-        self._is_taken = num_logits == count
-        llama_cpp.llama_set_embeddings(self._handle.context, self._is_taken)
+    def wants(self, count: int, num_logits: int, _num_to_come: int) -> bool:
+        """Whether to take the rows of a decode of count tokens."""
+        return num_logits == count
 
-    def add(self, position: int, count: int) -> None:
-        """So many tokens from a position on were decoded."""
-        if self._is_taken:
-            rows = llama_cpp.llama_get_embeddings(self._handle.context)
-            self.put(position, np.ctypeslib.as_array(rows, (count, self.width)))
+    def begin_decode(self, *, is_taken: bool) -> None:
+        """Set whether libllama gives the rows of the next decode."""
+        llama_cpp.llama_set_embeddings(self._handle.context, is_taken)
+
+    def add(self, position: int, count: int, before: int = 0) -> None:
+        """As that of `TargetRows`."""
+        given = llama_cpp.llama_get_embeddings(self._handle.context)
+        rows = np.ctypeslib.as_array(given, (before + count, self.width))
+        self.put(position, rows[before:])

@@ -89,6 +89,8 @@ class Work:
     tokens: Sequence[int] = ()
     num_logits: int = 0
     sequence: int = 0
+    takes_rows: bool = False
+    may_pad: bool = True
     arrived_s: float = field(default_factory=time.perf_counter)
     began_s: float = 0.0
     is_passed: bool = False  # a decode went by that it could not be joined with
@@ -281,6 +283,7 @@ class Computing:
             for other in self._line
             if other.decode is not None
             and other.model.handle is work.model.handle
+            and other.takes_rows == work.takes_rows
             and not (other is work or other.is_done or other.is_long or work.is_long)
         ]
         while found := next((o for o in left if self._fits(block, parts, o)), None):
@@ -301,7 +304,7 @@ class Computing:
             return False
         if wider.num_rows == sum(part.num_tokens for part in parts) + other.num_tokens:
             return True
-        times = self._row_times.get(other.model.handle)
+        times = self._row_times.get(other.model.handle) if other.may_pad else None
         return times is not None and times.pays(
             [block.num_rows, other.num_tokens], wider.num_rows
         )

@@ -2,36 +2,81 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from localspec.errors import Interrupted, LocalspecError
-from localspec.llama.batch import TextPart, TokenBatch
+from localspec.exactness import Exactness
+from localspec.llama.batch import TextPart
 from localspec.llama.cache import Cache
 from localspec.llama.handle import Handle
-from localspec.llama.joint import Work
+from localspec.llama.hidden_rows import OutputRows, TargetRows
+from localspec.llama.joint import LaneTime, Work
 from localspec.llama.library import llama_cpp
 from localspec.sampling.distribution import Logits
-from localspec.vocabulary import TokenTable
+
+_FAILED = -3  # libllama's status of a decode that failed in its midst
 
 
 class _JoinedModel(Protocol):
     """What is used here of a `LlamaModel`."""
 
     handle: Handle
-    vocabulary: TokenTable
-    _batch: TokenBatch
+    lane: LaneTime
+    exactness: Exactness
     _cache: Cache
+    _rows: TargetRows | OutputRows | None
+
+    @property
+    def is_interrupted(self) -> bool: ...
 
     def _set_threads(self, num_tokens: int) -> None: ...
+
+    def _joined(self, parts: Sequence[TextPart]) -> Any: ...
+
+    def _given_logits(self, count: int) -> Logits: ...
 
     def _keep_logits(self, rows: Logits) -> None: ...
 
     def _check_decoded(self, status: int, num_tokens: int, position: int) -> None: ...
 
     def _cancelled(self) -> Interrupted: ...
+
+
+def may_be_joined(model: _JoinedModel) -> bool:
+    """Whether a model's decodes may be joined with other texts'.
+
+    Not where that could change rows that are exact, and not where it gains nothing: libllama
+    takes recurrent sequences one by one where all tokens have logits, as Medusa's heads ask.
+    """
+    exactness = model.exactness
+    asks_for_all = model._cache.is_recurrent and isinstance(model._rows, OutputRows)
+    return (exactness.joined or not exactness.all_sizes) and not asks_for_all
+
+
+def work_of(
+    model: _JoinedModel, tokens: Sequence[int], num_logits: int, num_to_come: int
+) -> Work:
+    """The decode of a model's tokens, with logits of the last, as others may have a part in it.
+
+    It is padded only where that can be taken back, and costs no rows of logits. num_to_come: as
+    in `TargetRows.wants`.
+    """
+    rows, cache, count = model._rows, model._cache, len(tokens)
+    return Work(
+        model,
+        count,
+        model.lane,
+        decode_together,
+        tokens,
+        num_logits,
+        cache.number,
+        takes_rows=rows is not None and rows.wants(count, num_logits, num_to_come),
+        may_pad=not (cache.is_recurrent or isinstance(rows, OutputRows)),
+    )
 
 
 def decode_together(works: Sequence[Work]) -> None:
@@ -41,25 +86,58 @@ def decode_together(works: Sequence[Work]) -> None:
     where a joint decode fails, each is tried by itself.
     """
     for work in works:
-        if work.model.is_interrupted:
+        if work.model.is_interrupted and not work.is_done:
             work.error, work.is_done = _model(work)._cancelled(), True
     left = [work for work in works if not work.is_done]
     if not left:
         return
-    try:
-        status = _decoded(left)
-    except BaseException:
-        for cache in list(_model(left[0]).handle.caches.values()):
-            cache.keep(cache.num_cached)  # it may have left entries that are not recorded
-        raise
+    if len(left) > 1 and not _others_let_move(left):
+        _decode_apart(left)
+        return
+    status = _tried(left)
     if status == 2:  # ended, but perhaps not by the wish of all
         _model(left[0]).handle.allow()
         decode_together(left)
     elif status != 0 and len(left) > 1:
-        for work in left:
-            decode_together([work])
-    elif status != 0:
+        _decode_apart(left)
+    elif status != 0 and not left[0].is_done:
         _refuse(left[0], status)
+
+
+def _decode_apart(works: Sequence[Work]) -> None:
+    for work in works:
+        decode_together([work])
+
+
+def _tried(works: Sequence[Work]) -> int:
+    """libllama's status of a decode of all. Who cannot be tried again is done by an error."""
+    begins = [_model(work)._cache.num_cached for work in works]
+    status = _FAILED
+    try:
+        status = _decoded(works)
+    except BaseException:
+        for cache in list(_model(works[0]).handle.caches.values()):
+            cache.keep(cache.num_cached)  # it may have left entries that are not recorded
+        raise
+    finally:
+        for work, begin in zip(works, begins, strict=True):
+            num_cached = _model(work)._cache.num_cached
+            if num_cached == begin + work.num_tokens:
+                work.is_done = True  # also if an exception came before that was noted
+            elif num_cached != begin:
+                _refuse(work, status)  # a recurrent state was lost, and went back further
+    return status
+
+
+def _others_let_move(works: Sequence[Work]) -> bool:
+    """Whether no other text's snapshots of a recurrent state are needed any more.
+
+    libllama has the states of a joint decode side by side, and moves others' for that, of which
+    it leaves the snapshots where they were.
+    """
+    caches = list(_model(works[0]).handle.caches.values())
+    numbers = {work.sequence for work in works}
+    return all(cache.lets_move() for cache in caches if cache.number not in numbers)
 
 
 def _refuse(work: Work, status: int) -> None:
@@ -84,13 +162,15 @@ def _decoded(works: Sequence[Work]) -> int:
         num_tokens = max(work.num_tokens for work in works)
     wanted = {work.sequence: work for work in works}
     parts = [_part(cache, wanted.get(cache.number), num_tokens) for cache in caches]
+    if leader._rows is not None:
+        leader._rows.begin_decode(is_taken=works[0].takes_rows)
     for cache in caches:
         cache.begin_decode()
     context = leader.handle.context
-    status: int = llama_cpp.llama_decode(context, leader._batch.joined(parts))
+    status: int = llama_cpp.llama_decode(context, leader._joined(parts))
     leader.handle.num_decodes += 1
     if status == 0:
-        _share_out(works, leader)
+        _share_out(works, leader, parts)
     for cache, part in zip(caches, parts, strict=True):
         if part.num_padding or status != 0:
             cache.keep(cache.num_cached)  # without what is not recorded
@@ -118,16 +198,23 @@ def _part(cache: Cache, work: Work | None, num_tokens: int) -> TextPart:
     return TextPart(cache.number, cache.position, tokens, num_logits, num_padding)
 
 
-def _share_out(works: Sequence[Work], leader: _JoinedModel) -> None:
-    """Give each its rows, which are in this order."""
+def _share_out(works: Sequence[Work], leader: _JoinedModel, parts: Sequence[TextPart]) -> None:
+    """Give each its rows, which are in the order of the parts."""
+    ends = itertools.accumulate(len(part.tokens) for part in parts)
+    before = {
+        part.sequence: end - len(part.tokens) for part, end in zip(parts, ends, strict=True)
+    }
     num_rows, first = sum(work.num_logits for work in works), 0
-    rows = np.empty((0, leader.vocabulary.size), dtype=np.float32)
+    rows = np.empty((0, 0), dtype=np.float32)
     if num_rows:
-        given = llama_cpp.llama_get_logits(leader.handle.context)
-        rows = np.ctypeslib.as_array(given, (num_rows, leader.vocabulary.size))
+        rows = leader._given_logits(num_rows)
     for work in works:
         model = _model(work)
-        model._keep_logits(rows[first : first + work.num_logits])
+        if work.num_logits:
+            model._keep_logits(rows[first : first + work.num_logits])
+        if model._rows is not None and work.takes_rows:
+            num_cached = model._cache.num_cached
+            model._rows.add(num_cached, work.num_tokens, before[work.sequence])
         model._cache.add(work.num_tokens)
         work.is_done = True
         first += work.num_logits

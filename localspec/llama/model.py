@@ -20,14 +20,14 @@ import numpy as np
 from localspec.errors import ContextError, DecodeError, EngineError, Interrupted
 from localspec.exactness import Exactness
 from localspec.llama import params as llama_params
-from localspec.llama.batch import TokenBatch
+from localspec.llama.batch import TextPart, TokenBatch
 from localspec.llama.cache import Cache
 from localspec.llama.cache_state import CacheState
 from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import HiddenRows, OutputRows, TargetRows
-from localspec.llama.joint import LONGEST_STEP, LaneTime, Work
-from localspec.llama.joint_decode import decode_together
+from localspec.llama.joint import LONGEST_STEP, LaneTime
+from localspec.llama.joint_decode import may_be_joined, work_of
 from localspec.llama.library import Llama, kernels, llama_cpp
 from localspec.llama.native import LoadWatch
 from localspec.llama.opening import adopted_handle, load_context, open_watched
@@ -205,7 +205,9 @@ class LlamaModel(LlamaContext):
             raise
         if num_logits == 0:
             return np.empty((0, self.vocab_size), dtype=np.float32)
-        return self._kept[:num_logits] if self._computing else self._given_logits(num_logits)
+        if self._computing is None:
+            return self._in_vocabulary(self._given_logits(num_logits))
+        return self._kept[:num_logits]
 
     def _piece_size(self, num_tokens: int) -> int:
         """The most of so many tokens that are decoded at once."""
@@ -217,7 +219,11 @@ class LlamaModel(LlamaContext):
         """Keep rows that the next decode, of any text, overwrites."""
         if len(self._kept) < len(rows):
             self._kept = np.empty((len(rows), self.vocab_size), dtype=np.float32)
-        self._kept[: len(rows)] = rows
+        self._kept[: len(rows)] = self._in_vocabulary(rows)
+
+    def _in_vocabulary(self, rows: Logits) -> Logits:
+        """Rows as libllama gives them, with the logits of all tokens."""
+        return rows
 
     def _given_logits(self, count: int) -> Logits:
         rows = llama_cpp.llama_get_logits(self.handle.context)
@@ -252,46 +258,36 @@ class LlamaModel(LlamaContext):
     def _filled(self, tokens: Sequence[int], num_logits: int) -> Any:
         return self._batch.filled(tokens, self._cache.position, num_logits, self._cache.number)
 
+    def _joined(self, parts: Sequence[TextPart]) -> Any:
+        """The batch of several texts."""
+        return self._batch.joined(parts)
+
     def _decode_batch(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
         """Decode a batch, which num_to_come tokens follow in the same call of `decode`."""
         if self._computing is None:
             self._decode_own(tokens, num_logits, num_to_come)
-        elif self._is_joined:
-            number = self._cache.number
-            work = Work(
-                self, len(tokens), self.lane, decode_together, tokens, num_logits, number
-            )
-            self._computing.decode(work)
+        elif may_be_joined(self):
+            self._computing.decode(work_of(self, tokens, num_logits, num_to_come))
         else:
             with self._computing.alone(self, len(tokens)):
                 self._decode_own(tokens, num_logits, num_to_come)
                 if num_logits:
                     self._keep_logits(self._given_logits(num_logits))
 
-    @property
-    def _is_joined(self) -> bool:
-        """Whether its decodes may be joined with other texts'.
-
-        Not where that would change rows that are exact, where a head reads rows by their place,
-        or where a state cannot be taken back.
-        """
-        is_alone = (
-            self._cache.is_recurrent or self.exactness.all_sizes or self._rows is not None
-        )
-        return not is_alone
-
     def _decode_own(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
         count = len(tokens)
         self._start_decode(count)
         batch = self._filled(tokens, num_logits)
-        if self._rows is not None:
-            self._rows.begin_decode(count, num_logits, num_to_come)
+        rows = self._rows
+        takes_rows = rows is not None and rows.wants(count, num_logits, num_to_come)
+        if rows is not None:
+            rows.begin_decode(is_taken=takes_rows)
         self._cache.begin_decode()
         status = llama_cpp.llama_decode(self.handle.context, batch)
         self.handle.num_decodes += 1
         self._check_decoded(status, count, self.num_cached)
-        if self._rows is not None:
-            self._rows.add(self.num_cached, count)
+        if rows is not None and takes_rows:
+            rows.add(self.num_cached, count)
         self._cache.add(count)
 
     @property
@@ -313,6 +309,7 @@ class LlamaModel(LlamaContext):
         if num_cached != self.num_cached or self._computing is None:
             with self._alone():
                 self._cache.truncate(num_cached)
+        self._cache.is_settled = True
         self._forget_rows()
 
     def _forget_rows(self) -> None:

@@ -12,7 +12,6 @@ from localspec.llama.cache import Cache
 from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import OutputRows, TargetRows
 from localspec.llama.library import llama_cpp
-from localspec.llama.options import NUM_KEPT_ROWS
 from localspec.llama.projector import PicturePart, Projector
 from localspec.pictures.cells import cell_rows
 from localspec.sampling.distribution import Logits
@@ -94,7 +93,7 @@ def _read(model: _ReadingModel, part: PicturePart) -> None:
         with model._alone(count):
             if model._rows is not None:
                 # A head begins anew behind it: there are no tokens that it could read.
-                model._rows.begin_decode(count, 0, NUM_KEPT_ROWS)
+                model._rows.begin_decode(is_taken=False)
             _decode(model, part)
             cache.add_picture(count, part.num_positions, part.last)
     except BaseException:

@@ -16,7 +16,7 @@ from localspec.gguf_file.header import Header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
 from localspec.gguf_file.tensor_types import dequantized, row_bytes
 from localspec.gguf_file.trimmed import KIND
-from localspec.llama.batch import TokenBatch
+from localspec.llama.batch import TextPart, TokenBatch
 from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import Rows
 from localspec.llama.model import LlamaModel
@@ -67,10 +67,6 @@ class TrimmedModel(LlamaModel):
     def _token_table(self) -> TokenTable:
         return HeaderVocabulary(self._header)
 
-    @property
-    def _is_joined(self) -> bool:
-        return False  # its batch has rows of its own
-
     def _new_batch(self, size: int) -> TokenBatch:
         return TokenBatch(size, self._embeddings.width, rows_alone=True)
 
@@ -78,8 +74,13 @@ class TrimmedModel(LlamaModel):
         self._embeddings.copy_to(self._batch.rows[: len(tokens)], tokens)
         return super()._filled(tokens, num_logits)
 
-    def _given_logits(self, count: int) -> Logits:
-        return self._scattered.rows(super()._given_logits(count))
+    def _joined(self, parts: Sequence[TextPart]) -> Any:
+        tokens = [token for part in parts for token in part.tokens]
+        self._embeddings.copy_to(self._batch.rows[: len(tokens)], tokens)
+        return super()._joined(parts)
+
+    def _in_vocabulary(self, rows: Logits) -> Logits:
+        return self._scattered.rows(rows)
 
 
 class TokenRows:

@@ -127,6 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("target", nargs="?", type=Path)
     parser.add_argument("--draft", type=Path)
+    parser.add_argument("--head", type=Path)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
@@ -139,6 +140,7 @@ def main() -> None:
     options = {
         "target": arguments.target,
         "draft": arguments.draft,
+        "head": arguments.head,
         "draft_tokens": arguments.draft_tokens,
         "proposer": arguments.proposer,
         "context_length": max(arguments.context, (arguments.beside or 0) + 64),
