@@ -16,12 +16,14 @@ class Exactness:
     draft, the number of draft tokens or threads, or what was cached.
 
     largest_step: steps of up to this many tokens are; 1 if no other is. all_sizes: every
-    decode is, prompts included. reason: why not every one; empty if all are. slowdown: time of
-    the worst decode ÷ the same with the usual settings; None if that was not measured.
+    decode is, prompts included. joined: so are those that several texts have a part in.
+    reason: why not every one; empty if all are. slowdown: time of the worst decode ÷ the same
+    with the usual settings; None if that was not measured.
     """
 
     largest_step: int = 1
     all_sizes: bool = False
+    joined: bool = False
     reason: str = "not asked for (exact=True)"
     slowdown: float | None = None
 
@@ -30,7 +32,8 @@ class Exactness:
         """Of a model that is exact. kept: its profile's content."""
         slowdown = kept.get("slowdown")
         known = slowdown if isinstance(slowdown, float) else None
-        return cls(all_sizes=True, reason="", slowdown=known)
+        joined = kept.get("joined") is True
+        return cls(all_sizes=True, joined=joined, reason="", slowdown=known)
 
     @property
     def is_cheap(self) -> bool:

@@ -18,6 +18,7 @@ from exact_files import exact_copy, is_known_to_be_exact, requantised
 from head_maker import write_head_model
 
 import localspec
+from engines import all_at_once, sharing_decodes
 from gguf_maker import write_random_model
 from localspec.checks import selfcheck
 from localspec.cli.explain import explanation_text
@@ -158,6 +159,27 @@ def test_it_is_probed_once(q8_target, monkeypatch):
         assert str(engine.exactness) == "all sizes"
 
 
+def test_joint_decodes_that_are_not_exact_are_found_and_not_joined(q8_target, monkeypatch):
+    """As with kernels that ask how many texts a decode has."""
+    joined = exact_probe.TokenBatch.joined
+
+    def other_rows(self, parts):
+        return joined(self, [part._replace(tokens=[7] * len(part.tokens)) for part in parts])
+
+    monkeypatch.setattr(exact_probe.TokenBatch, "joined", other_rows)
+    options = LlamaOptions(cache_type_k="bf16", cache_type_v="bf16")  # nothing was found yet
+    with localspec.load(
+        target=q8_target, exact=True, target_options=options, draft_tokens=0, parallel=2
+    ) as engine:
+        assert engine.exactness.all_sizes
+        assert not engine.exactness.joined
+        before = engine.num_decodes
+        asked = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+        with sharing_decodes():
+            all_at_once(engine, [QUESTION, "Hello!"], **asked)
+        assert engine.num_decodes - before == 24
+
+
 def test_ctrl_c_ends_the_probe(q8_target, monkeypatch):
     """It arrives while libllama asks Python about a node, where an exception goes nowhere."""
     other = LlamaOptions(cache_type_k="f16")  # with which nothing was found yet
@@ -192,6 +214,8 @@ def found_to_cost(q8_target):
     """Keeps what exact decodes of this model cost; gives back what was found."""
     with localspec.load(target=q8_target, exact=True, draft_tokens=0) as engine:
         found = engine.exactness
+    with localspec.load(target=q8_target, exact=True, draft_tokens=0, parallel=2) as engine:
+        assert engine.exactness.joined
     content = FileContent(check_model_file(q8_target)).digest()
     kept = [
         (Profile(identity), learned)
@@ -218,6 +242,8 @@ def test_it_is_the_default_where_it_costs_next_to_nothing(
 ):
     found_to_cost(slowdown)
     assert by_default(q8_target) == is_used
+    assert by_default(q8_target, parallel=2) == is_used
+    assert not by_default(q8_target, parallel=3)  # which was not probed
     assert not by_default(q8_target, exact=False)
     [line] = [
         one

@@ -11,7 +11,7 @@ from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
 from localspec.llama.options import LlamaOptions
 from localspec.llama.quirks import tiled_kernels
-from localspec.policy.profile import EXACTNESS, Profile
+from localspec.policy.profile import Profile, exactness_setting
 from localspec.preflight.fit import found_exactness, usual_beside_exact
 
 if TYPE_CHECKING:
@@ -23,14 +23,15 @@ logger = logging.getLogger(__name__)
 def costs_nothing(header: Header, options: LlamaOptions) -> bool:
     """Whether a target is opened with exact settings though nobody asked for them.
 
-    These were then found to be enough, and their cost to be next to nothing.
+    These were then found to be enough, also for decodes of as many texts, and their cost to be
+    next to nothing.
     """
     is_open = options.exact is None and not options.rpc and options.flash_attention == "auto"
-    is_open &= options.num_sequences == 1  # exact decodes are not joined with other texts'
     if not is_open or options.cache_type_k or options.cache_type_v:
         return False
-    found = found_exactness(header)
-    return found is not None and found.is_cheap
+    several = options.num_sequences > 1
+    found = found_exactness(header, options.num_sequences)
+    return found is not None and found.is_cheap and (found.joined or not several)
 
 
 def prepare_kernels(options: LlamaOptions, header: Header) -> None:
@@ -56,8 +57,8 @@ def find_exactness(model: LlamaModel, header: Header, options: LlamaOptions) -> 
     """
     profile = None
     if model.identity is not None:
-        setting = f"{EXACTNESS} · {options.num_snapshots or 0} snapshots"
-        profile = Profile([model.identity, setting])
+        snapshots, count = options.num_snapshots or 0, options.num_sequences
+        profile = Profile([model.identity, exactness_setting(snapshots, count)])
     kept = None if profile is None else profile.load()
     if kept is not None and kept.get("all_sizes") is True:
         return Exactness.restored(kept)
@@ -77,5 +78,6 @@ def find_exactness(model: LlamaModel, header: Header, options: LlamaOptions) -> 
             "Q8_0, Q4_0 and Q4_K_M were exact where they were measured (docs/lossless.md).",
         )
     if profile is not None:
-        profile.save({"all_sizes": True, "slowdown": found.slowdown})
+        kept = {"all_sizes": True, "joined": found.joined, "slowdown": found.slowdown}
+        profile.save(kept)
     return found

@@ -19,11 +19,12 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from localspec.errors import DecodeError
 from localspec.exactness import Exactness
 from localspec.llama import params as llama_params
-from localspec.llama.batch import TokenBatch
+from localspec.llama.batch import TextPart, TokenBatch
 from localspec.llama.handle import Handle
 from localspec.llama.library import llama_cpp
 from localspec.llama.native import LoadWatch, ggml_function
@@ -42,6 +43,8 @@ _FILLED = 32  # tokens of a piece that fills the cache, and
 _COMPUTED = 4  # behind each such piece, which attention reads
 _WHOLE = b"result_norm"  # what goes into the output layer
 _LAST_ROWS = (8, 4, 3, 2)  # sizes for the output layer
+_JOINED_STEPS = (1, 2, 4, 8)  # tokens of each text in decodes that several have a part in
+_JOINED_CONTEXT = 768  # of each
 _TIMED = (1, 5)  # tokens of decodes that are timed, without and with a draft,
 _TIMED_BEHIND = (1500, 100)  # that many cached tokens,
 _TIMED_ROUNDS = 9  # with exact and usual settings in turn
@@ -51,8 +54,9 @@ _STEADY = 1.1  # median ÷ least time, beyond which other programs disturb too m
 class ExactProbe:
     """Decodes the first layers of a model.
 
-    handle: of the model. options: of the context. num_layers: of the model's, to be computed.
-    interrupts: notices Ctrl-C within a callback, and is entered by the caller.
+    handle: of the model. options: of the context, which has their number of sequences.
+    num_layers: of the model's, to be computed. interrupts: notices Ctrl-C within a callback,
+    and is entered by the caller.
     """
 
     def __init__(
@@ -71,14 +75,16 @@ class ExactProbe:
             llama_cpp, "ggml_backend_tensor_get", None, pointer, pointer, size, size
         )
         trained: int = llama_cpp.llama_model_n_ctx_train(model)
-        self._length = min(_CONTEXT, trained)
+        self._num_sequences = options.num_sequences
+        self._sequence = 0  # that decodes are of
+        self._length = min(_CONTEXT if self._num_sequences == 1 else _JOINED_CONTEXT, trained)
         self._long = min(_LONG, self._length - _PROMPT)
-        alone = replace(options, num_sequences=1)
-        params = llama_params.context_params(alone, self._length)
+        params = llama_params.context_params(options, self._length)
         self._is_whole: bool = llama_cpp.llama_model_is_recurrent(
             model
         ) or llama_cpp.llama_model_is_hybrid(model)
-        params.n_outputs_max = _PROMPT  # else the last layer computes fewer rows
+        # Else the last layer computes fewer rows.
+        params.n_outputs_max = max(_PROMPT, _JOINED_STEPS[-1] * self._num_sequences)
         # C keeps its pointer, so it lives as long as the context.
         self._watch = llama_cpp.ggml_backend_sched_eval_callback(self.watched)
         params.cb_eval = self._watch
@@ -113,6 +119,31 @@ class ExactProbe:
             largest_step=largest,
             reason=f"rows of a decode of {smallest} tokens differ from those of single ones",
         )
+
+    def joins_exactly(self) -> bool:
+        """Whether a decode of a text in each sequence has the rows of single tokens."""
+        lengths, singles = list[int](), list[list[bytes]]()
+        for number in range(self._num_sequences):
+            self._sequence = number
+            # A recurrent model has to compute all of it, and looks at its state alone.
+            is_long = number % 2 == 1 and not self._is_whole
+            length = self._long if is_long else _SHORT
+            self._fill(length)
+            steps = range(length, length + _JOINED_STEPS[-1])
+            singles.append([self._decode(position, 1)[0] for position in steps])
+            lengths.append(length)
+        for size in _JOINED_STEPS:
+            parts = []
+            for number, length in enumerate(lengths):
+                self._sequence = number
+                self._cut(length)
+                parts.append(TextPart(number, length, self._tokens(length, size), size))
+            self._rows = b""
+            self._decode_batch(self._batch.joined(parts), size * len(parts))
+            alone = [row for rows in singles for row in rows[:size]]
+            if self._rows != b"".join(alone):
+                return False
+        return True
 
     def slowdown(self, usual: ExactProbe) -> float | None:
         """Time of the first layers of the worst decode ÷ the same in another context.
@@ -196,7 +227,10 @@ class ExactProbe:
 
     def _fill(self, length: int) -> None:
         """Make that many tokens cached; most of them only take their cells."""
-        llama_cpp.llama_memory_clear(self._memory, True)
+        if self._sequence == 0:
+            llama_cpp.llama_memory_clear(self._memory, True)
+        else:
+            llama_cpp.llama_memory_seq_rm(self._memory, self._sequence, -1, -1)
         position = 0
         while position < length:
             filled = min(_FILLED, length - position)
@@ -214,7 +248,7 @@ class ExactProbe:
     def _cut(self, length: int) -> None:
         """Keep the first tokens that are cached; fill the cache anew where that cannot be."""
         removed = not self._is_whole and llama_cpp.llama_memory_seq_rm(
-            self._memory, 0, length, -1
+            self._memory, self._sequence, length, -1
         )
         if not removed:
             self._fill(length)
@@ -232,11 +266,20 @@ class ExactProbe:
             raise DecodeError("nothing of this model can be watched")
         return [self._rows[width * i : width * (i + 1)] for i in range(num_tokens)]
 
-    def _decode_raw(self, position: int, num_tokens: int) -> None:
-        tokens: Sequence[int] = [
-            (7919 * (position + index) + 13) % self._vocab_size for index in range(num_tokens)
+    def _tokens(self, position: int, count: int) -> list[int]:
+        """Those of the sequence's text from there on."""
+        places = range(position, position + count)
+        return [
+            (7919 * place + 13 + 101 * self._sequence) % self._vocab_size for place in places
         ]
-        batch = self._batch.filled(tokens, position, min(num_tokens, _PROMPT))
+
+    def _decode_raw(self, position: int, num_tokens: int) -> None:
+        tokens = self._tokens(position, num_tokens)
+        num_logits = min(num_tokens, _PROMPT)
+        batch = self._batch.filled(tokens, position, num_logits, self._sequence)
+        self._decode_batch(batch, num_tokens)
+
+    def _decode_batch(self, batch: Any, num_tokens: int) -> None:
         status = llama_cpp.llama_decode(self._context, batch)
         if self._interrupts.error is not None:
             raise self._interrupts.error
@@ -275,11 +318,17 @@ def probe_exactness(
     handle.require_open()
     interrupts = LoadWatch(lambda _fraction: None)
     with interrupts, contextlib.ExitStack() as undo:
-        probe = ExactProbe(handle, options, num_layers, interrupts)
+        alone = replace(options, num_sequences=1)
+        probe = ExactProbe(handle, alone, num_layers, interrupts)
         undo.callback(probe.close)
         found = probe.run()
+        if found.all_sizes and options.num_sequences > 1:
+            several = ExactProbe(handle, options, num_layers, interrupts)
+            undo.callback(several.close)
+            found = replace(found, joined=several.joins_exactly())
         if not found.all_sizes or usual is None:
             return found
+        usual = replace(usual, num_sequences=1)
         other = ExactProbe(handle, usual, num_layers, interrupts)
         undo.callback(other.close)
         return replace(found, slowdown=probe.slowdown(other))

@@ -95,6 +95,12 @@ def is_of_exactness(identity: Sequence[str]) -> bool:
     return identity[-1].startswith(f"{EXACTNESS} ·")
 
 
+def exactness_setting(num_snapshots: int, num_sequences: int) -> str:
+    """What stands beside a model's identity where it is kept which decodes are exact."""
+    sequences = f" · {num_sequences} sequences" if num_sequences > 1 else ""
+    return f"{EXACTNESS} · {num_snapshots} snapshots{sequences}"
+
+
 def profiles_folder() -> Path:
     """The folder of the profiles."""
     return user_cache_path("localspec", appauthor=False) / "profiles"

@@ -99,9 +99,9 @@ def usual_beside_exact(
     return suited(usual, header, context_length)
 
 
-def found_exactness(header: Header) -> Exactness | None:
+def found_exactness(header: Header, num_sequences: int = 1) -> Exactness | None:
     """What was found of a file's decodes with exact settings here; None if they are not known
-    to be exact.
+    to be exact. num_sequences: texts that decodes are joined of.
     """
     from localspec.llama.library import kernels  # loads libllama
 
@@ -109,7 +109,10 @@ def found_exactness(header: Header) -> Exactness | None:
     if not kept:
         return None
     content = FileContent(header).digest()
-    for _, (model, _), learned in kept:
+    sequences = f" · {num_sequences} sequences" if num_sequences > 1 else ""
+    for _, (model, setting), learned in kept:
+        if not setting.endswith(sequences):
+            continue
         if model.startswith(f"{content} ·") and model.endswith(f" · {kernels()}"):
             return Exactness.restored(learned)
     return None
