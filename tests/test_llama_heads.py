@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 
@@ -199,6 +200,29 @@ def test_caches_on_disk_have_the_heads_part(made, tmp_path):
 
 def test_answers_at_once_each_draft_with_the_head(made):
     assert_drafts_at_once_as_alone(made, PROMPT)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_head_goes_on_where_an_answer_begins_with_a_copy(made, goes_on):
+    """It has what another's has read, and the rows to read on with."""
+    if made.name in ("gemma4", "step35"):
+        pytest.skip("of a sliding window there is no copy, and an assistant has no cache")
+    with made.opened(parallel=2) as engine:
+        first, second = Owner(), Owner()
+        said, _ = answered(engine, first, PROMPT, max_tokens=20)
+        text = [*PROMPT, *said[:10], 7]
+        with contextlib.ExitStack() as stack:
+            if goes_on:
+                stream = engine.generate_raw([*PROMPT, *said], sampling=GREEDY, stop=[])
+                next(stack.enter_context(stream))
+            answered(engine, second, text, max_tokens=1)
+        lane = inside.lane(engine, second)
+        head = lane.own_models.head
+        assert head.begins_at == 0
+        assert head.num_cached > len(PROMPT)
+        answered(engine, second, [*text, 8], max_tokens=10)
+        assert lane.decoder.proposers[0].state(lane.decoder.tokens).num_skipped == 0
+        assert_reads_rightly(engine, made, lane.decoder)
 
 
 def test_a_stopped_decode_leaves_the_head_as_it_was(made):

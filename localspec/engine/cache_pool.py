@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from localspec.engine.kept_text import KeepsTexts, PooledCache, SavesState
+from localspec.engine.kept_text import CopiedHead, KeepsTexts, PooledCache, SavesState
 from localspec.errors import CacheError, Interrupted, OptionError
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.policy_api import ProposerKind
@@ -34,12 +34,19 @@ _COPIED_BESIDE = 128
 class TextPlace:
     """Where a loop works on one text. models: what that is cached in, the target first.
 
+    head: what else reads it, and is copied only to other places: it is soon read again.
     owner: gives the text's owner; None once that is gone, and of nobody's text.
     """
 
-    def __init__(self, decoder: SpeculativeDecoder, models: Sequence[SavesState]) -> None:
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        models: Sequence[SavesState],
+        head: CopiedHead | None = None,
+    ) -> None:
         self.decoder = decoder
         self.models = models
+        self.head = head
         self.owner: Callable[[], object | None] = _nobody
         self.last_used = 0
 
@@ -83,18 +90,20 @@ class TextPlace:
         return PooledCache(self.decoder.tokens[:], states) if any(states) else None
 
     def beginning(self, tokens: Sequence[int]) -> PooledCache | None:
-        """A copy of what an answer that runs here, in another thread, begins alike.
+        """A copy of what the text here begins alike, of target and head.
 
-        Of the target alone. Tokens that were drafted may be cached behind that.
+        Its answer may run, in another thread, and tokens that were drafted be cached behind it.
         """
         before = self.decoder.tokens[:]
         try:
             state = self.models[0].save_state()
         except CacheError:
             return None
+        head = None if self.head is None else self.head.copied()
         # Meanwhile the text can have become the prompt of that answer.
         common = min(common_length(each, tokens) for each in (before, self.decoder.tokens[:]))
-        return PooledCache(list(tokens[:common]), [state, *[None] * (len(self.models) - 1)])
+        others = [None] * (len(self.models) - 1)
+        return PooledCache(list(tokens[:common]), [state, *others], head)
 
     def restore(self, kept: PooledCache) -> None:
         """Have that text from now on."""
@@ -109,6 +118,8 @@ class TextPlace:
                     continue  # its cache is empty, and decodes what it lacks
         if self.decoder.target.num_cached > len(kept.tokens):
             self.decoder.truncate(len(kept.tokens))
+        if kept.head is not None and self.head is not None:
+            self.head.take_over(kept.head, self.decoder.target.num_cached)
 
 
 Place = TypeVar("Place", bound=TextPlace)
@@ -148,15 +159,20 @@ class CachePool:
     ) -> Place:
         """Of the free places, the one with the owner's text, or the one that is missed least.
 
-        A text of nobody's is taken that `tokens` begin as, or an empty place.
+        A text of nobody's is taken that `tokens` begin as, or an empty place: the one nearest
+        to those at work, since decodes of neighbours are joined.
         """
+        at_work = [number for number, place in enumerate(self._places) if not place.is_free]
 
-        def rank(place: TextPlace) -> tuple[bool, bool, int, int]:
+        def rank(place: TextPlace) -> tuple[bool, bool, int, int, int]:
             owned_by = place.owner()
             is_own = owner is not None and owned_by is owner
             is_taken = owned_by is not None
             num_there = 0 if is_taken else place.common_with(tokens)
-            return not is_own, is_taken, -num_there, place.last_used
+            own = self._places.index(place)
+            apart = min((abs(number - own) for number in at_work), default=0)
+            distance = 0 if is_taken else apart
+            return not is_own, is_taken, -num_there, distance, place.last_used
 
         return free[0] if len(free) == 1 else min(free, key=rank)
 
@@ -212,7 +228,10 @@ class CachePool:
         if best is None:
             return None
         if isinstance(best, TextPlace):
-            return best.copied() if best.is_free else best.beginning(tokens)
+            copied = best.copied() if best.is_free else best.beginning(tokens)
+            if copied is not None and best.is_free and best.head is not None:
+                copied = copied._replace(head=best.head.copied())
+            return copied
         # Used, so the last to leave; and the states are only read.
         used = self._kept[best] = self._kept.pop(best)
         return used._replace(tokens=used.tokens[:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from localspec.llama.cache_state import CacheState
 
@@ -27,11 +27,25 @@ class SavesState(Protocol):
         """How many tokens are left of a state that is restored and cut to num_tokens."""
 
 
+class CopiedHead(Protocol):
+    """A head, of which another at another text can have what they begin alike."""
+
+    def copied(self) -> Any:
+        """What it has, for `take_over`. From any thread."""
+
+    def take_over(self, other: Any, num_cached: int) -> None:
+        """Have that of the first num_cached tokens, which its target has cached."""
+
+
 class PooledCache(NamedTuple):
-    """A text, and what each model's cache held of it; None where nothing was cached."""
+    """A text, and what each model's cache held of it; None where nothing was cached.
+
+    head: what a head had, in a copy from another place.
+    """
 
     tokens: list[int]
     states: list[CacheState | None]
+    head: Any = None
 
     @property
     def num_bytes(self) -> int:

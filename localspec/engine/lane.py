@@ -42,7 +42,7 @@ class Lane(TextPlace):
     """
 
     def __init__(self, models: Models, decoder: SpeculativeDecoder) -> None:
-        super().__init__(decoder, saved_caches(models, decoder.proposers))
+        super().__init__(decoder, saved_caches(models, decoder.proposers), models.head)
         self.own_models = models
         self.turn: EngineTurn | None = None
         self.own_policy = decoder.draft_policy

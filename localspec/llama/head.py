@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from localspec.errors import DecodeError
 from localspec.gguf_file.head import HeadFacts
 from localspec.gguf_file.trimmed import output_setting
 from localspec.llama.batch import TokenBatch
+from localspec.llama.cache import BYTE_POINTER
 from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle
-from localspec.llama.hidden_rows import Rows
+from localspec.llama.hidden_rows import HiddenRows, Rows
+from localspec.llama.joint import LaneTime
 from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
@@ -30,6 +33,18 @@ from localspec.sampling.distribution import Logits
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
+
+
+class HeadCopy(NamedTuple):
+    """What a head had of a text: num_cached entries from begins_at on, and the target's rows.
+
+    state: the entries, as libllama has them; None where there are none.
+    """
+
+    rows: HiddenRows
+    begins_at: int
+    num_cached: int
+    state: NDArray[np.uint8] | None
 
 
 class LlamaHead(LlamaContext):
@@ -103,6 +118,42 @@ class LlamaHead(LlamaContext):
         other.begins_at = other.num_cached = 0
         other._drafted, other._own_rows = [], np.zeros_like(self._own_rows)
         return other
+
+    def copied(self) -> HeadCopy:
+        """What it has of its text, and the rows that it reads on with. From any thread."""
+        with self._alone(lane=LaneTime()):
+            count = self.num_cached - len(self._drafted)
+            return HeadCopy(self._target_rows.copied(), self.begins_at, count, self._state())
+
+    def take_over(self, other: HeadCopy, num_cached: int) -> None:
+        """Have what another had of a text whose first num_cached tokens are this one's, too.
+
+        Its target has these, and nothing more, cached.
+        """
+        self.read_from(0)
+        self._target_rows.take_over(other.rows, num_cached)
+        with self._alone():
+            if other.state is not None and self._put(other.state):
+                self.begins_at, self.num_cached = other.begins_at, other.num_cached
+        self.truncate(max(num_cached - self.begins_at, 0))
+
+    def _state(self) -> NDArray[np.uint8] | None:
+        """A copy of its entries; None if libllama fails to give it."""
+        context, number = self.handle.context, self._sequence
+        data = np.empty(llama_cpp.llama_state_seq_get_size(context, number), dtype=np.uint8)
+        pointer = data.ctypes.data_as(BYTE_POINTER)
+        written = llama_cpp.llama_state_seq_get_data(context, pointer, data.size, number)
+        return data if 0 < written == data.size else None
+
+    def _put(self, data: NDArray[np.uint8]) -> bool:
+        """Have these entries; False, and none, if libllama refuses."""
+        pointer = data.ctypes.data_as(BYTE_POINTER)
+        read = llama_cpp.llama_state_seq_set_data(
+            self.handle.context, pointer, data.size, self._sequence
+        )
+        if read != data.size:
+            self._remove_from(-1)
+        return bool(read == data.size)
 
     def read_from(self, position: int) -> None:
         """Forget everything, and continue at that position of the text."""
@@ -277,8 +328,10 @@ class AssistantHead(LlamaHead):
     def _draft_position(self) -> int:
         return self.begins_at + self.num_cached - len(self._drafted) - 1
 
+    def _state(self) -> None:
+        """Nothing: the target owns the cells."""
+
     def _cut(self, num_cached: int) -> None:
-        # The target owns the cells.
         self.num_cached = num_cached
         self._drafted.clear()
 

@@ -78,6 +78,15 @@ class MedusaHeads:
         other._row, other._logits = self._row.copy(), self._logits.copy()
         return other
 
+    def copied(self) -> HiddenRows:
+        """The rows that it reads on with. From any thread."""
+        with self._target._alone(lane=LaneTime()):
+            return self._rows.copied()
+
+    def take_over(self, other: HiddenRows, num_cached: int) -> None:
+        """As that of `LlamaHead`."""
+        self._rows.take_over(other, num_cached)
+
     def require_open(self) -> None:
         """Raise EngineError if its target was closed, or this is a fork."""
         self._target.require_open()
