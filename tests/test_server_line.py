@@ -356,6 +356,25 @@ def test_the_first_of_a_model_have_their_turn_together():
     assert (late.slot, late.position) == (0, 0)
 
 
+def test_more_places_of_a_request_keep_nobody_waiting():
+    """There is one only while it has its turn at once, and nobody else waits."""
+    line, model, other = WaitingLine(9), Model(3), Model(2)
+    own = line.join(model)
+    more = line.join_free(model)
+    assert turns([own, more]) == [True, True]
+    assert (more.slot, more.position) == (1, 0)
+    assert line.join_free(other) is None
+    assert turns([line.join(model)]) == [True]
+    assert line.join_free(model) is None
+    waiting = line.join(model)
+    assert waiting.position == 1  # not behind one that was refused
+    line.leave(more)
+    assert turns([waiting]) == [True]
+    line.leave(waiting)
+    line.close()
+    assert line.join_free(model) is None
+
+
 def test_another_model_waits_until_the_first_has_answered_all():
     """And whoever comes behind it waits, too, though there would be room: first come."""
     line, model, other = WaitingLine(9), Model(3), Model(2)

@@ -338,3 +338,25 @@ def test_four_tasks_of_openais_library_are_answered_at_once(exact):
             return await asyncio.gather(*[told(client, messages) for messages in asked])
 
     assert asyncio.run(ask()) == [each["choices"][0]["message"]["content"] for each in alone]
+
+
+def test_answers_to_one_request_are_given_at_once(exact):
+    """Each as if it had been asked for alone, and in the order of their numbers."""
+    asked = question("Tell me a story about a fox.")
+    asked |= {"temperature": 1.0, "seed": 5, "max_tokens": 60, "ignore_eos": True}
+    alone = [exact.chat(**asked | {"seed": 5 + number}) for number in range(NUM)]
+    expected = [each["choices"][0]["message"]["content"] for each in alone]
+    whole = exact.chat(**asked, n=NUM)
+    assert [each["message"]["content"] for each in whole["choices"]] == expected
+    assert [each["index"] for each in whole["choices"]] == [*range(NUM)]
+    assert whole["usage"]["prompt_tokens"] == alone[0]["usage"]["prompt_tokens"]
+    client = Client(exact, **asked, n=NUM)
+    client.join(300)
+    choices = [event["choices"][0] for event in client.events if event.get("choices")]
+    said = [each["index"] for each in choices if each["delta"].get("content")]
+    assert said.index(NUM - 1) < len(said) - 1 - said[::-1].index(0)  # not behind the first
+    for number in range(NUM):
+        pieces = [
+            each["delta"].get("content") or "" for each in choices if each["index"] == number
+        ]
+        assert "".join(pieces) == expected[number]

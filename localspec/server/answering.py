@@ -19,9 +19,9 @@ from localspec.errors import EngineError
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.answered_texts import AnsweredText
 from localspec.server.counters import Counters
-from localspec.server.event_loop import in_thread
+from localspec.server.event_loop import in_thread, until_either
 from localspec.server.infill import FimPrompt, fim_prompt, required_fim
-from localspec.server.line import WaitingLine
+from localspec.server.line import PlaceInLine, WaitingLine
 from localspec.server.prompting import prompt_of
 from localspec.server.question import Input, Question, RawPrompt
 from localspec.server.refusal import stopping
@@ -113,8 +113,8 @@ class Answering:
     model: the one that answers. number: in the order in which they came. position: its place
     among those that wait when it joined; 0 where it does not. waited_s, first_s: from then to
     its turn, and to its first piece of text; None before. reading: how much of the prompt is
-    decoded. num_said: tokens of the answer so far. stats: of the answers that have ended.
-    is_complete: whether all have, by themselves.
+    decoded. num_said: tokens of the answer that spoke last. stats: of the answers that have
+    ended. is_complete: whether all have, by themselves.
 
     Raises RequestError if there is no such model, too many requests wait, or the server is
     stopping.
@@ -138,6 +138,7 @@ class Answering:
         self.is_complete = False
         self._events: deque[Event] = deque()  # any thread may add to it
         self._news = asyncio.Event()
+        self._has_begun = asyncio.Event()  # whether the first piece has come
         self._is_called = False  # whether `_look` is scheduled
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.create_task(self._answer_in_turn())
@@ -195,29 +196,69 @@ class Answering:
                 self._service.line.look()  # it may have been loaded now
                 if asked.keep_s is not None:
                     model.keep_s = asked.keep_s
-                asks = [(each, n) for each in asked.inputs for n in range(asked.num_answers)]
-                for number, (given, repetition) in enumerate(asks):
-                    seed = asked.seed_of(repetition)
-                    options = replace(asked.options, seed=seed, on_prompt=self._on_prompt)
-                    exchange = _TextExchange(engine, given, asked, options, model)
-                    answer = engine._answer(exchange)
-                    read = partial(self._read, number, answer, exchange)
-                    await in_thread(read, answer.cancel)
+                await self._answer_all(engine)
         if asked.keep_s == 0 and model.engine is not None:
             model.keep_s = 0.0
         if model.keep_s == 0 and self._service.line.num_working == 1:  # else the last one does
             await models.close_unused(math.inf)
         self.is_complete = True
 
+    async def _answer_all(self, engine: IsolatedEngine) -> None:
+        """One after the other, and several at once where nobody else would have to wait.
+
+        The first one reads the prompt; the others then begin with a copy of that.
+        """
+        asked, at_work = self.question, dict[asyncio.Task[None], PlaceInLine]()
+        asks = [(each, n) for each in asked.inputs for n in range(asked.num_answers)]
+        try:
+            for number, (given, repetition) in enumerate(asks):
+                place = await self._free_place(at_work)
+                options = replace(
+                    asked.options, seed=asked.seed_of(repetition), on_prompt=self._on_prompt
+                )
+                exchange = _TextExchange(engine, given, asked, options, self.model)
+                answer = engine._answer(exchange)
+                read = partial(self._read, number, answer, exchange)
+                task = asyncio.create_task(in_thread(read, answer.cancel))
+                at_work[task] = place
+                if number == 0 and len(asks) > 1:
+                    await until_either(task, self._has_begun.wait())
+            while at_work:
+                await self._one_ended(at_work)
+        finally:
+            for task in at_work:
+                task.cancel()
+            while at_work:
+                with contextlib.suppress(Exception, asyncio.CancelledError):
+                    await self._one_ended(at_work)
+
+    async def _free_place(self, at_work: dict[asyncio.Task[None], PlaceInLine]) -> PlaceInLine:
+        """The request's own place, once no answer has it, or one that nobody waits for."""
+        while self._place in at_work.values():
+            free = self._service.line.join_free(self.model)
+            if free is not None:
+                return free
+            await self._one_ended(at_work)
+        return self._place
+
+    async def _one_ended(self, at_work: dict[asyncio.Task[None], PlaceInLine]) -> None:
+        """Until one of the answers has ended; raises its error."""
+        ended, _ = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
+        task = ended.pop()
+        if (place := at_work.pop(task)) is not self._place:
+            self._service.line.leave(place)
+        task.result()
+
     def _read(self, number: int, answer: Answer, exchange: _TextExchange) -> None:
         """Read an answer, which makes its prompt first; in a thread of its own."""
-        self.num_said = 0
+        num_said = 0
         try:
             with answer:
                 for piece in answer:
                     if self.first_s is None:
                         self.first_s = time.monotonic() - self._joined_s
-                    self.num_said += len(piece.token_ids)
+                    num_said += len(piece.token_ids)
+                    self.num_said = num_said
                     self._tell(NewPiece(number, piece, exchange.text.num_asked))
         finally:
             exchange.release()
@@ -244,6 +285,8 @@ class Answering:
 
     def _look(self) -> None:
         self._is_called = False
+        if self.first_s is not None:
+            self._has_begun.set()
         self._news.set()
 
     def _end(self, _work: asyncio.Task[None]) -> None:

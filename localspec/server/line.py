@@ -70,6 +70,18 @@ class WaitingLine:
             )
         return place
 
+    def join_free(self, model: ServedModel) -> PlaceInLine | None:
+        """A place that has its turn at once; None if there is none, or others wait for it."""
+        if self._is_closed:
+            return None
+        place = PlaceInLine(self, model)
+        self._places.append(place)
+        self.look()
+        if place.has_turn.is_set():
+            return place
+        self._places.remove(place)
+        return None
+
     def close(self) -> None:
         """Refuse whoever joins from now on."""
         self._is_closed = True

@@ -22,7 +22,7 @@ class RawPrompt(NamedTuple):
 
 Input = Sequence[Message] | RawPrompt | FimPrompt  # messages as `checked_messages` returns them
 
-MOST_ANSWERS = 16  # to one request: they are given one after the other
+MOST_ANSWERS = 16  # to one request
 MOST_LOGPROBS = 20  # of the best tokens at each position
 
 # The method of `Fields` that reads a sampling option of each type.

@@ -69,6 +69,7 @@ class PostEndpoint:
         try:
             async for events in answering.events():
                 finished += [each for each in events if isinstance(each, Finished)]
+                finished.sort(key=lambda each: each.number)
                 if form.question.streams:
                     await writer.write("".join(map(form.text_for, events)))
             if not form.question.streams:
