@@ -10,7 +10,6 @@ import pytest
 
 import inside
 import localspec
-from localspec.llama import joint
 from localspec.sampling.params import SamplingParams
 from localspec.streaming.exchange import PlainExchange
 from localspec.streaming.options import AnswerOptions
@@ -74,8 +73,7 @@ def all_at_once(engine, prompts, **options):
 def sharing_decodes():
     """Answers at once share decodes however busy the machine is: each waits for the others."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joint, "_PATIENCE", 20.0)
-        patch.setattr(joint, "_IDLE_SHARE", 20.0)
+        inside.be_patient(patch)
         yield
 
 

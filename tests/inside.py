@@ -27,7 +27,7 @@ from localspec.engine.models import Models
 from localspec.isolated.channel import Channel
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.isolated.process import ChildProcess
-from localspec.llama import projector, trimmed_output
+from localspec.llama import joint, projector, trimmed_output
 from localspec.llama.head import LlamaHead
 from localspec.llama.hidden_rows import HiddenRows
 from localspec.llama.model import LlamaModel
@@ -279,6 +279,12 @@ def vocabulary_pointer(vocabulary: LlamaVocabulary) -> Any:
 def propose_few_of_texts(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """A trimmed output layer has room for so few tokens of texts: tests fill it."""
     monkeypatch.setattr(trimmed_output, "_MOST_OF_TEXTS", count)
+
+
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have decodes wait for those that they may be joined with, for as long as 20 take."""
+    monkeypatch.setattr(joint, "_PATIENCE", 20.0)
+    monkeypatch.setattr(joint, "_IDLE_SHARE", 20.0)
 
 
 def keep_pictures(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:

@@ -219,14 +219,16 @@ def test_a_head_goes_on_where_an_answer_begins_with_a_copy(made, goes_on):
         text = [*PROMPT, *said[: None if is_windowed else 10], 7]
         with contextlib.ExitStack() as stack:
             if goes_on:
-                stream = answer_of(engine, first, [*PROMPT, *said], max_tokens=90)
-                next(stack.enter_context(stream))
+                stream = stack.enter_context(answer_of(engine, first, PROMPT, max_tokens=90))
+                num_said = 0
+                while num_said < 12:
+                    num_said += len(next(stream).token_ids)
             num_decoded = answered(engine, second, text, max_tokens=1)[1]
-            assert num_decoded == 1
+        assert num_decoded < len(PROMPT)
         lane = inside.lane(engine, second)
         head = lane.own_models.head
-        assert head.begins_at == 0
-        assert head.num_cached > len(PROMPT)
+        assert head.begins_at == (made.name in EAGLE)
+        assert head.num_cached >= len(PROMPT)
         answered(engine, second, [*text, 8], max_tokens=10)
         assert lane.decoder.proposers[0].state(lane.decoder.tokens).num_skipped == 0
         assert_reads_rightly(engine, made, lane.decoder)
