@@ -29,9 +29,8 @@ def costs_nothing(header: Header, options: LlamaOptions) -> bool:
     is_open = options.exact is None and not options.rpc and options.flash_attention == "auto"
     if not is_open or options.cache_type_k or options.cache_type_v:
         return False
-    several = options.num_sequences > 1
     found = found_exactness(header, options.num_sequences)
-    return found is not None and found.is_cheap and (found.joined or not several)
+    return found is not None and found.is_cheap
 
 
 def prepare_kernels(options: LlamaOptions, header: Header) -> None:

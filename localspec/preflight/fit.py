@@ -101,7 +101,7 @@ def usual_beside_exact(
 
 def found_exactness(header: Header, num_sequences: int = 1) -> Exactness | None:
     """What was found of a file's decodes with exact settings here; None if they are not known
-    to be exact. num_sequences: texts that decodes are joined of.
+    to be exact, also those that so many texts have a part in.
     """
     from localspec.llama.library import kernels  # loads libllama
 
@@ -113,8 +113,11 @@ def found_exactness(header: Header, num_sequences: int = 1) -> Exactness | None:
     for _, (model, setting), learned in kept:
         if not setting.endswith(sequences):
             continue
+        found = Exactness.restored(learned)
+        if num_sequences > 1 and not found.joined:
+            continue
         if model.startswith(f"{content} ·") and model.endswith(f" · {kernels()}"):
-            return Exactness.restored(learned)
+            return found
     return None
 
 
