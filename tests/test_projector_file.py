@@ -316,6 +316,7 @@ def test_one_with_weights_of_another_shape_is_refused(tmp_path, kind, name, shap
         ("projector.scale_factor", None, "its scale_factor is 0, not 2 or more"),
         ("attention.layer_norm_epsilon", -1e-9, "its attention.layer_norm_epsilon is -1e-09"),
         ("preproc_image_size", 65344, "its preproc_image_size is 65344"),
+        ("patch_size", 1, "is for patches of 8 pixels, not 1"),
     ],
 )
 def test_one_with_numbers_that_end_the_process_is_refused(tmp_path, key, value, said):

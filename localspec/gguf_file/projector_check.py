@@ -86,7 +86,7 @@ def check_projector(header: Header) -> None:
             f"{path} is a projector of the kind {kind!r}, which is not known",
             "It may be newer than this llama-cpp-python, or made for sound.",
         )
-    for fault in (*_lacks(header), *_faults(header)):
+    for fault in (*_faults(header), *_lacks(header)):
         raise ModelFileError(f"{path} is damaged: {fault}", "Download or convert it again.")
 
 

@@ -51,6 +51,10 @@ def _misshapen(header: Header, *, has_one_width: bool) -> Iterator[str]:
         # No type has less than a bit for a weight.
         if not 0 < math.prod(tensor.shape) <= 8 * tensor.size_bytes:
             yield f"its {tensor.name} has the shape {tensor.shape}"
+    side = header.number("clip.vision.patch_size")
+    first = shapes.get("v.patch_embd.weight", ())
+    if has_one_width and len(first) == 4 and first[:2] != (side, side):
+        yield f"its v.patch_embd.weight is for patches of {first[0]} pixels, not {side}"
     for name, shape in shapes.items():
         weight = shapes.get(f"{name.removesuffix('.bias')}.weight", ())
         if name.endswith(".bias") and len(weight) in (1, 2) and shape[:1] != weight[-1:]:
