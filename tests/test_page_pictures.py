@@ -8,8 +8,8 @@ import json
 import shutil
 
 import pytest
+from page_driver import PATIENCE_MS, ask, browser_path
 from PIL import Image
-from test_page import PATIENCE_MS, ask, browser_path
 from vision_maker import write_vision_pair
 
 from gguf_maker import with_template
