@@ -287,6 +287,11 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint, "_IDLE_SHARE", 20.0)
 
 
+def is_in_line(computing: joint.Computing, work: joint.Work) -> bool:
+    """Whether a work waits to be done: tests have several come in an order of theirs."""
+    return work in computing._line
+
+
 def keep_pictures(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     """A projector keeps so many bytes of pictures that no answer holds: tests exceed it."""
     monkeypatch.setattr(projector, "_MOST_PICTURE_BYTES", num_bytes)

@@ -532,3 +532,67 @@ def test_one_that_came_during_a_decode_waits_for_the_text_that_it_was_for():
         assert context.has_begun.wait(30)
         second.decode(computing)
     assert context.num_parts == [1, 1, 2]
+
+
+class InLine:
+    """Texts of one context, whose decodes are noted in the order in which they are done."""
+
+    def __init__(self):
+        self.computing, self.context, self.order = Computing(512), Context(0.0), []
+        self._waiting = []
+
+    def text(self, name, num_tokens, reading_s=0.0, seconds=0.0):
+        """One that wants to decode so many tokens, behind those that came before."""
+        text = Text(self.context, 7 * len(self._waiting))  # nobody's neighbour
+        text.lane.reading_s = reading_s
+
+        def decode(parts):
+            self.order.append(name)
+            time.sleep(seconds)
+            for part in parts:
+                part.is_done = True
+
+        work = Work(text, num_tokens, text.lane, decode, sequence=text.sequence)
+        thread = threading.Thread(target=self.computing.decode, args=(work,), daemon=True)
+        thread.start()
+        while not (work.is_done or inside.is_in_line(self.computing, work)):
+            time.sleep(0.001)
+        self._waiting.append(thread)
+        return text
+
+    def end(self):
+        for thread in self._waiting:
+            thread.join(30)
+            assert not thread.is_alive()
+        return self.order
+
+
+@pytest.mark.parametrize(
+    ("reading_s", "order"),
+    [
+        (0.0, ["prompt", "step", "other prompt", "other step"]),
+        (60.0, ["prompt", "step", "other step", "other prompt"]),
+    ],
+)
+def test_nobodys_next_token_waits_for_two_prompts(reading_s, order):
+    """A step goes before the next piece; before one of a text that reads for long, more do."""
+    line = InLine()
+    with line.computing.alone(Text(line.context), 0):
+        line.text("prompt", 100, reading_s, seconds=0.5)
+        line.text("other prompt", 100, reading_s)
+        line.text("step", 1)
+        line.text("other step", 1)
+    assert line.end() == order
+
+
+def test_a_prompts_pieces_are_shorter_where_another_text_waits_to_say_more():
+    """And not where others read, too. How many tokens these are is learned from the last."""
+    line = InLine()
+    reader = line.text("prompt", 100, seconds=0.5)
+    line.end()
+    with line.computing.alone(Text(line.context), 0):
+        line.text("other prompt", 100)
+        alone = line.computing.piece_size(reader)
+        line.text("step", 1)
+        assert line.computing.piece_size(reader) < alone
+    line.end()

@@ -24,10 +24,15 @@ LONGEST_STEP = 32  # tokens; a larger decode is part of a prompt
 # come who had a part in it, and how long anybody waits for them at most.
 _IDLE_SHARE = 0.1
 _PATIENCE = 0.5
-# Seconds that a piece of a prompt takes while others are at work, and while none is, and the
-# fewest tokens of each.
-_PIECE_S, _PIECE_TOKENS = 0.25, 32
+# Seconds that a piece of a prompt takes: while others write, who have to wait that long for
+# their next token, and while none does. Of how many tokens that is, earlier pieces say; the
+# first ones have so many.
+_PIECE_S, _PIECE_TOKENS = 0.4, 32
 _PIECE_ALONE_S, _PIECE_ALONE_TOKENS = 1.0, 128
+_LEAST_PIECE = 8
+# Seconds of reading for which others have a step between two pieces; then, as much time as the
+# pieces take. Who reads soon writes along, which takes less time than writing later and alone.
+_HURRY_S = 5.0
 _AT_WORK_S = 1.0  # after its last decode a text counts as one that will want another
 
 
@@ -36,12 +41,14 @@ class LaneTime:
     """What a text had of the machine. waited_s: seconds in which others had it instead.
 
     Of a joint decode each has an equal part. num_shared: decodes that were joint or waited for.
-    last_s: when its last decode ended.
+    last_s: when its last decode ended. reading_s: what the pieces of its prompt took that it
+    reads.
     """
 
     waited_s: float = 0.0
     num_shared: int = 0
     last_s: float = -1e9
+    reading_s: float = 0.0
     _num_seen: int = 0  # of those that were shared
 
     def was_alone(self) -> bool:
@@ -91,6 +98,7 @@ class Work:
     sequence: int = 0
     takes_rows: bool = False
     may_pad: bool = True
+    is_piece: bool = False  # of a prompt, of which more follows
     arrived_s: float = field(default_factory=time.perf_counter)
     began_s: float = 0.0
     is_passed: bool = False  # a decode went by that it could not be joined with
@@ -103,7 +111,7 @@ class Work:
     @property
     def is_long(self) -> bool:
         """Whether it is part of a prompt."""
-        return self.num_tokens > LONGEST_STEP
+        return self.is_piece or self.num_tokens > LONGEST_STEP
 
 
 class Computing:
@@ -125,8 +133,9 @@ class Computing:
         self._row_times: dict[Interruptible, RowTimes] = {}
         self._num_rows = 0  # of the joint decode that runs
         self._idle_since = 0.0
-        # The last piece of a prompt: whose, what it took, and that minus what others had since.
-        self._piece: tuple[LaneTime, float] = (LaneTime(), 0.0)
+        # The last piece of a prompt: whose, in which context, what it took; and that minus what
+        # others had since, or 0 where that is enough.
+        self._piece: tuple[LaneTime, Interruptible | None, float] = (LaneTime(), None, 0.0)
         self._owed_s = 0.0
 
     def end_if_unwanted(self) -> None:
@@ -140,14 +149,17 @@ class Computing:
         token_s = self._token_s.get(model.handle, 0.0)
         recent_s = time.perf_counter() - _AT_WORK_S
         with self._changing:
-            others = {lane for group in self._expected.values() for lane in group}
-            others |= {work.model.lane for work in self._line}
-        is_alone = all(lane is model.lane or lane.last_s < recent_s for lane in others)
-        piece_s, least = (
+            steps = [work for work in self._line if work.num_tokens and not work.is_long]
+            writing = {work.model.lane for work in steps}
+            expected = {lane for group in self._expected.values() for lane in group}
+        # Who reads, too, waits for no next token.
+        writing |= {each for each in expected if each.last_s > recent_s and not each.reading_s}
+        is_alone = writing <= {model.lane}
+        piece_s, first = (
             (_PIECE_ALONE_S, _PIECE_ALONE_TOKENS) if is_alone else (_PIECE_S, _PIECE_TOKENS)
         )
-        wanted = int(piece_s / token_s) if token_s else least
-        return min(max(wanted, least), self._most_tokens)
+        wanted = int(piece_s / token_s) if token_s else first
+        return min(max(wanted, _LEAST_PIECE), self._most_tokens)
 
     @contextlib.contextmanager
     def alone(
@@ -223,7 +235,10 @@ class Computing:
         """Who is to work; or nobody yet, and the seconds until somebody may be."""
         now = time.perf_counter()
         soonest: float | None = None
-        for work in self._line:
+        line = self._line
+        if self._owed_s > 0.0:  # a step goes before the next piece
+            line = sorted(line, key=lambda work: work.is_long)
+        for work in line:
             if work.is_done or (work.is_long and soonest is not None):
                 continue  # a piece of a prompt goes before nobody who only waits for others
             left_s = self._patience_s(work, now)
@@ -236,8 +251,9 @@ class Computing:
         """How long it still waits for others; not above 0 if it does not."""
         idle_since = max(self._idle_since, work.arrived_s)
         if work.is_long:
-            lane, piece_s = self._piece
-            is_owing = lane is work.model.lane and 0.0 < self._owed_s < piece_s
+            (last, _, piece_s), lane = self._piece, work.model.lane
+            is_owing = lane is last or lane.reading_s > _HURRY_S
+            is_owing &= 0.0 < self._owed_s < piece_s
             return idle_since + _IDLE_SHARE * piece_s - now if is_owing else 0.0
         if work.decode is None or work.is_passed:
             return 0.0
@@ -323,6 +339,8 @@ class Computing:
                 lane.waited_s += started - part.arrived_s
             lane.waited_s += (now - started) * (1.0 - 1.0 / len(parts))
             lane.last_s = now
+            if not parts[0].is_long:
+                lane.reading_s = 0.0
             lane.num_shared += len(parts) > 1
 
     def _leave(self, work: Work) -> None:
@@ -359,7 +377,14 @@ class Computing:
         took_s = now - work.began_s
         self._idle_since = lane.last_s = now
         if work.is_long:
-            self._piece, self._owed_s = (lane, took_s), took_s
+            lane.reading_s += took_s
+            self._piece, self._owed_s = (lane, work.model.handle, took_s), took_s
             self._token_s[work.model.handle] = took_s / work.num_tokens
-        elif lane is not self._piece[0]:
-            self._owed_s -= took_s
+            return
+        if work.num_tokens:
+            lane.reading_s = 0.0
+        last, handle, _ = self._piece
+        if lane is not last:
+            is_step = work.num_tokens > 0 and work.model.handle is handle
+            is_enough = is_step and last.reading_s <= _HURRY_S
+            self._owed_s = 0.0 if is_enough else self._owed_s - took_s

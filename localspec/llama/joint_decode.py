@@ -75,6 +75,7 @@ def work_of(
         num_logits,
         cache.number,
         takes_rows=rows is not None and rows.wants(count, num_logits, num_to_come),
+        is_piece=num_to_come > 0,
         may_pad=not (cache.is_recurrent or isinstance(rows, OutputRows)),
     )
 
