@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -252,6 +253,17 @@ def test_a_resize_and_back_while_the_prompt_waits(chat, engine, answers, message
     first, second = answers(STORY, message)
     expected = greeting(engine) + turn(STORY, first) + turn(message, second) + "\n>"
     assert settled(terminal.text()) == expected
+
+
+def test_a_resize_is_drawn_once(chat):
+    """Twice, the second time could fall into the next resize."""
+    terminal = chat(*TERSE)
+    terminal.type(STORY)
+    terminal.wait_for(lambda text: text.endswith(f"> {STORY}"))
+    num_written = len(terminal.written())
+    resize_and_wait(terminal, 60, STORY)
+    time.sleep(1.2)  # prompt_toolkit asks for the size twice a second, where it is let
+    assert terminal.written()[num_written:].count(STORY.encode()) == 1
 
 
 def test_a_resize_and_back_while_an_answer_comes(chat, engine):

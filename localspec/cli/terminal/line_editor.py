@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -124,6 +126,10 @@ def _session(commands: Mapping[str, Values]) -> PromptSession[str]:
         enable_suspend=True,
         output=output,
     )
+    if hasattr(signal, "SIGWINCH") and threading.current_thread() is threading.main_thread():
+        # The signal says it. The clock would say each size a second time, up to half a second
+        # later: drawn then, while the terminal takes the next size, the message stays twice.
+        session.app.terminal_size_polling_interval = None
     _NarrowedWindow(session.app)
     return session
 
