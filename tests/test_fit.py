@@ -22,7 +22,7 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.projector_check import checked_projector
 from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
-from localspec.llama.placement import MAIN_MEMORY, place_layers, usable_gpus
+from localspec.llama.placement import MAIN_MEMORY, is_on_gpus, place_layers, usable_gpus
 from localspec.machine import memory_here
 from localspec.preflight.fit import (
     check_room,
@@ -152,6 +152,18 @@ def test_the_last_layers_go_onto_gpus_as_libllama_puts_them(eight_layers):
         found = place_layers(header, LlamaOptions(**options), gpus, free)
         assert list(found.layers) == layers, options
     assert place_layers(header, LlamaOptions(), (), ()).layers == (-1,) * 9
+
+
+def test_threads_count_unless_gpus_compute_every_layer(eight_layers):
+    header = check_model_file(eight_layers)
+    for gpus, options, expected in (
+        ((), {}, False),
+        ((gpu("A", 1 << 30),), {}, True),
+        ((gpu("A", 1 << 30), gpu("B", 1 << 30)), {"num_gpu_layers": 9}, True),
+        ((gpu("A", 1 << 30),), {"num_gpu_layers": 8}, False),
+        ((gpu("A", 1 << 30),), {"num_gpu_layers": 0}, False),
+    ):
+        assert is_on_gpus(header, LlamaOptions(**options), gpus) == expected
 
 
 def test_each_place_takes_what_libllama_took_there(eight_layers):

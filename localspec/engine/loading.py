@@ -31,7 +31,9 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.trimmed import checked_head_output, num_proposed
+from localspec.llama.devices import list_devices
 from localspec.llama.options import LlamaOptions
+from localspec.llama.placement import is_on_gpus, usable_gpus
 from localspec.llama.quirks import tiled_kernels
 from localspec.llama.rpc_servers import reset_lines_at_end
 from localspec.preflight.content import content_of_adopted
@@ -236,6 +238,7 @@ def _open_target(source: Source, progress: Callable[[float], None]) -> LlamaMode
 
 def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
     # Here, because it loads libllama: a wrong argument is found sooner without.
+    from localspec.llama.library import llama_cpp
     from localspec.llama.model import LlamaModel
     from localspec.llama.trimmed import TrimmedModel
 
@@ -264,7 +267,9 @@ def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
     try:
         # Now that the system has the file at hand.
         model.content = content.digest()
-        model.may_change_threads = source.options.num_threads is None
+        gpus = usable_gpus(list_devices(llama_cpp))
+        is_left_to_us = source.options.num_threads is None
+        model.may_change_threads = is_left_to_us and not is_on_gpus(header, options, gpus)
         if options.exact:
             model.exactness = find_exactness(model, header, options)
     except BaseException:

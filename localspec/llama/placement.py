@@ -140,3 +140,9 @@ def place_layers(
     is_pipelined = len(chosen) > 1 and num_placed == num_layers and not experts
     copies = _NUM_COPIES if is_pipelined else 1
     return Placement(tuple(layers), len(gpus), copies, experts)
+
+
+def is_on_gpus(header: Header, options: LlamaOptions, gpus: Sequence[Device]) -> bool:
+    """Whether GPUs compute every layer: the number of threads then decides nothing."""
+    placement = place_layers(header, options, gpus, (1,) * len(gpus))
+    return not placement.computes_on(MAIN_MEMORY)
