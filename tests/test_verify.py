@@ -154,14 +154,17 @@ def test_residual_of_equal_rows_is_the_target():
     np.testing.assert_allclose(verify.residual(row, row).probs, row.probs)
 
 
-@pytest.mark.parametrize(("num_target", "num_draft"), [(3, 50), (50, 3), (20, 20)])
-def test_residual_matches_dense_rows(num_target, num_draft):
+@pytest.mark.parametrize("is_beginning", [False, True])
+@pytest.mark.parametrize(
+    ("num_target", "num_draft"), [(3, 50), (50, 3), (20, 20), (60, 9), (60, 60), (59, 60)]
+)
+def test_residual_matches_dense_rows(num_target, num_draft, is_beginning):
     """Survivor lists of any lengths subtract as whole rows do, and are left untouched."""
     random = np.random.default_rng(num_target)
     rows = []
     for count in (num_target, num_draft):
-        row = np.zeros(60)
-        row[random.choice(60, count, replace=False)] = random.dirichlet(np.ones(count))
+        row, among = np.zeros(60), count if is_beginning else 60
+        row[random.choice(among, count, replace=False)] = random.dirichlet(np.ones(count))
         rows.append(row)
     target, draft = map(survivors, rows)
     before = target.probs.copy()

@@ -29,6 +29,11 @@ class Distribution(NamedTuple):
     ids: TokenIds
     probs: Probs
 
+    @property
+    def has_first_ids(self) -> bool:
+        """Whether the ids are 0, 1, … m - 1, as of a row without a cut."""
+        return len(self.ids) == int(self.ids[-1]) + 1
+
     def prob(self, token: int) -> float:
         """Probability of one token id."""
         index = int(self.ids.searchsorted(token))

@@ -7,6 +7,7 @@ thresholds do most of the work, so a row of 152 064 logits costs a few passes of
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -67,7 +68,14 @@ def _cut(logits: Logits, params: SamplingParams) -> tuple[TokenIds, Logits]:
     if params.top_p < 1.0 or params.min_p > 0.0:
         places = top_p_min_p(logits, params.top_p, params.min_p)
         ids, logits = _at(ids, places), logits[places]
-    return np.arange(len(logits)) if ids is None else ids, logits
+    return _all_ids(len(logits)) if ids is None else ids, logits
+
+
+@functools.lru_cache(maxsize=4)  # rows of a target and of a few drafts
+def _all_ids(num_tokens: int) -> TokenIds:
+    ids = np.arange(num_tokens)
+    ids.setflags(write=False)
+    return ids
 
 
 def _at(ids: TokenIds | None, places: TokenIds) -> TokenIds:
@@ -75,9 +83,9 @@ def _at(ids: TokenIds | None, places: TokenIds) -> TokenIds:
 
 
 def _softmax(logits: Logits, temperature: float) -> Probs:
-    scaled = logits.astype(np.float64)
-    scaled -= scaled.max()
-    scaled /= max(temperature, _LOWEST_TEMPERATURE)
+    scaled: Probs = np.subtract(logits, logits.max(), dtype=np.float64)
+    if temperature != 1.0:
+        scaled /= max(temperature, _LOWEST_TEMPERATURE)
     np.exp(scaled, out=scaled)
     scaled /= scaled.sum()
     return scaled

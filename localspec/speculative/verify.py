@@ -132,7 +132,11 @@ def residual(target: Distribution, draft: Distribution, share: float = 1.0) -> D
 def surplus(target: Distribution, draft: Distribution, share: float) -> Probs:
     """(share * target - draft)+ of the target's survivors: (m,), a new array."""
     weights = target.probs * share
-    if len(target.ids) >= len(draft.ids):
+    if target.has_first_ids:  # nothing was cut: the ids are the places
+        num_known = int(draft.ids.searchsorted(len(weights)))
+        places = slice(num_known) if draft.has_first_ids else draft.ids[:num_known]
+        weights[places] -= draft.probs[:num_known]
+    elif len(target.ids) >= len(draft.ids):
         places = np.searchsorted(target.ids, draft.ids)
         places[places == len(target.ids)] = 0  # no such place; the comparison drops it
         shared = target.ids[places] == draft.ids

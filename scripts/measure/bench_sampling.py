@@ -19,6 +19,7 @@ import numpy as np
 
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
+from localspec.speculative import verify
 
 DEFAULT = SamplingParams()
 PARAMS = {
@@ -104,6 +105,20 @@ def main() -> None:
         median_ms(lambda _, rows=rows: step(rows), options.repeats) for rows in kinds.values()
     ]
     print(f"{'default, a step of 4 + 5 rows':<33}" + "".join(f"{t:11.3f}" for t in times))
+    times = [median_ms(refusal(rows), options.repeats) for rows in kinds.values()]
+    print(f"{'temperature only, 4 refused':<33}" + "".join(f"{t:11.3f}" for t in times))
+
+
+def refusal(rows: np.ndarray) -> Callable[[int], object]:
+    """What judges the draft tokens of a step, of which the block rule keeps none."""
+    chain = SamplerChain(PARAMS["temperature only"], num_prompt_tokens=0)
+    targets = [chain.distribution(row, ()) for row in rows[: NUM_DRAFT_TOKENS + 1]]
+    drafts = [chain.distribution(row, ()) for row in rows[-NUM_DRAFT_TOKENS:]]
+    # What the draft likes more than the target does, and the least lucky numbers.
+    pairs = zip(targets, drafts, strict=False)
+    drawn = [int((draft.probs - target.probs).argmax()) for target, draft in pairs]
+    unlucky = np.full(NUM_DRAFT_TOKENS, np.nextafter(1.0, 0.0))
+    return lambda _: verify.block(targets, drafts, drawn, unlucky, 0.5)
 
 
 if __name__ == "__main__":
