@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from other_tokenizer import write_renumbered
 
 import inside
 import localspec
@@ -206,6 +207,15 @@ def test_what_cannot_be_measured_is_said_with_a_hint(files, options, said):
     assert done.returncode == 1
     assert said in done.stderr
     assert "Hint: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.process
+def test_a_draft_with_another_tokenizer_is_refused_at_once(files, demo_draft):
+    write_renumbered(files / "other.gguf", demo_draft)
+    done = run(files, "--target", "target.gguf", "--draft", "other.gguf", "--sides", "pair")
+    assert done.returncode == 1
+    assert "other.gguf has another tokenizer than target.gguf" in done.stderr
     assert "Traceback" not in done.stderr
 
 

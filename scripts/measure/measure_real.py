@@ -48,6 +48,7 @@ from comparison.report import header_facts
 from localspec.checks.prompts import KINDS
 from localspec.errors import OptionError
 from localspec.machine import memory_here, num_usable_cores
+from localspec.speculative.common_tokens import CommonTokens
 from real_text.measurement import Measurement, Plan
 from real_text.record import Record, read_record, report
 from real_text.servers import DRAFTING_SERVERS, SERVER, SERVERS, Files
@@ -165,6 +166,11 @@ def opened(
         undo.callback(weights[1].close)
     sides = Sides(weights[0], weights[1] if len(weights) > 1 else None, names)
     undo.callback(sides.close)
+    if any(isinstance(each.shared_vocabulary, CommonTokens) for each in sides.engines.values()):
+        raise OptionError(
+            f"{asked.draft.name} has another tokenizer than {asked.target.name}",
+            "The sides share the reading of prompts, by token ids: use localspec bench.",
+        )
     return sides
 
 
