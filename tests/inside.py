@@ -18,12 +18,14 @@ import pytest
 from localspec.chat.chat import Chat
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn
+from localspec.engine import loading
 from localspec.engine.access import Access, EngineTurn
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.engine import Engine
 from localspec.engine.lane import Lane
 from localspec.engine.models import Models
+from localspec.isolated import kept_pictures
 from localspec.isolated.channel import Channel
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.isolated.process import ChildProcess
@@ -295,6 +297,16 @@ def is_in_line(computing: joint.Computing, work: joint.Work) -> bool:
 def keep_pictures(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     """A projector keeps so many bytes of pictures that no answer holds: tests exceed it."""
     monkeypatch.setattr(projector, "_MOST_PICTURE_BYTES", num_bytes)
+
+
+def keep_sent_pictures(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    """Let a process of its own keep pictures of so many bytes."""
+    monkeypatch.setattr(kept_pictures, "_MOST_BYTES", num_bytes)
+
+
+def replace_open_target(monkeypatch: pytest.MonkeyPatch, opened: Callable[..., Any]) -> None:
+    """Open targets with another function."""
+    monkeypatch.setattr(loading, "_open_target", opened)
 
 
 def library_path(library: ctypes.CDLL) -> str:

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from vision_maker import random_picture, write_vision_pair
 
+import inside
 import localspec
 from localspec import (
     MemoryLimitError,
@@ -151,7 +152,7 @@ def test_a_fault_of_the_model_is_not_tried_again_without_the_projector(
         raise ModelFileError("the model is refused")
 
     target, _ = (shutil.copy(path, tmp_path / path.name) for path in pair)
-    monkeypatch.setattr("localspec.engine.loading._open_target", refused)
+    inside.replace_open_target(monkeypatch, refused)
     with pytest.raises(ModelFileError, match="the model is refused"):
         localspec.load(target=target)
     assert len(opened) == 1
@@ -219,7 +220,7 @@ def test_a_picture_is_sent_to_the_process_once(pair, engine, monkeypatch):
 
 def test_pictures_that_are_too_much_are_let_go_the_oldest_first(monkeypatch):
     most = len(FOX.rgb) + len(OWL.rgb)
-    monkeypatch.setattr("localspec.isolated.kept_pictures._MOST_BYTES", most)
+    inside.keep_sent_pictures(monkeypatch, most)
     kept = KeptPictures()
     kept.keep([FOX, OWL])
     assert kept.named([FOX.digest]) == (FOX,)

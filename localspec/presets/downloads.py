@@ -266,8 +266,7 @@ def _check_names(remotes: Iterable[RemoteFile], place: FileStore) -> None:
             )
             raise DownloadError(
                 f"{both} would both be {path}",
-                "Download them into different folders, by one command each. --no-mmproj leaves "
-                "projectors out.",
+                "Download them into different folders, one at a time, or leave projectors out.",
             )
 
 

@@ -187,8 +187,8 @@ BUGS = [
     Bug(
         "go on from the state of a decode that was stopped",
         "llama/cache.py",
-        "self._num_in_snapshots = _UNKNOWN",
-        "self._num_in_snapshots = 0",
+        "self._num_in_snapshots, self.is_settled = _UNKNOWN, False",
+        "self._num_in_snapshots, self.is_settled = 0, False",
         "tests/test_hybrid.py::test_a_decode_that_was_stopped_half_way_is_not_believed",
     ),
     Bug(
@@ -410,8 +410,8 @@ BUGS = [
     Bug(
         "EAGLE: layers in another order",
         "llama/hidden_rows.py",
-        "(self._given(layer, count) for layer in self._layers)",
-        "(self._given(layer, count) for layer in self._layers[::-1])",
+        "(self._given(layer, before + count) for layer in self._layers)",
+        "(self._given(layer, before + count) for layer in self._layers[::-1])",
         head("test_greedy_text_is_plain_and_the_head_reads_rightly[llama-3]"),
     ),
     Bug(
