@@ -118,6 +118,17 @@ def test_another_or_a_damaged_file_is_refused_before_it_is_loaded(tmp_path, chan
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"vision__attention__head_count": 0, "vision__block_count": 0},  # Gemma 4 12B
+        {"vision__image_size": 0, "projector_type": "dots_ocr"},
+    ],
+)
+def test_numbers_that_published_files_state_are_no_damage(tmp_path, changes):
+    checked_projector(write_projector(tmp_path / "mmproj.gguf", 64, **changes))
+
+
 def test_a_projector_of_a_wider_model_is_refused(tmp_path, target, width):
     header = checked_projector(write_projector(tmp_path / "mmproj.gguf", width + 64))
     with pytest.raises(PairError, match=f"models of width {width + 64}; that of .* is {width}"):

@@ -27,6 +27,7 @@ from localspec.chat.template import BUILT_IN
 from localspec.cli import main
 from localspec.isolated.kept_pictures import KeptPictures
 from localspec.preflight.room import MemoryRoom
+from localspec.presets.presets import user_presets_file
 from localspec.server.served_models import ServedModel
 from server_runner import running_server
 
@@ -140,6 +141,24 @@ def test_a_projector_that_was_only_found_does_not_keep_a_model_from_loading(
     assert f'{mmproj.name} is not used: it is refused. mmproj="none"' in caplog.text
     with pytest.raises(error, match="it is refused"):
         localspec.load(target=target, mmproj=mmproj)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_presets_projector_that_cannot_be_used_leaves_the_model_blind(
+    pair, tmp_path, own_config, caplog, is_damaged
+):
+    target, mmproj = (shutil.copy(path, tmp_path / path.name) for path in pair)
+    if is_damaged:
+        mmproj.write_bytes(mmproj.read_bytes()[:200])
+    path = user_presets_file()
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        f'[own]\ndescription = "d"\ncontext_length = 256\n[own.target]\npath = "{target}"\n'
+        f'[own.mmproj]\npath = "{mmproj}"\n'
+    )
+    with localspec.load("own") as opened:
+        assert (opened.vision is None) == is_damaged
+    assert (f"{mmproj.name} is not used: " in caplog.text) == is_damaged
 
 
 def test_a_fault_of_the_model_is_not_tried_again_without_the_projector(

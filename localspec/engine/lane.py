@@ -64,7 +64,8 @@ class Lane(TextPlace):
         """Make models and loop ready for work."""
         for model in self.own_models.all:
             model.begin()
-        self._num_shared = self.own_models.target.lane.num_shared
+        time = self.own_models.target.lane
+        self._num_shared, time.reading_s = time.num_shared, 0.0
         if not self.is_settled:
             self.decoder.forget_doubtful()
             self.is_settled = True

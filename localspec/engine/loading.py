@@ -121,7 +121,9 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     at_once = parallel, kept_bytes
     with contextlib.ExitStack() as undo:
         opened = functools.partial(_opened, sources, progress, at_once, undo, force=force)
-        models, reserved = with_projector(found.get("mmproj"), sources[0].header, opened)
+        of_preset = found.get("mmproj") if mmproj is None else None
+        named = None if mmproj is None else found["mmproj"]
+        models, reserved = with_projector(named, of_preset, sources[0].header, opened)
         room = CacheRoom(kept_bytes - reserved, CacheDisk.of(cache_disk))
         engine = _engine(models, drafting, chosen, room, memory=memory)
         undo.pop_all()
@@ -230,9 +232,13 @@ def _open_target(source: Source, progress: Callable[[float], None]) -> LlamaMode
     if source.header is not None and costs_nothing(source.header, source.options):
         exact = source._replace(options=replace(source.options, exact=True))
         try:
-            return _open(exact, progress)
+            model = _open(exact, progress)
         except OptionError as error:  # its settings are others than those that were probed
             logger.info("usual settings instead of exact ones: %s", error)
+        else:
+            if exact.options.num_sequences == 1 or model.exactness.joined:
+                return model
+            model.close()  # with exact ones, answers at once would take turns
     return _open(source, progress)
 
 

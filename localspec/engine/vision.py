@@ -43,14 +43,18 @@ class ProjectorError(Exception):
 
 
 def with_projector(
-    named: ModelSource | None, target: Header | None, opened: Callable[[Path | None], Opened]
+    named: ModelSource | None,
+    of_preset: ModelSource | None,
+    target: Header | None,
+    opened: Callable[[Path | None], Opened],
 ) -> Opened:
-    """What is opened with the projector that is named, or else the one in the target's folder.
+    """What is opened with the projector that is named, or else the preset's, or the one in the
+    target's folder.
 
     opened: may raise ProjectorError, in place of which its reason is raised. Without it where
-    none is named, and the one in the folder cannot be used, or has no room.
+    none is named, and the other one cannot be used, or has no room.
     """
-    path = _beside(target) if named is None else None
+    path = None if named is not None or target is None else _usable(of_preset, target)
     if path is None:
         assert isinstance(named, str | os.PathLike | None)
         try:
@@ -87,16 +91,19 @@ def seeing(mmproj: Path | None, sources: list[Source]) -> tuple[list[Source], He
     return [target._replace(options=options), *others], header
 
 
-def _beside(target: Header | None) -> Path | None:
-    """The projector in the target's folder, if it is there and can be used."""
-    path = None if target is None else projector_beside(target)
+def _usable(of_preset: ModelSource | None, target: Header) -> Path | None:
+    """The preset's projector, or else the one in the target's folder, if it can be used."""
+    assert isinstance(of_preset, str | os.PathLike | None)
+    path = projector_beside(target) if of_preset is None else Path(of_preset)
     if path is None:
         return None
     from localspec.llama.library import mtmd  # loads libllama
 
     try:
         mtmd()
-        require_free_of_place(checked_projector(path))
+        header = checked_projector(path)
+        require_free_of_place(header)
+        require_projector_of(target, header)
     except LocalspecError as error:
         _warn(path, str(error))
         return None

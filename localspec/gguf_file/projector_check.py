@@ -27,16 +27,17 @@ _KINDS = (
 # Without it libmtmd ends the process, but for those that do not begin with patches.
 _PATCHES = "v.patch_embd.weight"
 _WITHOUT_PATCHES = ("gemma3nv", "deepseekocr", "deepseekocr2", "dots3note_v")
+_OF_ANY_SIZE = ("dots_ocr", "dots3note_v")  # whose pictures' size is stated as 0
 # How the names of tensors begin behind the encoder's own.
 _BRIDGES = ("mm.", "resampler.", "v.qf", "qf")
 # The least and largest numbers that cannot end the process, of those that are stated.
 _BOUNDS = {
-    "image_size": (1, 2**14),
+    "image_size": (0, 2**14),
     "patch_size": (1, 2**10),
     "embedding_length": (1, 2**20),
     "feed_forward_length": (0, 2**24),
     "block_count": (0, 512),
-    "attention.head_count": (1, 2**12),
+    "attention.head_count": (0, 2**12),
     "projection_dim": (0, 2**20),
     "projector.scale_factor": (1, 64),
     "spatial_merge_size": (1, 64),
@@ -180,19 +181,34 @@ def _faults(header: Header) -> Iterator[str]:
     merged = header.number("clip.vision.projector.scale_factor")
     if merged < 2 and projector_facts(header).kind == "idefics3":
         yield f"its scale_factor is {merged}, not 2 or more"
-    width = header.number("clip.vision.embedding_length")
-    heads = header.number("clip.vision.attention.head_count")
-    if heads and width % heads:
-        yield f"its width of {width} cannot be divided among {heads} attention heads"
-    size = header.number("clip.vision.image_size")
-    if 0 < size < header.number("clip.vision.patch_size"):
-        yield f"its pictures of {size} pixels are smaller than a patch"
+    yield from _wrong_heads(header)
+    yield from _wrong_size(header)
     for key in ("image_mean", "image_std"):
         stated = header.metadata.get(f"clip.vision.{key}")
         if stated is not None and len(_numbers(stated)) != 3:
             yield f"its {key} has not three numbers"
     if 0 in _numbers(header.metadata.get("clip.vision.image_std")):
         yield "its image_std has a zero"
+
+
+def _wrong_size(header: Header) -> Iterator[str]:
+    """Of pictures."""
+    key = "clip.vision.image_size"
+    size, kind = header.number(key), projector_facts(header).kind
+    if key in header.metadata and not size and kind not in _OF_ANY_SIZE:
+        yield "its image_size is 0"
+    if 0 < size < header.number("clip.vision.patch_size"):
+        yield f"its pictures of {size} pixels are smaller than a patch"
+
+
+def _wrong_heads(header: Header) -> Iterator[str]:
+    """Of attention; Gemma 4 12B has none, and no blocks."""
+    key = "clip.vision.attention.head_count"
+    width, heads = header.number("clip.vision.embedding_length"), header.number(key)
+    if heads and width % heads:
+        yield f"its width of {width} cannot be divided among {heads} attention heads"
+    if key in header.metadata and not heads and header.number("clip.vision.block_count"):
+        yield "its attention.head_count is 0, though it has blocks"
 
 
 def _numbers(value: Value) -> Sequence[float]:

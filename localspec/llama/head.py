@@ -135,7 +135,8 @@ class LlamaHead(LlamaContext):
         with self._alone():
             if other.state is not None and self._put(other.state):
                 self.begins_at, self.num_cached = other.begins_at, other.num_cached
-        self.truncate(max(num_cached - self.begins_at, 0))
+        with self._alone():  # a state that was copied may have what was drafted, too
+            self._cut(min(max(num_cached - self.begins_at, 0), self.num_cached))
 
     def _state(self) -> NDArray[np.uint8] | None:
         """A copy of its entries; None if libllama fails to give it."""

@@ -159,7 +159,8 @@ class Computing:
             (_PIECE_ALONE_S, _PIECE_ALONE_TOKENS) if is_alone else (_PIECE_S, _PIECE_TOKENS)
         )
         wanted = int(piece_s / token_s) if token_s else first
-        return min(max(wanted, _LEAST_PIECE), self._most_tokens)
+        # token_s has what a piece takes whatever its size: pieces must not shrink by that.
+        return min(max(wanted, first if is_alone else _LEAST_PIECE), self._most_tokens)
 
     @contextlib.contextmanager
     def alone(
@@ -381,10 +382,11 @@ class Computing:
             self._piece, self._owed_s = (lane, work.model.handle, took_s), took_s
             self._token_s[work.model.handle] = took_s / work.num_tokens
             return
-        if work.num_tokens:
-            lane.reading_s = 0.0
+        if not work.num_tokens:
+            return  # a state was kept or taken back
+        lane.reading_s = 0.0
         last, handle, _ = self._piece
         if lane is not last:
-            is_step = work.num_tokens > 0 and work.model.handle is handle
+            is_step = work.model.handle is handle
             is_enough = is_step and last.reading_s <= _HURRY_S
             self._owed_s = 0.0 if is_enough else self._owed_s - took_s

@@ -223,6 +223,8 @@ class Answering:
                 at_work[task] = place
                 if number == 0 and len(asks) > 1:
                     await until_either(task, self._has_begun.wait())
+                    if task.done():  # without a word; the others would fail, too
+                        await self._one_ended(at_work)
             while at_work:
                 await self._one_ended(at_work)
         finally:

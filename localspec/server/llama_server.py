@@ -94,7 +94,9 @@ def slots(service: Service, query: Mapping[str, str]) -> list[dict[str, Any]]:
     model = service.models.named(query.get("model"))
     now = [each for each in service.answerings if not each.is_waiting]
     running = {each.slot: _progress(each) for each in now if each.model is model}
-    has_free = len(running) == len(now) < model.num_slots  # one model answers at a time
+    # One model answers at a time; several answers to one request have a slot each.
+    num_taken = max(len(now), service.line.num_working)
+    has_free = len(running) == len(now) and num_taken < model.num_slots
     if query.get("fail_on_no_slot") and not has_free:
         raise RequestError("no slot is free", "Ask later.", status=503, code="overloaded")
     slot = {

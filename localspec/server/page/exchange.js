@@ -52,7 +52,7 @@ function isMessage(told) {
     ["user", "assistant", "tool"].includes(told?.role) &&
     typeof told.content === "string" &&
     ["thoughts", "model", "state", "error", "callId"].every((name) => isText(told[name])) &&
-    areAll(told.files, (file) => typeof file?.name === "string" && (typeof file.text === "string" || isImage(file.image))) &&
+    areAll(told.files, (file) => typeof file?.name === "string" && (file.image === undefined ? typeof file.text === "string" : isImage(file.image))) &&
     areAll(told.calls, (call) => typeof call?.name === "string" && typeof call.json === "string") &&
     areAll(told.tokens, (token) => Array.isArray(token) && typeof token[0] === "string" && areAll(token[3], Array.isArray))
   );

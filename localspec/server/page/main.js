@@ -20,6 +20,8 @@ const views = new Map(); // message → its view, of the conversation that is op
 let served = []; // models, as /v1/models lists them
 let open = store.newConversation();
 let attached = [];
+let attaching = Promise.resolve(); // what is sent waits for it
+const unsent = new Map(); // what is attached to conversations that are not open
 
 // ---- Conversations
 
@@ -44,10 +46,10 @@ async function save(conversation) {
   conversation.updated = Date.now();
   try {
     await store.put(conversation);
+    await drawList();
   } catch (error) {
     banner(`This browser does not keep the conversation: ${error.message}`);
   }
-  await drawList();
 }
 
 async function show(id) {
@@ -56,8 +58,9 @@ async function show(id) {
 }
 
 function use(conversation) {
+  if (open) unsent.set(open.id, attached);
   open = conversation;
-  attached = [];
+  attached = unsent.get(conversation.id) ?? [];
   sessionStorage.setItem("localspec.open", conversation.id);
   $("question").value = localStorage.getItem(draftName()) ?? "";
   document.body.classList.remove("shows-list");
@@ -132,6 +135,9 @@ function showProgress(words, share = null) {
 // ---- Asking
 
 async function send() {
+  const to = open;
+  await attaching;
+  if (to !== open) return;
   const text = $("question").value.trim();
   if (running.has(open.id) || (!text && !attached.length)) return;
   localStorage.removeItem(draftName());
@@ -308,13 +314,15 @@ function result(message) {
 
 // ---- Files
 
-async function attach(files) {
+const attach = (files, to = open) => (attaching = attaching.then(() => attachTo(to, files)));
+
+async function attachTo(conversation, files) {
   for (const file of files) {
     try {
-      if (isPicture(file)) {
-        await requireSight(file.name);
-        attached.push(await pictureOf(file));
-      } else attached.push({ name: file.name, text: await textOf(file) });
+      if (isPicture(file)) await requireSight(file.name);
+      const read = isPicture(file) ? await pictureOf(file) : { name: file.name, text: await textOf(file) };
+      if (conversation !== open) throw new Error(`${file.name} is not attached: another conversation was opened meanwhile.`);
+      attached = [...attached, read];
       banner("");
     } catch (error) {
       banner(error.message);

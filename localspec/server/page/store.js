@@ -14,11 +14,12 @@ function database() {
 }
 
 async function run(mode, work) {
-  const store = (await database()).transaction(STORE, mode).objectStore(STORE);
+  const transaction = (await database()).transaction(STORE, mode);
   return new Promise((resolve, reject) => {
-    const asked = work(store);
-    asked.onsuccess = () => resolve(asked.result);
-    asked.onerror = () => reject(asked.error);
+    const asked = work(transaction.objectStore(STORE));
+    // Only then it is kept: a lack of room shows at the end.
+    transaction.oncomplete = () => resolve(asked.result);
+    transaction.onabort = () => reject(transaction.error ?? asked.error);
   });
 }
 
