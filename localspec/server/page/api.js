@@ -30,7 +30,8 @@ async function request(path, options = {}) {
 export const models = async () => (await (await request("v1/models")).json()).data;
 
 // Whether the model is shown pictures.
-export const sees = async (model) => (await (await request(`props?model=${encodeURIComponent(model)}`)).json()).modalities.vision;
+export const sees = async (model) =>
+  (await (await request(`props?model=${encodeURIComponent(model)}`)).json()).modalities.vision;
 
 export const loaded = async () => (await (await request("api/ps")).json()).models;
 

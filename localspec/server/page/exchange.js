@@ -30,7 +30,8 @@ function fromJson(name, text) {
   } catch {
     throw new Error(`${name} is neither JSON nor a Markdown file that was exported here.`);
   }
-  if (told?.kind !== KIND || !Array.isArray(told.conversations)) throw new Error(`${name} holds no conversations of this page.`);
+  if (told?.kind !== KIND || !Array.isArray(told.conversations))
+    throw new Error(`${name} holds no conversations of this page.`);
   return told.conversations;
 }
 
@@ -39,7 +40,8 @@ function fromMarkdown(text) {
   const roles = new RegExp(`^<!-- ${String(mark).replace(/[^a-z-]/g, "")} (user|assistant|tool) -->\\n`, "gm");
   const [, ...parts] = text.split(roles);
   const messages = [];
-  for (let at = 0; at < parts.length; at += 2) messages.push({ role: parts[at], content: parts[at + 1].replace(/\n{1,2}$/, "") });
+  for (let at = 0; at < parts.length; at += 2)
+    messages.push({ role: parts[at], content: parts[at + 1].replace(/\n{1,2}$/, "") });
   return { title, settings: { system }, messages };
 }
 
@@ -52,14 +54,27 @@ function isMessage(told) {
     ["user", "assistant", "tool"].includes(told?.role) &&
     typeof told.content === "string" &&
     ["thoughts", "model", "state", "error", "callId"].every((name) => isText(told[name])) &&
-    areAll(told.files, (file) => typeof file?.name === "string" && (file.image === undefined ? typeof file.text === "string" : isImage(file.image))) &&
+    areAll(
+      told.files,
+      (file) =>
+        typeof file?.name === "string" &&
+        (file.image === undefined ? typeof file.text === "string" : isImage(file.image)),
+    ) &&
     areAll(told.calls, (call) => typeof call?.name === "string" && typeof call.json === "string") &&
-    areAll(told.tokens, (token) => Array.isArray(token) && typeof token[0] === "string" && areAll(token[3], Array.isArray))
+    areAll(
+      told.tokens,
+      (token) => Array.isArray(token) && typeof token[0] === "string" && areAll(token[3], Array.isArray),
+    )
   );
 }
 
 function checked(told) {
-  if (!Array.isArray(told?.messages) || !told.messages.every(isMessage)) throw new Error("A conversation in the file has messages that are not as this page writes them.");
+  if (!Array.isArray(told?.messages) || !told.messages.every(isMessage))
+    throw new Error("A conversation in the file has messages that are not as this page writes them.");
   const settings = Object.entries(told.settings ?? {}).filter(([, value]) => typeof value === "string");
-  return { title: String(told.title ?? "").slice(0, 200), settings: Object.fromEntries(settings), messages: told.messages };
+  return {
+    title: String(told.title ?? "").slice(0, 200),
+    settings: Object.fromEntries(settings),
+    messages: told.messages,
+  };
 }

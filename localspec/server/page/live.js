@@ -55,7 +55,10 @@ export class Live {
       curve(pace?.speeds ?? message?.speeds ?? []),
       element("p", { class: "reason" }, reason(message, pace) ?? ""),
       facts([...drafting(message, counts), ...reading(timings), ...this.machine(message, pace)]),
-      ...bars("Steps by tokens drafted (K)", (explanation?.steps_per_length ?? message?.steps?.lengths ?? []).entries()),
+      ...bars(
+        "Steps by tokens drafted (K)",
+        (explanation?.steps_per_length ?? message?.steps?.lengths ?? []).entries(),
+      ),
       ...costs(this.outlook),
       ...proposers(explanation?.proposers),
       element("h3", {}, "Where tokens came from"),
@@ -98,7 +101,9 @@ function reason(message, pace) {
   const last = message?.steps?.last;
   if (!pace) return message?.stats?.timings?.draft_off;
   if (!last) return null;
-  return last.draft_off ?? (last.drafted ? `drafts ${last.drafted} at once, ${last.accepted} kept` : "no draft in this step");
+  return (
+    last.draft_off ?? (last.drafted ? `drafts ${last.drafted} at once, ${last.accepted} kept` : "no draft in this step")
+  );
 }
 
 function drafting(message, counts) {
@@ -129,7 +134,11 @@ function outlookWords(told) {
 
 function facts(pairs) {
   const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return element("dl", {}, ...shown.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, String(value))]));
+  return element(
+    "dl",
+    {},
+    ...shown.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, String(value))]),
+  );
 }
 
 // A table of bars: pairs of what a row is about and its number.
@@ -157,7 +166,11 @@ function costs(told) {
     ["A draft token", `${(1000 * told.draft_token_s).toFixed(1)} ms`],
   ];
   const title = "Cost of n tokens at once: v(n)";
-  return [element("h3", {}, "What decodes cost here"), facts(times), ...bars(title, measured, (ratio) => ratio.toFixed(2))];
+  return [
+    element("h3", {}, "What decodes cost here"),
+    facts(times),
+    ...bars(title, measured, (ratio) => ratio.toFixed(2)),
+  ];
 }
 
 function proposers(told) {

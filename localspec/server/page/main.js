@@ -12,7 +12,11 @@ import * as store from "./store.js";
 const SAVE_MS = 500; // between two savings of an answer that is coming
 const MOST_OF_FILE = 2_000_000; // bytes of an attached file
 const COPIED = "This is a copy. The conversation as it was is in the list.";
-const EXAMPLES = ["Explain speculative decoding in three sentences.", "Write a Python function that merges two sorted lists.", "Tell me a story about a fox."];
+const EXAMPLES = [
+  "Explain speculative decoding in three sentences.",
+  "Write a Python function that merges two sorted lists.",
+  "Tell me a story about a fox.",
+];
 
 const live = new Live();
 const running = new Map(); // conversation's id → what answers in it
@@ -34,7 +38,11 @@ async function drawList() {
   const words = $("search").value.trim();
   const found = (await conversations()).filter((each) => !words || store.matches(each, words));
   const items = found.map((each) => {
-    const title = element("button", { type: "button", class: "quiet", dir: "auto", onclick: () => show(each.id) }, each.title || "Untitled");
+    const title = element(
+      "button",
+      { type: "button", class: "quiet", dir: "auto", onclick: () => show(each.id) },
+      each.title || "Untitled",
+    );
     if (each.id === open.id) title.setAttribute("aria-current", "true");
     return element("li", {}, title);
   });
@@ -100,7 +108,14 @@ function drawState() {
   $("stop").hidden = !run;
   $("send").hidden = Boolean(run);
   $("files").replaceChildren(
-    ...attached.map((file) => element("li", {}, file.image ? fileView(file) : `${file.name} `, button("✕", () => detach(file), { "aria-label": `Remove ${file.name}` }))),
+    ...attached.map((file) =>
+      element(
+        "li",
+        {},
+        file.image ? fileView(file) : `${file.name} `,
+        button("✕", () => detach(file), { "aria-label": `Remove ${file.name}` }),
+      ),
+    ),
   );
   if (!run) showProgress("");
   live.draw(run?.message ?? open.messages.findLast((each) => each.role === "assistant"), run?.pace);
@@ -163,12 +178,27 @@ async function answer({ continued = null, note = "" } = {}) {
     return;
   }
   banner(note);
-  const message = continued ?? { role: "assistant", content: "", thoughts: "", calls: [], tokens: [], model: $("model").value };
+  const message = continued ?? {
+    role: "assistant",
+    content: "",
+    thoughts: "",
+    calls: [],
+    tokens: [],
+    model: $("model").value,
+  };
   message.state = "partial";
   delete message.error;
   delete message.stats; // of what is there already
   if (!continued) add(message);
-  const run = { conversation, message, abort: new AbortController(), savedMs: performance.now(), drawMs: 0, waits: false, pace: new Pace() };
+  const run = {
+    conversation,
+    message,
+    abort: new AbortController(),
+    savedMs: performance.now(),
+    drawMs: 0,
+    waits: false,
+    pace: new Pace(),
+  };
   running.set(conversation.id, run);
   drawState();
   progressOf(run, "Waiting for the model.");
@@ -181,7 +211,9 @@ async function answer({ continued = null, note = "" } = {}) {
     if (error.name === "AbortError") message.state = "stopped";
     else Object.assign(message, { state: "error", error: error.message });
     if (error instanceof ApiError && error.status === 401) run.needsKey = true;
-    if (error.status === 413) message.error += " Pictures and files of a conversation are sent with each question: begin a new chat, or edit a question and leave some out.";
+    if (error.status === 413)
+      message.error +=
+        " Pictures and files of a conversation are sent with each question: begin a new chat, or edit a question and leave some out.";
     if (error instanceof ApiError && error.status === 0) waitForServer();
   }
   running.delete(conversation.id);
@@ -191,7 +223,11 @@ async function answer({ continued = null, note = "" } = {}) {
     drawState();
     follow();
   }
-  say(message.error ? `The answer failed: ${message.error}` : `The answer is complete: ${message.content.split(/\s+/).length} words.`);
+  say(
+    message.error
+      ? `The answer failed: ${message.error}`
+      : `The answer is complete: ${message.content.split(/\s+/).length} words.`,
+  );
   await save(conversation);
   await noteMemory();
   if (run.needsKey && (await askKey())) await retryEmpty(conversation, message);
@@ -245,7 +281,12 @@ function takeChoice(run, { delta, provenance, step, logprobs, finish_reason: rea
   if (!run.pace.num) progressOf(run, "");
   const [found] = logprobs?.content ?? [];
   const others = found?.top_logprobs.map((each) => [each.token, each.logprob]) ?? [];
-  message.tokens.push([found?.token ?? delta.content ?? delta.reasoning_content ?? "", provenance, found?.logprob ?? null, others]);
+  message.tokens.push([
+    found?.token ?? delta.content ?? delta.reasoning_content ?? "",
+    provenance,
+    found?.logprob ?? null,
+    others,
+  ]);
   if (run.pace.token() && run.conversation === open) live.draw(message, run.pace);
 }
 
@@ -301,7 +342,9 @@ function edit(message) {
 
 // A form for what the called tools returned.
 function result(message) {
-  const fields = message.calls.map(({ name }) => element("textarea", { rows: 2, "aria-label": `Result of ${name}`, placeholder: `What ${name} returns` }));
+  const fields = message.calls.map(({ name }) =>
+    element("textarea", { rows: 2, "aria-label": `Result of ${name}`, placeholder: `What ${name} returns` }),
+  );
   const sendResults = async () => {
     form.remove();
     message.calls.forEach((call, at) => add({ role: "tool", content: fields[at].value, callId: call.id }));
@@ -321,7 +364,8 @@ async function attachTo(conversation, files) {
     try {
       if (isPicture(file)) await requireSight(file.name);
       const read = isPicture(file) ? await pictureOf(file) : { name: file.name, text: await textOf(file) };
-      if (conversation !== open) throw new Error(`${file.name} is not attached: another conversation was opened meanwhile.`);
+      if (conversation !== open)
+        throw new Error(`${file.name} is not attached: another conversation was opened meanwhile.`);
       attached = [...attached, read];
       banner("");
     } catch (error) {
@@ -334,11 +378,14 @@ async function attachTo(conversation, files) {
 async function requireSight(name) {
   const model = $("model").value;
   if (await sees(model)) return;
-  throw new Error(`${model} sees no pictures, so ${name} is not attached. Choose a model that does, or start the server with its projector (--mmproj).`);
+  throw new Error(
+    `${model} sees no pictures, so ${name} is not attached. Choose a model that does, or start the server with its projector (--mmproj).`,
+  );
 }
 
 async function textOf(file) {
-  if (file.size > MOST_OF_FILE) throw new Error(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB; at most 2 MB can be attached.`);
+  if (file.size > MOST_OF_FILE)
+    throw new Error(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB; at most 2 MB can be attached.`);
   const bytes = await file.arrayBuffer();
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
@@ -409,7 +456,10 @@ async function noteMemory() {
 let waiting = null;
 function waitForServer() {
   waiting ??= setInterval(async () => {
-    const isThere = await fetch("health").then((response) => response.ok, () => false);
+    const isThere = await fetch("health").then(
+      (response) => response.ok,
+      () => false,
+    );
     if (!isThere) return;
     clearInterval(waiting);
     waiting = null;
@@ -421,7 +471,8 @@ function waitForServer() {
 function fillSettings() {
   const fields = $("settings").querySelectorAll("[name]");
   for (const field of fields) {
-    field.value = field.name === "theme" ? (localStorage.getItem("localspec.theme") ?? "") : (open.settings[field.name] ?? "");
+    field.value =
+      field.name === "theme" ? (localStorage.getItem("localspec.theme") ?? "") : (open.settings[field.name] ?? "");
   }
   showForms();
 }
@@ -538,7 +589,8 @@ function wire() {
     stop: () => running.get(open.id)?.abort.abort(),
     attach: () => $("attach-files").click(),
     import: () => $("import-file").click(),
-    "export-all": async () => saveFile("localspec conversations.json", toJson(await conversations()), "application/json"),
+    "export-all": async () =>
+      saveFile("localspec conversations.json", toJson(await conversations()), "application/json"),
     "export-md": () => saveFile(`${exportName()}.md`, toMarkdown(open), "text/markdown"),
     "export-json": () => saveFile(`${exportName()}.json`, toJson([open]), "application/json"),
     rename,
@@ -568,21 +620,39 @@ function wire() {
   document.addEventListener("keydown", shortcut);
   document.addEventListener("dragover", (event) => event.preventDefault());
   document.addEventListener("drop", (event) => (event.preventDefault(), attach([...event.dataTransfer.files])));
-  document.addEventListener("paste", (event) => event.clipboardData.files.length && (event.preventDefault(), attach([...event.clipboardData.files])));
-  addEventListener("pagehide", () => (keepDraft(), [...running.values()].forEach((run) => store.put(run.conversation))));
+  document.addEventListener(
+    "paste",
+    (event) => event.clipboardData.files.length && (event.preventDefault(), attach([...event.clipboardData.files])),
+  );
+  addEventListener(
+    "pagehide",
+    () => (keepDraft(), [...running.values()].forEach((run) => store.put(run.conversation))),
+  );
   store.onOtherTab(drawList);
 }
 
 async function start() {
   useTheme();
   wire();
-  const lengths = Array.from({ length: 16 }, (_, at) => element("option", { value: String(at + 1) }, `${at + 1} tokens`));
-  $("settings").querySelector("[name=drafting]").append(element("option", { value: "" }, "automatic"), element("option", { value: "0" }, "off"), ...lengths);
+  const lengths = Array.from({ length: 16 }, (_, at) =>
+    element("option", { value: String(at + 1) }, `${at + 1} tokens`),
+  );
+  $("settings")
+    .querySelector("[name=drafting]")
+    .append(element("option", { value: "" }, "automatic"), element("option", { value: "0" }, "off"), ...lengths);
   const isLocal = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
   $("privacy").textContent = isLocal
     ? "Nothing leaves this machine. Conversations are kept in this browser."
     : `What you write goes to ${location.host} and nowhere else. Conversations are kept in this browser.`;
-  $("examples").append(...EXAMPLES.map((text) => element("li", {}, button(text, () => (($("question").value = text), send())))));
+  $("examples").append(
+    ...EXAMPLES.map((text) =>
+      element(
+        "li",
+        {},
+        button(text, () => (($("question").value = text), send())),
+      ),
+    ),
+  );
   if (localStorage.getItem("localspec.live")) toggleLive();
   use((await store.get(sessionStorage.getItem("localspec.open") ?? "").catch(() => null)) ?? open);
   await readModels();

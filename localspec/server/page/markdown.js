@@ -5,7 +5,8 @@ import { Marked } from "./vendor/marked.js";
 import DOMPurify from "./vendor/purify.js";
 
 const LONG = 20_000; // characters of one block from which on it is shown as plain text
-const TAGS = "p br hr h1 h2 h3 h4 h5 h6 strong em del code pre blockquote ul ol li table thead tbody tr th td a span".split(" ");
+const TAGS =
+  "p br hr h1 h2 h3 h4 h5 h6 strong em del code pre blockquote ul ol li table thead tbody tr th td a span".split(" ");
 const escaped = (text) => text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 const plain = ({ raw }) => escaped(raw);
 

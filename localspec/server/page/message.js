@@ -20,7 +20,12 @@ export class MessageView {
     this.isRunning = false;
     this.text = element("div", { class: "text", dir: "auto" });
     this.thoughts = element("div", { class: "plain", dir: "auto" });
-    this.thinking = element("details", { class: "thoughts", hidden: true }, element("summary", {}, "Thoughts"), this.thoughts);
+    this.thinking = element(
+      "details",
+      { class: "thoughts", hidden: true },
+      element("summary", {}, "Thoughts"),
+      this.thoughts,
+    );
     this.rest = element("div");
     this.root = element("li", { class: `message ${message.role}` }, this.who(), this.thinking, this.text, this.rest);
     this.markdown = message.role === "assistant" ? new Markdown(this.text) : null;
@@ -71,7 +76,12 @@ export class MessageView {
     } catch {
       // still coming, or cut off
     }
-    return element("div", { class: "call" }, element("div", { class: "note" }, `calls ${name}`), element("pre", { tabIndex: 0 }, shown));
+    return element(
+      "div",
+      { class: "call" },
+      element("div", { class: "note" }, `calls ${name}`),
+      element("pre", { tabIndex: 0 }, shown),
+    );
   }
 
   buttons() {
@@ -84,7 +94,8 @@ export class MessageView {
       copy,
       button("Retry", () => actions.retry(message)),
       this.isLast && isCut && message.content && button("Go on", () => actions.goOn(message)),
-      message.tokens?.length && button("Tokens", () => this.toggleTokens(), { "aria-pressed": String(this.showsTokens) }),
+      message.tokens?.length &&
+        button("Tokens", () => this.toggleTokens(), { "aria-pressed": String(this.showsTokens) }),
       this.isLast && message.calls?.length && button("Give the result", () => actions.result(message)),
     ].filter(Boolean);
   }

@@ -10,7 +10,8 @@ export const isImage = (url) => typeof url === "string" && KINDS.test(url);
 
 // A file as it is attached to a question. Raises Error with why it cannot be.
 export async function pictureOf(file) {
-  if (file.size > MOST_MB * 1e6) throw new Error(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB; at most ${MOST_MB} MB can be shown.`);
+  if (file.size > MOST_MB * 1e6)
+    throw new Error(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB; at most ${MOST_MB} MB can be shown.`);
   const image = await new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);

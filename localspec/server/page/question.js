@@ -20,7 +20,10 @@ function formOf({ form, schema, choices }) {
   if (form === "json") return { response_format: { type: "json_object" } };
   if (form === "schema") return { json_schema: parsed("The schema", schema ?? "") };
   if (form !== "choices") return {};
-  const lines = (choices ?? "").split("\n").map((line) => line.trim()).filter(Boolean);
+  const lines = (choices ?? "")
+    .split("\n")
+    .map((line) => line.trim())
+    .filter(Boolean);
   if (!lines.length) throw new Error("There are no choices to choose from. Write one a line in the settings.");
   return { grammar: `root ::= ${lines.map((line) => JSON.stringify(line)).join(" | ")}` };
 }
@@ -41,7 +44,11 @@ function messagesOf({ settings, messages }) {
       const texts = [...files.filter((file) => !file.image).map(fileText), content];
       told.push({ role, content: contentOf(texts.join("\n\n"), files) });
     } else if (content || calls.length) {
-      const functions = calls.map(({ id, name, json }) => ({ id, type: "function", function: { name, arguments: json } }));
+      const functions = calls.map(({ id, name, json }) => ({
+        id,
+        type: "function",
+        function: { name, arguments: json },
+      }));
       told.push({ role, content, ...(calls.length ? { tool_calls: functions } : {}) });
     }
   }

@@ -40,11 +40,21 @@ export const clear = () => change((store) => store.clear());
 
 export function newConversation() {
   const now = Date.now();
-  return { id: crypto.randomUUID?.() ?? `${now}-${Math.random()}`, title: "", created: now, updated: now, settings: {}, messages: [] };
+  return {
+    id: crypto.randomUUID?.() ?? `${now}-${Math.random()}`,
+    title: "",
+    created: now,
+    updated: now,
+    settings: {},
+    messages: [],
+  };
 }
 
 // Whether the words occur anywhere in the conversation.
 export function matches(conversation, words) {
   const text = [conversation.title, ...conversation.messages.map((each) => each.content)].join("\n").toLowerCase();
-  return words.toLowerCase().split(/\s+/).every((word) => text.includes(word));
+  return words
+    .toLowerCase()
+    .split(/\s+/)
+    .every((word) => text.includes(word));
 }

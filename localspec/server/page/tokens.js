@@ -13,7 +13,13 @@ export const SOURCES = {
 // tokens: [text, source, log-probability or null, [[text, log-probability] …]]
 export function tokenView(tokens) {
   const about = element("div", { class: "about", "aria-live": "polite" }, "Point at a token, or use ← and →.");
-  const text = element("div", { class: "tokens", tabIndex: 0, dir: "auto", role: "group", "aria-label": "Tokens of the answer" });
+  const text = element("div", {
+    class: "tokens",
+    tabIndex: 0,
+    dir: "auto",
+    role: "group",
+    "aria-label": "Tokens of the answer",
+  });
   const spans = tokens.map(([shown, source]) => element("span", { class: `token ${source}` }, shown || "·"));
   text.append(...spans);
   let now = -1;
@@ -48,7 +54,13 @@ export function legend(counts) {
     "ul",
     { class: "legend" },
     ...Object.entries(SOURCES).map(([source, words]) =>
-      element("li", {}, element("span", { class: `token ${source}` }, "ab"), ` ${words}`, counts ? `: ${counts[source] ?? 0}` : ""),
+      element(
+        "li",
+        {},
+        element("span", { class: `token ${source}` }, "ab"),
+        ` ${words}`,
+        counts ? `: ${counts[source] ?? 0}` : "",
+      ),
     ),
   );
 }
