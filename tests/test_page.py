@@ -170,6 +170,16 @@ def test_settings_reach_the_model_and_errors_come_in_its_words(page):
     page.wrong[:] = [each for each in page.wrong if "400" not in each]  # the browser's own note
 
 
+def test_a_list_goes_on_counting_and_a_table_keeps_its_sides(page):
+    played(
+        page, {"content": "1. one\n\nbetween\n\n2. two\n\n| l | r |\n|:--|--:|\n| 1 | 2 |\n"}
+    )
+    ask(page, FOX)
+    starts = page.locator("#messages .assistant ol").evaluate_all("e => e.map(ol => ol.start)")
+    assert starts == [1, 2]
+    assert page.locator("#messages td").nth(1).get_attribute("align") == "right"
+
+
 def test_tokens_are_shown_with_what_else_could_have_come(page):
     set_option(page, "alternatives", "5")
     set_option(page, "drafting", "3")

@@ -34,6 +34,7 @@ const marked = new Marked({
 const KEEP = {
   ALLOWED_TAGS: TAGS,
   ALLOWED_ATTR: ["href", "class", "start", "align", "title"],
+  ADD_URI_SAFE_ATTR: ["start", "align"], // else only addresses may be their values
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
