@@ -3,14 +3,15 @@
 import { ApiError, ask, loaded, models, rememberKey, sees } from "./api.js";
 import { $, answerOf, button, element, saveFile, say } from "./dom.js";
 import { fromFile, toJson, toMarkdown } from "./exchange.js";
+import { textOf } from "./files.js";
 import { Live, Pace, addStep } from "./live.js";
 import { MessageView } from "./message.js";
 import { fileView, isPicture, pictureOf } from "./pictures.js";
 import { requestOf } from "./question.js";
+import { addDraftLengths, fillSettings, readSettings, useTheme } from "./settings.js";
 import * as store from "./store.js";
 
 const SAVE_MS = 500; // between two savings of an answer that is coming
-const MOST_OF_FILE = 2_000_000; // bytes of an attached file
 const COPIED = "This is a copy. The conversation as it was is in the list.";
 const EXAMPLES = [
   "Explain speculative decoding in three sentences.",
@@ -383,19 +384,6 @@ async function requireSight(name) {
   );
 }
 
-async function textOf(file) {
-  if (file.size > MOST_OF_FILE)
-    throw new Error(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB; at most 2 MB can be attached.`);
-  const bytes = await file.arrayBuffer();
-  try {
-    const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
-    if (!text.includes("\0")) return text;
-  } catch {
-    // not UTF-8
-  }
-  throw new Error(`${file.name} is not a text file in UTF-8.`);
-}
-
 function detach(file) {
   attached = attached.filter((each) => each !== file);
   drawState();
@@ -466,39 +454,6 @@ function waitForServer() {
     await readModels();
     say("The server is back.");
   }, 2000);
-}
-
-function fillSettings() {
-  const fields = $("settings").querySelectorAll("[name]");
-  for (const field of fields) {
-    field.value =
-      field.name === "theme" ? (localStorage.getItem("localspec.theme") ?? "") : (open.settings[field.name] ?? "");
-  }
-  showForms();
-}
-
-function readSettings() {
-  for (const field of $("settings").querySelectorAll("[name]")) {
-    if (field.name === "theme") localStorage.setItem("localspec.theme", field.value);
-    else open.settings[field.name] = field.value;
-  }
-  useTheme();
-  showForms();
-  try {
-    requestOf(open, "");
-    $("settings-error").textContent = "";
-  } catch (error) {
-    $("settings-error").textContent = error.message;
-  }
-}
-
-function showForms() {
-  const chosen = $("settings").querySelector("[name=form]").value;
-  for (const each of $("settings").querySelectorAll("[data-form]")) each.hidden = each.dataset.form !== chosen;
-}
-
-function useTheme() {
-  document.documentElement.dataset.theme = localStorage.getItem("localspec.theme") ?? "";
 }
 
 function toggleLive() {
@@ -577,7 +532,7 @@ function search() {
 }
 
 function showSettings() {
-  fillSettings();
+  fillSettings(open);
   $("settings").showModal();
 }
 
@@ -607,7 +562,7 @@ function wire() {
   $("question").onkeydown = typed;
   $("question").oninput = () => (grow(), keepDraft());
   $("search").oninput = drawList;
-  $("settings").oninput = readSettings;
+  $("settings").oninput = () => readSettings(open);
   $("settings").addEventListener("close", () => open.messages.length && save(open));
   $("attach-files").onchange = ({ target }) => (attach([...target.files]), (target.value = ""));
   $("import-file").onchange = ({ target }) => (target.files[0] && importFile(target.files[0]), (target.value = ""));
@@ -634,12 +589,7 @@ function wire() {
 async function start() {
   useTheme();
   wire();
-  const lengths = Array.from({ length: 16 }, (_, at) =>
-    element("option", { value: String(at + 1) }, `${at + 1} tokens`),
-  );
-  $("settings")
-    .querySelector("[name=drafting]")
-    .append(element("option", { value: "" }, "automatic"), element("option", { value: "0" }, "off"), ...lengths);
+  addDraftLengths();
   const isLocal = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
   $("privacy").textContent = isLocal
     ? "Nothing leaves this machine. Conversations are kept in this browser."
