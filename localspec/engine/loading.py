@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,12 +118,10 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     of_target = replace(both, rpc=common_servers(rpc, chosen), exact=exact)
     options = _with_common(target_options, of_target), _with_common(draft_options, both)
     sources = chosen_sources(found, drafting, *options, trimmed=trimmed)
-    at_once = parallel, kept_bytes
     with contextlib.ExitStack() as undo:
-        opened = functools.partial(_opened, sources, progress, at_once, undo, force=force)
-        of_preset = found.get("mmproj") if mmproj is None else None
-        named = None if mmproj is None else found["mmproj"]
-        models, reserved = with_projector(named, of_preset, sources[0].header, opened)
+        opened = partial(_opened, sources, progress, (parallel, kept_bytes), undo, force=force)
+        see = partial(with_projector, is_named=mmproj is not None)
+        models, reserved = see(found.get("mmproj"), sources[0].header, opened)
         room = CacheRoom(kept_bytes - reserved, CacheDisk.of(cache_disk))
         engine = _engine(models, drafting, chosen, room, memory=memory)
         undo.pop_all()
@@ -171,7 +169,7 @@ def _opened(
     at_once: `parallel` and `kept_bytes`.
     """
     files, projector = seeing(mmproj, sources)
-    open_all = functools.partial(_open_all, progress_shares(files, progress), projector)
+    open_all = partial(_open_all, progress_shares(files, progress), projector)
     files, reserved = side_by_side(files, projector, *at_once)
     return open_fitting(files, projector, open_all, undo, force=force), reserved
 

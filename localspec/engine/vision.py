@@ -43,18 +43,20 @@ class ProjectorError(Exception):
 
 
 def with_projector(
-    named: ModelSource | None,
-    of_preset: ModelSource | None,
+    mmproj: ModelSource | None,
     target: Header | None,
     opened: Callable[[Path | None], Opened],
+    *,
+    is_named: bool,
 ) -> Opened:
-    """What is opened with the projector that is named, or else the preset's, or the one in the
-    target's folder.
+    """What is opened with a projector, or else with the one in the target's folder.
 
-    opened: may raise ProjectorError, in place of which its reason is raised. Without it where
-    none is named, and the other one cannot be used, or has no room.
+    is_named: whether it was asked for; if not, it is the preset's. opened: may raise
+    ProjectorError, in place of which its reason is raised. Without a projector where none was
+    asked for, and the other one cannot be used, or has no room.
     """
-    path = None if named is not None or target is None else _usable(of_preset, target)
+    path = None if is_named or target is None else _usable(mmproj, target)
+    named = mmproj if is_named else None
     if path is None:
         assert isinstance(named, str | os.PathLike | None)
         try:
