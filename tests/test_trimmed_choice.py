@@ -80,11 +80,22 @@ def test_without_measurements_what_a_token_reads_decides(files):
 def test_what_was_measured_decides(files, of_whole, of_trimmed, is_used):
     pair, trimmed = files
     measure(pair, **of_trimmed)
-    assert "not both of them were measured" in said_by_explain(pair)
-    measure(pair, trimmed=False, **of_whole)
+    said = "is not used: it was measured here, and now the whole one is to be"
+    assert said in said_by_explain(pair)
+    assert used(pair) == ["draft.gguf"]
+    measure(pair, **of_whole)
     assert used(pair) == [trimmed.name if is_used else "draft.gguf"]
     said = said_by_explain(pair)
     assert f"is {'' if is_used else 'not '}used: measured here" in said
+
+
+def test_where_only_the_whole_one_was_measured_the_trimmed_one_is_tried(files):
+    pair, trimmed = files
+    num_all = len(check_model_file(pair["draft"]).tokens)
+    trimmed_file(pair["draft"], range(num_all - 9))
+    measure(pair, draft_s=0.02, outcome=1.0)
+    assert used(pair) == [trimmed.name]
+    assert "is used: the whole one was measured here" in said_by_explain(pair)
 
 
 def test_the_costs_of_a_heads_trimmed_output_are_its_own(tmp_path, own_folders, demo_target):
@@ -99,9 +110,9 @@ def test_the_costs_of_a_heads_trimmed_output_are_its_own(tmp_path, own_folders, 
             return inside.has_trimmed_output(engine)
 
     assert proposed()
-    measure(files, draft_s=0.02, outcome=0.5)
     assert localspec.explain(target=target).head.num_proposed == len(FEW)
-    measure(files, draft_s=0.02, outcome=1.0, trimmed=False)
+    measure(files, draft_s=0.02, outcome=0.5)
+    measure(files, draft_s=0.02, outcome=1.0)
     assert not proposed()
     (said,) = localspec.explain(target=target).trimmed
     assert "is not used: measured here" in said

@@ -1,8 +1,8 @@
 """Whether a trimmed file is used in place of the draft or the head that it was made of.
 
 `gguf_file.trimmed` says what such a file has. It costs less for a drafted token and may be
-accepted less often, so what counts is what both gained on this machine. Until both have run
-here, what a token reads of them decides.
+accepted less often, so what counts is what both gained on this machine. What a token reads of
+them says which is tried first; then the other is, once.
 """
 
 from __future__ import annotations
@@ -88,24 +88,30 @@ def _choice(target: Header, drafter: Header) -> TrimmedChoice | None:
         return TrimmedChoice(found, is_output, is_used=False, why=_ANOTHER, is_of_another=True)
     found = checked_head_output(drafter) if is_output else check_model_file(path)
     assert found is not None
-    pairs = _measured(target, drafter, found, is_output=is_output)
-    if pairs is not None:
-        of_trimmed, of_whole = (pair.speedup for pair in pairs)
+    of_trimmed, of_whole = _measured(target, drafter, found, is_output=is_output)
+    whole_bytes = drafter.weights_bytes if facts is None else facts.num_read_bytes
+    spared = (output_bytes(drafter) - output_bytes(found)) / whole_bytes
+    if of_trimmed is not None and of_whole is not None:
+        is_used = of_trimmed >= of_whole
         why = (
             f"measured here, drafting with it is {of_trimmed:.2f} times as fast as plain "
             f"decoding, and {of_whole:.2f} times with the whole one"
         )
-        return TrimmedChoice(found, is_output, of_trimmed >= of_whole, why)
-    whole_bytes = drafter.weights_bytes if facts is None else facts.num_read_bytes
-    spared = (output_bytes(drafter) - output_bytes(found)) / whole_bytes
-    why = f"a drafted token reads {spared:.0%} less; not both of them were measured here"
-    return TrimmedChoice(found, is_output, spared >= _LEAST_SPARED, why)
+    elif of_trimmed is not None or of_whole is not None:
+        # Else what was tried first would stay, however seldom it is accepted.
+        is_used = of_trimmed is None
+        measured, not_yet = ("the whole one", "it") if is_used else ("it", "the whole one")
+        why = f"{measured} was measured here, and now {not_yet} is to be"
+    else:
+        is_used = spared >= _LEAST_SPARED
+        why = f"a drafted token reads {spared:.0%} less; neither of them was measured here yet"
+    return TrimmedChoice(found, is_output, is_used, why)
 
 
 def _measured(
     target: Header, drafter: Header, trimmed: Header, *, is_output: bool
-) -> tuple[MeasuredPair, MeasuredPair] | None:
-    """What was measured with the trimmed file and with the whole one; None unless both were."""
+) -> tuple[float | None, float | None]:
+    """How fast drafting with each was, plain decoding is 1; None: not known."""
     kind = ProposerKind.DRAFT if head_facts(drafter) is None else ProposerKind.HEAD
     setting = output_setting(num_proposed(trimmed) or 0)
     pairs = (
@@ -122,9 +128,9 @@ def _measured(
             is_wanted=lambda identity: not is_of_output(identity),
         ),
     )
-    of_trimmed, of_whole = pairs
-    if of_trimmed is None or of_whole is None:
-        return None
-    if min(of_trimmed.num_judged, of_whole.num_judged) < _LEAST_JUDGED:
-        return None
+    of_trimmed, of_whole = (_judged(pair) for pair in pairs)
     return of_trimmed, of_whole
+
+
+def _judged(pair: MeasuredPair | None) -> float | None:
+    return pair.speedup if pair is not None and pair.num_judged >= _LEAST_JUDGED else None
