@@ -230,6 +230,8 @@ def test_ollama_asks_for_vectors(embedding, embedder):
         ("/v1/embeddings", {"input": "x", "dimensions": 65}, "dimensions is 65"),
         ("/v1/embeddings", {"input": "fox " * 100}, "mean.gguf reads 64"),
         ("/v1/rerank", {"query": "x", "documents": []}, "documents"),
+        ("/v1/rerank", {"query": "x", "documents": True}, "documents is true"),
+        ("/v1/rerank", {"query": "x", "documents": 5}, "documents is 5"),
         ("/v1/rerank", {"documents": ["x"]}, "query"),
         ("/v1/rerank", {"query": "x", "documents": ["y"]}, "mean.gguf is no reranker"),
     ],

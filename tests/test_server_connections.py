@@ -80,6 +80,39 @@ def test_connections_that_ask_nothing_make_room_for_one_that_does(hasty, monkeyp
             time.sleep(0.01)
 
 
+def test_far_too_many_connections_are_hung_up_on_at_once(monkeypatch):
+    """Those of a second would take every file descriptor."""
+    monkeypatch.setattr(running, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(running, "SPARE_CONNECTIONS", 4)
+    monkeypatch.setattr(running, "LOOKS_S", 3600)
+    with running_server() as server, contextlib.ExitStack() as open_ones:
+        made = [open_ones.enter_context(connected(server)) for _ in range(30)]
+        assert all(read_all(each) == b"" for each in made[8:])
+        made[0].sendall(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert read_all(made[0]).startswith(b"HTTP/1.1 503")
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/health", CHAT])
+def test_a_body_that_ends_as_no_http_does_is_no_fault_of_the_server(server, caplog, path):
+    """Behind a response, and before one."""
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Transfer-Encoding: chunked", "", ""]
+    with connected(server) as connection:
+        connection.sendall("\r\n".join(lines).encode())
+        begun = b"" if path == CHAT else connection.recv(4096)
+        connection.sendall(b"no number\r\n")
+        assert b" 40" in (begun + read_all(connection))[:20]
+    assert server.client.get("/health").status_code == 200
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+def test_a_head_of_megabytes_is_refused_before_its_end(server):
+    with connected(server) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b"GET /health HTTP/1.1\r\nX: " + b"a" * 10_000_000)
+        assert read_all(connection)[:12] in (b"HTTP/1.1 400", b"")
+    assert server.client.get("/health").status_code == 200
+
+
 def test_a_head_that_comes_byte_by_byte_has_an_end(hasty):
     head = head_of(CHAT, b"{}")
 

@@ -291,6 +291,9 @@ NAMES = [
     "chat_template_kwargs", "reasoning_effort", "dry_sequence_breakers", "proposer",
     "draft_tokens", "speculative", "input", "prompt", "content", "tokens", "name", "system",
     "instructions", "thinking", "stop_sequences", "max_output_tokens", "text", "echo", "suffix",
+    "query", "documents", "top_n", "images", "context", "options", "format", "think",
+    "keep_alive", "raw", "input_prefix", "input_suffix", "input_extra", "grammar",
+    "n_predict", "dimensions",
 ]  # fmt: skip
 
 

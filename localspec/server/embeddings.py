@@ -118,9 +118,10 @@ class Rerank(Aside):
         self._query = fields.text("query")
         if not self._query:
             fields.refuse("query", "Give a text.")
-        given = fields.any("documents") or []
+        given = fields.any("documents")
         is_list = isinstance(given, list) and 0 < len(given) <= _MOST_INPUTS
-        texts = [each.get("text") if isinstance(each, dict) else each for each in given]
+        documents = given if is_list else []
+        texts = [each.get("text") if isinstance(each, dict) else each for each in documents]
         if not is_list or not all(isinstance(each, str) for each in texts):
             fields.refuse("documents", f"Give a list of 1 to {_MOST_INPUTS} texts.")
         self._documents = texts

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from localspec.errors import LocalspecError
 from localspec.server.refusal import RequestError, refusal_response
 
 MOST_CONNECTIONS = 512
+SPARE_CONNECTIONS = 256  # above that, until the oldest are ended
 UNUSED_S = 60.0  # for a connection to send a whole request head, or to take what was written
+_ACCEPTED_AT_ONCE = 128  # before any of them can be ended
 _KEEP_ALIVE_S = 30
 _GRACE_S = 5  # for answers to end when the server stops
 LOOKS_S = 1.0  # between two looks at the connections
@@ -52,6 +57,28 @@ def _allow_open_files(number: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+class _Connection(H11Protocol):
+    """A connection. Other parsers, which uvicorn prefers if they are there, bound no heads.
+
+    What comes beyond all bounds is hung up on at once: there would be no file descriptors left.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS + SPARE_CONNECTIONS:
+            transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; behind a response only the connection can be ended.
+
+        Remove it when uvicorn, which raises LocalProtocolError there, does so itself.
+        """
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+
 class Runner(uvicorn.Server):
     """Serves an application on a socket (`run(sockets=[…])`) until Ctrl-C or `should_exit`.
 
@@ -69,6 +96,8 @@ class Runner(uvicorn.Server):
             server_header=False,
             lifespan="on",
             interface="asgi3",
+            http=_Connection,
+            backlog=_ACCEPTED_AT_ONCE,
             ws="none",
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
