@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
 UNFINISHED = ".new"  # how the names of files end that are being written, or were left by a kill
+_DEVICES = re.compile(
+    r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[\d¹²³]) *(\..*)?", re.IGNORECASE
+)
+
+
+def names_device(name: str) -> bool:
+    """Whether Windows takes a file of that name, whatever its ending, for a device."""
+    return _DEVICES.fullmatch(name) is not None
 
 
 def write_whole(path: Path, *parts: bytes | memoryview, durable: bool) -> None:

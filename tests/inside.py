@@ -18,6 +18,7 @@ import pytest
 from localspec.chat.chat import Chat
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn
+from localspec.cli import launch
 from localspec.engine import loading
 from localspec.engine.access import Access, EngineTurn
 from localspec.engine.base import BaseEngine
@@ -325,3 +326,11 @@ def answered_texts(model: ServedModel) -> list[AnsweredText]:
 def say_ready(runner: Runner) -> None:
     """What the server says once it serves: a test hears it from one that never does."""
     runner._ready()
+
+
+# commands
+
+
+def chosen_to_launch(found: list[dict[str, object]]) -> launch.ServerFound:
+    """The first of a server's models, as a program is started with it: no server runs."""
+    return launch._chosen(found, None, None, 1)

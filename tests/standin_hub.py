@@ -51,10 +51,10 @@ class Fault:
 
     at_hub: to the GET at the hub, before it leads to the CDN, or to a call of the API, where
     the fault belongs to the repository. redirect: the hub leads there instead. status: answer
-    this instead, with the headers. cut_after: close the connection after so many bytes of the
-    body. stall_after: send no more after so many, until closed. Both at the hub: nothing.
-    content: send this instead. claim: state this Content-Length. no_length: state none.
-    ignore_range: answer 200 and all.
+    this instead. headers: go with that, or with the content. cut_after: close the connection
+    after so many bytes of the body. stall_after: send no more after so many, until closed. Both
+    at the hub: nothing. content: send this instead. claim: state this Content-Length.
+    no_length: state none. ignore_range: answer 200 and all.
     """
 
     on_head: bool = False
@@ -331,7 +331,7 @@ class _CdnHandler(_Handler):
         self.send_response(206 if "Content-Range" in headers else 200)
         if not fault.no_length:
             headers["Content-Length"] = str(len(body) if fault.claim is None else fault.claim)
-        for key, value in headers.items():
+        for key, value in {**headers, **fault.headers}.items():
             self.send_header(key, value)
         self.end_headers()
         limits = [limit for limit in (fault.cut_after, fault.stall_after) if limit is not None]

@@ -964,6 +964,18 @@ def test_names_that_lead_elsewhere(hub: StandinHub, tmp_path, name):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("name", ["../../x.gguf", "/etc/x.gguf", "other.gguf"])
+def test_a_name_in_a_header(hub: StandinHub, tmp_path, name):
+    """The server names the file otherwise, in Content-Disposition
+    It is not read: the file has the name that was asked for
+    """
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    hub.faults[TARGET] = [Fault(headers=headers)]
+    paths = localspec.download("qwen2-7b")
+    assert [path.name for path in paths] == [TARGET, DRAFT]
+    assert not list(tmp_path.rglob(Path(name).name))
+
+
 def test_presets_that_lead_elsewhere(hub: StandinHub, tmp_path):
     """A presets file with file names such as ../../x.gguf
     An error with file, line and key

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 from filelock import FileLock, Timeout
 
-from localspec.atomic_write import write_whole
+from localspec.atomic_write import names_device, write_whole
 from localspec.chat.session_pictures import (
     are_digests,
     are_places,
@@ -47,9 +47,6 @@ _NAME = re.compile(r"\w([^/\\:*?\"<>|]{0,98}[^/\\:*?\"<>| ])?")
 _MAX_NAME_BYTES = 236  # file systems take 255, of which an ending and a mark of ours are part
 _JOINERS = "\u200c\u200d"  # belong to words of Persian and of Indian languages
 # Windows takes these for devices, whatever the ending.
-_DEVICES = re.compile(
-    r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[\d¹²³]) *(\..*)?", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +303,7 @@ def _is_name(name: str) -> bool:
         _NAME.fullmatch(name) is not None
         and bare.isprintable()
         and len(name.encode()) <= _MAX_NAME_BYTES
-        and not _DEVICES.fullmatch(name)
+        and not names_device(name)
     )
 
 

@@ -61,7 +61,8 @@ class _Main(Group):
             # discarded, so that the interpreter does not complain at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             if error.filename or error.errno not in _READER_GONE:
-                click.echo(f"Error: {error.strerror}: {error.filename or 'output'}", err=True)
+                what = printable(str(error.filename or "output"))
+                click.echo(f"Error: {error.strerror}: {what}", err=True)
             code = exit_codes.FAILED
         sys.exit(code)
 

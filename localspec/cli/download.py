@@ -12,6 +12,7 @@ from localspec.cli.bars import fetch_with_bars
 from localspec.cli.completion import complete_preset
 from localspec.cli.help import Command
 from localspec.cli.quantities import readable_bytes
+from localspec.cli.screen import printable
 from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
 from localspec.presets.downloads import DownloadPlan, plan_download
@@ -86,7 +87,8 @@ def _plan(names: Sequence[str], local_dir: Path | None, *, mmproj: bool = True) 
 def _ask_reuse(plan: DownloadPlan) -> bool:
     """Whether to use files of other programs: asked on a terminal, a note on a pipe."""
     for file, candidate in plan.elsewhere.items():
-        click.echo(f"{candidate.owner} has {file.name}: {candidate.path}", err=True)
+        text = f"{candidate.owner} has {file.name}: {candidate.path}"
+        click.echo(printable(text), err=True)
     if not plan.elsewhere:
         return False
     if not is_terminal(sys.stdin):

@@ -36,6 +36,7 @@ _KEY = "local"  # a server without keys takes any
 _ASK_S = 5.0  # for a server that is there to say what it has
 _LOOK_S = 0.2  # between two looks whether the server is ready
 _END_S = 60.0  # for the server to end
+_OF_CMD = set('"%&|<>^!\r\n')  # Windows starts programs of npm by a shell, which reads these
 
 
 class ServerFound(NamedTuple):
@@ -217,6 +218,11 @@ def _chosen(
         raise OptionError(
             f"the server at port {port} has {listed}, not {model}",
             "Stop it, name a model that it has, or start another: --port N.",
+        )
+    if sys.platform == "win32" and _OF_CMD & set(str(each["id"])):
+        raise OptionError(
+            f"the model's name {each['id']!r} has signs that Windows' shell reads",
+            "Give it a name of your own: localspec models alias NAME MODEL",
         )
     if context_length not in (None, context):
         raise OptionError(

@@ -184,7 +184,8 @@ def _note_dangling_names(gone: str) -> None:
     if names.default in (gone, *aliases):
         click.echo("It was the default: localspec models default NAME, or --clear", err=True)
     for short in aliases:
-        click.echo(f"{short} stood for it: localspec models alias {short} --clear", err=True)
+        text = f"{short} stood for it: localspec models alias {short} --clear"
+        click.echo(printable(text), err=True)
 
 
 @models.command("verify")

@@ -8,6 +8,7 @@ import ipaddress
 import json
 import logging
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from localspec.cli.help import Command
 from localspec.cli.memory_options import MemoryOptions, memory_options
 from localspec.cli.model_options import TRIMMED_OPTION, context_option
 from localspec.cli.quantities import parse_size, readable_bytes
+from localspec.cli.screen import printable
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
 from localspec.gguf_file.projector_check import NO_PROJECTOR
@@ -196,7 +198,9 @@ def serve(  # noqa: PLR0913  each is an option of the command
     from localspec.server.served_embedder import ServedEmbedder
     from localspec.server.served_models import ServedModels
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    log = logging.StreamHandler()
+    log.setFormatter(LogFormatter("%(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[log])
     access = AccessRules(keys=_keys(api_key_file), hosts=allowed_hosts, origins=cors_origins)
     _check_access(access, host, memory, cache_disk)
     names = _names(models, embeddings)
@@ -213,9 +217,17 @@ def serve(  # noqa: PLR0913  each is an option of the command
         first, keys = served.all[0], access.keys
         settings = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
         settings += _more_words(first.cache_disk.num_bytes, address if has_page else None)
-        runner = Runner(server.app(access), lambda: click.echo(settings, err=True), server.stop)
+        say = partial(click.echo, printable(settings), err=True)
+        runner = Runner(server.app(access), say, server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped
             runner.run(sockets=[listening])
+
+
+class LogFormatter(logging.Formatter):
+    """Lines of the log, in which no text of a client or a file steers the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def _check_access(

@@ -21,6 +21,7 @@ from localspec.cli.options import (
     seconds_option,
 )
 from localspec.cli.quantities import counted
+from localspec.cli.screen import printable
 from localspec.errors import OptionError
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
 
@@ -133,7 +134,7 @@ def what_if(*, file: Path, costs: Path | None, flat_to: int | None, as_json: boo
         return
     num_tokens = sum(one.num_tokens for one in recording.traces)
     answers = counted(len(recording.traces), "answer")
-    click.echo(f"{recording.pair}: {answers}, {counted(num_tokens, 'token')}")
+    click.echo(printable(f"{recording.pair}: {answers}, {counted(num_tokens, 'token')}"))
     click.echo("Speed-up over plain decoding, by tokens drafted per step:")
     click.echo(_row("", (str(number) for number in _NUMBERS)))
     for one in found:
@@ -142,7 +143,8 @@ def what_if(*, file: Path, costs: Path | None, flat_to: int | None, as_json: boo
     for kind in dict.fromkeys(answer.kind for answer in recording.traces):
         best = max(found, key=lambda one: one.of_kinds[kind][1])
         number, speedup = best.of_kinds[kind]
-        click.echo(f"Best for {kind}: {best.proposer.value}, {number} per step: {speedup:.2f}")
+        text = f"Best for {kind}: {best.proposer.value}, {number} per step: {speedup:.2f}"
+        click.echo(printable(text))
 
 
 def _row(name: str, cells: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock
 from platformdirs import user_cache_path
 
-from localspec.atomic_write import write_whole
+from localspec.atomic_write import names_device, write_whole
 from localspec.errors import CacheError, OptionError, perhaps
 from localspec.speculative.memory import MOST_REMEMBERED, RememberedPart, TextMemory
 from localspec.speculative.ngram_index import GAP
@@ -159,7 +159,7 @@ def _folder() -> Path:
 
 
 def _checked(name: str) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or names_device(name):
         raise OptionError(
             f"{name!r} cannot be the name of a memory",
             "Use up to 64 letters of a to z, digits, - and _; begin with a letter or digit.",

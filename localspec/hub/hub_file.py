@@ -6,12 +6,13 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from localspec.atomic_write import names_device
 from localspec.errors import DownloadError, OptionError
 
 # Names that a hub allows and no file system misreads: no "..", no drive, no backslash.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REPO = re.compile(f"{_NAME}/{_NAME}")
-_FILE_PART = re.compile(r"(?!\.+$)[A-Za-z0-9._+=@,() -]+")
+_FILE_PART = re.compile(r"[A-Za-z0-9._+=@,() -]*[A-Za-z0-9_+=@,()-]")  # Windows cuts the rest
 # The longest models have some two hundred; each is a file to look for.
 _MAX_PARTS = 1024
 _MAX_NAMED = 10  # files that an error names
@@ -41,7 +42,8 @@ class HubFile:
         if not is_repo(self.repo):
             raise OptionError(f"{self.repo!r} is not a repository", "Write owner/name.")
         parts = self.file.split("/")
-        if not all(map(_FILE_PART.fullmatch, parts)) or not self.file.endswith(".gguf"):
+        is_name = all(map(_FILE_PART.fullmatch, parts)) and not any(map(names_device, parts))
+        if not is_name or not self.file.endswith(".gguf"):
             raise OptionError(
                 f"{self.file!r} is not the name of a GGUF file", "Write name.gguf."
             )

@@ -1,0 +1,180 @@
+"""SECURITY.md names a test for each path; here are those that belong to no one room."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import re
+import sys
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from click.testing import CliRunner
+
+import inside
+from gguf_maker import write_random_model
+from localspec.checks.trace import Recording, Series, Trace, write_recording
+from localspec.cli import main
+from localspec.cli.serve import LogFormatter
+from localspec.errors import OptionError
+from localspec.server import image_urls
+from localspec.speculative.policy_api import ProposerKind
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parent.parent
+PAGE = Path(image_urls.__file__).parent / "page"
+# What steers a terminal: escapes, a bell, the C1 form of an escape, and a change of direction.
+STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f‪-‮⁦-⁩]")
+EVIL = "\x1b]0;owned\x07\x9b2J‮"
+
+
+@pytest.mark.parametrize(("page", "least"), [("SECURITY.md", 50), ("docs/reliability.md", 10)])
+def test_every_test_that_a_table_names_is_there(page, least):
+    named = re.findall(r"`(test_\w+)::(test_\w+)`", (ROOT / page).read_text("utf-8"))
+    assert len(named) > least
+    for module, name in named:
+        tree = ast.parse((ROOT / f"tests/{module}.py").read_text("utf-8"))
+        found = [each.name for each in tree.body if isinstance(each, ast.FunctionDef)]
+        assert name in found, f"{module}::{name}"
+
+
+def test_every_row_of_the_table_names_a_test():
+    text = (ROOT / "SECURITY.md").read_text("utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 30
+    assert not [row for row in rows if not re.search(r"`test_\w+::test_\w+`", row)]
+
+
+def test_what_a_header_says_moves_no_cursor(tmp_path, demo_target):
+    texts = dict.fromkeys(("general.name", "general.license", "general.description"), EVIL)
+    path = write_random_model(tmp_path / "m.gguf", demo_target, extra=texts)
+    for arguments in (["explain", str(path)], ["models", "add", "x", "--target", str(path)]):
+        result = CliRunner().invoke(main, arguments)
+        assert not STEERS.search(result.output), arguments
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such name of a file there")
+def test_a_file_s_name_moves_no_cursor(tmp_path):
+    for arguments in (
+        ["explain", str(tmp_path / f"{EVIL}.gguf")],
+        ["trace", "what-if", str(tmp_path / f"{EVIL}.jsonl")],
+        ["generate", "x", "-f", str(tmp_path / EVIL)],
+        ["serve", str(tmp_path / f"{EVIL}.gguf")],
+        ["sessions", "show", EVIL],
+        ["download", EVIL],
+    ):
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code != 0
+        assert not STEERS.search(result.output), arguments
+
+
+def test_a_trace_moves_no_cursor(tmp_path):
+    path = tmp_path / "traces.jsonl"
+    series = Series(limit=(4,) * 3, confidence=(0.5,) * 3, chance=(0.5,) * 3)
+    trace = Trace(EVIL, True, 5, 3, {ProposerKind.DRAFT: series})
+    write_recording(path, Recording(EVIL, {ProposerKind.DRAFT: 0.1}, [trace]))
+    result = CliRunner().invoke(main, ["trace", "what-if", str(path), "--flat-to", "4"])
+    assert result.exit_code == 0, result.output
+    assert "owned" in result.stdout
+    assert not STEERS.search(result.output)
+
+
+def test_the_log_of_a_server_moves_no_cursor():
+    try:
+        raise OptionError(EVIL)
+    except OptionError:
+        failed = sys.exc_info()
+    record = logging.LogRecord("x", logging.ERROR, "", 0, "%s: %r", (EVIL, EVIL), failed)
+    text = LogFormatter("%(message)s").format(record)
+    assert "OptionError" in text
+    assert not STEERS.search(text)
+
+
+@pytest.mark.process
+def test_nothing_that_is_asked_begins_a_header(server):
+    break_ = "x\r\nSet-Cookie: owned\r\n\r\n\u0085\u2028é"
+    schema = {"type": "object", "properties": {break_: {"type": "string", "format": break_}}}
+    schema[break_] = {"$ref": break_}
+    message = [{"role": "user", "content": break_}]
+    form = {"type": "json_schema", "json_schema": {"name": break_, "schema": schema}}
+    for fields in ({"response_format": form}, {"model": break_}, {"user": break_}):
+        response = server.ask("/v1/chat/completions", messages=message, max_tokens=1, **fields)
+        assert "set-cookie" not in response.headers
+        assert all(
+            value.isascii() and value.isprintable() for value in response.headers.values()
+        )
+    for path in (f"{start}{quote(break_)}" for start in ("/v1/models/", "/page/", "/")):
+        assert "set-cookie" not in server.client.get(path).headers
+
+
+def test_an_address_of_an_image_begins_no_header(monkeypatch):
+    """Refused, or sent as part of the path."""
+    sent = []
+    monkeypatch.setattr(image_urls, "public_address", lambda _host, _port: "127.0.0.1")
+
+    class Line:
+        def sendall(self, data: bytes) -> None:
+            sent.append(data)
+            raise OSError("seen")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(image_urls.socket, "create_connection", lambda *_: Line())
+    for address in (
+        "http://example.com/x\r\nX-Owned: y",
+        "http://example.com/x HTTP/1.1\r\nX-Owned: y\r\n\r\n",
+        "http://example.com/\u2028\x00x?a\nX-Owned: y",
+        "http://exam\r\nX-Owned: y/x",
+        "http://user:pass\r\nX-Owned:y@example.com/x",
+    ):
+        with pytest.raises((OSError, ValueError, image_urls.http.client.HTTPException)):
+            image_urls.fetched(address, time.monotonic() + 5)
+    assert not [data for data in sent if b"\nX-Owned" in data]
+
+
+def test_nothing_of_the_page_makes_html_by_itself():
+    """Names of models, too: they become text, as everything does."""
+    makers = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|\beval\("
+        r"|new Function|srcdoc|setHTMLUnsafe"
+    )
+    files = sorted(PAGE.glob("*.js"))
+    assert len(files) > 8
+    for file in files:
+        assert not makers.search(file.read_text("utf-8")), file.name
+    assert "{{" not in (PAGE / "index.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize("sign", sorted('"%&|<>^!\r\n'))
+def test_no_sign_of_a_shell_reaches_a_program_of_windows(monkeypatch, sign):
+    found = [{"id": f"a{sign}calc", "max_model_len": 512}]
+    assert inside.chosen_to_launch(found).model == f"a{sign}calc"
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(OptionError, match="signs that Windows' shell reads"):
+        inside.chosen_to_launch(found)
+
+
+def _requirements() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    return [*project["dependencies"], *(each for extra in extras for each in extra)]
+
+
+def test_every_dependency_has_a_lower_bound():
+    requirements = _requirements()
+    assert len(requirements) > 20
+    bound = re.compile(r"[A-Za-z0-9_.-]+(\[\w+\])?(>=|==)\d")
+    assert not [each for each in requirements if not bound.match(each)]
+
+
+def test_the_workflow_audits_dependencies():
+    text = (ROOT / ".github/workflows/nightly.yml").read_text("utf-8")
+    assert re.search(r"pip install '\.\[server,grammar,plot\]' pip-audit", text)
+    assert re.search(r"- run: pip-audit", text)
