@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Protocol, cast
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / "scripts/develop"), str(ROOT / "tests")]  # and what makes tiny models
+# Beside this: what makes tiny models, and clients of a server.
+sys.path += [str(ROOT / each) for each in ("scripts/develop", "scripts/measure", "tests")]
 
 from fault_classes.tried import Tried  # noqa: E402
 from marked_part import with_part  # noqa: E402
 
 PAGE = ROOT / "docs/reliability.md"
-CLASSES = ("downloads",)
+CLASSES = ("downloads", "server", "concurrency", "resources")
 _SHOWN_LOSSES = 20
 
 

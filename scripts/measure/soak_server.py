@@ -45,12 +45,12 @@ _MOST_SHOWN = 20
 
 
 class Server:
-    """`localspec serve` on any port, with a home of its own."""
+    """`localspec serve` on any port, with a home of its own. more: options."""
 
-    def __init__(self, model: str, home: Path, *, parallel: int, exact: bool) -> None:
+    def __init__(self, model: str, home: Path, *more: str, parallel: int, exact: bool) -> None:
         command = [sys.executable, "-m", "localspec", "serve", model, "--port", "0"]
         command += ["--cache-disk", CACHE_DISK, "--parallel", str(parallel)]
-        command += ["--exact" if exact else "--no-exact"]
+        command += ["--exact" if exact else "--no-exact", *more]
         own = {"XDG_CACHE_HOME": str(home), "HOME": str(home)}
         self._log = (home / f"{time.monotonic_ns()}.log").open("w+b")
         self._started = subprocess.Popen(

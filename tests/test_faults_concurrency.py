@@ -1,0 +1,111 @@
+"""The campaign's class of processes and threads at once: it notices what is planted."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.platform == "win32":
+    pytest.skip("kills and forks of Unix", allow_module_level=True)
+
+import engine_at_once
+import forked
+import shared_files
+from fault_classes import concurrency
+from shared_files import KINDS, Work
+
+from localspec.atomic_write import write_whole
+
+KEPT = ("sessions", "names", "memories", "costs")
+
+
+@pytest.fixture
+def work(own_folders: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        monkeypatch.setenv(name, str(folder))
+    return Work(folder, 0, random.Random(1), 0.3)
+
+
+def lost(work: Work, kind: str) -> list[str]:
+    change, check = KINDS[kind]
+    shared_files.run(change, work, {})
+    shared_files.run(check, work, {})
+    assert work.lines("kept")
+    return work.lines("lost")
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_what_is_kept_by_one_is_not_lost(work, kind):
+    assert not lost(work, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "module"),
+    [
+        ("sessions", "localspec.chat.session"),
+        ("names", "localspec.presets.names"),
+        ("memories", "localspec.engine.memory_file"),
+        ("costs", "localspec.policy.profile"),
+    ],
+)
+@pytest.mark.parametrize("plant", ["torn", "not at all"])
+def test_a_planted_write_is_noticed(work, kind, module, plant, monkeypatch):
+    """The first file is cut, or none is written."""
+
+    def write(path: Path, *parts: bytes, durable: bool) -> None:
+        if plant == "torn":
+            write_whole(path, b"".join(parts)[:-9], durable=durable)
+
+    monkeypatch.setattr(f"{module}.write_whole", write)
+    assert lost(work, kind)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_that_are_killed_lose_nothing(tmp_path, kind, monkeypatch):
+    from standin_hub import standin_hub
+
+    monkeypatch.setattr(concurrency, "ROUND_S", 0.7)
+    forked.begin()
+    with standin_hub() as hub:
+        count, losses = concurrency.one_round(kind, tmp_path, hub, random.Random(0))
+    assert not losses
+    assert count > 1
+
+
+class _Wrong:
+    """A stream that says something else the second time that it is asked."""
+
+    def __init__(self, number: int) -> None:
+        self.text, self.finish_reason = (
+            f"answer {number > len(engine_at_once.PROMPTS)}",
+            "stop",
+        )
+
+    def reply(self) -> _Wrong:
+        return self
+
+
+def test_an_answer_of_threads_that_is_another_is_noticed():
+    numbers = iter(range(100))
+
+    class Engine:
+        def generate_raw(self, prompt: str, **_: object) -> _Wrong:
+            return _Wrong(next(numbers))
+
+    asking = engine_at_once.Asking(Engine(), None)
+    for _ in range(2):
+        asking.judge(0, asking.ask("x").reply().text, is_whole=True)
+    assert len(asking.losses) == 1
+
+
+@pytest.mark.process
+def test_threads_and_tasks_lose_nothing():
+    for tried in engine_at_once.tries(1.0, 0):
+        assert not tried.losses
+        assert tried.count > 3
