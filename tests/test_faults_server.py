@@ -33,7 +33,7 @@ class _Standin(BaseHTTPRequestHandler):
     """Refuses everything, and fails where `plant` is in what was asked."""
 
     protocol_version = "HTTP/1.1"
-    plant = b"Infinity"
+    plant = b"no such body"
     word = b'{"error": "no"}'
 
     def log_message(self, format: str, *arguments: object) -> None:
@@ -71,7 +71,7 @@ def losses(rows) -> list[str]:
 @pytest.mark.parametrize(
     ("plant", "word", "said"),
     [
-        (b"Infinity", b'{"error": "no"}', "status 500"),
+        (b'"stream": false', b'{"error": "no"}', "status 500"),
         (b"no such body", b"no JSON", "no JSON"),
         (b"no such body", b'{"error": "the server failed; see its log"}', "in the midst"),
     ],

@@ -8,7 +8,6 @@ import ipaddress
 import json
 import logging
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
@@ -198,9 +197,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     from localspec.server.served_embedder import ServedEmbedder
     from localspec.server.served_models import ServedModels
 
-    log = logging.StreamHandler()
-    log.setFormatter(LogFormatter("%(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[log])
+    _begin_log()
     access = AccessRules(keys=_keys(api_key_file), hosts=allowed_hosts, origins=cors_origins)
     _check_access(access, host, memory, cache_disk)
     names = _names(models, embeddings)
@@ -217,8 +214,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
         first, keys = served.all[0], access.keys
         settings = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
         settings += _more_words(first.cache_disk.num_bytes, address if has_page else None)
-        say = partial(click.echo, printable(settings), err=True)
-        runner = Runner(server.app(access), say, server.stop)
+        runner = Runner(server.app(access), lambda: click.echo(settings, err=True), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped
             runner.run(sockets=[listening])
 
@@ -228,6 +224,12 @@ class LogFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
+
+
+def _begin_log() -> None:
+    log = logging.StreamHandler()
+    log.setFormatter(LogFormatter("%(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[log])
 
 
 def _check_access(
@@ -355,13 +357,14 @@ def ready_settings(address: str, model: str, context_length: int, *, has_key: bo
     clients need an API key.
     """
     key = "YOUR_KEY" if has_key else "local"
-    return _CLIENT_SETTINGS.substitute(
+    settings = _CLIENT_SETTINGS.substitute(
         address=address,
         model=model,
         context=context_length,
         key=key,
         opencode=opencode_settings(address, model, context_length, key),
     )
+    return printable(settings)
 
 
 def opencode_settings(address: str, model: str, context_length: int, key: str) -> str:

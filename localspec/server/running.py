@@ -57,7 +57,7 @@ def _allow_open_files(number: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class _Connection(H11Protocol):
+class _ClientConnection(H11Protocol):
     """A connection. Other parsers, which uvicorn prefers if they are there, bound no heads.
 
     What comes beyond all bounds is hung up on at once: there would be no file descriptors left.
@@ -96,7 +96,7 @@ class Runner(uvicorn.Server):
             server_header=False,
             lifespan="on",
             interface="asgi3",
-            http=_Connection,
+            http=_ClientConnection,
             backlog=_ACCEPTED_AT_ONCE,
             ws="none",
             proxy_headers=False,
