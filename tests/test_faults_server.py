@@ -53,9 +53,16 @@ class _Standin(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
+class _Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that leaves is what this is about."""
+
+
 @pytest.fixture
 def standin() -> Iterator[SimpleNamespace]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Standin)
+    server = _Quiet(("127.0.0.1", 0), _Standin)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_address[1]}")
