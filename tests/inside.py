@@ -295,14 +295,25 @@ def is_in_line(computing: joint.Computing, work: joint.Work) -> bool:
     return work in computing._line
 
 
+def computing(model: LlamaModel) -> joint.Computing:
+    """The line of those that share a context: tests have several come in an order of theirs."""
+    assert model._computing is not None
+    return model._computing
+
+
+def num_in_line(line: joint.Computing) -> int:
+    """How many there wait, or work."""
+    return len(line._line)
+
+
 def keep_pictures(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     """A projector keeps so many bytes of pictures that no answer holds: tests exceed it."""
-    monkeypatch.setattr(projector, "_MOST_PICTURE_BYTES", num_bytes)
+    monkeypatch.setattr(projector, "KEPT_PICTURE_BYTES", num_bytes)
 
 
 def keep_sent_pictures(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     """Let a process of its own keep pictures of so many bytes."""
-    monkeypatch.setattr(kept_pictures, "_MOST_BYTES", num_bytes)
+    monkeypatch.setattr(kept_pictures, "KEPT_PICTURE_BYTES", num_bytes)
 
 
 def replace_open_target(monkeypatch: pytest.MonkeyPatch, opened: Callable[..., Any]) -> None:

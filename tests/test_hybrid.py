@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from hybrid_maker import write_hybrid
+from interruptions import name_of, places, struck
 
 import inside
 import localspec
@@ -306,6 +308,47 @@ def test_a_joint_decode_leaves_others_what_they_can_go_back_to(made, name, is_se
     for number in (0, 1):
         text = [*TEXT[number : 20 + number], 7, 7, 7]
         assert_goes_on_like_a_fresh_decode(models[number], made[name], text)
+    models[0].close()
+
+
+@pytest.mark.parametrize("event", ["line", pytest.param("opcode", marks=pytest.mark.slow)])
+def test_ctrl_c_in_a_joint_decode_is_the_error_of_one_text(made, event):
+    """Wherever it comes, the other gets its rows: its state is not lost, and it goes on."""
+    models = side_by_side(made["qwen35"], 3)
+    computing, files = inside.computing(models[0]), ["llama/joint_decode.py"]
+    expected = fresh_rows(made["qwen35"], [*TEXT[1:21], 7], 1)
+
+    def wait_for(count):
+        while inside.num_in_line(computing) < count:
+            time.sleep(0.001)
+
+    def together(lead):
+        """The first leads a decode of both; what the other gets."""
+        for number, model in enumerate(models[:2]):
+            model.truncate(min(model.num_cached, 20))
+            for end in (10, 20):
+                if model.num_cached < end:
+                    model.decode(TEXT[number + model.num_cached : number + end], 1)
+                if end == 10 == model.num_cached:
+                    model.checkpoint()
+        with ThreadPoolExecutor(2) as pool:
+            with computing.alone(models[2], 0):
+                leads = pool.submit(lead)
+                wait_for(2)
+                joins = pool.submit(models[1].decode, [7], 1)
+                wait_for(3)
+            return leads.result(), joins.result()
+
+    def decode():
+        models[0].decode([7], 1)
+
+    found, _ = together(lambda: places(decode, files, event))
+    num_struck = 0
+    for place in found:
+        error, rows = together(lambda place=place: struck(decode, files, event, place))
+        num_struck += error is not None
+        np.testing.assert_allclose(rows, expected, atol=2e-3, err_msg=name_of(place))
+    assert num_struck > len(found) / 2
     models[0].close()
 
 

@@ -516,6 +516,39 @@ def test_two_who_think_that_the_other_is_next_do_not_wait_for_ever(monkeypatch):
         assert not thread.is_alive()
 
 
+class Unwanted(Text):
+    """One that is interrupted, by a thread that is held up until others go on, or a while."""
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.is_looked_at, self.others_go_on = threading.Event(), threading.Event()
+
+    @property
+    def is_interrupted(self):
+        if threading.current_thread() is threading.main_thread():
+            return False
+        self.is_looked_at.set()
+        self.others_go_on.wait(0.2)
+        return True
+
+
+def test_a_late_wish_to_end_a_decode_ends_no_other_texts():
+    """It was on its way when the decode that it was for ended, and the next one began."""
+    context = Context(0.0)
+    context.is_to_end = False
+    context.interrupt = lambda: setattr(context, "is_to_end", True)
+    context.allow = lambda: setattr(context, "is_to_end", False)
+    computing, first, second = Computing(8), Unwanted(context), Text(context, 1)
+    late = threading.Thread(target=computing.end_if_unwanted)
+    with computing.alone(first, 0):
+        late.start()
+        assert first.is_looked_at.wait(30)
+    with computing.alone(second, 0):
+        first.others_go_on.set()
+        late.join(30)
+        assert not context.is_to_end
+
+
 def test_one_that_came_during_a_decode_waits_for_the_text_that_it_was_for():
     """Else the two take turns from then on, though they could be joined."""
     computing, context = Computing(8), Context(1.0)
@@ -596,3 +629,40 @@ def test_a_prompts_pieces_are_shorter_where_another_text_waits_to_say_more():
         line.text("step", 1)
         assert line.computing.piece_size(reader) < alone
     line.end()
+
+
+class Clock:
+    """Seconds, more of which pass where a test says so."""
+
+    def __init__(self):
+        self.more_s = 0.0
+
+    def perf_counter(self):
+        return time.perf_counter() + self.more_s
+
+
+@pytest.mark.parametrize("step_s", [0.01, 0.1, 0.4, 2.0])
+def test_pieces_beside_a_writer_do_not_shrink_by_what_any_decode_takes(monkeypatch, step_s):
+    """They take what others may wait, and a step or two; and no fewer tokens than that."""
+    clock, token_s = Clock(), 0.001
+    monkeypatch.setattr(joint, "time", clock)
+    computing, context = Computing(512), Context(0.0)
+    reader, writer = Text(context), Text(context, 7)
+
+    def decode(text, num_tokens):
+        def done(parts):
+            clock.more_s += step_s + token_s * num_tokens
+            for part in parts:
+                part.is_done = True
+
+        work = Work(text, num_tokens, text.lane, done, sequence=text.sequence)
+        work.is_piece = text is reader
+        work.arrived_s = clock.perf_counter()
+        computing.decode(work)
+
+    for _ in range(12):
+        decode(writer, 1)
+        size = computing.piece_size(reader)
+        decode(reader, size)
+    assert token_s * size > 0.3
+    assert step_s + token_s * size < 0.8 + 2.1 * step_s

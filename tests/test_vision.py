@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from types import SimpleNamespace
 
 import fuzz_projectors
 import measure_vision
@@ -16,6 +18,7 @@ import inside
 import localspec
 from engines import Owner
 from localspec.errors import Interrupted
+from localspec.llama import joint
 from localspec.llama.options import LlamaOptions
 from localspec.pictures.cells import cell_numbers, cell_rows, end_of_part, without_cells
 from localspec.streaming.prompt import Prompt
@@ -281,6 +284,41 @@ def test_reading_a_picture_can_be_cancelled(engine):
         again = target.decode(prompt.tokens[target.num_cached :], 1)[0].copy()
         target.truncate(0)
         np.testing.assert_array_equal(target.decode(prompt.tokens, 1)[0], again)
+
+
+def test_what_encoding_a_picture_takes_says_nothing_of_a_prompts_tokens(tmp_path, monkeypatch):
+    """Prompts are read in pieces that take as long as others may wait."""
+    target, mmproj = write_vision_pair(tmp_path, "gemma3", side=192)
+    clock = SlowlyEncoded()
+    monkeypatch.setattr(joint, "time", clock)
+    options = {"target": target, "mmproj": mmproj, "draft_tokens": 0, "memory": False}
+    with localspec.load(**options, parallel=2) as engine:
+        vision = inside.target(engine).vision
+        monkeypatch.setattr(vision, "rows", clock.delayed(vision.rows))
+        asked(engine, prompt_of(engine, "see ", random_picture(1), "what is it"))
+        assert clock.late_s
+        reader = SimpleNamespace(handle=inside.target(engine).handle, lane=joint.LaneTime())
+        with engine.generate_raw("and so", max_tokens=50) as answer:
+            next(answer)
+            piece_size = inside.computing(inside.target(engine)).piece_size(reader)
+        assert piece_size >= 32
+
+
+class SlowlyEncoded:
+    """A clock by which encoding a picture takes 100 s."""
+
+    def __init__(self):
+        self.late_s = 0.0
+
+    def perf_counter(self):
+        return time.perf_counter() + self.late_s
+
+    def delayed(self, rows):
+        def encoded(*given):
+            self.late_s += 100.0
+            return rows(*given)
+
+        return encoded
 
 
 def test_a_decode_that_fails_within_a_picture_leaves_nothing_of_it(engine, monkeypatch):

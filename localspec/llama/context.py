@@ -115,15 +115,12 @@ class LlamaContext:
             self._is_stopped = False
 
     def _alone(
-        self, num_tokens: int = 0, lane: LaneTime | None = None
+        self, num_tokens: int = 0, lane: LaneTime | None = None, *, is_piece: bool = False
     ) -> AbstractContextManager[None]:
-        """In the block nobody else uses the context. num_tokens: that it decodes.
-
-        lane: of the text that waits for that, if it is not this one's own.
-        """
+        """In the block nobody else uses the context. The arguments: see `Computing.alone`."""
         if self._computing is None:
             return contextlib.nullcontext()
-        return self._computing.alone(self, num_tokens, lane)
+        return self._computing.alone(self, num_tokens, lane, is_piece=is_piece)
 
     def close(self) -> None:
         """Free everything, or give an adopted `Llama` back. Idempotent.

@@ -17,19 +17,13 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from localspec.llama.joint_costs import Block, RowTimes
+from localspec.llama.joint_costs import Block, PieceTimes, RowTimes
 
 LONGEST_STEP = 32  # tokens; a larger decode is part of a prompt
 # Of the time of a context's last decode: how long the machine may idle at least until those
 # come who had a part in it, and how long anybody waits for them at most.
 _IDLE_SHARE = 0.1
 _PATIENCE = 0.5
-# Seconds that a piece of a prompt takes: while others write, who have to wait that long for
-# their next token, and while none does. Of how many tokens that is, earlier pieces say; the
-# first ones have so many.
-_PIECE_S, _PIECE_TOKENS = 0.4, 32
-_PIECE_ALONE_S, _PIECE_ALONE_TOKENS = 1.0, 128
-_LEAST_PIECE = 8
 # Seconds of reading for which others have a step between two pieces; then, as much time as the
 # pieces take. Who reads soon writes along, which takes less time than writing later and alone.
 _HURRY_S = 5.0
@@ -126,10 +120,13 @@ class Computing:
         self._at_work: Work | None = None
         self._parts: list[Work] = []  # of the joint decode that runs
         self._running: tuple[Computes, ...] = ()  # whose decode can be ended
-        # By context: who is waited for; what the last step took, and its end; a prompt's token.
+        # Held where that changes: else a late wish would end the next one's decode. A signal
+        # handler may come to it within itself.
+        self._ending = threading.RLock()
+        # By context: who is waited for; what the last step took, and its end; prompts' pieces.
         self._expected: dict[Interruptible, set[LaneTime]] = {}
         self._last: dict[Interruptible, tuple[float, float]] = {}
-        self._token_s: dict[Interruptible, float] = {}
+        self._piece_times: dict[Interruptible, PieceTimes] = {}
         self._row_times: dict[Interruptible, RowTimes] = {}
         self._num_rows = 0  # of the joint decode that runs
         self._idle_since = 0.0
@@ -139,14 +136,17 @@ class Computing:
         self._owed_s = 0.0
 
     def end_if_unwanted(self) -> None:
-        """End the running decode if all who have a part in it are interrupted. Never waits."""
-        running = self._running
-        if running and all(model.is_interrupted for model in running):
-            running[0].handle.interrupt()
+        """End the running decode if all who have a part in it are interrupted.
+
+        Waits for no decode.
+        """
+        with self._ending:
+            running = self._running
+            if running and all(model.is_interrupted for model in running):
+                running[0].handle.interrupt()
 
     def piece_size(self, model: Computes) -> int:
         """How many tokens of a long text to decode at once."""
-        token_s = self._token_s.get(model.handle, 0.0)
         recent_s = time.perf_counter() - _AT_WORK_S
         with self._changing:
             steps = [work for work in self._line if work.num_tokens and not work.is_long]
@@ -155,22 +155,24 @@ class Computing:
         # Who reads, too, waits for no next token.
         writing |= {each for each in expected if each.last_s > recent_s and not each.reading_s}
         is_alone = writing <= {model.lane}
-        piece_s, first = (
-            (_PIECE_ALONE_S, _PIECE_ALONE_TOKENS) if is_alone else (_PIECE_S, _PIECE_TOKENS)
-        )
-        wanted = int(piece_s / token_s) if token_s else first
-        # token_s has what a piece takes whatever its size: pieces must not shrink by that.
-        return min(max(wanted, first if is_alone else _LEAST_PIECE), self._most_tokens)
+        times = self._piece_times.get(model.handle, PieceTimes())
+        return min(times.size(is_alone=is_alone), self._most_tokens)
 
     @contextlib.contextmanager
     def alone(
-        self, model: Computes, num_tokens: int, lane: LaneTime | None = None
+        self,
+        model: Computes,
+        num_tokens: int,
+        lane: LaneTime | None = None,
+        *,
+        is_piece: bool = False,
     ) -> Iterator[None]:
         """In the block nobody else uses any context. num_tokens: that it decodes.
 
-        lane: of the text that waits for that, if it is not the model's own.
+        lane: of the text that waits for that, if it is not the model's own. is_piece: whether
+        it is part of a prompt however few these are.
         """
-        work = Work(model, num_tokens, waits=lane or model.lane)
+        work = Work(model, num_tokens, waits=lane or model.lane, is_piece=is_piece)
         try:
             try:
                 self._wait(work)
@@ -196,9 +198,10 @@ class Computing:
             raise work.error
 
     def _begin(self, models: tuple[Computes, ...]) -> None:
-        models[0].handle.allow()
-        self._running = models
-        self.end_if_unwanted()
+        with self._ending:
+            models[0].handle.allow()
+            self._running = models
+            self.end_if_unwanted()
 
     def _wait(self, work: Work) -> None:
         """Until it is done, or next."""
@@ -332,7 +335,6 @@ class Computing:
         handle = parts[0].model.handle
         if not parts[0].is_long:
             self._row_times.setdefault(handle, RowTimes()).learn(self._num_rows, now - started)
-            self._last[handle] = (now - started, now)
             self._expected.setdefault(handle, set()).update(part.model.lane for part in parts)
         for part in parts:
             lane = part.model.lane
@@ -380,10 +382,14 @@ class Computing:
         if work.is_long:
             lane.reading_s += took_s
             self._piece, self._owed_s = (lane, work.model.handle, took_s), took_s
-            self._token_s[work.model.handle] = took_s / work.num_tokens
+            if work.num_tokens:  # else a picture was encoded
+                step_s, _ = self._last.get(work.model.handle, (0.0, 0.0))
+                times = self._piece_times.setdefault(work.model.handle, PieceTimes())
+                times.learn(work.num_tokens, took_s, step_s)
             return
         if not work.num_tokens:
             return  # a state was kept or taken back
+        self._last[work.model.handle] = took_s, now
         lane.reading_s = 0.0
         last, handle, _ = self._piece
         if lane is not last:

@@ -16,6 +16,16 @@ _GAIN = (
     0.97  # of the time of two decodes, which a joint one may take at most where it is padded
 )
 
+# Seconds that a piece of a prompt takes beyond a step: while others write, who have to wait
+# that long for their next token, and while none does. Of how many tokens that is, earlier
+# pieces say; the first ones have so many.
+_PIECE_S, _PIECE_TOKENS = 0.4, 32
+_PIECE_ALONE_S, _PIECE_ALONE_TOKENS = 1.0, 128
+_LEAST_PIECE = 8
+# Of a piece's time, that its tokens are said to take at least: the rest is what any decode
+# takes, as the last step did, which was at another time.
+_LEAST_SHARE = 0.1
+
 
 class Block(NamedTuple):
     """Sequences first … last, with so many tokens each."""
@@ -68,3 +78,22 @@ class RowTimes:
         if together_s is None or len(known_s) < len(each_s):
             return False
         return together_s < _GAIN * sum(known_s)
+
+
+class PieceTimes:
+    """How many tokens of a prompt a context is to decode at once."""
+
+    def __init__(self) -> None:
+        self._token_s = 0.0  # of one among them; 0 if it is not known
+
+    def learn(self, num_tokens: int, seconds: float, step_s: float) -> None:
+        """Learn from a piece. step_s: what the last step took."""
+        self._token_s = max(seconds - step_s, _LEAST_SHARE * seconds) / num_tokens
+
+    def size(self, *, is_alone: bool) -> int:
+        """is_alone: whether nobody writes meanwhile."""
+        piece_s, first = (
+            (_PIECE_ALONE_S, _PIECE_ALONE_TOKENS) if is_alone else (_PIECE_S, _PIECE_TOKENS)
+        )
+        wanted = int(piece_s / self._token_s) if self._token_s else first
+        return max(wanted, first if is_alone else _LEAST_PIECE)

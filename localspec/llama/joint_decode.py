@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -116,10 +116,6 @@ def _tried(works: Sequence[Work]) -> int:
     status = _FAILED
     try:
         status = _decoded(works)
-    except BaseException:
-        for cache in list(_model(works[0]).handle.caches.values()):
-            cache.keep(cache.num_cached)  # it may have left entries that are not recorded
-        raise
     finally:
         for work, begin in zip(works, begins, strict=True):
             num_cached = _model(work)._cache.num_cached
@@ -155,27 +151,51 @@ def _decoded(works: Sequence[Work]) -> int:
     leader = _model(works[0])
     leader._set_threads(works[0].num_tokens)
     # In this order libllama has as many of them as it can in one graph.
-    works = sorted(works, key=lambda work: work.sequence)
-    caches = _padded(leader.handle, works)
+    ordered = sorted(works, key=lambda work: work.sequence)
+    caches = _padded(leader.handle, ordered)
     if caches is None:
-        caches, num_tokens = [_model(work)._cache for work in works], 0
+        caches, num_tokens = [_model(work)._cache for work in ordered], 0
     else:
-        num_tokens = max(work.num_tokens for work in works)
-    wanted = {work.sequence: work for work in works}
+        num_tokens = max(work.num_tokens for work in ordered)
+    wanted = {work.sequence: work for work in ordered}
     parts = [_part(cache, wanted.get(cache.number), num_tokens) for cache in caches]
+    joint = _Joint(ordered, leader, caches, parts, [])
     if leader._rows is not None:
         leader._rows.begin_decode(is_taken=works[0].takes_rows)
-    for cache in caches:
-        cache.begin_decode()
-    context = leader.handle.context
-    status: int = llama_cpp.llama_decode(context, leader._joined(parts))
+    context, batch = leader.handle.context, leader._joined(parts)
+    try:
+        # All in C: what a signal handler raises cannot come between a decode and its status.
+        joint.given.extend(map(llama_cpp.llama_decode, [context], [batch]))
+        _record(joint)
+    except BaseException:
+        _record(joint)  # the leader has an error, and the others what was decoded for them
+        raise
     leader.handle.num_decodes += 1
-    if status == 0:
-        _share_out(works, leader, parts)
-    for cache, part in zip(caches, parts, strict=True):
-        if part.num_padding or status != 0:
+    return joint.given[0]
+
+
+class _Joint(NamedTuple):
+    """A joint decode: a part for each cache. given: libllama's status, once there is one."""
+
+    works: Sequence[Work]
+    leader: _JoinedModel
+    caches: Sequence[Cache]
+    parts: Sequence[TextPart]
+    given: list[int]
+
+
+def _record(joint: _Joint) -> None:
+    """Note what was decoded, and remove what is not wanted of it. May be called again."""
+    if not joint.given:
+        return
+    has_failed = joint.given[0] != 0
+    if not has_failed:
+        _share_out(joint)
+    for cache, part in zip(joint.caches, joint.parts, strict=True):
+        if has_failed:
+            cache.begin_decode()  # its state is unknown
+        if part.num_padding or has_failed:
             cache.keep(cache.num_cached)  # without what is not recorded
-    return status
 
 
 def _padded(handle: Handle, works: Sequence[Work]) -> list[Cache] | None:
@@ -199,24 +219,24 @@ def _part(cache: Cache, work: Work | None, num_tokens: int) -> TextPart:
     return TextPart(cache.number, cache.position, tokens, num_logits, num_padding)
 
 
-def _share_out(works: Sequence[Work], leader: _JoinedModel, parts: Sequence[TextPart]) -> None:
+def _share_out(joint: _Joint) -> None:
     """Give each its rows, which are in the order of the parts."""
-    ends = itertools.accumulate(len(part.tokens) for part in parts)
-    before = {
-        part.sequence: end - len(part.tokens) for part, end in zip(parts, ends, strict=True)
-    }
-    num_rows, first = sum(work.num_logits for work in works), 0
+    ends = itertools.accumulate(len(part.tokens) for part in joint.parts)
+    found = {part.sequence: (part, end) for part, end in zip(joint.parts, ends, strict=True)}
+    num_rows, first = sum(work.num_logits for work in joint.works), 0
     rows = np.empty((0, 0), dtype=np.float32)
     if num_rows:
-        rows = leader._given_logits(num_rows)
-    for work in works:
-        model = _model(work)
-        if work.num_logits:
-            model._keep_logits(rows[first : first + work.num_logits])
-        if model._rows is not None and work.takes_rows:
-            num_cached = model._cache.num_cached
-            model._rows.add(num_cached, work.num_tokens, before[work.sequence])
-        model._cache.add(work.num_tokens)
+        rows = joint.leader._given_logits(num_rows)
+    for work in joint.works:
+        model, (part, end) = _model(work), found[work.sequence]
+        if model._cache.position == part.position:  # not recorded yet
+            if work.num_logits:
+                model._keep_logits(rows[first : first + work.num_logits])
+            if model._rows is not None and work.takes_rows:
+                before = end - len(part.tokens)
+                model._rows.add(model._cache.num_cached, work.num_tokens, before)
+            model._cache.begin_decode()
+            model._cache.add(work.num_tokens)
         work.is_done = True
         first += work.num_logits
 

@@ -10,7 +10,7 @@ from localspec.errors import ContextError, DecodeError
 from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import Cache
 from localspec.llama.handle import Handle
-from localspec.llama.hidden_rows import OutputRows, TargetRows
+from localspec.llama.hidden_rows import OutputRows, Rows, TargetRows
 from localspec.llama.library import llama_cpp
 from localspec.llama.projector import PicturePart, Projector
 from localspec.pictures.cells import cell_rows
@@ -42,7 +42,9 @@ class _ReadingModel(Protocol):
 
     def checkpoint(self) -> None: ...
 
-    def _alone(self, num_tokens: int = 0) -> AbstractContextManager[None]: ...
+    def _alone(
+        self, num_tokens: int = 0, *, is_piece: bool = False
+    ) -> AbstractContextManager[None]: ...
 
     def _forget_rows(self) -> None: ...
 
@@ -88,13 +90,16 @@ def read_up_to_last_picture(
 
 def _read(model: _ReadingModel, part: PicturePart) -> None:
     """Read a part of a picture, wholly or not at all."""
-    count, cache = len(part.cells), model._cache
+    count, cache, vision = len(part.cells), model._cache, model.vision
+    assert vision is not None
+    with model._alone(is_piece=True):  # which says nothing of what a prompt's tokens take
+        rows = vision.rows(part, lambda: model.is_interrupted)
     try:
-        with model._alone(count):
+        with model._alone(count, is_piece=True):
             if model._rows is not None:
                 # A head begins anew behind it: there are no tokens that it could read.
                 model._rows.begin_decode(is_taken=False)
-            _decode(model, part)
+            _decode(model, vision, part, rows)
             cache.add_picture(count, part.num_positions, part.last)
     except BaseException:
         with model._alone():
@@ -105,10 +110,8 @@ def _read(model: _ReadingModel, part: PicturePart) -> None:
         model._rows.go_on_at(model.num_cached)
 
 
-def _decode(model: _ReadingModel, part: PicturePart) -> None:
-    vision, cache = model.vision, model._cache
-    assert vision is not None
-    rows = vision.rows(part, lambda: model.is_interrupted)
+def _decode(model: _ReadingModel, vision: Projector, part: PicturePart, rows: Rows) -> None:
+    cache = model._cache
     positions, count = part.positions(cache.position), len(part.cells)
     context = model.handle.context
     size = min(model.batch_size, count) if vision.is_causal else count
