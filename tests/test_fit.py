@@ -304,9 +304,13 @@ def test_a_container_has_what_it_was_given(tmp_path):
 
 
 def test_a_projector_is_counted_where_it_lies(tmp_path, demo_target):
-    """On the first GPU of this machine, once the model is there; else in main memory."""
+    """On the first GPU of this machine, once the model is there; else in main memory.
+
+    Pictures that are kept are in main memory.
+    """
     header = checked_projector(write_projector(tmp_path / "mmproj.gguf", "gemma3"))
-    needed = projector_memory(header, 0).needed_bytes
+    everything, kept = projector_memory(header, 0), projector_memory(header, 0).picture_bytes
+    needed = everything.needed_bytes - kept
     model = check_model_file(demo_target)
     remote = replace(gpu("RPC0", 1 << 30), kind="remote", server="a:1")
 
@@ -317,10 +321,11 @@ def test_a_projector_is_counted_where_it_lies(tmp_path, demo_target):
         return pair_memory(planned, 512, room).models[1]
 
     assert on_gpus(remote, gpu("CUDA0", 1 << 30)).gpu_bytes == (0, needed)
-    assert on_gpus(remote, gpu("CUDA0", 1 << 30)).main_bytes == 0
-    assert on_gpus(gpu("CUDA0", 1 << 30), layers=0).main_bytes == needed
-    assert on_gpus(gpu("CUDA0", needed + 1000)).main_bytes == needed  # beside the model
-    assert on_gpus().main_bytes == needed
+    assert on_gpus(remote, gpu("CUDA0", 1 << 30)).main_bytes == kept
+    assert on_gpus(gpu("CUDA0", 1 << 30), layers=0).main_bytes == needed + kept
+    # Beside the model.
+    assert on_gpus(gpu("CUDA0", needed + 1000)).main_bytes == needed + kept
+    assert on_gpus().main_bytes == needed + kept
 
 
 def test_a_projector_is_on_the_gpu_only_where_it_has_room(tmp_path):

@@ -56,6 +56,7 @@ NUM_BYTES = {
     "gemma-4-26b-a4b": 14_500_986_432,
     "gemma-4-31b": 17_567_626_016,
     "smollm2-1.7b": 1_161_063_968,
+    "smolvlm2-2.2b": 1_112_602_656,
     "lfm2-2.6b": 1_792_978_080,
     "granite-4.0-micro": 2_336_488_288,
     "nemotron-3.5-lightning": 20_053_999_104,
@@ -100,7 +101,7 @@ def test_the_sizes_add_up(name):
 
 def test_presets_of_families_that_see_have_a_projector():
     """Each its own, since the width of the model is part of it; a variant has its preset's."""
-    sees = re.compile(r"(gemma-[34]|qwen3\.[568])-")
+    sees = re.compile(r"(gemma-[34]|qwen3\.[568]|smolvlm2)-")
     seeing = {name: one.mmproj for name, one in PRESETS.items() if sees.match(name)}
     assert [name for name, one in PRESETS.items() if one.mmproj] == list(seeing)
     for mmproj in seeing.values():
@@ -108,7 +109,7 @@ def test_presets_of_families_that_see_have_a_projector():
         assert file.name.startswith("mmproj-")
         assert 10**8 < file.size_bytes < 2 * 10**9
     plain = [mmproj.files[0].sha256 for name, mmproj in seeing.items() if "@" not in name]
-    assert len(set(plain)) == len(plain) == 14
+    assert len(set(plain)) == len(plain) == 15
 
 
 def test_the_plain_presets_are_demo_and_those_of_the_hub():

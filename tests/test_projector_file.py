@@ -18,6 +18,7 @@ import localspec
 from examples import num_examples
 from localspec import LocalModel, ModelFileError, PairError, Preset
 from localspec.cli import main
+from localspec.cli.explain import explanation_text
 from localspec.errors import LocalspecError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.projector_check import (
@@ -237,13 +238,15 @@ def test_explain_counts_it(tmp_path, demo_target, width):
     assert found.projector is not None
     assert (found.projector.kind, found.projector.misfit) == ("gemma3", "")
     assert found.memory.roles == ("target", "mmproj")
-    assert found.memory.needed_bytes > without.memory.needed_bytes
+    more_bytes = found.memory.needed_bytes - without.memory.needed_bytes
+    assert more_bytes > found.memory.models[1].picture_bytes > 100_000_000
     assert found.is_pair
     told = CliRunner().invoke(
         main, ["explain", "--target", str(demo_target), "--mmproj", str(path)]
     )
     assert told.exit_code == 0, told.output
     assert "mmproj.gguf, gemma3" in told.output
+    assert "of that, up to 217.1 MB of images that were shown last" in told.output
 
 
 def test_explain_without_a_projector(tmp_path, demo_target, width):
@@ -264,6 +267,24 @@ def test_explain_says_that_it_does_not_fit(tmp_path, demo_target, width):
     assert f"models of width {width + 1}" in told.output
     as_json = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)
     assert as_json["projector"]["misfit"]
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_explain_says_that_a_presets_is_not_used(tmp_path, demo_target, width, is_damaged):
+    """As `load`, which goes on without; one that was named is an error of both."""
+    path = write_projector(tmp_path / "mmproj.gguf", width if is_damaged else width + 1)
+    if is_damaged:
+        path.write_bytes(path.read_bytes()[:99])
+    models = {"target": LocalModel(path=demo_target), "mmproj": LocalModel(path=path)}
+    preset = Preset(name="seeing", context_length=512, **models)
+    with localspec.load(preset, draft_tokens=0) as engine:
+        assert engine.vision is None
+    found = localspec.explain(preset)
+    assert found.is_pair
+    assert found.projector is not None
+    assert found.projector.misfit
+    assert found.memory.roles == ("target",)
+    assert "none, since mmproj.gguf is not used: " in explanation_text(found)
 
 
 def test_one_without_the_tensor_that_libmtmd_takes_for_granted(tmp_path, width):

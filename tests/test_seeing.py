@@ -26,6 +26,7 @@ from localspec.chat.session import read_session, save_session
 from localspec.chat.template import BUILT_IN
 from localspec.cli import main
 from localspec.isolated.kept_pictures import KeptPictures
+from localspec.pictures.picture import Picture
 from localspec.preflight.room import MemoryRoom
 from localspec.presets.presets import user_presets_file
 from localspec.server.served_models import ServedModel
@@ -246,6 +247,12 @@ def test_pictures_that_are_too_much_are_let_go_the_oldest_first(monkeypatch):
     kept.keep([random_picture(4, 8, 8)])
     assert kept.named([OWL.digest]) is None
     assert kept.named([FOX.digest]) == (FOX,)
+
+
+def test_a_picture_that_comes_again_is_in_memory_once():
+    kept, again = KeptPictures(), Picture(FOX.width, FOX.height, FOX.rgb)
+    kept.keep([FOX])
+    assert [each is FOX for each in kept.keep([again, OWL])] == [True, False]
 
 
 @pytest.mark.process

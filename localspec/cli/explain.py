@@ -154,8 +154,9 @@ def _exact(target: ModelFacts) -> str:
 
 def _no_pair(found: Explanation) -> list[str]:
     """Why the models cannot be loaded together, and which could be."""
-    if found.projector is not None and found.projector.misfit:
-        return [found.projector.misfit]
+    seen = found.projector
+    if seen is not None and seen.is_named and seen.misfit:
+        return [seen.misfit]
     if not found.misfit:
         return ["a head only drafts for the model that it was trained for"]
     target = found.target
@@ -181,6 +182,8 @@ def _head(head: HeadReport) -> str:
 
 
 def _projector(projector: ProjectorReport) -> str:
+    if projector.misfit and not projector.is_named:
+        return f"none, since {projector.name} is not used: {projector.misfit}"
     place = "on this machine" if projector.is_here else "to download"
     size = readable_bytes(projector.size_bytes)
     return f"{projector.name}, {projector.kind}, {size} {place}"
@@ -243,6 +246,8 @@ def _memory_lines(found: Explanation) -> list[str]:
         f"weights {total('weights')}, caches {total('cache')}, compute {total('compute')}, "
         f"vocabularies {total('vocabulary')}",
     ]
+    if "mmproj" in memory.roles:
+        lines.append(f"of that, up to {total('picture')} of images that were shown last")
     if memory.peak_bytes > memory.main_bytes:
         lines.append(
             f"peak {readable_bytes(memory.peak_bytes)}, with {total('repacked')} of weights "

@@ -29,7 +29,7 @@ _PATCHES = "v.patch_embd.weight"
 _WITHOUT_PATCHES = ("gemma3nv", "deepseekocr", "deepseekocr2", "dots3note_v")
 _OF_ANY_SIZE = ("dots_ocr", "dots3note_v")  # whose pictures' size is stated as 0
 # How the names of tensors begin behind the encoder's own.
-_BRIDGES = ("mm.", "resampler.", "v.qf", "qf")
+_BRIDGES = ("mm.", "resampler.", "adapter.", "v.qf", "qf")
 # The least and largest numbers that cannot end the process, of those that are stated.
 _BOUNDS = {
     "image_size": (0, 2**14),
@@ -205,7 +205,8 @@ def _wrong_heads(header: Header) -> Iterator[str]:
     """Of attention; Gemma 4 12B has none, and no blocks."""
     key = "clip.vision.attention.head_count"
     width, heads = header.number("clip.vision.embedding_length"), header.number(key)
-    if heads and width % heads:
+    is_width_stated = header.number("clip.vision.attention.head_dim") > 0  # of a head
+    if heads and width % heads and not is_width_stated:
         yield f"its width of {width} cannot be divided among {heads} attention heads"
     if key in header.metadata and not heads and header.number("clip.vision.block_count"):
         yield "its attention.head_count is 0, though it has blocks"

@@ -144,8 +144,8 @@ class Served:
 
         digests: theirs, in order. pictures: all of them, where one was not here.
         """
-        self._shared.pictures.keep(pictures)
-        found = tuple(pictures) or self._shared.pictures.named(digests)
+        kept = self._shared.pictures
+        found = kept.keep(pictures) if pictures else kept.named(digests)
         self._shown = found or ()
         return found is not None
 
@@ -254,8 +254,7 @@ class Served:
     def cells(self, picture: Picture) -> list[int]:
         """As `Vision.cells`, of an engine that sees."""
         assert self._engine.vision is not None
-        self._shared.pictures.keep([picture])
-        return self._engine.vision.cells(picture)
+        return self._engine.vision.cells(*self._shared.pictures.keep([picture]))
 
     def memory(self) -> EngineMemory:
         return self._engine.memory()

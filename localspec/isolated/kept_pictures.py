@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from localspec.pictures.picture import MAX_PICTURE_PIXELS, Picture
-
-_MOST_BYTES = 6 * MAX_PICTURE_PIXELS  # two of the largest, or many of the usual ones
+from localspec.pictures.picture import KEPT_PICTURE_BYTES, Picture
 
 
 class KeptPictures:
@@ -17,15 +15,18 @@ class KeptPictures:
         self._kept: dict[bytes, Picture] = {}  # the oldest first
         self._changing = threading.Lock()  # each pipe has a thread
 
-    def keep(self, pictures: Sequence[Picture]) -> None:
-        """Keep them, and let older ones go where all of them are too much."""
+    def keep(self, pictures: Sequence[Picture]) -> tuple[Picture, ...]:
+        """Keep them, and let older ones go where all of them are too much.
+
+        Returns them: where one was here, what was, so that no pixels are in memory twice.
+        """
         with self._changing:
-            for each in pictures:
-                self._kept.pop(each.digest, None)
-                self._kept[each.digest] = each
+            found = tuple(self._kept.pop(each.digest, each) for each in pictures)
+            self._kept.update((each.digest, each) for each in found)
             num_bytes = sum(len(each.rgb) for each in self._kept.values())
-            while num_bytes > _MOST_BYTES:
+            while num_bytes > KEPT_PICTURE_BYTES:
                 num_bytes -= len(self._kept.pop(next(iter(self._kept))).rgb)
+            return found
 
     def named(self, digests: Sequence[bytes]) -> tuple[Picture, ...] | None:
         """The pictures with these digests; None if one is not there any more."""

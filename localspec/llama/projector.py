@@ -26,11 +26,9 @@ from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import Rows
 from localspec.llama.library import complaints, llama_cpp, mtmd, own_process
 from localspec.pictures.cells import cell_numbers, cell_rows
-from localspec.pictures.picture import Picture
+from localspec.pictures.picture import KEPT_PICTURE_BYTES, KEPT_ROW_BYTES, Picture
 
 _MARKER = b"<localspec-picture>"
-_MOST_ROW_BYTES = 1 << 26  # of pictures that were read last, for texts that are decoded again
-_MOST_PICTURE_BYTES = 1 << 28  # of pixels that are kept until they are asked for
 _CELL_BYTES = 128  # of what is kept for each cell beside the pixels, about
 _MOST_TIMES = 200  # a longer side ÷ the shorter: libmtmd may make a picture of no height
 _NODES_AT_ONCE = 32  # of a picture's graph, between two looks at whether to go on
@@ -177,7 +175,7 @@ class Projector:
             chunk = self._mtmd.mtmd_input_chunks_get(chunks, part.number)
             rows = self._encoded(chunk, len(part.cells), is_cancelled)
         self._rows[first] = rows
-        while sum(kept.nbytes for kept in self._rows.values()) > _MOST_ROW_BYTES:
+        while sum(kept.nbytes for kept in self._rows.values()) > KEPT_ROW_BYTES:
             if len(self._rows) == 1:
                 break
             self._rows.popitem(last=False)
@@ -300,7 +298,7 @@ class Projector:
     def _forget_some(self, num_shown: int) -> None:
         """Let pictures go that were asked for longest ago, but for the last num_shown."""
         num_bytes = sum(known.num_bytes for known in self._latest.values())
-        while num_bytes > _MOST_PICTURE_BYTES and len(self._latest) > num_shown:
+        while num_bytes > KEPT_PICTURE_BYTES and len(self._latest) > num_shown:
             num_bytes -= self._latest.popitem(last=False)[1].num_bytes
 
     @contextmanager

@@ -30,11 +30,7 @@ from localspec.preflight.fit import (
 )
 from localspec.preflight.measured import ExpectedGain, expected_gains, measured_pair
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
-from localspec.preflight.projector_report import (
-    ProjectorReport,
-    found_projector,
-    projector_report,
-)
+from localspec.preflight.projector_report import ProjectorReport, found_projector
 from localspec.preflight.room import MemoryRoom, PairMemory, Planned
 from localspec.preflight.side_by_side import AtOnce, planned_at_once
 from localspec.preflight.trimmed_choice import Choices, TrimmedChoice, trimmed_choices
@@ -149,7 +145,8 @@ class Explanation:
     @property
     def is_pair(self) -> bool:
         """Whether the models can be loaded together, or there is only a target."""
-        is_blind = self.projector is not None and self.projector.misfit
+        seen = self.projector
+        is_blind = seen is not None and seen.is_named and seen.misfit
         no_head = self.head and self.head.is_apart and self.head.why_not
         return not (self.misfit or no_head or is_blind)
 
@@ -189,12 +186,12 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     found or read, OptionError for numbers that `load` refuses, and RpcError.
     """
     asked = LlamaOptions(context_length=context_length, num_gpu_layers=num_gpu_layers)
-    chosen, found, projector = _found(preset, target, draft, head, mmproj)
+    chosen, found, projector, projector_header = _found(preset, target, draft, head, mmproj)
     choices = _take_trimmed(found)
     vocabulary, misfit = _compared(found)
     asked = replace(asked, rpc=common_servers(rpc, chosen), tensor_split=tuple(tensor_split))
     room = room_here(asked.rpc)
-    wanted = _wanted(found, replace(asked, context_length=None), projector)
+    wanted = _wanted(found, replace(asked, context_length=None), projector_header)
     length = _context(found["target"].header, chosen, context_length)
     memory, at_once = planned_at_once(wanted, length, room, parallel, kept_bytes)
     smaller = fitting_preset(room) if room.shortages(memory) else None
@@ -205,7 +202,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         target=_target_facts(found["target"], memory),
         draft=_facts(found["draft"]) if "draft" in found else None,
         head=head_report,
-        projector=projector_report(found["target"].header, projector),
+        projector=projector,
         vocabulary=vocabulary,
         misfit=misfit,
         size_warning=_size_warning(found),
@@ -230,8 +227,8 @@ def _found(
     draft: _Name | None,
     head: _Name | None,
     mmproj: _Name | None,
-) -> tuple[Preset | None, dict[Role, FoundHeader], FoundHeader | None]:
-    """The preset, if one names the models, the header of each, and that of the projector.
+) -> tuple[Preset | None, dict[Role, FoundHeader], ProjectorReport | None, Header | None]:
+    """The preset, if one names the models, the header of each, and what of the projector.
 
     Raises ModelFileError if the target is a head.
     """
@@ -242,12 +239,13 @@ def _found(
     models = {role: find_model(text, role) for role, text in named.items() if text is not None}
     if chosen is not None:
         models = {**used_models(chosen), **models}
-    if is_blind:
-        models.pop("mmproj", None)
+    projector = models.pop("mmproj", None)
     found = read_model_headers(models)
     check_target(found["target"].header)
-    projector = found_projector(found)
-    return chosen, found, None if is_blind else projector
+    if is_blind:
+        return chosen, found, None, None
+    is_named = mmproj is not None
+    return chosen, found, *found_projector(found["target"], projector, is_named=is_named)
 
 
 def _context(target: Header, chosen: Preset | None, context_length: int | None) -> int:
@@ -267,7 +265,7 @@ def _take_trimmed(found: dict[Role, FoundHeader]) -> Choices:
 
 
 def _wanted(
-    found: dict[Role, FoundHeader], asked: LlamaOptions, projector: FoundHeader | None
+    found: dict[Role, FoundHeader], asked: LlamaOptions, projector: Header | None
 ) -> list[Planned]:
     """The models with their options. asked: the target's options."""
     if "head" in found or asked.rpc:  # one in the target's file would be on the servers
@@ -278,7 +276,7 @@ def _wanted(
         for role, one in found.items()
     ]
     if projector is not None:
-        wanted.append(Planned(projector.header, role="mmproj"))
+        wanted.append(Planned(projector, role="mmproj"))
     return wanted
 
 

@@ -26,6 +26,7 @@ from localspec.llama.options import (
     num_cells,
 )
 from localspec.llama.placement import MAIN_MEMORY, Placement
+from localspec.pictures.picture import KEPT_PICTURE_BYTES, KEPT_ROW_BYTES
 from localspec.speculative.policy_api import REPLAY_TOKENS
 
 DEFAULT_KEPT_BYTES = 2**30  # at most, for the caches of waiting conversations
@@ -51,7 +52,7 @@ class MemoryEstimate:
     part for the states of num_snapshots tokens. compute_bytes: intermediate results and
     logits. gpu_bytes: the part of all that on each GPU. num_layers, gpu_layers: of the model,
     and on each GPU; the output counts as one. num_cpu_moe_layers: the number of first layers
-    whose experts are in main memory.
+    whose experts are in main memory. picture_bytes: the most that is kept of pictures.
     """
 
     with_head: bool
@@ -66,12 +67,17 @@ class MemoryEstimate:
     num_layers: int
     gpu_layers: tuple[int, ...]
     num_cpu_moe_layers: int
+    picture_bytes: int = 0
 
     @property
     def needed_bytes(self) -> int:
         """Memory that must be free, in all places together."""
         return (
-            self.weights_bytes + self.cache_bytes + self.compute_bytes + self.vocabulary_bytes
+            self.weights_bytes
+            + self.cache_bytes
+            + self.compute_bytes
+            + self.vocabulary_bytes
+            + self.picture_bytes
         )
 
     @property
@@ -129,7 +135,7 @@ def estimate_memory(
 
 
 def projector_memory(header: Header, num_gpus: int, place: int = MAIN_MEMORY) -> MemoryEstimate:
-    """The memory of what lets a model see: its weights, and what encoding a picture takes.
+    """The memory of what lets a model see: weights, encoding a picture, and kept pictures.
 
     place: the number of the GPU that it is on, or main memory. The second is a bound for the
     pictures that it is made for, without tiles: the scores of attention of one layer, and the
@@ -154,6 +160,7 @@ def projector_memory(header: Header, num_gpus: int, place: int = MAIN_MEMORY) ->
         num_layers=0,
         gpu_layers=(0,) * num_gpus,
         num_cpu_moe_layers=0,
+        picture_bytes=KEPT_PICTURE_BYTES + KEPT_ROW_BYTES,
     )
 
 

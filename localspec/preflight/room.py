@@ -148,6 +148,6 @@ def _of_projector(
     if target.num_gpu_layers != 0 and here:
         on_gpu = projector_memory(header, len(room.gpus), here[0])
         is_known = room.gpus[here[0]].total_bytes > 0
-        if not is_known or free_bytes[here[0]] > on_gpu.needed_bytes:
+        if not is_known or free_bytes[here[0]] > sum(on_gpu.gpu_bytes):
             return on_gpu
     return projector_memory(header, len(room.gpus))
