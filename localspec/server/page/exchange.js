@@ -72,9 +72,9 @@ function checked(told) {
   if (!Array.isArray(told?.messages) || !told.messages.every(isMessage))
     throw new Error("A conversation in the file has messages that are not as this page writes them.");
   const settings = Object.entries(told.settings ?? {}).filter(([, value]) => typeof value === "string");
-  return {
-    title: String(told.title ?? "").slice(0, 200),
-    settings: Object.fromEntries(settings),
-    messages: told.messages,
-  };
+  // Pictures get keys of this browser's.
+  const messages = told.messages.map((message) =>
+    message.files ? { ...message, files: message.files.map(({ key: _key, ...file }) => file) } : message,
+  );
+  return { title: String(told.title ?? "").slice(0, 200), settings: Object.fromEntries(settings), messages };
 }

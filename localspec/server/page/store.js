@@ -1,32 +1,41 @@
-// Conversations, kept in this browser alone (IndexedDB).
+// Conversations, kept in this browser alone (IndexedDB): their texts, and apart from them the
+// pictures, each once, so that an answer that is coming rewrites no picture.
 
-const STORE = "conversations";
+const TEXTS = "conversations"; // by id, without pictures
+const PICTURES = "pictures"; // data URLs, by the keys that files of messages have
+const ATTACHED = "attached"; // lists of files that are not sent yet
 let opening;
 
 function database() {
   opening ??= new Promise((resolve, reject) => {
-    const asked = indexedDB.open("localspec", 1);
-    asked.onupgradeneeded = () => asked.result.createObjectStore(STORE, { keyPath: "id" });
-    asked.onsuccess = () => resolve(asked.result);
+    const asked = indexedDB.open("localspec", 2);
+    asked.onupgradeneeded = ({ oldVersion }) => {
+      if (!oldVersion) asked.result.createObjectStore(TEXTS, { keyPath: "id" });
+      asked.result.createObjectStore(PICTURES);
+      asked.result.createObjectStore(ATTACHED);
+    };
+    asked.onsuccess = () => {
+      asked.result.onversionchange = () => asked.result.close(); // a newer page in another tab
+      resolve(asked.result);
+    };
     asked.onerror = () => reject(asked.error);
+    asked.onblocked = () => reject(new Error("an older version of this page is open in another tab; close that."));
   });
   return opening;
 }
 
+// work: gets a function that gives a store; what it returns is asked for its result.
 async function run(mode, work) {
-  const transaction = (await database()).transaction(STORE, mode);
+  const transaction = (await database()).transaction([TEXTS, PICTURES, ATTACHED], mode);
   return new Promise((resolve, reject) => {
-    const asked = work(transaction.objectStore(STORE));
+    const asked = work((name) => transaction.objectStore(name));
     // Only then it is kept: a lack of room shows at the end.
-    transaction.oncomplete = () => resolve(asked.result);
-    transaction.onabort = () => reject(transaction.error ?? asked.error);
+    transaction.oncomplete = () => resolve(asked?.result);
+    transaction.onabort = () => reject(transaction.error ?? asked?.error);
   });
 }
 
 const others = new BroadcastChannel("localspec");
-
-export const all = () => run("readonly", (store) => store.getAll());
-export const get = (id) => run("readonly", (store) => store.get(id));
 export const onOtherTab = (call) => (others.onmessage = call);
 
 async function change(work) {
@@ -34,20 +43,87 @@ async function change(work) {
   others.postMessage("changed");
 }
 
-export const put = (conversation) => change((store) => store.put(conversation));
-export const remove = (id) => change((store) => store.delete(id));
-export const clear = () => change((store) => store.clear());
+// ---- Pictures
+
+const newId = () => crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
+
+// Files as they are kept: pictures by their keys. Those that are not there yet are put there.
+function kept(files, store) {
+  return files.map((file) => {
+    if (!file.image) return file;
+    file.key ??= newId();
+    const pictures = store(PICTURES);
+    pictures.getKey(file.key).onsuccess = ({ target }) => target.result ?? pictures.put(file.image, file.key);
+    return { name: file.name, key: file.key };
+  });
+}
+
+// Lists of files as they were. Those of a version before have their pictures in them.
+async function whole(lists) {
+  const keys = lists.flat().flatMap(({ key, image }) => (key && !image ? [key] : []));
+  if (!keys.length) return lists;
+  const found = new Map();
+  await run("readonly", (store) => {
+    for (const key of keys)
+      store(PICTURES).get(key).onsuccess = ({ target }) => target.result && found.set(key, target.result);
+  });
+  const filled = (file) => (found.has(file.key) ? { ...file, image: found.get(file.key) } : file);
+  return lists.map((files) => files.map(filled).filter(({ image, text }) => image || text !== undefined));
+}
+
+async function wholeConversation(told) {
+  if (!told) return told;
+  const lists = await whole(told.messages.map(({ files }) => files ?? []));
+  const messages = told.messages.map((message, at) => (message.files ? { ...message, files: lists[at] } : message));
+  return { ...told, messages };
+}
+
+// Lets pictures go that nothing has any more.
+export const sweep = () =>
+  run("readwrite", (store) => {
+    const used = new Set();
+    const note = (files) => files?.forEach(({ key }) => used.add(key));
+    store(ATTACHED).getAll().onsuccess = ({ target }) => target.result.forEach(note);
+    store(TEXTS).getAll().onsuccess = ({ target }) =>
+      target.result.forEach(({ messages }) => messages.forEach(({ files }) => note(files)));
+    const pictures = store(PICTURES); // asked last, so it answers last
+    pictures.getAllKeys().onsuccess = ({ target }) =>
+      target.result.filter((key) => !used.has(key)).forEach((key) => pictures.delete(key));
+  });
+
+// ---- Conversations
+
+// All, without their pictures.
+export const texts = () => run("readonly", (store) => store(TEXTS).getAll());
+export const all = async () => Promise.all((await texts()).map(wholeConversation));
+export const get = async (id) => wholeConversation(await run("readonly", (store) => store(TEXTS).get(id)));
+
+export const put = (conversation) =>
+  change((store) => {
+    const messages = conversation.messages.map((message) =>
+      message.files ? { ...message, files: kept(message.files, store) } : message,
+    );
+    return store(TEXTS).put({ ...conversation, messages });
+  });
+
+export const remove = (id) => change((store) => store(TEXTS).delete(id)).then(sweep);
+export const clear = () => change((store) => [TEXTS, PICTURES, ATTACHED].forEach((name) => store(name).clear()));
+
+// ---- What is attached to a question, by a name for that
+
+export const putAttached = (name, files) =>
+  run("readwrite", (store) =>
+    files.length ? store(ATTACHED).put(kept(files, store), name) : store(ATTACHED).delete(name),
+  );
+
+export async function getAttached(name) {
+  const files = await run("readonly", (store) => store(ATTACHED).get(name));
+  return files ? (await whole([files]))[0] : [];
+}
 
 export function newConversation() {
   const now = Date.now();
-  return {
-    id: crypto.randomUUID?.() ?? `${now}-${Math.random()}`,
-    title: "",
-    created: now,
-    updated: now,
-    settings: {},
-    messages: [],
-  };
+  return { id: newId(), title: "", created: now, updated: now, settings: {}, messages: [] };
 }
 
 // Whether the words occur anywhere in the conversation.

@@ -1,0 +1,271 @@
+// Questions, their answers, and what is attached to them.
+
+import { ApiError, ask, sees } from "./api.js";
+import {
+  actions,
+  add,
+  banner,
+  draftName,
+  draw,
+  drawState,
+  follow,
+  forget,
+  grow,
+  openNow,
+  save,
+  setAttached,
+  showProgress,
+} from "./conversations.js";
+import { $, button, element, say } from "./dom.js";
+import { textOf } from "./files.js";
+import { Pace, addStep } from "./live.js";
+import { askKey, noteMemory, waitForServer } from "./models.js";
+import { isPicture, pictureOf } from "./pictures.js";
+import { requestOf } from "./question.js";
+import { live, running, state, views } from "./state.js";
+import * as store from "./store.js";
+
+const SAVE_MS = 500; // between two savings of an answer that is coming
+const COPIED = "This is a copy. The conversation as it was is in the list.";
+
+export async function send() {
+  const { open } = state;
+  await state.attaching;
+  if (open !== state.open) return;
+  const text = $("question").value.trim();
+  const files = state.attached;
+  if (running.has(open.id) || (!text && !files.length)) return;
+  const draft = draftName();
+  $("question").value = "";
+  grow();
+  open.title ||= (text || files[0].name).slice(0, 60);
+  add({ role: "user", content: text, files });
+  state.attached = [];
+  $("title").textContent = open.title;
+  await answer({ draft });
+}
+
+// continued: the answer to go on with. note: what the banner says meanwhile. draft: the name of
+// what was typed, which is forgotten once the question is kept.
+async function answer({ continued = null, note = "", draft = "" } = {}) {
+  const conversation = state.open;
+  sessionStorage.setItem("localspec.open", conversation.id);
+  let body;
+  try {
+    body = requestOf(conversation, $("model").value);
+  } catch (error) {
+    await save(conversation);
+    if (draft) await forget(draft);
+    banner(error.message);
+    return;
+  }
+  banner(note);
+  const message = continued ?? {
+    role: "assistant",
+    content: "",
+    thoughts: "",
+    calls: [],
+    tokens: [],
+    model: $("model").value,
+  };
+  message.state = "partial";
+  delete message.error;
+  delete message.stats; // of what is there already
+  if (!continued) add(message);
+  const run = {
+    conversation,
+    message,
+    abort: new AbortController(),
+    savedMs: performance.now(),
+    drawMs: 0,
+    waits: false,
+    pace: new Pace(),
+  };
+  running.set(conversation.id, run);
+  drawState();
+  progressOf(run, "Waiting for the model.");
+  say("The answer is coming.");
+  await save(conversation);
+  if (draft) await forget(draft);
+  try {
+    await ask(body, run.abort.signal, (event) => take(run, event));
+    if (message.state === "partial") message.state = "done";
+  } catch (error) {
+    if (error.name === "AbortError") message.state = "stopped";
+    else Object.assign(message, { state: "error", error: error.message });
+    if (error instanceof ApiError && error.status === 401) run.needsKey = true;
+    if (error.status === 413)
+      message.error +=
+        " Pictures and files of a conversation are sent with each question: begin a new chat, or edit a question and leave some out.";
+    if (error instanceof ApiError && error.status === 0) waitForServer();
+  }
+  running.delete(conversation.id);
+  message.speeds = run.pace.speeds;
+  if (conversation === state.open) {
+    views.get(message)?.update(true);
+    drawState();
+    follow();
+  }
+  say(
+    message.error
+      ? `The answer failed: ${message.error}`
+      : `The answer is complete: ${message.content.split(/\s+/).length} words.`,
+  );
+  await save(conversation);
+  await noteMemory();
+  if (run.needsKey && (await askKey())) await retryEmpty(conversation, message);
+}
+
+async function retryEmpty(conversation, message) {
+  if (conversation !== state.open || message.content) return;
+  state.open.messages.pop();
+  draw();
+  await answer();
+}
+
+// One event of the stream.
+function take(run, event) {
+  const { message } = run;
+  if (event.queue_position !== undefined) {
+    const place = event.queue_position;
+    progressOf(run, place ? `In line for the model, at place ${place}.` : "The model works.");
+  }
+  if (event.prompt_progress) {
+    const { processed, total } = event.prompt_progress;
+    progressOf(run, `Reading the prompt: ${processed} of ${total} tokens.`, processed / total);
+  }
+  const [choice] = event.choices ?? [];
+  if (choice) takeChoice(run, choice);
+  for (const name of ["timings", "explanation", "usage"]) {
+    if (event[name]) message.stats = { ...message.stats, [name]: event[name] };
+  }
+  if (!run.waits) {
+    run.waits = true;
+    // At most a fifth of the time goes to drawing, however long the answer is.
+    setTimeout(() => requestAnimationFrame(() => drawRun(run)), 4 * run.drawMs);
+  }
+}
+
+function progressOf(run, words, share = null) {
+  if (run.conversation === state.open) showProgress(words, share);
+}
+
+function takeChoice(run, { delta, provenance, step, logprobs, finish_reason: reason }) {
+  const { message } = run;
+  message.content += delta.content ?? "";
+  message.thoughts += delta.reasoning_content ?? "";
+  for (const call of delta.tool_calls ?? []) {
+    message.calls[call.index] ??= { id: call.id, name: call.function.name, json: "" };
+    message.calls[call.index].json += call.function.arguments ?? "";
+  }
+  if (reason === "length") message.state = "length";
+  if (step) message.steps = addStep(message.steps, step);
+  if (!provenance) return;
+  if (!run.pace.num) progressOf(run, "");
+  const [found] = logprobs?.content ?? [];
+  const others = found?.top_logprobs.map((each) => [each.token, each.logprob]) ?? [];
+  message.tokens.push([
+    found?.token ?? delta.content ?? delta.reasoning_content ?? "",
+    provenance,
+    found?.logprob ?? null,
+    others,
+  ]);
+  if (run.pace.token() && run.conversation === state.open) live.draw(message, run.pace);
+}
+
+function drawRun(run) {
+  const began = performance.now();
+  run.waits = false;
+  if (!running.has(run.conversation.id)) return;
+  if (run.conversation === state.open) {
+    views.get(run.message)?.update(false);
+    if (run.message.calls.length) views.get(run.message)?.drawRest();
+    follow();
+  }
+  run.drawMs = performance.now() - began;
+  if (began - run.savedMs > SAVE_MS) {
+    run.savedMs = began;
+    store.put(run.conversation).catch(() => {});
+  }
+}
+
+const goOn = (continued) => answer({ continued });
+
+// A conversation that begins as the open one, so that what comes after stays where it is.
+function branch(number) {
+  const { title, settings, messages } = state.open;
+  const copy = { ...store.newConversation(), title: `${title} ↳`, settings: { ...settings } };
+  copy.messages = structuredClone(messages.slice(0, number));
+  openNow(copy);
+}
+
+async function retry(message) {
+  if (running.has(state.open.id)) return;
+  const at = state.open.messages.indexOf(message);
+  if (message.content || at < state.open.messages.length - 1) {
+    branch(at);
+    await answer({ note: COPIED });
+  } else {
+    state.open.messages.pop();
+    draw();
+    await answer();
+  }
+}
+
+export function edit(message) {
+  if (running.has(state.open.id)) return;
+  const { content, files = [] } = message;
+  branch(state.open.messages.indexOf(message));
+  banner(COPIED);
+  $("question").value = content;
+  grow();
+  $("question").focus();
+  setAttached(structuredClone(files));
+}
+
+// A form for what the called tools returned.
+function result(message) {
+  const fields = message.calls.map(({ name }) =>
+    element("textarea", { rows: 2, "aria-label": `Result of ${name}`, placeholder: `What ${name} returns` }),
+  );
+  const sendResults = async () => {
+    form.remove();
+    message.calls.forEach((call, at) => add({ role: "tool", content: fields[at].value, callId: call.id }));
+    await answer();
+  };
+  const form = element("div", { class: "results" }, ...fields, button("Send", sendResults, { class: "primary" }));
+  views.get(message).rest.append(form);
+  fields[0].focus();
+}
+
+// ---- Files
+
+export function attach(files) {
+  const to = state.open;
+  state.attaching = state.attaching.then(() => attachTo(to, files));
+}
+
+async function attachTo(conversation, files) {
+  for (const file of files) {
+    try {
+      if (isPicture(file)) await requireSight(file.name);
+      const read = isPicture(file) ? await pictureOf(file) : { name: file.name, text: await textOf(file) };
+      if (conversation !== state.open)
+        throw new Error(`${file.name} is not attached: another conversation was opened meanwhile.`);
+      banner("");
+      await setAttached([...state.attached, read]);
+    } catch (error) {
+      banner(error.message);
+    }
+  }
+}
+
+async function requireSight(name) {
+  const model = $("model").value;
+  if (await sees(model)) return;
+  throw new Error(
+    `${model} sees no pictures, so ${name} is not attached. Choose a model that does, or start the server with its projector (--mmproj).`,
+  );
+}
+
+Object.assign(actions, { edit, retry, goOn, result });
