@@ -14,6 +14,7 @@ from hybrid_maker import write_hybrid
 from interruptions import Struck, name_of, places, struck
 from trimmed_files import trimmed_file
 
+import inside
 import localspec
 from examples import num_examples
 
@@ -139,6 +140,28 @@ def check_places(load, files, event, every=1):
 @pytest.mark.parametrize(("event", "every"), EVENTS)
 def test_an_exception_at_any_place_leaves_an_engine_as_a_fresh_one(loads, kind, event, every):
     check_places(loads[kind], KINDS[kind], event, every)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_stays_of_an_answer_is_in_one_piece_wherever_it_is_struck(engine):
+    """Tokens, their text, and their log-probabilities."""
+    files, asked = ["streaming/answer_run.py"], []
+
+    def ask():
+        answer = engine.generate_raw(AGAIN, sampling=GREEDY, max_tokens=4, logprobs=0)
+        asked.append(inside.answer_state(answer))
+        answer.reply()
+
+    num_kept = 0
+    for place in places(ask, files, "line"):
+        error = struck(ask, files, "line", place)
+        if asked[-1].result is not None:
+            reply = asked[-1].result[0]
+            num_kept += 0 < len(reply.token_ids) < 4
+            assert reply.text == engine.detokenize(reply.token_ids), name_of(place)
+            assert len(reply.logprobs) == len(reply.token_ids), name_of(place)
+        del error
+    assert num_kept > 5
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -113,6 +113,12 @@ class AnswerRun:
                         self.finish_reason = "length"
                 for part in self._finish(text):
                     yield _piece(part, self.provenance)
+        except GeneratorExit:
+            raise
+        except BaseException:  # between a token and what belongs to it, if of a signal handler
+            whole = self.token_ids if self.options.logprobs is None else self.logprobs
+            text = self._read_again(len(whole))
+            raise
         finally:
             try:
                 # A closed answer or a stop string leaves the rest of a step behind.
@@ -207,16 +213,20 @@ class AnswerRun:
         )
         self.result = (reply, said)
 
+    def _read_again(self, num_tokens: int) -> AnswerText:
+        """The text of the first num_tokens, which are all that stay."""
+        del self.token_ids[num_tokens:], self.logprobs[num_tokens:]
+        self.parts, self.num_thought_tokens = [], 0
+        text = self._text()
+        for token in self.token_ids:
+            self._pushed(text, token)
+        return text
+
     def cut(self, num_tokens: int) -> tuple[Reply, Said] | None:
         """The result, as if only the first num_tokens had been produced."""
         if self.result is not None and num_tokens < len(self.token_ids):
-            del self.token_ids[num_tokens:], self.logprobs[num_tokens:]
             self.finish_reason, self.stopped_by = "cancelled", None
-            self.parts, self.num_thought_tokens = [], 0
-            text = self._text()
-            for token in self.token_ids:
-                self._pushed(text, token)
-            self._finish(text)
+            self._finish(self._read_again(num_tokens))
             self._conclude(self.result[0].stats)
         return self.result
 
