@@ -116,8 +116,8 @@ class AnswerRun:
         except GeneratorExit:
             raise
         except BaseException:  # between a token and what belongs to it, if of a signal handler
-            whole = self.token_ids if self.options.logprobs is None else self.logprobs
-            text = self._read_again(len(whole))
+            has_logprobs = self.options.logprobs is not None
+            text = self._read_again(len(self.logprobs if has_logprobs else self.token_ids))
             raise
         finally:
             try:

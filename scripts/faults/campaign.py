@@ -21,13 +21,16 @@ from typing import Protocol, cast
 
 ROOT = Path(__file__).parents[2]
 # Beside this: what makes tiny models, and clients of a server.
-sys.path += [str(ROOT / each) for each in ("scripts/develop", "scripts/measure", "tests")]
+sys.path += [
+    str(ROOT / each)
+    for each in ("scripts/develop", "scripts/heads", "scripts/measure", "tests")
+]
 
 from fault_classes.tried import Tried  # noqa: E402
 from marked_part import with_part  # noqa: E402
 
 PAGE = ROOT / "docs/reliability.md"
-CLASSES = ("downloads", "server", "concurrency", "resources")
+CLASSES = ("downloads", "server", "concurrency", "resources", "engine", "law")
 _SHOWN_LOSSES = 20
 
 
