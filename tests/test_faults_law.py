@@ -103,6 +103,6 @@ def test_a_short_run_loses_nothing():
     cells = itertools.chain(rule_cells(3), loop_cells(3))
     rows = list(law.drawn(cells, 0.0, 3, least=64))
     assert len(rows) == 3 + 13
-    engines = itertools.islice(law.engine_cells(3), 12)
+    engines = itertools.islice(law.engine_cells(1.0, 3), 12)
     rows += law.drawn(engines, 0.0, 3, least=64)
     assert [loss for row in rows for loss in row.losses] == []

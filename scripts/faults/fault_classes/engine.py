@@ -7,6 +7,7 @@ is held against a fresh engine's, and a loss is shortened to the operations that
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fault_classes.engine_kinds import KINDS, kinds_here
+from fault_classes.engine_kinds import REAL, kinds_here
 from fault_classes.engine_machine import drawn_operations
 from fault_classes.engine_world import Operation
 from fault_classes.tried import Tried
@@ -29,12 +30,12 @@ _SLICE_S = 15.0
 
 def tries(seconds: float, seed: int) -> Iterator[Tried]:
     """A share of the time for every kind of engine that can be made here."""
-    names = kinds_here()
+    names = kinds_here(seconds, seed)
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             yield of_kind(name, seconds / len(names), seed, Path(folder))
-    for name in KINDS.keys() - set(names):
-        yield Tried(name, "skipped: LOCALSPEC_REAL_MODELS names no folder that has it", 0, [])
+    if REAL not in kinds_here(math.inf, seed):
+        yield Tried(REAL, "skipped: LOCALSPEC_REAL_MODELS names no folder that has it", 0, [])
 
 
 def of_kind(name: str, seconds: float, seed: int, folder: Path, *more: str) -> Tried:

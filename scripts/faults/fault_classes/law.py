@@ -36,7 +36,8 @@ class _Row(NamedTuple):
 def tries(seconds: float, seed: int) -> Iterator[Tried]:
     """Draw for so long, and a planted bias besides."""
     yield planted(_PLANTED_SAMPLES, seed)
-    groups = (cells_of_rules(seed), loop_cells(seed), engine_cells(seed))
+    engines = engine_cells(seconds * _SHARES[-1], seed)
+    groups = (cells_of_rules(seed), loop_cells(seed), engines)
     for share, group in zip(_SHARES, groups, strict=True):
         yield from drawn(group, seconds * share, seed)
 

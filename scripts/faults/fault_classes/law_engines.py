@@ -14,7 +14,7 @@ import pytest
 
 import inside
 import localspec
-from fault_classes.engine_kinds import KINDS, load_kind, made, target_alone
+from fault_classes.engine_kinds import REAL, kinds_here, load_kind, made, target_alone
 from fault_classes.law_cells import LENGTH, RULES, Cell, Text, law_of
 from localspec.sampling.params import SamplingParams
 from localspec.streaming.options import AnswerOptions
@@ -55,12 +55,12 @@ class _TargetRows:
         return row
 
 
-def engine_cells(seed: int) -> Iterator[Cell]:
-    """Every kind of file and proposer, rule, sampling option and constraint."""
+def engine_cells(seconds: float, seed: int) -> Iterator[Cell]:
+    """Kinds of files and proposers, every rule, sampling option and constraint."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", folder)  # what is learned of these is nobody's
-        for number, kind in enumerate(KINDS):
-            if "SmolLM2" in kind or "pictures" in kind:
+        for number, kind in enumerate(kinds_here(seconds, seed)):
+            if kind == REAL or "pictures" in kind:
                 continue
             own = Path(folder) / str(number)
             own.mkdir()
