@@ -37,6 +37,10 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+# What reading a file of ours raises that was damaged, or never was one.
+DAMAGES = (
+    OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError
+)  # fmt: skip
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 

@@ -156,6 +156,38 @@ def test_a_file_that_is_none_is_refused(tmp_path, content):
         read_recording(path)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"limit":[1]', '"limit":[{}]'),
+        ('"limit":[1]', '"limit":[1.5]'),
+        ('"chance":[0.5]', '"chance":[NaN]'),
+        ('"chance":[0.5]', '"chance":["x"]'),
+        ('"accepted":[]', '"accepted":[1,1]'),
+        ('"num_tokens":1', '"num_tokens":1e999'),
+        ('"draft":0.1', f'"draft":{10**400}'),
+        ('"draft":0.1', '"draft":-1'),
+        ('"pair":"a"', f'"pair":{"[" * 100_000}'),
+    ],
+)
+def test_numbers_that_are_none_of_an_answer_are_refused(tmp_path, old, new):
+    """When they are read, not where they are used."""
+    series = {"limit": [1], "confidence": [0.5], "chance": [0.5], "accepted": [], "match": []}
+    answer = {"kind": "own", "is_greedy": True, "num_prompt_tokens": 1, "num_tokens": 1}
+    lines = [
+        {"localspec_traces": 1, "pair": "a", "shares": {"draft": 0.1}, "costs": None},
+        {**answer, "proposers": {"draft": series}},
+    ]
+    text = "\n".join(json.dumps(line, separators=(",", ":")) for line in lines)
+    path = tmp_path / "traces.jsonl"
+    path.write_text(text)
+    assert read_recording(path).pair == "a"
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(OptionError, match="no file of traces"):
+        read_recording(path)
+
+
 def test_the_engines_policy_is_restored(engine, found):
     assert isinstance(inside.loop(engine).draft_policy, AdaptiveDraftPolicy)
 

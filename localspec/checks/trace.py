@@ -15,6 +15,7 @@ tokens, which are what it has drafted wherever that was accepted.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 
 from localspec.atomic_write import write_whole
 from localspec.chat.text_file import read_text_file
-from localspec.errors import OptionError
+from localspec.errors import DAMAGES, OptionError
 from localspec.speculative.policy_api import ProposerKind
 
 _VERSION = 1
@@ -123,11 +124,13 @@ def read_recording(path: Path) -> Recording:
         costs = first["costs"]
         return Recording(
             str(first["pair"]),
-            {ProposerKind(kind): float(share) for kind, share in first["shares"].items()},
+            _check_not_negative(
+                {ProposerKind(kind): float(share) for kind, share in first["shares"].items()}
+            ),
             [_trace(line) for line in lines],
             None if costs is None else costs_of(costs),
         )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except DAMAGES as error:
         raise OptionError(
             f"{path} is no file of traces: {error}",
             "Record one: localspec trace record FILE.",
@@ -135,14 +138,22 @@ def read_recording(path: Path) -> Recording:
 
 
 def costs_of(content: Mapping[str, Any]) -> DecodeCosts:
-    """Costs from JSON's types. Raises ValueError, TypeError, KeyError or AttributeError."""
+    """Costs from JSON's types. Raises one of `DAMAGES` for what is none."""
     target_s = tuple(float(seconds) for seconds in content["target_s"])
     proposer_s = {
         ProposerKind(kind): float(seconds) for kind, seconds in content["proposer_s"].items()
     }
-    if not target_s or not all(seconds > 0 for seconds in target_s):
-        raise ValueError(f"the target's seconds are {target_s}")
+    if not target_s or not all(0 < seconds < math.inf for seconds in target_s):
+        raise ValueError(f"the target's seconds are {target_s!r:.80}")
+    _check_not_negative(proposer_s)
     return DecodeCosts(target_s, proposer_s)
+
+
+def _check_not_negative(numbers: Mapping[ProposerKind, float]) -> Mapping[ProposerKind, float]:
+    """The numbers. Raises ValueError for one that is no cost."""
+    if not all(0 <= number < math.inf for number in numbers.values()):
+        raise ValueError(f"costs of proposers are {list(numbers.values())!r:.80}")
+    return numbers
 
 
 def _costs_json(costs: DecodeCosts) -> dict[str, Any]:
@@ -176,7 +187,20 @@ def _trace(line: Mapping[str, Any]) -> Trace:
         },
     )
     for series in trace.proposers.values():
-        for numbers in (series.limit, series.confidence, series.chance):
-            if len(numbers) != trace.num_tokens:
-                raise ValueError(f"{len(numbers)} places of {trace.num_tokens} tokens")
+        _check_series(series, trace.num_tokens)
     return trace
+
+
+def _check_series(series: Series, num_tokens: int) -> None:
+    """Raise ValueError, or TypeError, for numbers that cannot be those of an answer."""
+    for numbers in (series.limit, series.confidence, series.chance):
+        if len(numbers) != num_tokens:
+            raise ValueError(f"{len(numbers)} places of {num_tokens} tokens")
+    for counts in (series.limit, series.accepted, series.match):
+        if len(counts) not in (0, num_tokens) or any(
+            type(count) is not int or count < 0 for count in counts
+        ):
+            raise ValueError(f"counts of {num_tokens} tokens are {counts!r:.80}")
+    for shares in (series.confidence, series.chance):
+        if not all(0 <= share <= 1 for share in shares):
+            raise ValueError(f"shares of 1 are {shares!r:.80}")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from localspec.chat.text_file import read_text_file
 from localspec.checks.trace import DecodeCosts, Recording, Series, Trace, costs_of
-from localspec.errors import OptionError
+from localspec.errors import DAMAGES, OptionError
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
 
 
@@ -45,7 +45,7 @@ def read_costs(path: Path) -> DecodeCosts:
         if content is None:
             raise ValueError("they were not measured")
         return costs_of(content)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except DAMAGES as error:
         raise OptionError(
             f"{path} has no costs of decodes: {error}",
             "Give a file of localspec trace record, or of localspec bench --json.",

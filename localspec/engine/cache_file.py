@@ -19,6 +19,7 @@ import numpy as np
 
 from localspec.atomic_write import write_parts
 from localspec.engine.kept_text import PooledCache
+from localspec.errors import DAMAGES
 from localspec.llama.cache_state import CacheState
 from localspec.llama.spans import checked_spans
 
@@ -27,8 +28,6 @@ logger = logging.getLogger(__name__)
 FORMAT, VERSION = "localspec-caches", 3
 _MAX_HEAD = 64_000_000  # bytes: the ids of more tokens than any context holds
 _CHUNK_BYTES = 1 << 22  # that are hashed or written without a look at whether to go on
-# What is wrong with a file that was not written by this version, or has changed since.
-DAMAGES = (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError)
 
 
 class CacheHead(NamedTuple):

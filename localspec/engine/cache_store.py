@@ -22,15 +22,10 @@ from platformdirs import user_cache_path
 
 from localspec.atomic_write import UNFINISHED
 from localspec.engine.cache_disk import CacheDisk
-from localspec.engine.cache_file import (
-    DAMAGES,
-    CacheHead,
-    read_head,
-    read_states,
-    write_caches,
-)
+from localspec.engine.cache_file import CacheHead, read_head, read_states, write_caches
 from localspec.engine.cache_pool import COPIED_PER_DECODED
 from localspec.engine.kept_text import PooledCache
+from localspec.errors import DAMAGES
 from localspec.llama.cache_state import CacheState
 from localspec.machine import memory_here
 from localspec.speculative.prefix import common_length

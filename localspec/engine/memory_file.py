@@ -20,7 +20,7 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 
 from localspec.atomic_write import names_device, write_whole
-from localspec.errors import CacheError, OptionError, perhaps
+from localspec.errors import DAMAGES, CacheError, OptionError, perhaps
 from localspec.speculative.memory import MOST_REMEMBERED, RememberedPart, TextMemory
 from localspec.speculative.ngram_index import GAP
 from localspec.vocabulary import TokenTable
@@ -93,7 +93,7 @@ class MemoryFile:
             raise self._unreadable(str(error.strerror)) from error
         try:
             return _from_bytes(data, self._tokenizer)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except DAMAGES as error:
             raise self._unreadable(f"it is damaged ({error})") from error
 
     def _unreadable(self, reason: str) -> CacheError:
@@ -126,7 +126,7 @@ def num_tokens_in(path: Path) -> int | None:
     """How many tokens a memory's file has; None if it is damaged."""
     try:
         return sum(_lengths(_header(path.read_bytes())[0]))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except DAMAGES:
         return None
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from localspec.engine.models import Models
 from localspec.engine.thread_choice import choose_thread_policy
-from localspec.errors import OptionError, PairError
+from localspec.errors import DAMAGES, OptionError, PairError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.policy.threads import AdaptiveThreads
@@ -199,6 +199,6 @@ def choose_policies(
             policy.restore(kept)
             if isinstance(threads, AdaptiveThreads) and "threads" in kept:
                 threads.restore(kept["threads"])
-        except (ValueError, TypeError, KeyError) as error:
+        except DAMAGES as error:
             logger.warning("%s is damaged and will be replaced: %s", profile.path, error)
     return (policy, threads), profile

@@ -185,7 +185,7 @@ class Acceptance:
                 raise ValueError(f"no weights: {weights}")
         if not np.isfinite(shifts).all():
             raise ValueError(f"no shifts: {shifts}")
-        if not 0 <= kept["num_seen"] < np.inf:
+        if not 0 <= float(kept["num_seen"]) < np.inf:
             raise ValueError(f"{kept['num_seen']} tokens were seen")
         self.num_seen = int(kept["num_seen"])
         # Every rate keeps a little weight, so that no regime is ruled out forever.

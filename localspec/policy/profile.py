@@ -16,6 +16,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from localspec.atomic_write import write_whole
+from localspec.errors import DAMAGES
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class Profile:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError) as error:
+        except DAMAGES as error:
             logger.warning("%s is unreadable and will be replaced: %s", self.path, error)
             return None
         right = isinstance(kept, dict) and kept.get("version") == VERSION
@@ -83,16 +84,16 @@ def kept_profiles() -> Iterator[tuple[Path, list[str], dict[str, Any]]]:
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
             version, identity, learned = kept["version"], kept["identity"], kept["learned"]
-            is_usable = version == VERSION and all(isinstance(one, str) for one in identity)
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        except DAMAGES:
             continue  # ignored, as in `load`
-        if is_usable:
+        are_texts = isinstance(identity, list) and all(isinstance(one, str) for one in identity)
+        if version == VERSION and are_texts and identity and isinstance(learned, dict):
             yield path, identity, learned
 
 
 def is_of_exactness(identity: Sequence[str]) -> bool:
     """Whether a profile says which decodes are exact, and not what they cost."""
-    return identity[-1].startswith(f"{EXACTNESS} ·")
+    return len(identity) == 2 and identity[-1].startswith(f"{EXACTNESS} ·")
 
 
 def exactness_setting(num_snapshots: int, num_sequences: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from localspec.errors import DAMAGES
 from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.header import Header
 from localspec.policy.acceptance import Weights
@@ -62,7 +63,7 @@ def measured_pair(
         # The costs of a quiet machine.
         policy = AdaptiveDraftPolicy({kind: 0.0}, max(map(int, learned["costs"])))
         policy.restore(learned)
-    except (ValueError, TypeError, KeyError):
+    except DAMAGES:
         return None
     ratios = policy.target_cost.ratios(0, optimistic=False)
     (prospect,) = policy.prospects

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from localspec.errors import ModelFileError, OptionError, PairError
+from localspec.errors import DAMAGES, ModelFileError, OptionError, PairError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target
 from localspec.gguf_file.header import Header
@@ -156,7 +156,7 @@ def _in_manifest(path: Path) -> Iterator[_Named]:
             return
         layers = json.loads(path.read_text(encoding="utf-8"))["layers"]
         found = [(one["mediaType"], str(one["digest"])) for one in layers]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except DAMAGES:
         return
     blobs: dict[str, list[Path]] = {_OLLAMA_MODEL: [], _OLLAMA_PROJECTOR: []}
     for kind, digest in found:

@@ -19,7 +19,7 @@ from pathlib import Path
 import platformdirs
 
 from localspec.atomic_write import write_whole
-from localspec.errors import PresetError
+from localspec.errors import DAMAGES, PresetError
 from localspec.presets.toml_text import parse_toml, quoted
 
 
@@ -52,7 +52,7 @@ def read_names() -> Names:
             raise ValueError("a name in it is not a string")
     except FileNotFoundError:
         return Names()
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+    except DAMAGES as error:
         raise PresetError(f"{path} cannot be read: {error}", "Correct or remove it.") from error
     return Names(default, aliases)
 
