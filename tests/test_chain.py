@@ -13,6 +13,7 @@ from llama_chain import chain_probs
 from examples import num_examples
 from localspec.errors import DecodeError
 from localspec.sampling.chain import SamplerChain
+from localspec.sampling.logprobs import token_logprobs
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.resolver import Resolver
 from toy import TableModel
@@ -269,6 +270,49 @@ def test_end_tokens_wait_for_min_tokens():
             distribution.prob(5) == 0.0 == distribution.prob(0)
             for distribution in distributions
         ] == waits
+
+
+@pytest.mark.parametrize(
+    ("values", "row", "best"),
+    [
+        ({"logit_bias": {0: -math.inf}}, [math.inf, 1.0], None),
+        ({"repetition_penalty": 100.0}, [-3e38, 1.0], 1),
+        ({"repetition_penalty": 0.01}, [3e38, 1.0], None),
+    ],
+)
+def test_numbers_that_leave_float32_are_refused_or_banned(values, row, best):
+    """In words, not by a warning of NumPy."""
+    chain = SamplerChain(replace(OFF, **values), num_prompt_tokens=0)
+    logits = np.array(row, dtype=np.float32)
+    if best is None:
+        with pytest.raises(DecodeError, match="largest logit"):
+            chain.distribution(logits, [0])
+    else:
+        assert chain.distribution(logits, [0]).prob(best) == 1.0
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"top_n_sigma": 1000.0}, {"top_p": 0.5}, {"typical_p": 0.5}]
+)
+def test_the_widest_row_of_float32_has_a_distribution(values):
+    """Neither a warning of NumPy, nor a banned token among what is left."""
+    chain = SamplerChain(replace(OFF, **values), num_prompt_tokens=0)
+    row = np.array([3.4e38, -3.4e38, -math.inf, 3.4e38], dtype=np.float32)
+    found = chain.distribution(row, [0])
+    assert 2 not in found.ids or found.prob(2) == 0.0
+    assert found.prob(0) in (0.5, 1.0)
+    before = token_logprobs(0, row, found, 2, str)
+    assert before.before == pytest.approx(math.log(0.5))
+
+
+def test_a_row_with_infinity_has_no_log_probabilities():
+    """Even if that token is banned, and another is drawn."""
+    chain = SamplerChain(replace(OFF, ignore_eos=True), num_prompt_tokens=0, ends=[0])
+    row = np.array([math.inf, 1.0], dtype=np.float32)
+    found = chain.distribution(row, [1])
+    assert found.ids.tolist()[-1:] == [1]
+    with pytest.raises(DecodeError, match="largest logit"):
+        token_logprobs(1, row, found, 2, str)
 
 
 def test_banning_everything_is_an_error():

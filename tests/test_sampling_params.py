@@ -56,6 +56,9 @@ def test_prob_of_an_unlisted_token_is_zero():
         {"dry_sequence_breakers": ("",)},
         {"dry_sequence_breakers": ("x" * 41,)},
         {"min_tokens": -1},
+        {"ignore_eos": math.nan},
+        {"ignore_eos": "no"},
+        {"temperature": 10**400},
     ],
 )
 def test_values_outside_their_range_are_refused(values):
@@ -69,7 +72,16 @@ def test_values_outside_their_range_are_refused(values):
 
 @pytest.mark.parametrize(
     "bias",
-    [{-1: 1.0}, {1.5: 1.0}, {"x": 1.0}, {1: math.nan}, {1: math.inf}, {1: 1e30}, {1: "much"}],
+    [
+        {-1: 1.0},
+        {1.5: 1.0},
+        {"x": 1.0},
+        {1: math.nan},
+        {1: math.inf},
+        {1: 1e30},
+        {1: "much"},
+        {1: 10**400},
+    ],
 )
 def test_a_bias_that_is_none_is_refused(bias):
     ((token, value),) = bias.items()

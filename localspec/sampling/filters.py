@@ -19,6 +19,7 @@ from localspec.sampling.params import SamplingParams
 # Above this size a cut by mass finds its threshold in a histogram before it sorts.
 _SORTED_AT_ONCE = 2048
 _BUCKETS_PER_NAT = 128
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 _DEEPEST_BUCKET = 32.0  # nats; what is further away has no mass to speak of
 # Of two float32 that differ, at this temperature only the larger one has mass, and no
 # quotient overflows.
@@ -97,7 +98,9 @@ def top_n_sigma(logits: Logits, n: float) -> TokenIds:
     Ascending. Banned tokens (-inf) count for neither mean nor deviation.
     """
     spread = logits[logits > -np.inf].std(dtype=np.float64)
-    return np.flatnonzero(logits >= float(logits.max()) - n * float(spread))
+    # No less than float32 has, with which the row is compared: -inf would leave banned tokens.
+    least = max(float(logits.max()) - n * float(spread), -_FLOAT32_MAX)
+    return np.flatnonzero(logits >= least)
 
 
 def top_k(logits: Logits, k: int) -> TokenIds:
@@ -155,7 +158,8 @@ def top_p_min_p(logits: Logits, top_p: float, min_p: float) -> TokenIds:
     least min_p times as probable as the best. Both keep a beginning of the same order, the
     shorter one counts: so the threshold goes first, and only what it leaves is ordered.
     """
-    depths = logits.max() - logits  # in nats below the best; inf where banned
+    with np.errstate(over="ignore"):
+        depths = logits.max() - logits  # in nats below the best; inf where banned
     mass = np.exp(-depths)
     needed = top_p * float(mass.sum())
     if min_p == 0.0:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from localspec.errors import DecodeError
 from localspec.sampling.distribution import Distribution, Logits, Probs, TokenIds
 from localspec.sampling.filters import top_k
 
@@ -86,7 +87,8 @@ def _listed(top: TopTokens, text_of: Callable[[int], str]) -> tuple[TokenLogprob
 def top_of_row(logits: Logits, num_tokens: int) -> TopTokens:
     """The model's own distribution: the softmax of `logits` (vocab,) with nothing applied.
 
-    num_tokens: 1 or more; fewer come back where the vocabulary is smaller.
+    num_tokens: 1 or more; fewer come back where the vocabulary is smaller. Raises DecodeError
+    if the row holds NaN or no finite maximum.
     """
     ids = np.arange(len(logits))
     if num_tokens < len(logits):
@@ -96,7 +98,13 @@ def top_of_row(logits: Logits, num_tokens: int) -> TopTokens:
 
 def _logprobs(logits: Logits, ids: TokenIds) -> Probs:
     largest = logits.max()
-    total = np.exp(logits - largest).sum(dtype=np.float64)
+    if not math.isfinite(largest):  # where that token is banned, others may be drawn
+        raise DecodeError(
+            f"the largest logit of a row is {largest}",
+            "Leave out logprobs; the file may be damaged: compare its sha256.",
+        )
+    with np.errstate(over="ignore"):  # to -inf
+        total = np.exp(logits - largest).sum(dtype=np.float64)
     # In double precision from here on.
     return logits[ids].astype(np.float64) - float(largest) - math.log(total)
 

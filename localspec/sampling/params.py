@@ -114,6 +114,8 @@ class SamplingParams:
             # Written as "not inside" so that NaN, which compares false, is refused too.
             if not (right_kind and lowest <= value <= highest):
                 raise OptionError(f"{name} is {value!r}", hint)
+        if not isinstance(self.ignore_eos, bool):
+            raise OptionError(f"ignore_eos is {self.ignore_eos!r:.80}", "Choose True or False.")
         # Copies, so that the distribution cannot change behind a frozen dataclass.
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         breakers = _checked_breakers(self.dry_sequence_breakers)
@@ -157,7 +159,7 @@ def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
         try:
             # Keys of JSON and TOML are texts.
             token_id, added = int(token) if isinstance(token, str) else token, float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             token_id, added = -1, math.nan
         if not (isinstance(token_id, Integral) and token_id >= 0) or not (
             abs(added) <= _LARGEST_BIAS or added == -math.inf

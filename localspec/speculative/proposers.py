@@ -263,4 +263,5 @@ def confidence_in(row: Logits, distribution: Distribution) -> float:
     row[best] = -np.inf
     second = row.max()
     row[best] = highest
-    return float(1.0 / (1.0 + np.exp(second - highest)))
+    with np.errstate(over="ignore"):  # to inf
+        return float(1.0 / (1.0 + np.exp(second - highest)))
