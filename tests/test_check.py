@@ -71,6 +71,9 @@ def test_other_kinds_of_file_are_refused(tmp_path, demo_target, extra, drop, mes
         ({"attention.head_count": 3, "attention.head_count_kv": 3}, "width of 64"),
         ({"attention.head_count": 8, "attention.head_count_kv": 3}, "share 3"),
         ({"attention.head_count": [8], "attention.head_count_kv": [5]}, "share 5"),
+        ({"attention.value_length": 64}, "keys have a width of 32, its values of 64"),
+        ({"rope.dimension_count": 16}, "rope.dimension_count is 16, not 32"),
+        ({"rope.dimension_count_swa": 16}, "rope.dimension_count_swa is 16, not 32"),
     ],
 )
 def test_numbers_that_would_end_the_process_are_refused(tmp_path, demo_target, extra, message):
@@ -85,7 +88,11 @@ def test_numbers_that_would_end_the_process_are_refused(tmp_path, demo_target, e
     "extra",
     [
         {"attention.head_count_kv": [0]},
-        {"attention.head_count": 6, "attention.key_length": 32},
+        {
+            "attention.head_count": 6,
+            "attention.key_length": 32,
+            "attention.value_length": 32,
+        },
         {"expert_count": 8, "expert_used_count": 2},
         {"expert_count": 8, "expert_used_count": [2], "expert_group_count": 1},
         {"rope.scaling.type": "yarn"},

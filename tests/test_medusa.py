@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -306,6 +307,16 @@ def test_heads_that_cannot_be_computed(tmp_path, demo_draft, change, words):
     path = written(tmp_path / "heads.gguf", demo_draft, change)
     with pytest.raises(PairError, match=words):
         localspec.load(target=demo_draft, head=path)
+
+
+def test_a_file_that_states_no_heads(tmp_path, demo_draft):
+    header = check_model_file(written(tmp_path / "heads.gguf", demo_draft))
+    metadata = {
+        key: value for key, value in header.metadata.items() if "block_count" not in key
+    }
+    facts = head_facts(replace(header, metadata=metadata))
+    assert facts is not None
+    assert facts.why_not == "its header states no heads"
 
 
 def test_types_that_are_not_read(tmp_path, demo_draft):

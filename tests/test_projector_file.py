@@ -62,6 +62,7 @@ def write_projector(path, width, architecture="clip", patches="v.patch_embd.weig
             writer.add_uint32(key, value)
     if patches is not None:
         writer.add_tensor(patches, np.ones((32, 3, 16, 16), dtype=np.float32))
+    writer.add_tensor("v.position_embd.weight", np.ones((16, 32), dtype=np.float32))
     writer.add_tensor("mm.input_projection.weight", np.ones((32, 8), dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -311,7 +312,7 @@ def test_one_without_the_tensor_that_libmtmd_takes_for_granted(tmp_path, width):
     ],
 )
 def test_one_without_a_weight_that_its_kind_needs_is_refused(tmp_path, kind, name):
-    """Each was found to end the process of an engine, by the script that damages projectors."""
+    """Each was found to end the process of an engine, by the campaign of faults."""
     header = checked_projector(vision_maker.write_projector(tmp_path / "mmproj.gguf", kind))
     odd = [
         dataclasses.replace(each, name="odd") if each.name == name else each
@@ -330,6 +331,21 @@ def test_one_without_a_weight_that_its_kind_needs_is_refused(tmp_path, kind, nam
         ("idefics3", "v.blk.0.ffn_up.bias", (123,)),
         ("qwen2vl_merger", "mm.2.bias", (50,)),
         ("gemma3", "v.blk.0.attn_q.weight", (32, 64)),
+        ("gemma3", "v.blk.0.attn_q.weight", ()),
+        ("gemma3", "v.blk.0.attn_out.weight", (64, 32)),
+        ("gemma3", "v.blk.0.ln1.weight", (32,)),
+        ("gemma3", "v.position_embd.weight", (64, 16)),
+        ("gemma3", "mm.soft_emb_norm.weight", (63,)),
+        ("idefics3", "v.patch_embd.weight", (8, 8, 4, 64)),
+        ("idefics3", "v.patch_embd.bias", (63,)),
+        ("idefics3", "v.blk.0.ffn_down.weight", (127, 64)),
+        ("idefics3", "mm.model.fc.weight", (64, 64)),
+        ("qwen2vl_merger", "v.patch_embd.weight.1", (8, 8, 3, 32)),
+        ("qwen2vl_merger", "mm.0.weight", (64, 64)),
+        ("qwen3vl_merger", "v.position_embd.weight", (64, 60)),
+        ("qwen3vl_merger", "v.deepstack.0.norm.weight", (64,)),
+        ("qwen3vl_merger", "v.deepstack.0.fc1.weight", (256, 64)),
+        ("qwen3vl_merger", "v.blk.0.attn_qkv.weight", (64, 64)),
     ],
 )
 def test_one_with_weights_of_another_shape_is_refused(tmp_path, kind, name, shape):
@@ -338,8 +354,46 @@ def test_one_with_weights_of_another_shape_is_refused(tmp_path, kind, name, shap
         dataclasses.replace(each, shape=shape) if each.name == name else each
         for each in header.tensors
     ]
-    with pytest.raises(ModelFileError, match=f"damaged: its {name}"):
+    # The bias or the next weight may be named, which does not fit it.
+    with pytest.raises(ModelFileError, match=r"damaged: its (v|mm)\.\S+ (has|is)"):
         check_projector(dataclasses.replace(header, tensors=odd))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("v.blk.0.ln1.weight", 8, "is of the type Q8_0"),
+        ("mm.soft_emb_norm.weight", 1, "is of the type F16"),
+        ("v.blk.0.attn_q.weight", 26, "is of the type I32"),
+    ],
+)
+def test_one_with_weights_of_types_that_cannot_be_added_is_refused(tmp_path, name, kind, said):
+    header = checked_projector(vision_maker.write_projector(tmp_path / "mmproj.gguf", "gemma3"))
+    odd = [
+        dataclasses.replace(each, kind=kind) if each.name == name else each
+        for each in header.tensors
+    ]
+    with pytest.raises(ModelFileError, match=said):
+        check_projector(dataclasses.replace(header, tensors=odd))
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("clip.vision.block_count", 5),
+        ("clip.vision.attention.layer_norm_epsilon", 12),
+        ("clip.has_vision_encoder", 4),
+        ("clip.projector_type", 9),
+        ("clip.use_gelu", 0),
+        ("general.name", 4),
+    ],
+)
+def test_one_with_values_of_another_type_is_refused(tmp_path, key, kind):
+    """libmtmd asks for one type and ends the process where a file has another."""
+    header = checked_projector(vision_maker.write_projector(tmp_path / "mmproj.gguf", "gemma3"))
+    kinds = {**header.kinds, key: kind}
+    with pytest.raises(ModelFileError, match=f"damaged: its {key} is a value of type {kind}"):
+        check_projector(dataclasses.replace(header, kinds=kinds))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +402,7 @@ def test_one_with_weights_of_another_shape_is_refused(tmp_path, kind, name, shap
         ("projector.scale_factor", None, "its scale_factor is 0, not 2 or more"),
         ("attention.layer_norm_epsilon", -1e-9, "its attention.layer_norm_epsilon is -1e-09"),
         ("preproc_image_size", 65344, "its preproc_image_size is 65344"),
-        ("patch_size", 1, "is for patches of 8 pixels, not 1"),
+        ("patch_size", 1, r"has the shape \(8, 8, 3, 64\), not \(1, 1, 3, 64\)"),
     ],
 )
 def test_one_with_numbers_that_end_the_process_is_refused(tmp_path, key, value, said):

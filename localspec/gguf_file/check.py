@@ -10,6 +10,7 @@ from pathlib import Path
 
 from localspec.errors import ModelFileError, ModelNotFoundError
 from localspec.gguf_file.architectures import HeadGraph
+from localspec.gguf_file.head_widths import faulty_widths
 from localspec.gguf_file.header import Header, Value, read_header
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.trimmed import num_proposed, trimmed_fault
@@ -34,6 +35,7 @@ _BOUNDS = {
     "attention.layer_norm_rms_epsilon": (0.0, 1.0),
     "attention.group_norm_epsilon": (0.0, 1.0),
     "expert_count": (0, 1024),
+    "pooling_type": (0, 4),
 }
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
@@ -159,6 +161,8 @@ def _faulty_heads(header: Header) -> Iterator[str]:
     by_width = len(heads) == 1 and f"{stated}key_length" not in header.metadata
     if by_width and heads[0] > 0 and width % heads[0]:
         yield f"its width of {width} cannot be divided among {heads[0]} attention heads"
+    if heads:
+        yield from faulty_widths(header, int(heads[0]))
 
 
 def _faulty_parts(header: Header) -> Iterator[str]:

@@ -15,7 +15,7 @@ import os
 import stat
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
@@ -73,6 +73,7 @@ class Header:
     metadata: scalars, strings and short arrays of numbers. data_start: where the tensors start.
     tokens: the vocabulary, if any. parts: the headers of all files of a model that was checked
     (`gguf_file.check`), which are one unless it is split. metadata_end: where the metadata end.
+    kinds: GGUF's number of each value's type.
     """
 
     path: Path
@@ -83,6 +84,7 @@ class Header:
     tokens: Sequence[bytes] = ()
     parts: Sequence[Header] = ()
     metadata_end: int = 0
+    kinds: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def weights_bytes(self) -> int:
@@ -184,9 +186,11 @@ class _HeaderReader:
         if max(num_tensors, num_entries) > _MAX_ENTRIES:
             raise self._damaged(f"it claims {num_tensors} tensors and {num_entries} entries")
         metadata: dict[str, Value] = {}
+        kinds: dict[str, int] = {}
         for _ in range(num_entries):
             key = self._string()
-            metadata[key] = self._value(key, self._scalar("<I"))
+            kinds[key] = self._scalar("<I")
+            metadata[key] = self._value(key, kinds[key])
         metadata_end = self._at
         described = [self._tensor() for _ in range(num_tensors)]
         last_offset = max((tensor.offset for tensor in described), default=0)
@@ -211,6 +215,7 @@ class _HeaderReader:
             data_start=data_start,
             tokens=self._tokens,
             metadata_end=metadata_end,
+            kinds=kinds,
         )
 
     def _damaged(self, what: str) -> ModelFileError:

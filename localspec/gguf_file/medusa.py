@@ -51,6 +51,8 @@ def medusa_refusals(header: Header, shape: ModelShape) -> Iterator[str]:
     """Why the heads cannot be computed."""
     if len(header.parts) > 1:
         yield f"it is split into {len(header.parts)} files"
+    if shape.num_blocks < 1:
+        yield "its header states no heads"
     yield from own_tokens_refusals(header)
     tensors, known = header.by_name(), own_tokens(header)
     num_tokens = len(header.tokens) if known is None else prod(known.shape)

@@ -44,6 +44,31 @@ _BOUNDS = {
     "preproc_image_size": (1, 2**13),
     "attention.layer_norm_epsilon": (0, 1),
 }
+# Types of values as libmtmd asks for them; it ends the process for any other. GGUF's numbers.
+_UINT32, _INT32, _FLOAT32, _BOOL, _STRING = 4, 5, 6, 7, 8
+_TYPES = {
+    **dict.fromkeys(("general.name", "general.description", "clip.projector_type"), _STRING),
+    **dict.fromkeys(
+        ("has_vision_encoder", "has_audio_encoder", "has_gen_audio_encoder"), _BOOL
+    ),
+    **dict.fromkeys(("use_gelu", "use_silu"), _BOOL),
+    **dict.fromkeys(("projector_type", "mm_patch_merge_type", "model_variant"), _STRING),
+    **dict.fromkeys(("attention.layer_norm_epsilon", "swiglu_clamp"), _FLOAT32),
+    **dict.fromkeys(
+        (
+            *("embedding_length", "feed_forward_length", "block_count", "projection_dim"),
+            *("attention.head_count", "attention.head_count_kv", "attention.head_dim"),
+            *("image_size", "image_min_pixels", "image_max_pixels", "preproc_min_tiles"),
+            *("preproc_max_tiles", "preproc_image_size", "patch_size", "spatial_merge_size"),
+            *("projector.scale_factor", "projector.query_side", "projector.window_side"),
+            *("n_wa_pattern", "window_size", "minicpmv_query_num", "expert_used_count"),
+            *("sam.head_count", "sam.block_count", "sam.embedding_length", "num_mel_bins"),
+        ),
+        _UINT32,
+    ),
+    "minicpmv_version": _INT32,
+}
+_TYPED = re.compile(r"clip\.(?:vision\.|audio\.|gen\.audio\.)?")
 NO_PROJECTOR = "none"  # given as mmproj: not the one beside the target either
 _SIGN = re.compile(r"mmproj", re.IGNORECASE)
 _WORDS = re.compile(
@@ -174,6 +199,10 @@ def _lacks(header: Header) -> Iterator[str]:
 
 
 def _faults(header: Header) -> Iterator[str]:
+    for key, kind in header.kinds.items():
+        wanted = _TYPES.get(_TYPED.sub("", key, count=1), kind)
+        if kind != wanted:
+            yield f"its {key} is a value of type {kind}, not {wanted}"
     for key, (least, most) in _BOUNDS.items():
         for value in _numbers(header.metadata.get(f"clip.vision.{key}")):
             if not least <= value <= most:  # written so that NaN is refused
