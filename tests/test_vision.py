@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import time
 from types import SimpleNamespace
 
-import fuzz_projectors
 import measure_vision
 import numpy as np
 import pytest
@@ -374,20 +372,3 @@ def test_pictures_of_odd_sizes_are_read(engine, size):
 def test_a_picture_that_is_all_length_is_refused(engine):
     with pytest.raises(localspec.OptionError, match="200 times"):
         engine.vision.cells(random_picture(1, 1, 201))
-
-
-@pytest.mark.process
-def test_the_script_that_damages_projectors(tmp_path, capsys, monkeypatch):
-    """Every file comes to something, the host lives, and memory is bounded."""
-    target, mmproj = write_vision_pair(tmp_path, "idefics3")
-    options = ["--first", "1000", "--count", "12"]
-    command = ["fuzz_projectors.py", str(target), str(mmproj), *options]
-    monkeypatch.setattr("sys.argv", command)
-    fuzz_projectors.main()
-    *ended, summary = capsys.readouterr().out.splitlines()
-    found = re.fullmatch(r"12 files: (.*); at most (\d+) MB", summary)
-    counts = [int(number) for number in re.findall(r"(\d+) [a-z]", found[1])]
-    assert sum(counts) == 12
-    assert len(counts) > 1
-    assert all(re.match(r"\d+: ended its process", line) for line in ended)
-    assert int(found[2]) < 300

@@ -30,7 +30,9 @@ from fault_classes.tried import Tried  # noqa: E402
 from marked_part import with_part  # noqa: E402
 
 PAGE = ROOT / "docs/reliability.md"
-CLASSES = ("downloads", "server", "concurrency", "resources", "engine", "law")
+CLASSES = (
+    *("files", "numbers", "downloads", "server", "concurrency", "resources", "engine", "law"),
+)
 _SHOWN_LOSSES = 20
 
 
