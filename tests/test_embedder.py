@@ -31,6 +31,14 @@ def write_embedder(path, tokenizer_of, pooling, **more):
     return write_random_model(path, tokenizer_of, extra=extra, **more)
 
 
+@pytest.mark.parametrize("context_length", [1, 17, 61, 63])
+def test_contexts_of_any_length(mean, context_length):
+    """Such that many texts do not divide ended the process."""
+    with localspec.load_embedder(mean, context_length=context_length) as found:
+        texts = [[1]] * 70 + [[2] * context_length]
+        assert np.isfinite(found.embed(texts).values).all()
+
+
 def test_pooling_that_llama_cpp_does_not_know_is_refused(tmp_path, demo_target):
     """It would end the process."""
     path = write_embedder(tmp_path / "odd.gguf", demo_target, 9)

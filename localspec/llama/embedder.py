@@ -77,8 +77,10 @@ class LlamaEmbedder(LlamaContext):
             length = context_to_open(options.context_length, trained, path.name)
             batch_size = embedding_batch_size(header, length)
             params = llama_params.context_params(options, length)
-            params.n_batch = params.n_ubatch = params.n_outputs_max = batch_size
             params.n_seq_max = min(_MOST_TEXTS, batch_size)
+            # As many tokens of each: libllama plans its graphs so, and asserts that they fit.
+            whole = -(-batch_size // params.n_seq_max) * params.n_seq_max
+            params.n_batch = params.n_ubatch = params.n_outputs_max = whole
             params.kv_unified = params.embeddings = True
             context = new_context(model, path.name, params)
         except BaseException:
