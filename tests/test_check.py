@@ -9,6 +9,7 @@ from typing import Any
 
 import gguf
 import pytest
+from hybrid_maker import write_hybrid
 
 import localspec
 from gguf_maker import write_random_model, write_spm_model
@@ -82,6 +83,42 @@ def test_numbers_that_would_end_the_process_are_refused(tmp_path, demo_target, e
     path = write_random_model(tmp_path / "model.gguf", demo_target, extra=stated)
     with pytest.raises(ModelFileError, match=message):
         check_model_file(path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "extra", "message"),
+    [
+        ("gemma3", {"rope.dimension_count": 33}, "is 33, of keys with 32 numbers"),
+        ("gemma3", {"rope.dimension_count": 64}, "is 64, of keys with 32 numbers"),
+        ("qwen3", {"rope.dimension_count": 16}, "is 16, not 32"),
+        ("qwen3", {"attention.key_length": 16}, "keys have a width of 16"),
+    ],
+)
+def test_widths_of_heads_that_graphs_assert_are_refused(
+    tmp_path, demo_target, architecture, extra, message
+):
+    stated = {f"{architecture}.{key}": value for key, value in extra.items()}
+    path = tmp_path / "model.gguf"
+    write_random_model(path, demo_target, architecture=architecture, extra=stated)
+    with pytest.raises(ModelFileError, match=message):
+        check_model_file(path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "message"),
+    [
+        ("lfm2", {"attention.head_count": 1}, "1 attention heads of 32 numbers"),
+        ("qwen35", {"ssm.inner_size": 32}, "are not 32 together"),
+        ("qwen35", {"ssm.group_count": 0}, "are in 0 groups"),
+    ],
+)
+def test_widths_of_hybrid_layers_that_do_not_fit_are_refused(
+    tmp_path, demo_target, architecture, change, message
+):
+    header = check_model_file(write_hybrid(tmp_path / "model.gguf", demo_target, architecture))
+    metadata = {**header.metadata, **{f"{architecture}.{k}": v for k, v in change.items()}}
+    with pytest.raises(ModelFileError, match=message):
+        check_parts([replace(header, metadata=metadata)])
 
 
 @pytest.mark.parametrize(

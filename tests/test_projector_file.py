@@ -111,6 +111,7 @@ def test_a_projector_is_read(tmp_path, target, width):
         ({"vision__image_mean": [0.5, 0.5]}, "its image_mean has not three numbers"),
         ({"vision__image_std": [0.0, 0.5, 0.5]}, "its image_std has a zero"),
         ({"vision__projector__scale_factor": 0}, "its projector.scale_factor is 0"),
+        ({"vision__projector__scale_factor": 5}, "scale_factor is 5, of 4 patches in a row"),
     ],
 )
 def test_another_or_a_damaged_file_is_refused_before_it_is_loaded(tmp_path, changes, said):

@@ -26,6 +26,7 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.header import BEHIND, read_header
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.trimmed import (
+    KIND,
     checked_head_output,
     head_output_path,
     is_made_of,
@@ -287,6 +288,11 @@ def test_a_damaged_file_is_refused(pair, tmp_path):
     begin = len(data) - read_header(draft).number(BEHIND)
     path.write_bytes(data[:begin] + struct.pack("<i", 1 << 20) + data[begin + 4 :])
     with pytest.raises(ModelFileError, match="proposes tokens"):
+        check_model_file(path)
+    key = KIND.encode() + struct.pack("<I", 4)
+    at = data.index(key) + len(key)
+    path.write_bytes(data[:at] + struct.pack("<I", 999) + data[at + 4 :])
+    with pytest.raises(ModelFileError, match="bytes are behind its tensors"):
         check_model_file(path)
     key = BEHIND.encode() + struct.pack("<I", 10)
     at = data.index(key) + len(key)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from localspec.errors import ModelFileError, ModelNotFoundError
 from localspec.gguf_file.architectures import HeadGraph
-from localspec.gguf_file.head_widths import faulty_widths
+from localspec.gguf_file.head_widths import faulty_states, faulty_widths
 from localspec.gguf_file.header import Header, Value, read_header
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.trimmed import num_proposed, trimmed_fault
@@ -92,7 +92,9 @@ def check_parts(parts: Sequence[Header], *, embeds: bool = False) -> Header:
         _check_generates(header)
     if header.metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
         raise ModelFileError(f"{path} has no tokenizer", "Convert it again with its tokenizer.")
-    for faults in (_faulty_numbers, _faulty_heads, _faulty_parts, _faulty_tokens):
+    for faults in (
+        *(_faulty_numbers, _faulty_heads, _faulty_parts, _faulty_tokens, faulty_states),
+    ):
         for fault in faults(header):
             raise ModelFileError(f"{path} is damaged: {fault}", "Download or convert it again.")
     _check_stated_head(header)

@@ -226,8 +226,12 @@ def _wrong_size(header: Header) -> Iterator[str]:
     size, kind = header.number(key), projector_facts(header).kind
     if key in header.metadata and not size and kind not in _OF_ANY_SIZE:
         yield "its image_size is 0"
-    if 0 < size < header.number("clip.vision.patch_size"):
+    patch = header.number("clip.vision.patch_size")
+    if 0 < size < patch:
         yield f"its pictures of {size} pixels are smaller than a patch"
+    merged = header.number("clip.vision.projector.scale_factor")
+    if patch and kind in ("gemma3", "idefics3") and merged > size // patch:
+        yield f"its scale_factor is {merged}, of {size // patch} patches in a row"
 
 
 def _wrong_heads(header: Header) -> Iterator[str]:

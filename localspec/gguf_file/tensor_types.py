@@ -40,12 +40,11 @@ def bytes_per_value(name: str) -> float:
 
 
 def row_bytes(kind: int, width: int) -> int:
-    """Bytes of a row of so many numbers in the type of that number.
-
-    Raises ValueError if gguf does not know the type.
-    """
+    """Bytes of a row of so many numbers in the type of that number; 0 for an unknown one."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+    if kind not in GGMLQuantizationType.__members__.values():
+        return 0
     num_values, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
     return width // num_values * num_bytes
 

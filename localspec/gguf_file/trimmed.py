@@ -59,7 +59,7 @@ def trimmed_fault(header: Header) -> str:
     behind, num_all = header.number(BEHIND), len(header.tokens)
     width = header.number(f"{header.architecture}.embedding_length")
     wanted = 4 * count + row_bytes(header.number(KIND), width) * num_all
-    if behind != wanted:
+    if behind != wanted or wanted == 4 * count:
         return f"{behind} bytes are behind its tensors, not {wanted}"
     return _row_fault(header, width, num_all)
 

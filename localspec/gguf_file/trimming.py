@@ -244,7 +244,7 @@ def _head_output(header: Header, facts: HeadFacts) -> Tensor | None:
 def _rows(data: Bytes, tensor: Tensor, count: int) -> Bytes:
     """The rows of a matrix, still quantised: (count, bytes of a row)."""
     size = row_bytes(tensor.kind, tensor.shape[0]) if len(tensor.shape) > 1 else 4
-    if tensor.shape[-1] != count or tensor.offset + count * size > len(data):
+    if tensor.shape[-1] != count or not 0 < count * size <= len(data) - tensor.offset:
         raise ModelFileError(
             f"{tensor.name} has {tensor.shape[-1]} rows for {count} tokens",
             "The file is damaged or was converted incorrectly: choose another one.",
