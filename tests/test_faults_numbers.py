@@ -7,7 +7,8 @@ import pytest
 from fault_classes import numbers
 
 import localspec
-from localspec.sampling import chain, filters, params
+from localspec.sampling import chain, filters
+from localspec.sampling.params import SamplingParams
 from localspec.speculative import rules, verify
 
 EACH = {"_try_settings": 400, "_try_row": 300, "_try_answer": 120}
@@ -25,8 +26,7 @@ def test_nothing_is_lost(name):
 
 
 def test_a_number_that_is_taken_unchecked_is_noticed(monkeypatch):
-    ranges = {**vars(params)["_RANGES"], "top_p": (-np.inf, np.inf, "")}
-    monkeypatch.setattr(params, "_RANGES", ranges)
+    monkeypatch.setattr(SamplingParams, "__post_init__", lambda _params: None)
     assert lost("_try_settings", 400)
 
 
@@ -40,8 +40,11 @@ def _flat(row, _params):
 
 
 def test_probabilities_that_are_none_are_noticed(monkeypatch):
-    softmax = vars(filters)["_softmax"]
-    monkeypatch.setattr(filters, "_softmax", lambda row, heat: softmax(row, heat) * 1.01)
+    def heavier(row, params):
+        ids, probs = filters.filtered_distribution(row, params)
+        return filters.Distribution(ids, probs * 1.01)
+
+    monkeypatch.setattr(chain, "filtered_distribution", heavier)
     assert any("whose sum is" in each for each in lost("_try_row", 300))
 
 

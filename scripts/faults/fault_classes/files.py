@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -46,7 +45,7 @@ def tries(
             share_s = seconds * kind.share / total
             if is_guided:
                 return guided.tried(work, share_s)
-            return _tried(kind.what, work, time.monotonic() + share_s)
+            return _tried(kind.what, work, share_s)
 
         yield from pool.map(partial(try_kind, is_guided=False), chosen)
         yield from pool.map(partial(try_kind, is_guided=True), by_code)
@@ -54,10 +53,10 @@ def tries(
         yield Tried("by the code that is reached", "atheris is not installed here", 0, [])
 
 
-def _tried(what: str, work: Work, until: float) -> Tried:
+def _tried(what: str, work: Work, seconds: float) -> Tried:
     num_read, num_refused = 0, 0
     losses: list[str] = []
-    for outcome in outcomes(work, lambda: time.monotonic() > until):
+    for outcome in outcomes(work, seconds):
         num_read += outcome.num_read
         num_refused += outcome.num_refused
         losses += [

@@ -1,6 +1,6 @@
 """Inputs that atheris makes by the code that they reach, for what Python reads.
 
-    python scripts/faults/fault_classes/guided.py KIND FOLDER SECONDS SEED MODULES
+    python -m fault_classes.guided KIND FOLDER SECONDS SEED MODULES
 
 reads them, in a process of its own; what is lost lies in FOLDER/lost, beside what happened.
 """
@@ -19,10 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    import campaign  # noqa: F401  which says where modules are
-
 from fault_classes.kinds import samples
 from fault_classes.tried import Tried
 from fault_classes.watched import MOST_BYTES, PATIENCE_S, Work, kinds_of, outcome_of
@@ -40,13 +36,25 @@ def is_installed() -> bool:
 def tried(work: Work, seconds: float) -> Tried:
     """What became of inputs of a kind, whose samples are made."""
     what = f"{kinds_of(work.modules)[work.name].what}, by the code that is reached (atheris)"
-    command = [sys.executable, __file__, work.name, str(work.folder), str(max(1, int(seconds)))]
+    command = [
+        sys.executable,
+        "-m",
+        "fault_classes.guided",
+        work.name,
+        str(work.folder),
+        str(max(1, int(seconds))),
+    ]
     command += [str(work.seed), ",".join(work.modules)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     most_s = seconds + 4 * PATIENCE_S
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, timeout=most_s, check=False
+            command,
+            env=environment,
+            cwd=work.folder,  # and not where there is a localspec that is not installed
+            capture_output=True,
+            timeout=most_s,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return Tried(what, "", 0, [f"{work.name}: atheris did not end"])

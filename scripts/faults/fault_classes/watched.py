@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import math
 import multiprocessing
 import os
 import re
@@ -16,7 +17,7 @@ import signal
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -209,14 +210,15 @@ class _Worker:
         self._line.close()
 
 
-def outcomes(work: Work, is_over: Callable[[], bool]) -> Iterator[Outcome]:
-    """What becomes of inputs of a kind, until it is over.
+def outcomes(work: Work, seconds: float) -> Iterator[Outcome]:
+    """What becomes of inputs of a kind, for so long from the first one on.
 
     The process is started again after each input that ends it.
     """
     number, worker = 0, None
+    until = math.inf
     try:
-        while not is_over():
+        while time.monotonic() < until:
             is_new = worker is None
             worker = worker or _Worker(work)
             following, losses = worker.batch(None if is_new else number)
@@ -227,6 +229,8 @@ def outcomes(work: Work, is_over: Callable[[], bool]) -> Iterator[Outcome]:
                 worker = None
                 if is_new:
                     return
+            elif math.isinf(until):
+                until = time.monotonic() + seconds
             elif not is_new:
                 number = following
     finally:
