@@ -83,11 +83,13 @@ def _misshapen(header: Header, kind: str) -> Iterator[str]:
         stated(_MERGED[kind]),
     )
     joined = width * (merged or 2) ** 2  # what becomes one cell
+    heads = stated("attention.head_count") * stated("attention.head_dim") or width
     places = (stated("image_size") // max(side, 1)) ** 2
     wanted: tuple[tuple[str, tuple[int, ...]], ...] = (
         (r"v\.(blk\.\d+\.ln[12]|post_ln|pre_ln)\.weight", (width,)),
-        (r"v\.blk\.\d+\.attn_(q|k|v|out)\.weight", (width, width)),
-        (r"v\.blk\.\d+\.attn_qkv\.weight", (width, 3 * width)),
+        (r"v\.blk\.\d+\.attn_(q|k|v)\.weight", (width, heads)),
+        (r"v\.blk\.\d+\.attn_out\.weight", (heads, width)),
+        (r"v\.blk\.\d+\.attn_qkv\.weight", (width, 3 * heads)),
         (r"v\.patch_embd\.weight(\.1)?", (side, side, 3, width)),
         (r"v\.position_embd\.weight", (width, 0 if kind in _OF_PAIRS else places)),
         (r"mm\.soft_emb_norm\.weight", (width,)),
