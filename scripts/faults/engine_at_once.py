@@ -22,6 +22,8 @@ from typing import Any
 from fault_classes.tried import Tried
 
 _NUM_ASKING = 6
+_NUM_ANSWERED = 3  # at once; the others are told that the engine is busy
+_BUSY_S = 0.002  # until they ask again
 _TOKENS = 24
 PROMPTS = tuple(f"The fox said to owl {number}:" for number in range(3))
 _PATIENCE_S = 120.0
@@ -61,7 +63,7 @@ class Asking:
             reply = stream.reply()
             self.judge(number, said, is_whole=reply.finish_reason != "cancelled")
         except localspec.BusyError:
-            self.count += 1
+            time.sleep(_BUSY_S)
         if chance.random() < 0.1:
             self._engine.cancel()
 
@@ -78,7 +80,7 @@ class Asking:
             reply = await asking
             self.judge(number, reply.text, is_whole=reply.finish_reason != "cancelled")
         except localspec.BusyError:
-            self.count += 1
+            await asyncio.sleep(_BUSY_S)
         except asyncio.CancelledError:
             self.count += 1
 
@@ -146,7 +148,8 @@ def main(kind: str, seconds: float, seed: int) -> None:
     import localspec
 
     greedy = localspec.SamplingParams(temperature=0)
-    with localspec.load(exact=True, num_threads=1, context_length=256) as engine:
+    options: dict[str, Any] = {"exact": True, "num_threads": 1, "context_length": 256}
+    with localspec.load(parallel=_NUM_ANSWERED, **options) as engine:
         asking = Asking(engine, greedy)
         act = _by_threads if kind == "threads" else _by_tasks
         act(asking, time.monotonic() + seconds, seed)

@@ -22,7 +22,10 @@ from typing import Any
 
 from shared_files import Work
 
-QUESTION = "Tell me a story about a fox."
+# So long that its caches are kept.
+QUESTION = "Tell me of a fox. " + " ".join(
+    f"It met {n} owls on hill {n + 7}." for n in range(14)
+)
 _OPTIONS: dict[str, Any] = {
     "exact": False, "num_threads": 1, "draft_tokens": 3, "context_length": 512,
     "cache_disk": 20_000_000, "memory": "m",

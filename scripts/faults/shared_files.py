@@ -24,9 +24,10 @@ from typing import Any
 EXPECTED = "expected.json"  # of `caches`: the answers of an engine that is alone
 PRESET = "qwen2-7b"
 _NUM_KEPT_TURNS = 20
+_CACHE_BYTES = 1_500_000  # for four texts
 _FOLDERS = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
 _TALES = tuple(
-    f"Tell me of {who}. " + " ".join(f"It met {who} {n} on hill {n + 7}." for n in range(24))
+    f"Tell me of {who}. " + " ".join(f"It met {who} {n} on hill {n + 7}." for n in range(14))
     for who in ("foxes", "owls", "hens", "a bear")
 )
 
@@ -89,7 +90,7 @@ def change_session(work: Work) -> None:
         try:
             lock = lock_session("s")
         except SessionError:
-            work.note("did")
+            work.note("did it")
             continue
         number = _session_number(read_session("s")) + 1
         turns = range(max(1, number - _NUM_KEPT_TURNS), number + 1)
@@ -155,8 +156,7 @@ def change_names(work: Work) -> None:
     """Add and remove aliases and presets of one's own."""
     from localspec.presets import names, user_presets
 
-    target = str(Path(user_presets.__file__).parents[1] / "demo/target.gguf")
-    count = 0
+    target, count = _demo("target"), 0
     while work.goes_on():
         count += 1
         name = f"p{work.number}-{count}-{work.chance.randrange(10**9)}"
@@ -172,6 +172,13 @@ def change_names(work: Work) -> None:
             else:
                 user_presets.drop_preset(name)
             work.note(f"dropped {name}")
+
+
+def _demo(role: str) -> str:
+    """The path of a model of the demo pair."""
+    import localspec
+
+    return str(Path(localspec.__file__).parent / f"demo/{role}.gguf")
 
 
 def _new_preset(name: str, target: str) -> Any:
@@ -252,12 +259,12 @@ def change_caches(work: Work) -> None:
 
     expected = json.loads((work.folder.parent / EXPECTED).read_text("utf-8"))
     while work.goes_on():
-        with localspec.load(cache_disk=3_000_000, **_EXACT) as engine:
+        with localspec.load(target=_demo("draft"), cache_disk=_CACHE_BYTES, **_EXACT) as engine:
             for _ in range(work.chance.randrange(1, 4)):
                 tale = work.chance.choice(_TALES)
                 if (said := _told(engine, tale)) != expected[tale]:
                     work.note(f"lost {said!r} was told of {tale[:20]!r}")
-                work.note("did")
+                work.note("did it")
 
 
 _EXACT: dict[str, Any] = {
@@ -281,7 +288,7 @@ def expect_caches(work: Work) -> None:
     """Note what an engine says that keeps nothing."""
     import localspec
 
-    with localspec.load(**_EXACT) as engine:
+    with localspec.load(target=_demo("draft"), **_EXACT) as engine:
         said = {tale: _told(engine, tale) for tale in _TALES}
     (work.folder.parent / EXPECTED).write_text(json.dumps(said), "utf-8")
 
@@ -309,7 +316,7 @@ def change_files(work: Work) -> None:
         except localspec.LocalspecError as error:
             if not str(error):
                 work.note("lost an error without words")
-        work.note("did")
+        work.note("did it")
         time.sleep(0.05 * work.chance.random())
 
 
