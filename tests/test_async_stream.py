@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
 
@@ -37,6 +38,32 @@ def test_the_twins_say_the_same(engine):
     chat = engine.chat()
     chat.send("Tell me a story about a fox.", sampling=GREEDY).reply()
     assert chat.send("Another one!", sampling=GREEDY).reply().text == texts[4]
+
+
+def test_a_refusal_that_comes_behind_a_cancel_is_no_ones(engine):
+    """asyncio would log it, with a traceback, as an exception that was never retrieved."""
+    told: list[dict[str, object]] = []
+
+    async def leave() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what))
+        with engine.generate_raw(STORY, sampling=LONG) as busy:
+            next(busy)
+            for _ in range(20):
+                asking = asyncio.ensure_future(_awaited(engine.generate_raw(STORY)))
+                await asyncio.sleep(0)
+                asking.cancel()
+                await asyncio.wait([asking])
+                assert asking.cancelled()
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(leave())
+    gc.collect()
+    assert told == []
+
+
+async def _awaited(answer: localspec.Answer) -> localspec.Reply:
+    return await answer
 
 
 @contextlib.contextmanager

@@ -276,6 +276,8 @@ class Answer:
             if self._awaited is not None and not self._awaited.done():
                 self._reader.cancel()
                 await asyncio.wait([self._awaited])
+            if self._awaited is not None and not self._awaited.cancelled():
+                self._awaited.exception()  # or asyncio logs that nobody asked for it
         finally:
             closing = asyncio.wrap_future(self._worker.submit(self._reader.end))
             self._worker.stop()

@@ -8,6 +8,7 @@ have torn anything.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import random
@@ -35,17 +36,18 @@ _SETTLED = 20  # loads, or turns, after which nothing is to grow
 _LOAD_KB, _FREE_KB = 40, 6_000  # that each may cost, and all of them
 
 
-def life(notes: list[str], expected: str | None = None) -> str:
+def life(notes: list[str], expected: str | None = None, *, isolated: bool = False) -> str:
     """Load, answer, save; what was answered. Raises what localspec raises.
 
     expected: what has to be answered. notes: get a line for each loss: the ledger may be out
-    of reach now.
+    of reach now. isolated: libllama is in a process of its own.
     """
     import localspec
     from localspec.chat.session import read_session, save_session
 
     greedy = localspec.SamplingParams(temperature=0)
-    with localspec.load(**_OPTIONS) as engine:
+    open_engine: Callable[..., Any] = localspec.IsolatedEngine if isolated else localspec.load
+    with open_engine(**_OPTIONS) as engine:
         chat = engine.chat()
         said = str(chat.send(QUESTION, sampling=greedy, max_tokens=_TOKENS).reply().text)
         if expected is not None and said != expected:
@@ -64,18 +66,21 @@ def expect(work: Work) -> None:
     work.note(f"expected {life([])}")
 
 
-def _tried(expected: str) -> list[str]:
+def _tried(expected: str, *, isolated: bool = False) -> list[str]:
     """The notes of a life that may be refused."""
     import localspec
 
     notes: list[str] = []
     try:
-        life(notes, expected)
+        life(notes, expected, isolated=isolated)
         notes.append("did answer")
     except localspec.LocalspecError as error:
         notes.append("did refuse" if str(error) else "lost an error without words")
     except MemoryError:
         notes.append("did refuse")
+    except (OSError, RuntimeError) as error:  # of Python itself: no memory, no thread
+        is_known = getattr(error, "errno", 0) == errno.ENOMEM or "new thread" in str(error)
+        notes.append("did refuse" if is_known else f"lost {error!r:.200}")
     return notes
 
 
@@ -100,14 +105,14 @@ def _limited(kind: int, limit: int) -> Iterator[None]:
 
 
 def lack_memory(work: Work, expected: str) -> None:
-    """An address space that has room for a little more than there is"""
+    """An isolated engine, and an address space that has room for a little more than there is"""
     import localspec  # and what it brings
 
     localspec.load(**_OPTIONS).close()
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     room = int(2 ** work.chance.uniform(18, 29))
     with _limited(resource.RLIMIT_AS, pages * resource.getpagesize() + room):
-        notes = _tried(expected)
+        notes = _tried(expected, isolated=True)
     _whole_life(work, notes, expected)
 
 

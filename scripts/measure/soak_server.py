@@ -59,6 +59,7 @@ class Server:
         self.process = psutil.Process(self._started.pid)
         while b"Listening on " not in (said := self.said()):
             if self._started.poll() is not None:
+                self._log.close()
                 raise SystemExit(said.decode())
             time.sleep(0.02)
         self.url = said.partition(b"Listening on ")[2].split()[0].decode()
