@@ -137,6 +137,21 @@ def test_each_library_has_one_place(library, allowed):
     assert users <= allowed
 
 
+@pytest.mark.parametrize("room", ["llama", "sampling", "speculative"])
+def test_nothing_that_drafts_or_samples_uses_a_blas(room):
+    """Its threads spin when they have nothing to do, beside libllama's decodes."""
+    products = {"dot", "inner", "matmul", "matvec", "tensordot", "vdot", "vecdot"}
+    found = {
+        f"{name}:{node.lineno}"
+        for name, text in MODULES.items()
+        if name.split(".")[0] == room
+        for node in ast.walk(ast.parse(text))
+        if (isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult))
+        or (isinstance(node, ast.Attribute) and node.attr in products)
+    }
+    assert not found
+
+
 def test_the_loop_sees_no_text_no_path_and_no_clock():
     """Neither directly nor through what it imports."""
     seen, waiting = set(), ["speculative.loop"]

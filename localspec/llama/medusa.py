@@ -17,7 +17,7 @@ from localspec.gguf_file.header import Header, Tensor
 from localspec.gguf_file.medusa import medusa_tensors
 from localspec.gguf_file.own_tokens import own_tokens
 from localspec.gguf_file.tensor_types import BF16, F16, F32, INT64
-from localspec.llama.hidden_rows import HiddenRows
+from localspec.llama.hidden_rows import HiddenRows, products
 from localspec.llama.joint import Computing, LaneTime
 from localspec.llama.model import LlamaModel
 from localspec.sampling.distribution import Logits
@@ -42,7 +42,7 @@ class MedusaHeads:
         self._row = np.empty(self._rows.width, dtype=np.float32)
         self._logits: Logits = np.full(target.vocab_size, -np.inf, dtype=np.float32)
         self.num_heads = len(self._weights.heads)
-        self.num_threads = 1  # every model has a number; NumPy has its own threads
+        self.num_threads = 1  # every model has a number
         self.num_weight_bytes = self._weights.num_bytes // self.num_heads
 
     @property
@@ -59,13 +59,13 @@ class MedusaHeads:
         row = self._row
         residuals, output = self._weights.heads[head]
         for weight, bias in residuals:
-            inner = weight @ row + bias
+            inner = products(weight, row) + bias
             row = row + inner / (1.0 + np.exp(-inner))
         if self._weights.tokens is None:
-            np.matmul(output, row, out=self._logits)
+            products(output, row, out=self._logits)
         else:
             self._logits[:] = -np.inf  # a view that may have been written to
-            self._logits[self._weights.tokens] = output @ row
+            self._logits[self._weights.tokens] = products(output, row)
         return self._logits
 
     def share(self, _computing: Computing, _lane: LaneTime) -> None:

@@ -22,7 +22,7 @@ from localspec.gguf_file.trimming import whole_output
 from localspec.llama.batch import TokenBatch
 from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle
-from localspec.llama.hidden_rows import Rows
+from localspec.llama.hidden_rows import Rows, products
 from localspec.llama.library import llama_cpp
 from localspec.llama.native import LoadWatch
 from localspec.llama.opening import load_context, open_watched
@@ -134,7 +134,7 @@ class _TextTokens:
     def scored(self, logits: Logits, rows: Rows) -> Logits:
         """The logits (n, all tokens) of these rows, with those of these tokens in place."""
         if self._ids:
-            logits[:, self._ids] = rows @ self._matrix[: len(self._ids)].T
+            logits[:, self._ids] = products(self._matrix[: len(self._ids)], rows)
         return logits
 
 
