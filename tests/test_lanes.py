@@ -306,6 +306,27 @@ def test_a_slow_reader_holds_nobody_up(plain):
     slow.close()
 
 
+def test_a_new_answer_is_a_neighbour_of_those_at_work(plain):
+    """Also where a lane that is further away has a few tokens more of its prompt."""
+    more = {"sampling": ENDLESS, "max_tokens": 400}
+    prompts = [list(range(10, 60)), [7] * 5 + [100], [7] * 8 + [200]]
+    lanes = inside.lanes(plain)
+    running = []
+    for prompt in prompts:
+        running.append(plain.generate_raw(prompt, **more))
+        next(running[-1])
+    assert [lane.decoder.tokens[: len(p)] for lane, p in zip(lanes, prompts, strict=True)] == (
+        prompts
+    )
+    for answer in running:
+        answer.close()
+    with plain.generate_raw(prompts[0], **more) as first:
+        next(first)
+        with plain.generate_raw([7] * 8 + [300], **more) as other:
+            next(other)
+            assert [lane.is_free for lane in lanes] == [False, False, True]
+
+
 def test_a_long_prompt_lets_a_short_one_through(plain):
     """In between its pieces, of which it tells."""
     lengths, said = [], []

@@ -29,6 +29,7 @@ COPIED_PER_DECODED = 32
 # Of a text that lies in another place. Without that it would have been copied in any case, for
 # the sake of any common beginning.
 _COPIED_BESIDE = 128
+_FEW = 32  # tokens that are read rather than an answer be apart from those at work
 
 
 class TextPlace:
@@ -160,7 +161,8 @@ class CachePool:
         """Of the free places, the one with the owner's text, or the one that is missed least.
 
         A text of nobody's is taken that `tokens` begin as, or an empty place: the one nearest
-        to those at work, since decodes of neighbours are joined.
+        to those at work, since decodes of neighbours are joined. So it is where it has a few
+        tokens less of them than another.
         """
         at_work = [number for number, place in enumerate(self._places) if not place.is_free]
 
@@ -172,7 +174,8 @@ class CachePool:
             own = self._places.index(place)
             apart = min((abs(number - own) for number in at_work), default=0)
             distance = 0 if is_taken else apart
-            return not is_own, is_taken, -num_there, distance, place.last_used
+            num_worth = num_there // (_FEW if at_work else 1)
+            return not is_own, is_taken, -num_worth, distance, place.last_used
 
         return free[0] if len(free) == 1 else min(free, key=rank)
 
