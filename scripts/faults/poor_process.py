@@ -110,7 +110,7 @@ def lack_memory(work: Work, expected: str) -> None:
 
     localspec.load(**_OPTIONS).close()
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    room = int(2 ** work.chance.uniform(18, 29))
+    room = int(2 ** work.chance.uniform(18, 31))
     with _limited(resource.RLIMIT_AS, pages * resource.getpagesize() + room):
         notes = _tried(expected, isolated=True)
     _whole_life(work, notes, expected)
