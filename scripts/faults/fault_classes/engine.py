@@ -24,7 +24,7 @@ from fault_classes.tried import Tried
 _CHILD = Path(__file__).with_name("engine_child.py")
 _HOLDS = "text, rows and conversation are those of a fresh engine of the target alone"
 _MORE_S = 120.0  # beyond its time, in which a process has to end
-SHORTENING_S = 60.0
+SHORTENING_S = 180.0
 _SLICE_S = 15.0
 
 

@@ -103,7 +103,9 @@ class Opened:
         is_constrained = spec_of(self.options_given) is not None
         if isinstance(error, ConstraintError):
             return is_constrained and self.way in ("go on", "messages")
-        return isinstance(error, OptionError) and is_constrained and has_tools
+        # Calls may have to come, and then nothing else may be asked of how it ends.
+        is_bound = is_constrained or self.options.keys() & {"min_tokens", "ignore_eos"}
+        return isinstance(error, OptionError) and bool(is_bound) and has_tools
 
     @property
     def options_given(self) -> AnswerOptions:

@@ -88,7 +88,7 @@ def _judged(name: str, row: _Row, seed: int, num_tests: int) -> Tried:
         )
     bias = noticed_bias(max(count, 1), max(total.freedom, 1), alpha)
     holds = (
-        f"the exact law, in {len(row.counted)} cells; {_in_percent(bias)} of all are noticed"
+        f"the exact law, in {len(row.counted)} cells; a bias of {_in_percent(bias)} is noticed"
     )
     return Tried(name, holds, count, losses)
 
