@@ -21,7 +21,7 @@ from fault_classes.engine_machine import drawn_operations
 from fault_classes.engine_world import Operation
 from fault_classes.tried import Tried
 
-_CHILD = Path(__file__).with_name("engine_child.py")
+_FOLDER = Path(__file__).parents[1]
 _HOLDS = "text, rows and conversation are those of a fresh engine of the target alone"
 _MORE_S = 120.0  # beyond its time, in which a process has to end
 SHORTENING_S = 180.0
@@ -58,17 +58,13 @@ def in_process(asked: dict[str, Any], folder: Path, *more: str) -> dict[str, Any
     """What a process found. Its death, and that it hangs, are losses as well."""
     progress = folder / "progress"
     progress.write_text("")
-    command = [
-        sys.executable,
-        str(_CHILD),
-        str(folder),
-        str(progress),
-        json.dumps(asked),
-        *more,
-    ]
+    arguments = [str(folder), str(progress), json.dumps(asked), *more]
+    # As a module: a script's own folder would hide modules of the standard library.
+    command = [sys.executable, "-m", "fault_classes.engine_child", *arguments]
     try:
         done = subprocess.run(
             command,
+            cwd=_FOLDER,
             capture_output=True,
             text=True,
             timeout=asked.get("seconds", 0.0) + _MORE_S,

@@ -1,6 +1,7 @@
 """Does operations on an engine of one kind, in a process of its own, which may die of them.
 
-    python engine_child.py FOLDER PROGRESS '{"kind": …, "seed": 0, "seconds": 60}' [PLANT.py]
+    python -m fault_classes.engine_child FOLDER PROGRESS \\
+        '{"kind": …, "seed": 0, "seconds": 60}' [PLANT.py]
 
 What is done stands in the file PROGRESS before it is done; what was lost is printed as JSON. A
 test has a file run before, which plants a fault.
