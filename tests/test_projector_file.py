@@ -378,6 +378,15 @@ def test_one_with_weights_of_types_that_cannot_be_added_is_refused(tmp_path, nam
         check_projector(dataclasses.replace(header, tensors=odd))
 
 
+def test_one_whose_places_nobody_reads_is_refused(tmp_path):
+    """It ended the process, which looks for them."""
+    path = vision_maker.write_projector(tmp_path / "mmproj.gguf", "qwen2vl_merger")
+    header = checked_projector(path)
+    metadata = {**header.metadata, "clip.vision.block_count": 0}
+    with pytest.raises(ModelFileError, match="it has no blocks"):
+        check_projector(dataclasses.replace(header, metadata=metadata))
+
+
 @pytest.mark.parametrize(
     ("key", "kind"),
     [

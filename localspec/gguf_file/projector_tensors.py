@@ -83,6 +83,8 @@ def _misshapen(header: Header, kind: str) -> Iterator[str]:
         stated(_MERGED[kind]),
     )
     joined = width * (merged or 2) ** 2  # what becomes one cell
+    if kind in _OF_PAIRS and stated("block_count") < 1:
+        yield "it has no blocks, which read the places of its patches"
     heads = stated("attention.head_count") * stated("attention.head_dim") or width
     places = (stated("image_size") // max(side, 1)) ** 2
     wanted: tuple[tuple[str, tuple[int, ...]], ...] = (
