@@ -15,7 +15,7 @@ from test_sequences import made as made
 import inside
 import localspec
 from engines import sharing_decodes
-from localspec.errors import BusyError, ClosedError, DecodeError
+from localspec.errors import BusyError, ClosedError, DecodeError, Interrupted
 from localspec.llama import joint, joint_costs, joint_decode
 from localspec.llama.joint import Computing, LaneTime, Work
 from localspec.llama.model import LlamaModel
@@ -687,3 +687,39 @@ def test_pieces_beside_a_writer_do_not_shrink_by_what_any_decode_takes(monkeypat
         decode(reader, size)
     assert token_s * size > 0.3
     assert step_s + token_s * size < 0.8 + 2.1 * step_s
+
+
+def test_a_piece_that_was_cancelled_says_nothing_of_what_tokens_take(monkeypatch):
+    """Else the next one would be as long as any batch, and writers wait for all of it."""
+    clock = Clock()
+    monkeypatch.setattr(joint, "time", clock)
+    computing, context = Computing(512), Context(0.0)
+    reader, writer = Text(context), Text(context, 7)
+
+    def decode(text, num_tokens, *, error=None):
+        def done(parts):
+            clock.more_s += 1e-5 if error else 0.01 * num_tokens
+            for part in parts:
+                part.error, part.is_done = error, True
+
+        work = Work(text, num_tokens, text.lane, done, sequence=text.sequence)
+        work.is_piece = text is reader
+        work.arrived_s = clock.perf_counter()
+        computing.decode(work)
+
+    for _ in range(3):
+        decode(writer, 1)
+        decode(reader, computing.piece_size(reader))
+    before = computing.piece_size(reader)
+    with pytest.raises(Interrupted):
+        decode(reader, before, error=Interrupted("cancelled"))
+    decode(writer, 1)
+    assert computing.piece_size(reader) == before
+    with pytest.raises(KeyError), computing.alone(reader, 64, is_piece=True):
+        raise KeyError
+    assert computing.piece_size(reader) == before
+    with pytest.raises(KeyError), computing.alone(writer, 1):
+        raise KeyError
+    with computing.alone(reader, 40, is_piece=True):
+        clock.more_s += 0.4
+    assert computing.piece_size(reader) == pytest.approx(before, abs=3)

@@ -325,6 +325,24 @@ def test_one_without_a_weight_that_its_kind_needs_is_refused(tmp_path, kind, nam
 
 
 @pytest.mark.parametrize(
+    ("weight", "bias"),
+    [
+        ("v.conv_stem.conv.weight", (1, 1, 64, 1)),  # Gemma 3n, as it is converted
+        ("a.conv2d.1.weight", (1, 1, 64)),  # Qwen3-Omni
+    ],
+)
+def test_biases_of_convolutions_have_dimensions_of_one_around_theirs(tmp_path, weight, bias):
+    header = checked_projector(vision_maker.write_projector(tmp_path / "mmproj.gguf", "gemma3"))
+    patches = next(each for each in header.tensors if each.name == "v.patch_embd.weight")
+    shift = next(each for each in header.tensors if each.name == "v.patch_embd.bias")
+    more = [
+        dataclasses.replace(patches, name=weight),
+        dataclasses.replace(shift, name=weight.replace(".weight", ".bias"), shape=bias),
+    ]
+    check_projector(dataclasses.replace(header, tensors=[*header.tensors, *more]))
+
+
+@pytest.mark.parametrize(
     ("kind", "name", "shape"),
     [
         ("gemma3", "mm.input_projection.weight", (64, 4278190144)),
@@ -336,6 +354,7 @@ def test_one_without_a_weight_that_its_kind_needs_is_refused(tmp_path, kind, nam
         ("gemma3", "v.blk.0.attn_out.weight", (64, 32)),
         ("gemma3", "v.blk.0.ln1.weight", (32,)),
         ("gemma3", "v.position_embd.weight", (64, 16)),
+        ("gemma3", "v.position_embd.weight", ()),
         ("gemma3", "mm.soft_emb_norm.weight", (63,)),
         ("idefics3", "v.patch_embd.weight", (8, 8, 4, 64)),
         ("idefics3", "v.patch_embd.bias", (63,)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from vision_maker import write_projector_header
 
@@ -193,7 +194,7 @@ PUBLISHED = {
         },
         {
             "has_text_encoder": False, "has_minicpmv_projector": True, "use_gelu": True,
-            "minicpmv_version": 3,
+            "minicpmv_version": np.int32(3),
         },
     ),
     "MiniCPM-V 4.6": Published(

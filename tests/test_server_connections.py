@@ -60,7 +60,10 @@ def test_one_too_many_is_told_so_in_its_protocols_shape(hasty):
     hasty.chat(max_tokens=1)
     body = json.dumps(LONG).encode()
     hasty.client.close()
-    with contextlib.ExitStack() as open_ones, httpx.Client(base_url=hasty.url) as late:
+    with (
+        contextlib.ExitStack() as open_ones,
+        httpx.Client(base_url=hasty.url, timeout=60) as late,
+    ):
         for _ in range(4):
             connection = open_ones.enter_context(connected(hasty))
             connection.sendall(head_of(CHAT, body) + body)

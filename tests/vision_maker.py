@@ -135,6 +135,7 @@ def write_projector_header(
             str: writer.add_string,
             float: writer.add_float32,
             int: writer.add_uint32,
+            np.int32: writer.add_int32,
             list: writer.add_array,
         }[type(value)]
         add(f"clip.{name}", value)  # type: ignore[operator]

@@ -69,8 +69,9 @@ def _mistyped(header: Header) -> Iterator[str]:
         if is_simple and tensor.kind != F32:
             yield f"its {tensor.name} is of the type {type_name(tensor.kind)}"
         weight = shapes.get(f"{tensor.name.removesuffix('.bias')}.weight", ())
-        is_bias = tensor.name.endswith(".bias") and len(weight) in (1, 2, 4)
-        if is_bias and tensor.shape != weight[-1:]:
+        # Those of other convolutions have dimensions of 1 around theirs, as they are added.
+        is_bias = len(weight) in (1, 2) or tensor.name == "v.patch_embd.bias"
+        if is_bias and tensor.name.endswith(".bias") and tensor.shape != weight[-1:]:
             yield f"its {tensor.name} has the shape {tensor.shape}, beside a weight of {weight}"
 
 
@@ -111,7 +112,7 @@ def _misshapen(header: Header, kind: str) -> Iterator[str]:
             behind = shapes.get(re.sub(first, second, name))
             if behind is not None and behind[:1] != shapes[name][1:2]:
                 yield f"its {name} has the shape {shapes[name]}, before one of {behind}"
-    grid = shapes.get("v.position_embd.weight", (0, 1))[-1]
+    grid = math.prod(shapes.get("v.position_embd.weight", ())[-1:])
     if math.isqrt(grid) ** 2 != grid:
         yield f"its v.position_embd.weight is for {grid} places, which are no square"
 

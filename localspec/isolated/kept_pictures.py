@@ -21,8 +21,9 @@ class KeptPictures:
         Returns them: where one was here, what was, so that no pixels are in memory twice.
         """
         with self._changing:
-            found = tuple(self._kept.pop(each.digest, each) for each in pictures)
-            self._kept.update((each.digest, each) for each in found)
+            found = tuple(self._kept.setdefault(each.digest, each) for each in pictures)
+            for each in found:  # they are the youngest now
+                self._kept[each.digest] = self._kept.pop(each.digest)
             num_bytes = sum(len(each.rgb) for each in self._kept.values())
             while num_bytes > KEPT_PICTURE_BYTES:
                 num_bytes -= len(self._kept.pop(next(iter(self._kept))).rgb)

@@ -1,10 +1,8 @@
 """Who computes next, where several texts share contexts, and which decodes are joined.
 
 Each text has a thread of its own. There is no other: whoever finds nobody at work, and is next,
-works for all that can be joined with it. One decode runs at a time, of any context, since two
-would take each other's processors.
-
-What is joined is decided by `joint_costs`.
+works for all that can be joined with it (`joint_costs`). One decode runs at a time, of any
+context, since two would take each other's processors.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -107,6 +106,11 @@ class Work:
         """Whether it is part of a prompt."""
         return self.is_piece or self.num_tokens > LONGEST_STEP
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it was done, so that it says what that takes."""
+        return self.is_done and self.error is None
+
 
 class Computing:
     """The line of those who want to compute. most_tokens: of a joint decode."""
@@ -126,8 +130,8 @@ class Computing:
         # By context: who is waited for; what the last step took, and its end; prompts' pieces.
         self._expected: dict[Interruptible, set[LaneTime]] = {}
         self._last: dict[Interruptible, tuple[float, float]] = {}
-        self._piece_times: dict[Interruptible, PieceTimes] = {}
-        self._row_times: dict[Interruptible, RowTimes] = {}
+        self._piece_times: dict[Interruptible, PieceTimes] = defaultdict(PieceTimes)
+        self._row_times: dict[Interruptible, RowTimes] = defaultdict(RowTimes)
         self._num_rows = 0  # of the joint decode that runs
         self._idle_since = 0.0
         # The last piece of a prompt: whose, in which context, what it took; and that minus what
@@ -136,10 +140,7 @@ class Computing:
         self._owed_s = 0.0
 
     def end_if_unwanted(self) -> None:
-        """End the running decode if all who have a part in it are interrupted.
-
-        Waits for no decode.
-        """
+        """End the running decode, waiting for none, if all who have a part are interrupted."""
         with self._ending:
             running = self._running
             if running and all(model.is_interrupted for model in running):
@@ -155,8 +156,7 @@ class Computing:
         # Who reads, too, waits for no next token.
         writing |= {each for each in expected if each.last_s > recent_s and not each.reading_s}
         is_alone = writing <= {model.lane}
-        times = self._piece_times.get(model.handle, PieceTimes())
-        return min(times.size(is_alone=is_alone), self._most_tokens)
+        return min(self._piece_times[model.handle].size(is_alone=is_alone), self._most_tokens)
 
     @contextlib.contextmanager
     def alone(
@@ -178,6 +178,7 @@ class Computing:
                 self._wait(work)
                 self._begin((model,))
                 yield
+                work.is_done = True
             finally:
                 self._leave(work)
         finally:
@@ -334,7 +335,8 @@ class Computing:
         now = time.perf_counter()
         handle = parts[0].model.handle
         if not parts[0].is_long:
-            self._row_times.setdefault(handle, RowTimes()).learn(self._num_rows, now - started)
+            if all(part.is_whole for part in parts):
+                self._row_times[handle].learn(self._num_rows, now - started)
             self._expected.setdefault(handle, set()).update(part.model.lane for part in parts)
         for part in parts:
             lane = part.model.lane
@@ -382,12 +384,11 @@ class Computing:
         if work.is_long:
             lane.reading_s += took_s
             self._piece, self._owed_s = (lane, work.model.handle, took_s), took_s
-            if work.num_tokens:  # else a picture was encoded
+            if work.num_tokens and work.is_whole:  # else a picture was encoded
                 step_s, _ = self._last.get(work.model.handle, (0.0, 0.0))
-                times = self._piece_times.setdefault(work.model.handle, PieceTimes())
-                times.learn(work.num_tokens, took_s, step_s)
+                self._piece_times[work.model.handle].learn(work.num_tokens, took_s, step_s)
             return
-        if not work.num_tokens:
+        if not (work.num_tokens and work.is_whole):
             return  # a state was kept or taken back
         self._last[work.model.handle] = took_s, now
         lane.reading_s = 0.0

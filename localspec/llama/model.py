@@ -269,7 +269,8 @@ class LlamaModel(LlamaContext):
         elif may_be_joined(self):
             self._computing.decode(work_of(self, tokens, num_logits, num_to_come))
         else:
-            with self._computing.alone(self, len(tokens)):
+            is_piece = num_to_come > 0
+            with self._computing.alone(self, len(tokens), is_piece=is_piece):
                 self._decode_own(tokens, num_logits, num_to_come)
                 if num_logits:
                     self._keep_logits(self._given_logits(num_logits))

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 MAX_PICTURE_BYTES = 32_000_000  # of a file
 MAX_PICTURE_PIXELS = 50_000_000  # 150 MB of red, green and blue
-# What stays in memory for the next question: pixels of one of the largest, or of many usual
-# ones, and rows that a model has read.
+# What stays in memory for the next question, beside what the last one showed: pixels of one of
+# the largest, or of many usual ones, and rows that a model has read.
 KEPT_PICTURE_BYTES = 3 * MAX_PICTURE_PIXELS
 KEPT_ROW_BYTES = 1 << 26
 MAX_PICTURE_SIDE = 32_767  # pixels; 16 bits are all that some encoders have for a side

@@ -2,7 +2,7 @@
 
 `gguf_file.trimmed` says what such a file has. It costs less for a drafted token and may be
 accepted less often, so what counts is what both gained on this machine. What a token reads of
-them says which is tried first; then the other is, once.
+them says which is tried first; then the other is, until it was judged, too.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that listens there; port 0 is any that is free. Raises PortError."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        made = socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
+        made = socket.create_server((host, port), family=family)
         # With its protocol named, or asyncio leaves Nagle's algorithm on: an event would wait
         # up to 40 ms until the client has acknowledged the one before.
         return socket.socket(family, made.type, socket.IPPROTO_TCP, made.detach())
@@ -113,6 +113,8 @@ class Runner(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for each in sockets or ():  # else as many may wait as are accepted at once
+            each.listen(MOST_CONNECTIONS)
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
