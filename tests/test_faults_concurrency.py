@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,8 @@ from fault_classes import concurrency
 from shared_files import KINDS, Work
 
 from localspec.atomic_write import write_whole
+from localspec.errors import DownloadError, LocalspecError, PresetError
+from localspec.hub.patience import HubBusyError
 
 KEPT = ("sessions", "names", "memories", "costs")
 
@@ -76,6 +79,63 @@ def test_processes_that_are_killed_lose_nothing(tmp_path, kind, monkeypatch):
         count, losses = concurrency.one_round(kind, tmp_path, hub, random.Random(0))
     assert not losses
     assert count > 1
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "is_lost"),
+    [(None, -9, False), (0, 0, False), (None, 0, False), (-11, -11, True), (1, 1, True)],
+)
+def test_a_process_that_had_ended_by_itself_is_noticed(before, behind, is_lost):
+    victim = SimpleNamespace(exitcode=before, join=lambda _seconds: None)
+    victim.kill = lambda: setattr(victim, "exitcode", behind)
+    assert bool(forked.killed(victim)) == is_lost
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (PresetError("preset 'qwen2-7b' needs qwen2.gguf, not on this machine"), False),
+        (HubBusyError("the connection broke", None), False),
+        (PresetError("the file of presets cannot be read"), True),
+        (DownloadError("a.gguf arrived with wrong content"), True),
+        (LocalspecError("something else"), True),
+    ],
+)
+def test_only_errors_that_others_explain_are_expected(work, monkeypatch, error, is_lost):
+    """What was refused was not done, and is not counted."""
+
+    def refuse(*_: object, **_options: object) -> None:
+        raise error
+
+    for name in (
+        "localspec.download",
+        "localspec.load",
+        "localspec.engine.disk_usage.free_disk",
+    ):
+        monkeypatch.setattr(name, refuse)
+    shared_files.run(shared_files.change_files, work, {})
+    assert bool(work.lines("lost")) == is_lost
+    assert not work.lines("did")
+
+
+def test_a_session_that_another_has_open_is_not_counted(work):
+    from localspec.chat.session import lock_session
+
+    lock = lock_session("s")
+    shared_files.run(shared_files.change_session, work, {})
+    lock.release()
+    assert set(work.ledger.read_text().splitlines()) == {"busy"}
+
+
+@pytest.mark.process
+def test_an_engine_that_hangs_is_lost():
+    """The next row follows."""
+    found = engine_at_once.found_by([sys.executable, "-c", "import time; time.sleep(60)"], 0.5)
+    assert "had not ended" in found["losses"][0]
+    assert (
+        "exit 3"
+        in engine_at_once.found_by([sys.executable, "-c", "exit(3)"], 60.0)["losses"][0]
+    )
 
 
 class _Wrong:

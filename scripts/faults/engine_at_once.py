@@ -127,20 +127,28 @@ def tries(seconds: float, seed: int) -> Iterator[Tried]:
     """A row for each of the two."""
     for kind in ("threads", "tasks"):
         command = [sys.executable, __file__, kind, str(seconds), str(seed)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds + _PATIENCE_S, check=False
-        )
         repeat = f"python scripts/faults/engine_at_once.py {kind} {seconds:.0f} {seed}"
-        try:
-            found = json.loads(done.stdout)
-        except ValueError:
-            found = {"count": 0, "losses": [f"exit {done.returncode}: {done.stderr[-300:]!r}"]}
+        found = found_by(command, seconds + _PATIENCE_S)
         yield Tried(
             f"{_NUM_ASKING} {kind} at once on an engine, which leave and cancel",
             "The right answer, its beginning, or the word that the engine is busy",
             found["count"],
             [f"{repeat}: {loss}" for loss in found["losses"]],
         )
+
+
+def found_by(command: list[str], most_s: float) -> dict[str, Any]:
+    """What `main` printed in a process of its own, or how that ended."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=most_s, check=False
+        )
+        found: dict[str, Any] = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        return {"count": 1, "losses": [f"the process had not ended after {most_s:.0f} s"]}
+    except ValueError:
+        return {"count": 1, "losses": [f"exit {done.returncode}: {done.stderr[-300:]!r}"]}
+    return found
 
 
 def main(kind: str, seconds: float, seed: int) -> None:

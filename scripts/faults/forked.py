@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
@@ -45,6 +46,16 @@ def started(
     )
     process.start()
     return process
+
+
+def killed(process: BaseProcess) -> str:
+    """Kill it by -9; what was wrong where it had ended by itself."""
+    before = process.exitcode
+    process.kill()
+    process.join(_END_S)
+    if before in (None, 0) and process.exitcode in (0, -signal.SIGKILL):
+        return ""
+    return f"a process had ended with {process.exitcode} before it was killed"
 
 
 def ended(process: BaseProcess) -> str:

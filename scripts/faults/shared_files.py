@@ -2,7 +2,8 @@
 
 Each kind has a function for a process that works until it is told to end, or killed, and one
 that looks at what is left. They write lines into a ledger: "kept X" once something was said to
-be kept, "did" for what is counted only, and "lost …".
+be kept, "did" for what is counted only, "busy" where another process was in the way, which is
+not counted, and "lost …".
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from typing import Any
 
 EXPECTED = "expected.json"  # of `caches`: the answers of an engine that is alone
 PRESET = "qwen2-7b"
+_EXPECTED_WORDS = (  # of errors about a file that another process has just removed
+    "not on this machine", "there is no file", "removed in the meantime", "No such file",
+)  # fmt: skip
 _NUM_KEPT_TURNS = 20
 _CACHE_BYTES = 1_500_000  # for four texts
 _FOLDERS = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
@@ -89,8 +93,9 @@ def change_session(work: Work) -> None:
         number = _session_number(read_session("s"))
         try:
             lock = lock_session("s")
-        except SessionError:
-            work.note("did it")
+        except SessionError as error:
+            is_busy = "is open in another localspec" in str(error)
+            work.note("busy" if is_busy else f"lost the lock: {error!r}")
             continue
         number = _session_number(read_session("s")) + 1
         turns = range(max(1, number - _NUM_KEPT_TURNS), number + 1)
@@ -313,11 +318,22 @@ def change_files(work: Work) -> None:
                     engine.generate_raw("Hi", max_tokens=2).reply()
             else:
                 free_disk(PRESET, "files", "caches", "costs")
+            work.note("did it")
         except localspec.LocalspecError as error:
-            if not str(error):
-                work.note("lost an error without words")
-        work.note("did it")
+            work.note("busy" if _is_expected(error) else f"lost {what}: {error!r:.300}")
         time.sleep(0.05 * work.chance.random())
+
+
+def _is_expected(error: Exception) -> bool:
+    """Whether it says that a file is not here, or is being removed, or that no hub answers."""
+    from localspec.errors import DownloadError, ModelNotFoundError, PresetError
+    from localspec.hub.patience import HubBusyError
+
+    if isinstance(error, ModelNotFoundError | HubBusyError):
+        return True
+    return isinstance(error, PresetError | DownloadError) and any(
+        words in str(error) for words in _EXPECTED_WORDS
+    )
 
 
 def check_files(work: Work) -> None:

@@ -86,14 +86,15 @@ def one_round(
     until_s = time.monotonic() + ROUND_S
     while time.monotonic() < until_s:
         time.sleep(ROUND_S / 4 * chance.random())
-        running.pop(chance.randrange(len(running))).kill()
+        if fault := forked.killed(running.pop(chance.randrange(len(running)))):
+            losses.append(fault)
         part = replace(work, number=number, chance=random.Random(chance.random()))
         running.append(forked.started(change, part, environment))
         number += 1
     losses += [fault for each in running if (fault := forked.ended(each))]
     if fault := forked.ended(forked.started(check, work, environment)):
         losses.append(fault)
-    done = len(work.ledger.read_text("utf-8").splitlines())
+    done = len(work.lines("kept")) + len(work.lines("did"))
     return done, losses + work.lines("lost")
 
 
