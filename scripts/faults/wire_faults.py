@@ -7,6 +7,7 @@ did wrong, or "". What has to hold is the first line of its docstring.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import random
 import re
@@ -14,7 +15,8 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from http.client import HTTPException, HTTPResponse
+from typing import Any, NamedTuple, cast
 
 PATIENCE_S = 30.0  # for the server to answer, or to hang up
 _PAUSE_S = 0.01  # for the server to read one part before the next
@@ -72,17 +74,56 @@ def _until_end(connection: socket.socket) -> tuple[bytes, bool]:
     return found, True
 
 
-def _wrong(found: bytes, *, ended: bool, statuses: str = "[234]..|503") -> str:
-    """What is wrong with what came."""
+def _wrong(
+    found: bytes,
+    *,
+    ended: bool,
+    statuses: str = "[234]..|503",
+    may_hang_up: bool = False,
+) -> str:
+    """What is wrong with what came; what is answered with 200 alone has to be whole.
+
+    may_hang_up: before the answer, or in the midst of it.
+    """
     if not ended:
         return (
             f"the server neither answered nor hung up within {PATIENCE_S:.0f} s: {found[:80]!r}"
         )
     bad = [one for one in _STATUS.findall(found) if not re.fullmatch(statuses, one.decode())]
-    return f"status {bad[0].decode()}: {found[:200]!r}" if bad else ""
+    if bad:
+        return f"status {bad[0].decode()}: {found[:200]!r}"
+    return _not_whole(found) if statuses == "200" and not may_hang_up else ""
 
 
-def _sent(wire: Wire, *parts: bytes, statuses: str = "4..") -> str:
+def _not_whole(found: bytes) -> str:
+    """What the last answer lacks, whose length, whose JSON or whose events have to end."""
+    if not found:
+        return "the server hung up without an answer"
+    last = io.BytesIO(found[max(0, found.rfind(b"HTTP/1.1 ")) :])
+    response = HTTPResponse(cast(Any, _Received(last)))
+    try:
+        response.begin()
+        body = response.read()
+        if "event-stream" not in response.headers.get("content-type", ""):
+            json.loads(body)
+        elif not body.rstrip().endswith(b"data: [DONE]"):
+            return f"the events do not end: {body[-200:]!r}"
+    except (HTTPException, ValueError) as error:
+        return f"the answer is not whole ({error!r}): {found[-200:]!r}"
+    return ""
+
+
+class _Received(NamedTuple):
+    """What was received, for `HTTPResponse`, which reads sockets."""
+
+    data: io.BytesIO
+
+    def makefile(self, _mode: str) -> io.BytesIO:
+        """The data."""
+        return self.data
+
+
+def _sent(wire: Wire, *parts: bytes, statuses: str = "4..", may_hang_up: bool = False) -> str:
     """Send it, then say that no more comes; what is wrong with the response."""
     with wire.connect() as connection:
         with contextlib.suppress(OSError):  # it may have seen enough
@@ -91,7 +132,7 @@ def _sent(wire: Wire, *parts: bytes, statuses: str = "4..") -> str:
                 time.sleep(_PAUSE_S * (part is not parts[-1]))
             connection.shutdown(socket.SHUT_WR)
         found, ended = _until_end(connection)
-    return _wrong(found, ended=ended, statuses=statuses)
+    return _wrong(found, ended=ended, statuses=statuses, may_hang_up=may_hang_up)
 
 
 def cut_anywhere(wire: Wire) -> str:
@@ -111,7 +152,9 @@ def cut_anywhere(wire: Wire) -> str:
 
 def half_closed(wire: Wire) -> str:
     """A whole request, behind which the client says that it sends no more"""
-    return _sent(wire, wire.question(stream=wire.chance.random() < 0.5), statuses="200")
+    question = wire.question(stream=wire.chance.random() < 0.5)
+    # To uvicorn a client that sends no more is one that has left.
+    return _sent(wire, question, statuses="200", may_hang_up=True)
 
 
 def wrong_length(wire: Wire) -> str:

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import httpx
 from request_bodies import Request, changed, real_bodies
-from server_kills import Kills, answer_of, client_of
+from server_kills import Kills, answer_of, client_of, end_all
 from soak_server import Server
 from wire_faults import FAULTS, Wire
 
@@ -41,7 +41,7 @@ _QUESTION = "Tell me a story about a fox."
 _GROUPS = {"/v1/messages": "Anthropic's", "/api/": "Ollama's", "/v1/": "OpenAI's"}
 
 
-class _Bystander(threading.Thread):
+class Bystander(threading.Thread):
     """Asks one question again and again; every answer has to be the first one."""
 
     def __init__(self, server: Server) -> None:
@@ -63,14 +63,14 @@ class _Bystander(threading.Thread):
             said = answer_of(client, _QUESTION)
             if said != self.expected:
                 self.losses.append(f"the bystander was told {said!r}")
-        except httpx.HTTPError as error:
+        except Exception as error:
             self.losses.append(f"the bystander got {error!r}")
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self.join()
 
-    def __enter__(self) -> _Bystander:
+    def __enter__(self) -> Bystander:
         self.start()
         return self
 
@@ -86,7 +86,7 @@ class Dripping:
     def drip(self) -> None:
         """One more byte on each of them; those that the server ended are opened again."""
         self._open = [each for each in self._open if _takes(each)]
-        while len(self._open) < _DRIPPING:
+        for _ in range(_DRIPPING - len(self._open)):  # once: the server may be gone
             with contextlib.suppress(OSError):
                 self._open.append(socket.create_connection(self._to, 30))
                 self._open[-1].sendall(b"GET / HTTP/1.1\r\nX: ")
@@ -151,10 +151,16 @@ def bodies(
         number = first
         with client_of(server) as client:
             while time.monotonic() < until_s:
-                request = changed(real, random.Random(f"{seed}/{number}"))
-                counts[group := _group(request.path)] += 1
-                if fault := _asked(client, request):
-                    where = f"body {number} of seed {seed} ({request.how}) to {request.path}"
+                group, where = _group(""), f"body {number} of seed {seed}"
+                try:
+                    request = changed(real, random.Random(f"{seed}/{number}"))
+                    group = _group(request.path)
+                    where = f"{where} ({request.how}) to {request.path}"
+                    fault = _asked(client, request)
+                except Exception as error:
+                    fault = repr(error)
+                counts[group] += 1
+                if fault:
                     losses.setdefault(group, []).append(f"{where}: {fault}")
                 number += _NUM_ASKING
 
@@ -178,12 +184,10 @@ def _group(path: str) -> str:
 
 
 def _asked(client: httpx.Client, request: Request) -> str:
-    try:
-        headers = {"content-type": "application/json"}
-        response = client.post(request.path, content=request.body, headers=headers)
-    except httpx.TransportError as error:
-        return repr(error)
-    return refused_badly(request, response)
+    headers = {"content-type": "application/json"}
+    return refused_badly(
+        request, client.post(request.path, content=request.body, headers=headers)
+    )
 
 
 def on_the_wire(server: Server, seconds: float, seed: int) -> Iterator[Tried]:
@@ -198,7 +202,7 @@ def on_the_wire(server: Server, seconds: float, seed: int) -> Iterator[Tried]:
             try:
                 wrong = fault(Wire(address.hostname or "", address.port or 0, chance))
                 client.get("/health").raise_for_status()
-            except (OSError, httpx.HTTPError) as error:
+            except Exception as error:
                 wrong = repr(error)
             if wrong:
                 name = f"{fault.__name__} {number} of seed {seed}"
@@ -254,10 +258,11 @@ def _note_sizes(server: Server, sizes: list[tuple[int, int]]) -> None:
 def tries(seconds: float, seed: int) -> Iterator[Tried]:
     """All of it."""
     share = {name: seconds * part for name, part in _SHARES.items()}
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory() as home, contextlib.ExitStack() as whatever_happens:
         folder = Path(home)
+        whatever_happens.callback(end_all, folder)
         server = Server("demo", folder, "--ctx", "512", parallel=2, exact=True)
-        with _Bystander(server) as bystander:
+        with Bystander(server) as bystander:
             sizes: list[tuple[int, int]] = []
             settled = partial(_note_sizes, server, sizes)
             yield from bodies(server, share["bodies"], seed, settled)
