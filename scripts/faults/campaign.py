@@ -15,6 +15,7 @@ import importlib
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol, cast
@@ -48,9 +49,8 @@ def table(rows: Iterable[Tried]) -> str:
     lines = ["| tried | what has to hold | times | lost |", "|---|---|---|---|"]
     for tried in rows:
         count = f"{tried.count:,}".replace(",", " ")
-        lines.append(
-            f"| {tried.what} | {tried.holds} | {count} | {len(tried.losses) or 'nothing'} |"
-        )
+        lost = len(tried.losses) or ("nothing" if tried.count else "not tried")
+        lines.append(f"| {tried.what} | {tried.holds} | {count} | {lost} |")
     return "\n".join(lines) + "\n"
 
 
@@ -58,7 +58,13 @@ def run(name: str, seconds: float, seed: int, *, write: bool) -> int:
     """Run one class; how much was lost."""
     began = time.monotonic()
     module = importlib.import_module(f"fault_classes.{name}")
-    rows = list(cast(FaultClass, module).tries(seconds, seed))
+    rows: list[Tried] = []
+    try:
+        rows.extend(cast(FaultClass, module).tries(seconds, seed))
+    except (Exception, SystemExit) as error:  # the next class goes on
+        traceback.print_exc()
+        last = traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
+        rows.append(Tried(name, "the class runs to its end", 1, [last]))
     heading = (module.__doc__ or "").splitlines()[0].removesuffix(".")
     took = time.monotonic() - began
     print(f"\n## {heading}\n\n{table(rows)}\n{took:.0f} s, seed {seed}", flush=True)
