@@ -15,6 +15,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,11 +37,17 @@ _SETTLED = 20  # loads, or turns, after which nothing is to grow
 _LOAD_KB, _FREE_KB = 40, 6_000  # that each may cost, and all of them
 
 
-def life(notes: list[str], expected: str | None = None, *, isolated: bool = False) -> str:
+def life(
+    notes: list[str],
+    expected: str | None = None,
+    *,
+    isolated: bool = False,
+    lacking: bool = False,
+) -> str:
     """Load, answer, save; what was answered. Raises what localspec raises.
 
     expected: what has to be answered. notes: get a line for each loss: the ledger may be out
-    of reach now. isolated: libllama is in a process of its own.
+    of reach now. isolated: libllama is in a process of its own. lacking: saving may be refused.
     """
     import localspec
     from localspec.chat.session import read_session, save_session
@@ -53,7 +60,7 @@ def life(notes: list[str], expected: str | None = None, *, isolated: bool = Fals
         if expected is not None and said != expected:
             notes.append(f"lost {said!r} was answered, and not {expected!r}")
         engine.remember(said * 30)
-        with contextlib.suppress(localspec.LocalspecError):
+        with contextlib.suppress(*[localspec.LocalspecError] * lacking):
             save_session("s", chat)
             found = read_session("s")
             if found is None or found.messages[-1]["content"] != said:
@@ -72,7 +79,7 @@ def _tried(expected: str, *, isolated: bool = False) -> list[str]:
 
     notes: list[str] = []
     try:
-        life(notes, expected, isolated=isolated)
+        life(notes, expected, isolated=isolated, lacking=True)
         notes.append("did answer")
     except localspec.LocalspecError as error:
         notes.append("did refuse" if str(error) else "lost an error without words")
@@ -138,12 +145,22 @@ def lack_room(work: Work, expected: str) -> None:
 
 def lack_disk(work: Work, expected: str) -> None:
     """The home is a file system of a few kilobytes"""
-    _whole_life(work, _tried(expected), expected)
+    notes = _tried(expected)
+    _remount(work.folder)
+    _whole_life(work, notes, expected)
 
 
 def lack_rights(work: Work, expected: str) -> None:
     """The home may be read only"""
-    _whole_life(work, _tried(expected), expected)
+    notes = _tried(expected)
+    _remount(work.folder)
+    _whole_life(work, notes, expected)
+
+
+def _remount(folder: Path) -> None:
+    """Give back room and rights to the file system that it is (`resources` mounts it)."""
+    options = "remount,rw,size=200m"
+    subprocess.run(["mount", "-o", options, str(folder)], check=True, capture_output=True)
 
 
 def lack_folders(work: Work, expected: str) -> None:
