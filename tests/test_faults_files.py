@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from fault_classes import files, watched
+from fault_classes import files, guided, watched
 from fault_classes.gguf_mutations import changed_gguf
 from fault_classes.kinds import numbered, samples
 
@@ -55,6 +55,25 @@ def test_what_the_code_that_is_reached_shows_is_noticed():
     assert kept.read_bytes() == b"33"
     kept.unlink()
     assert guided.count > 50
+
+
+@pytest.mark.process
+def test_an_input_at_which_atheris_ends_is_kept(tmp_path, monkeypatch):
+    """So is the way in which it ended, beside what was lost before."""
+    monkeypatch.setattr(guided, "KEPT", tmp_path / "kept")
+    (tmp_path / "lost").mkdir()
+    for name in ("crash-1", "timeout-2", "oom-3", "4.input", "other"):
+        (tmp_path / "lost" / name).write_text(name)
+    (tmp_path / "lost/4.txt").write_text("ZeroDivisionError")
+    monkeypatch.setattr(guided.sys, "executable", "false")
+    *losses, end = guided.tried(watched.Work(PLANTED, "guided", 0, tmp_path), 1.0).losses
+    assert [each.split()[1] for each in losses] == ["ZeroDivisionError"] + ["atheris"] * 3
+    assert "ended (1)" in end
+    kept = {path.name: path.read_text() for path in (tmp_path / "kept").iterdir()}
+    assert kept == {
+        "guided-4": "4.input", "guided-crash-1": "crash-1", "guided-timeout-2": "timeout-2",
+        "guided-oom-3": "oom-3",
+    }  # fmt: skip
 
 
 @pytest.mark.process

@@ -23,8 +23,9 @@ from fault_classes.kinds import samples
 from fault_classes.tried import Tried
 from fault_classes.watched import MOST_BYTES, PATIENCE_S, Work, kinds_of, outcome_of
 
-_KEPT = Path(tempfile.gettempdir()) / "localspec-faults"
+KEPT = Path(tempfile.gettempdir()) / "localspec-faults"
 _MOST_INPUT = 200_000  # bytes
+_ENDS = ("crash", "timeout", "oom")  # how atheris names the inputs at which it ends
 _EXECUTED = re.compile(r"stat::number_of_executed_units: *(\d+)")
 
 
@@ -57,22 +58,33 @@ def tried(work: Work, seconds: float) -> Tried:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Tried(what, "", 0, [f"{work.name}: atheris did not end"])
+        return Tried(what, "", 0, [*_losses(work), f"{work.name}: atheris did not end"])
     said = done.stderr.decode(errors="replace")
-    losses = [_kept(work, path) for path in sorted((work.folder / "lost").glob("*.txt"))]
-    if done.returncode and not losses:
+    losses = _losses(work)
+    if done.returncode:
         losses.append(f"{work.name}: its process ended ({done.returncode}): {said[-200:]!r}")
     executed = _EXECUTED.search(said)
     return Tried(what, "read or refused in words", int(executed[1]) if executed else 0, losses)
 
 
-def _kept(work: Work, path: Path) -> str:
+def _losses(work: Work) -> list[str]:
+    """A line for each input that was lost, and for each at which atheris ended itself."""
+    lost = work.folder / "lost"
+    read = [
+        _kept(work, path.with_suffix(".input"), path.read_text("utf-8"))
+        for path in sorted(lost.glob("*.txt"))
+    ]
+    ended = [path for kind in _ENDS for path in sorted(lost.glob(f"{kind}-*"))]
+    return read + [_kept(work, path, f"atheris ended: {path.name}") for path in ended]
+
+
+def _kept(work: Work, path: Path, happened: str) -> str:
     """A loss in a line, once its input is where it can be read again."""
-    _KEPT.mkdir(exist_ok=True)
-    kept = _KEPT / f"{work.name}-{path.stem}"
-    shutil.copy(path.with_suffix(".input"), kept)
+    KEPT.mkdir(exist_ok=True)
+    kept = KEPT / f"{work.name}-{path.stem}"
+    shutil.copy(path, kept)
     repeat = f"python scripts/faults/repeat_file.py {work.name} --file {kept}"
-    return f"{work.name}: {path.read_text('utf-8')} ({repeat})"
+    return f"{work.name}: {happened} ({repeat})"
 
 
 def _read(name: str, folder: Path, seconds: str, seed: int, modules: Sequence[str]) -> None:
