@@ -35,27 +35,32 @@ export async function send() {
   const text = $("question").value.trim();
   const files = state.attached;
   if (running.has(open.id) || (!text && !files.length)) return;
-  const draft = draftName();
+  const sent = { name: draftName(), text, files };
   $("question").value = "";
   grow();
   open.title ||= (text || files[0].name).slice(0, 60);
   add({ role: "user", content: text, files });
   state.attached = [];
   $("title").textContent = open.title;
-  await answer({ draft });
+  await answer({ sent });
 }
 
-// continued: the answer to go on with. note: what the banner says meanwhile. draft: the name of
-// what was typed, which is forgotten once the question is kept.
-async function answer({ continued = null, note = "", draft = "" } = {}) {
+// Returns whether it is kept. sent: what was typed and attached for it, which is forgotten then.
+async function keep(conversation, sent) {
+  const isKept = await save(conversation);
+  if (isKept && sent) await forget(sent.name, sent);
+  return isKept;
+}
+
+// continued: the answer to go on with. note: what the banner says meanwhile. sent: as above.
+async function answer({ continued = null, note = "", sent = null } = {}) {
   const conversation = state.open;
   sessionStorage.setItem("localspec.open", conversation.id);
   let body;
   try {
     body = requestOf(conversation, $("model").value);
   } catch (error) {
-    await save(conversation);
-    if (draft) await forget(draft);
+    await keep(conversation, sent);
     banner(error.message);
     return;
   }
@@ -85,8 +90,7 @@ async function answer({ continued = null, note = "", draft = "" } = {}) {
   drawState();
   progressOf(run, "Waiting for the model.");
   say("The answer is coming.");
-  await save(conversation);
-  if (draft) await forget(draft);
+  const isKept = await keep(conversation, sent);
   try {
     await ask(body, run.abort.signal, (event) => take(run, event));
     if (message.state === "partial") message.state = "done";
@@ -111,7 +115,7 @@ async function answer({ continued = null, note = "", draft = "" } = {}) {
       ? `The answer failed: ${message.error}`
       : `The answer is complete: ${message.content.split(/\s+/).length} words.`,
   );
-  await save(conversation);
+  await keep(conversation, isKept ? null : sent);
   await noteMemory();
   if (run.needsKey && (await askKey())) await retryEmpty(conversation, message);
 }
@@ -194,7 +198,7 @@ const goOn = (continued) => answer({ continued });
 // A conversation that begins as the open one, so that what comes after stays where it is.
 function branch(number) {
   const { title, settings, messages } = state.open;
-  const copy = { ...store.newConversation(), title: `${title} ↳`, settings: { ...settings } };
+  const copy = { ...store.newConversation(), isCopy: true, title: `${title} ↳`, settings: { ...settings } };
   copy.messages = structuredClone(messages.slice(0, number));
   openNow(copy);
 }

@@ -14,8 +14,15 @@ export const actions = {};
 
 export async function drawList() {
   const words = $("search").value.trim();
-  const found = (await store.texts()).sort((one, other) => other.updated - one.updated);
+  let found;
+  try {
+    found = await store.texts();
+  } catch (error) {
+    banner(`The conversations of this browser cannot be read: ${error.message}`);
+    return;
+  }
   const items = found
+    .sort((one, other) => other.updated - one.updated)
     .filter((each) => !words || store.matches(each, words))
     .map((each) => {
       const title = element(
@@ -30,19 +37,21 @@ export async function drawList() {
   $("list").replaceChildren(...(items.length ? items : [element("li", { class: "note" }, none)]));
 }
 
+// Returns whether it is kept.
 export async function save(conversation) {
   conversation.updated = Date.now();
-  await keeping(async () => {
-    await store.put(conversation);
-    await drawList();
-  });
+  const isKept = await keeping(() => store.put(conversation));
+  if (isKept) await drawList();
+  return isKept;
 }
 
 async function keeping(work) {
   try {
     await work();
+    return true;
   } catch (error) {
     banner(`This browser does not keep the conversation: ${error.message}`);
+    return false;
   }
 }
 
@@ -65,8 +74,10 @@ export function use(conversation) {
   openNow(conversation);
   state.attaching = state.attaching.then(async () => {
     const found = await store.getAttached(draftName(conversation)).catch(() => []);
-    if (state.open !== conversation || !found.length) return;
-    state.attached = [...found, ...state.attached];
+    if (state.open !== conversation) return;
+    // It may have been opened twice meanwhile.
+    const isNew = (file) => !state.attached.some((other) => store.isSame(file, other));
+    state.attached = [...found.filter(isNew), ...state.attached];
     drawState();
   });
 }
@@ -82,8 +93,9 @@ export function openNow(conversation) {
   $("scroll").scrollTop = $("scroll").scrollHeight;
 }
 
-export const draftName = ({ id, messages } = state.open) =>
-  `localspec.draft.${messages.length || running.has(id) ? id : "new"}`;
+// New chats share one, so that it outlives a reload. A copy has its own from the beginning.
+export const draftName = ({ id, messages, isCopy } = state.open) =>
+  store.nameOfDraft(isCopy || messages.length || running.has(id) ? id : undefined);
 
 // What is typed outlives a reload.
 export function keepDraft() {
@@ -99,10 +111,11 @@ export async function setAttached(files) {
   await keeping(() => store.putAttached(draftName(), files));
 }
 
-// What was typed and attached was sent.
-export async function forget(draft) {
-  localStorage.removeItem(draft);
-  await keeping(() => store.putAttached(draft, []));
+// What was typed and attached was sent; what came after it stays. Without sent, nothing is
+// wanted any more.
+export async function forget(name, sent) {
+  if (!sent || localStorage.getItem(name)?.trim() === sent.text) localStorage.removeItem(name);
+  await keeping(() => (sent ? store.removeAttached(name, sent.files) : store.putAttached(name, [])));
 }
 
 export function grow() {

@@ -50,7 +50,10 @@ async function remove() {
 async function removeAll() {
   if (!(await confirmed("Delete all conversations of this browser? They cannot be brought back."))) return;
   for (const run of running.values()) run.abort.abort();
-  await store.clear();
+  await store.clear([state.open.id, ...running.keys()]);
+  Object.keys(localStorage)
+    .filter(store.isDraft)
+    .forEach((name) => localStorage.removeItem(name));
   $("settings").close();
   use(store.newConversation());
 }
@@ -156,9 +159,10 @@ function wire() {
   );
   addEventListener(
     "pagehide",
-    () => (keepDraft(), [...running.values()].forEach((run) => store.put(run.conversation))),
+    () => ($("question").value && keepDraft(), [...running.values()].forEach((run) => store.put(run.conversation))),
   );
   store.onOtherTab(drawList);
+  store.onFree(() => (banner(""), drawList()));
 }
 
 async function start() {
@@ -182,7 +186,7 @@ async function start() {
   use((await store.get(sessionStorage.getItem("localspec.open") ?? "").catch(() => null)) ?? state.open);
   await readModels();
   $("question").focus();
-  await store.sweep();
+  await store.sweep().catch(drawList); // which says what is wrong
 }
 
 start();

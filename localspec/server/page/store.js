@@ -5,10 +5,15 @@ const TEXTS = "conversations"; // by id, without pictures
 const PICTURES = "pictures"; // data URLs, by the keys that files of messages have
 const ATTACHED = "attached"; // lists of files that are not sent yet
 let opening;
+let free;
+
+// call: made when a page of an older version, which was in the way, has been closed.
+export const onFree = (call) => (free = call);
 
 function database() {
   opening ??= new Promise((resolve, reject) => {
     const asked = indexedDB.open("localspec", 2);
+    let wasBlocked = false;
     asked.onupgradeneeded = ({ oldVersion }) => {
       if (!oldVersion) asked.result.createObjectStore(TEXTS, { keyPath: "id" });
       asked.result.createObjectStore(PICTURES);
@@ -17,9 +22,18 @@ function database() {
     asked.onsuccess = () => {
       asked.result.onversionchange = () => asked.result.close(); // a newer page in another tab
       resolve(asked.result);
+      if (!wasBlocked) return;
+      opening = Promise.resolve(asked.result);
+      free?.();
     };
-    asked.onerror = () => reject(asked.error);
-    asked.onblocked = () => reject(new Error("an older version of this page is open in another tab; close that."));
+    asked.onerror = () => {
+      opening = undefined; // the next who asks may have more luck
+      reject(asked.error);
+    };
+    asked.onblocked = () => {
+      wasBlocked = true;
+      reject(new Error("an older version of this page is open in another tab; close that."));
+    };
   });
   return opening;
 }
@@ -78,15 +92,25 @@ async function wholeConversation(told) {
   return { ...told, messages };
 }
 
-// Lets pictures go that nothing has any more.
+// Lets go what was attached to copies that were never sent, which nothing opens again, and
+// pictures that nothing has any more. Requests answer in their order.
 export const sweep = () =>
   run("readwrite", (store) => {
+    const names = new Set([nameOfDraft()]);
     const used = new Set();
     const note = (files) => files?.forEach(({ key }) => used.add(key));
-    store(ATTACHED).getAll().onsuccess = ({ target }) => target.result.forEach(note);
     store(TEXTS).getAll().onsuccess = ({ target }) =>
-      target.result.forEach(({ messages }) => messages.forEach(({ files }) => note(files)));
-    const pictures = store(PICTURES); // asked last, so it answers last
+      target.result.forEach(({ id, messages }) => {
+        names.add(nameOfDraft(id));
+        messages.forEach(({ files }) => note(files));
+      });
+    const attached = store(ATTACHED);
+    const keys = attached.getAllKeys();
+    attached.getAll().onsuccess = ({ target }) =>
+      target.result.forEach((files, at) =>
+        names.has(keys.result[at]) ? note(files) : attached.delete(keys.result[at]),
+      );
+    const pictures = store(PICTURES);
     pictures.getAllKeys().onsuccess = ({ target }) =>
       target.result.filter((key) => !used.has(key)).forEach((key) => pictures.delete(key));
   });
@@ -98,7 +122,10 @@ export const texts = () => run("readonly", (store) => store(TEXTS).getAll());
 export const all = async () => Promise.all((await texts()).map(wholeConversation));
 export const get = async (id) => wholeConversation(await run("readonly", (store) => store(TEXTS).get(id)));
 
-export const put = (conversation) =>
+const deleted = new Set(); // ids that no answer which was still coming brings back
+
+export const put = async (conversation) =>
+  deleted.has(conversation.id) ||
   change((store) => {
     const messages = conversation.messages.map((message) =>
       message.files ? { ...message, files: kept(message.files, store) } : message,
@@ -106,15 +133,45 @@ export const put = (conversation) =>
     return store(TEXTS).put({ ...conversation, messages });
   });
 
-export const remove = (id) => change((store) => store(TEXTS).delete(id)).then(sweep);
-export const clear = () => change((store) => [TEXTS, PICTURES, ATTACHED].forEach((name) => store(name).clear()));
+async function drop(ids, work) {
+  ids.forEach((id) => deleted.add(id));
+  try {
+    await change(work);
+  } catch (error) {
+    ids.forEach((id) => deleted.delete(id)); // they are still there
+    throw error;
+  }
+}
+
+export const remove = (id) => drop([id], (store) => store(TEXTS).delete(id)).then(sweep);
+// ids: of conversations that are open or being answered.
+export const clear = (ids) => drop(ids, (store) => [TEXTS, PICTURES, ATTACHED].forEach((name) => store(name).clear()));
 
 // ---- What is attached to a question, by a name for that
+
+const DRAFT = "localspec.draft.";
+export const nameOfDraft = (id = "new") => DRAFT + id;
+export const isDraft = (name) => name.startsWith(DRAFT);
+
+// Whether they are the same file of a list: pictures have keys.
+export const isSame = (one, other) =>
+  one.key === other.key && (one.key !== undefined || (one.name === other.name && one.text === other.text));
 
 export const putAttached = (name, files) =>
   run("readwrite", (store) =>
     files.length ? store(ATTACHED).put(kept(files, store), name) : store(ATTACHED).delete(name),
   );
+
+// Leaves what was attached since.
+export const removeAttached = (name, files) =>
+  run("readwrite", (store) => {
+    const attached = store(ATTACHED);
+    attached.get(name).onsuccess = ({ target }) => {
+      const left = (target.result ?? []).filter((one) => !files.some((file) => isSame(one, file)));
+      if (left.length) attached.put(left, name);
+      else attached.delete(name);
+    };
+  });
 
 export async function getAttached(name) {
   const files = await run("readonly", (store) => store(ATTACHED).get(name));

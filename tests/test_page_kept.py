@@ -1,0 +1,173 @@
+"""What the page keeps and what it lets go: drafts, what is attached, and what was deleted."""
+
+from __future__ import annotations
+
+import pytest
+from page_driver import FOX, PATIENCE_MS, SLOW_STREAM, ask, chosen, ended, played
+
+pytestmark = pytest.mark.process
+
+HEN = "#files li:has-text('hen.txt')"
+
+
+def attach(page, name):
+    held = {"name": name, "mimeType": "text/plain", "buffer": b"a hen"}
+    page.set_input_files("#attach-files", [held])
+    page.wait_for_selector(f"#files li:has-text('{name}')")
+
+
+def deleted(page, button):
+    if button == "Delete":
+        chosen(page, "Delete")
+    else:
+        page.click("#show-settings")
+        page.click("#delete-all")
+    page.click("#confirm button[value=yes]")
+    page.wait_for_selector("#welcome:not([hidden])")
+
+
+def reload(page):
+    page.reload()
+    page.wait_for_selector("#model option", state="attached")
+
+
+NUM_ATTACHED = """() => new Promise((resolve) => {
+  indexedDB.open("localspec").onsuccess = ({ target }) => {
+    const asked = target.result.transaction("attached").objectStore("attached").count();
+    asked.onsuccess = () => (target.result.close(), resolve(asked.result));
+  };
+})"""
+
+FULL = """() => {
+  const put = IDBObjectStore.prototype.put;
+  IDBObjectStore.prototype.put = function (...told) {
+    if (this.name === "conversations") throw new DOMException("full", "QuotaExceededError");
+    return put.call(this, ...told);
+  };
+}"""
+
+
+@pytest.mark.parametrize("has_one_before", [False, True])
+def test_a_question_that_cannot_be_kept_is_typed_and_attached_as_before(page, has_one_before):
+    played(page, {"content": "yes"})
+    if has_one_before:
+        ask(page, FOX)
+    attach(page, "hen.txt")
+    page.evaluate(FULL)
+    ask(page, "What is this?")
+    assert "does not keep the conversation: full" in page.inner_text("#banner")
+    reload(page)
+    page.wait_for_selector(HEN)
+    assert page.input_value("#question") == "What is this?"
+    ask(page, "What is this?")
+    reload(page)
+    assert page.input_value("#question") == ""
+    assert page.locator("#files li").count() == 0
+
+
+@pytest.mark.parametrize("button", ["Delete", "Delete all"])
+def test_what_is_deleted_while_it_is_answered_stays_deleted(page, button):
+    page.add_init_script(SLOW_STREAM)
+    reload(page)
+    page.fill("#question", "slow")
+    page.press("#question", "Enter")
+    page.wait_for_selector("#messages:has-text('word 20')")
+    page.fill("#question", "typed meanwhile")
+    deleted(page, button)
+    page.wait_for_selector("#list:has-text('Your conversations will stand here.')")
+    reload(page)
+    page.wait_for_selector("#list:has-text('Your conversations will stand here.')")
+    drafts = "Object.keys(localStorage).filter((name) => name.includes('draft'))"
+    assert page.evaluate(drafts) == []
+
+
+def test_what_was_attached_to_a_copy_that_was_never_sent_is_let_go(page):
+    played(page, {"content": "yes"})
+    ask(page, FOX)
+    attach(page, "hen.txt")
+    ask(page, "What is this?")
+    page.click("#messages li:nth-child(3) >> text=Edit")
+    page.wait_for_selector(HEN)
+    page.click("#list button")
+    page.wait_for_selector("#messages li:nth-child(4)")
+    deleted(page, "Delete")
+    assert page.evaluate(NUM_ATTACHED) == 0
+
+
+def test_editing_the_first_question_leaves_the_new_chat_as_it_is(page):
+    played(page, {"content": "yes"})
+    ask(page, FOX)
+    page.click("#new")
+    attach(page, "hen.txt")
+    page.fill("#question", "half a quest")
+    page.click("#list button")
+    page.click("#messages li:first-child >> text=Edit")
+    attach(page, "cock.txt")
+    page.press("#question", "Enter")
+    ended(page)
+    page.click("#new")
+    page.wait_for_selector(HEN)
+    assert page.locator("#files li").count() == 1
+    assert page.input_value("#question") == "half a quest"
+
+
+TYPED_AT_ONCE = """async () => {
+  const field = document.querySelector("#question");
+  document.querySelector("#send").click();
+  while (field.value) await null;
+  field.value = "typed at once";
+  field.dispatchEvent(new Event("input"));
+}"""
+
+
+def test_what_is_typed_right_behind_a_question_is_kept(page):
+    played(page, {"content": "yes"})
+    ask(page, FOX)
+    page.fill("#question", "And now?")
+    page.evaluate(TYPED_AT_ONCE)
+    page.wait_for_selector("#messages li:nth-child(4) .actions")
+    kept = "Object.entries(localStorage).find(([name]) => name.includes('draft'))?.[1]"
+    assert page.evaluate(kept) == "typed at once"
+
+
+def test_a_conversation_that_is_opened_twice_has_its_files_once(page):
+    page.add_init_script(SLOW_STREAM)
+    reload(page)
+    page.fill("#question", "slow")
+    page.press("#question", "Enter")
+    page.wait_for_selector("#messages:has-text('word 3')")
+    attach(page, "hen.txt")
+    page.click("#new")
+    page.wait_for_selector("#welcome:not([hidden])")
+    page.evaluate("() => [1, 2].map(() => document.querySelector('#list button').click())")
+    page.wait_for_selector(HEN)
+    page.keyboard.press("Escape")
+    ended(page)
+    assert page.locator("#files li").count() == 1
+
+
+OF_EARLIER = """() => new Promise((resolve) => {
+  const asked = indexedDB.open("localspec", 1);
+  asked.onupgradeneeded = () =>
+    asked.result.createObjectStore("conversations", { keyPath: "id" });
+  asked.onsuccess = () => {
+    const told = { id: "1", title: "Of old", updated: 1, settings: {}, messages: [] };
+    const transaction = asked.result.transaction("conversations", "readwrite");
+    transaction.objectStore("conversations").put(told);
+    transaction.oncomplete = resolve; // and stays open
+  };
+})"""
+
+
+def test_a_page_of_an_earlier_version_in_another_tab_is_named_and_waited_for(browser, server):
+    context = browser.new_context()
+    context.set_default_timeout(PATIENCE_MS)
+    earlier, page = context.new_page(), context.new_page()
+    earlier.goto(f"{server.url}/health")
+    earlier.evaluate(OF_EARLIER)
+    page.goto(server.url)
+    page.wait_for_selector("#banner:has-text('an older version of this page is open')")
+    earlier.close()
+    page.wait_for_selector("#list:has-text('Of old')")
+    page.wait_for_selector("#banner", state="hidden")
+    context.close()
