@@ -66,13 +66,13 @@ def test_a_bias_on_no_token_is_refused(demo_vocabulary):
     assert str(size - 1) in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["ignore_eos", "min_tokens"])
-def test_every_end_token_of_the_target_is_banned(demo_vocab, demo_vocabulary, name):
+@pytest.mark.parametrize("setting", [{"ignore_eos": True}, {"min_tokens": 1}], ids=str)
+def test_every_end_token_of_the_target_is_banned(demo_vocab, demo_vocabulary, setting):
     """The whole set, not just the eos token."""
     is_end = llama_cpp.llama_vocab_is_eog
     ends = [token for token in range(demo_vocabulary.size) if is_end(demo_vocab, token)]
     assert len(ends) > 1
-    params = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, **{name: 1})
+    params = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, **setting)
     row = np.zeros(demo_vocabulary.size, dtype=np.float32)
     distribution = Resolver(demo_vocabulary).chain(params, 0).distribution(row, [])
     assert np.flatnonzero(distribution.probs == 0.0).tolist() == ends

@@ -459,8 +459,8 @@ BUGS = [
     Bug(
         "Medusa: tokens of its own vocabulary, one too far",
         "llama/medusa.py",
-        "self._logits[self._weights.tokens] = output @ row",
-        "self._logits[self._weights.tokens + 1] = output @ row",
+        "self._logits[self._weights.tokens] = products(output, row)",
+        "self._logits[self._weights.tokens + 1] = products(output, row)",
         f"{MEDUSA_READS}[some-4]",
     ),
     Bug(
