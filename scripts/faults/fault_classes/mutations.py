@@ -5,6 +5,7 @@ All is drawn from the `Random` that is given, so that a seed and a number repeat
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -96,10 +97,11 @@ def changed_value(value: Any, random: Random) -> Any:
 
 
 def _change(holder: Any, key: Any, random: Random, places: Sequence[tuple[Any, Any]]) -> None:
-    old = holder[key]
+    # Copies: what stood in two places could be put into itself, which no JSON can say.
+    old = copy.deepcopy(holder[key])
     match random.randrange(8):
         case 0 | 1:
-            holder[key] = random.choice(_ODD_VALUES)
+            holder[key] = copy.deepcopy(random.choice(_ODD_VALUES))
         case 2:
             holder[key] = _near(old, random)
         case 3:
@@ -117,7 +119,9 @@ def _change(holder: Any, key: Any, random: Random, places: Sequence[tuple[Any, A
             if isinstance(holder, dict):
                 holder[random.choice(("", "x", f"{key}s", f"{key}".upper()))] = old
             else:
-                holder[key:key] = [old] * random.choice((1, 2, 500))
+                holder[key:key] = [
+                    copy.deepcopy(old) for _ in range(random.choice((1, 2, 500)))
+                ]
 
 
 def _has(holder: Any, place: Any) -> bool:
