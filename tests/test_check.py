@@ -122,6 +122,27 @@ def test_widths_of_hybrid_layers_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("name", "kind", "is_right"),
+    [
+        ("blk.0.attn_k.weight", 26, False),  # whole numbers of 32 bits
+        ("blk.0.ffn_down.weight", 28, False),  # float64
+        ("blk.0.ffn_gate_tid2eid.weight", 26, True),
+        ("d2t", 27, True),
+    ],
+)
+def test_weights_of_whole_numbers_are_refused(tmp_path, demo_target, name, kind, is_right):
+    """Found by the campaign of faults: an embedder that had one ended the process."""
+    header = check_model_file(write_random_model(tmp_path / "model.gguf", demo_target))
+    more = replace(header.tensors[-1], name=name, kind=kind)
+    changed = replace(header, tensors=(*header.tensors, more))
+    if is_right:
+        assert check_parts([changed]).tensors[-1].kind == kind
+        return
+    with pytest.raises(ModelFileError, match=rf"damaged: its {name} is of the type (I32|F64)"):
+        check_parts([changed])
+
+
+@pytest.mark.parametrize(
     "extra",
     [
         {"attention.head_count_kv": [0]},

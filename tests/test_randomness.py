@@ -79,8 +79,9 @@ def test_looking_only_at_the_able_changes_no_winner():
         assert randomness.gumbel_max(index, distribution) == np.argmin(times)
 
 
-def test_a_token_without_mass_never_wins():
-    distribution = Distribution(np.arange(3), np.array([0.0, 1.0, 0.0]))
+@pytest.mark.parametrize("mass", [0.0, 5e-324])
+def test_a_token_without_mass_never_wins(mass):
+    distribution = Distribution(np.arange(3), np.array([0.0, 1.0, mass]))
     assert {Randomness(seed).gumbel_max(0, distribution) for seed in range(50)} == {1}
 
 

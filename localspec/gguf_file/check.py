@@ -13,6 +13,7 @@ from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.head_widths import faulty_states, faulty_widths
 from localspec.gguf_file.header import Header, Value, read_header
 from localspec.gguf_file.shape import ModelShape
+from localspec.gguf_file.tensor_types import NOT_MULTIPLIED, type_name
 from localspec.gguf_file.trimmed import num_proposed, trimmed_fault
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
@@ -37,6 +38,8 @@ _BOUNDS = {
     "expert_count": (0, 1024),
     "pooling_type": (0, 4),
 }
+# In names of tensors that hold ids of tokens or experts.
+_TABLES = ("d2t", "t2d", "tid2eid")
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
@@ -94,6 +97,7 @@ def check_parts(parts: Sequence[Header], *, embeds: bool = False) -> Header:
         raise ModelFileError(f"{path} has no tokenizer", "Convert it again with its tokenizer.")
     for faults in (
         *(_faulty_numbers, _faulty_heads, _faulty_parts, _faulty_tokens, faulty_states),
+        _faulty_weights,
     ):
         for fault in faults(header):
             raise ModelFileError(f"{path} is damaged: {fault}", "Download or convert it again.")
@@ -199,6 +203,14 @@ def _faulty_tokens(header: Header) -> Iterator[str]:
         ]
         if missing:
             yield f"its vocabulary lacks {len(missing)} bytes, the first is 0x{missing[0]:02X}"
+
+
+def _faulty_weights(header: Header) -> Iterator[str]:
+    """Weights of types with which libllama's products end the process."""
+    for tensor in header.tensors:
+        is_table = any(sign in tensor.name for sign in _TABLES)
+        if tensor.kind in NOT_MULTIPLIED and not is_table:
+            yield f"its {tensor.name} is of the type {type_name(tensor.kind)}"
 
 
 def _check_stated_head(header: Header) -> None:

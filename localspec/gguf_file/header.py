@@ -295,7 +295,7 @@ class _HeaderReader:
         num_dimensions = self._scalar("<I")
         if num_dimensions > _MAX_DIMENSIONS:
             raise self._damaged(f"a tensor has {num_dimensions} dimensions")
-        shape = tuple(self._scalar("<Q") for _ in range(num_dimensions))
+        shape = tuple(self._scalar("<Q") for _ in range(num_dimensions)) or (1,)  # as in ggml
         return Tensor(name, self._scalar("<I"), shape, self._scalar("<Q"), 0)
 
 

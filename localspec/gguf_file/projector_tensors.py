@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from localspec.gguf_file.header import Header
-from localspec.gguf_file.tensor_types import F32, type_name
+from localspec.gguf_file.tensor_types import F32, NOT_MULTIPLIED, type_name
 
-_COUNTS = range(24, 29)  # ggml's types of whole numbers, and float64
 _BLOCK = re.compile(r"v\.blk\.\d+\.(?=attn_)")
 _DEEPSTACK = re.compile(r"v\.deepstack\.\d+\.")
 _JOINED, _APART = ("attn_qkv",), ("attn_q", "attn_k", "attn_v")
@@ -65,7 +64,7 @@ def _mistyped(header: Header) -> Iterator[str]:
         if not 0 < math.prod(tensor.shape) <= 8 * tensor.size_bytes:
             yield f"its {tensor.name} has the shape {tensor.shape}"
         # What is added or multiplied element by element is in float32.
-        is_simple = len(tensor.shape) == 1 or tensor.kind in _COUNTS
+        is_simple = len(tensor.shape) == 1 or tensor.kind in NOT_MULTIPLIED
         if is_simple and tensor.kind != F32:
             yield f"its {tensor.name} is of the type {type_name(tensor.kind)}"
         weight = shapes.get(f"{tensor.name.removesuffix('.bias')}.weight", ())

@@ -87,8 +87,8 @@ class Randomness:
             limit = -np.log1p(-uniforms[favourite]) / probs[favourite]
             able = np.flatnonzero(uniforms <= limit * probs)
             ids, probs, uniforms = ids[able], probs[able], uniforms[able]
-        with np.errstate(divide="ignore"):
-            # A probability that underflowed to 0 takes forever.
+        with np.errstate(divide="ignore", over="ignore"):
+            # A probability that underflowed, also to nearly 0, takes forever.
             times = -np.log1p(-uniforms) / probs
         return int(ids[int(np.argmin(times))])
 
