@@ -36,3 +36,11 @@ def test_a_class_that_raises_is_lost_and_the_next_one_goes_on(monkeypatch, capsy
     assert "| broken | the class runs to its end | 1 | 1 |" in said
     assert "lost: whose end counts\n" in said
     assert "| the second of sound | it holds | 0 | not tried |" in said
+
+
+@pytest.mark.parametrize("name", campaign.CLASSES)
+def test_the_page_has_the_table_of_every_class(name):
+    page = campaign.PAGE.read_text("utf-8")
+    part = page.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- end of {name} -->")[0]
+    assert f"campaign.py {name} --seed" in part
+    assert "| tried | what has to hold | times | lost |" in part
