@@ -324,6 +324,14 @@ def test_one_without_a_weight_that_its_kind_needs_is_refused(tmp_path, kind, nam
         check_projector(dataclasses.replace(header, tensors=odd))
 
 
+def test_one_whose_places_cannot_be_joined_is_refused(tmp_path):
+    """Found by the campaign: it ended the process."""
+    header = checked_projector(vision_maker.write_projector(tmp_path / "mmproj.gguf", "gemma3"))
+    odd = {**header.metadata, "clip.vision.projector.scale_factor": 3}
+    with pytest.raises(ModelFileError, match="scale_factor is 3, of 8 patches in a row"):
+        check_projector(dataclasses.replace(header, metadata=odd))
+
+
 @pytest.mark.parametrize(
     ("weight", "bias"),
     [

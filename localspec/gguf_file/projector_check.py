@@ -229,9 +229,11 @@ def _wrong_size(header: Header) -> Iterator[str]:
     patch = header.number("clip.vision.patch_size")
     if 0 < size < patch:
         yield f"its pictures of {size} pixels are smaller than a patch"
-    merged = header.number("clip.vision.projector.scale_factor")
-    if patch and kind in ("gemma3", "idefics3") and merged > size // patch:
-        yield f"its scale_factor is {merged}, of {size // patch} patches in a row"
+    row = size // max(patch, 1)
+    merged = header.number("clip.vision.projector.scale_factor") or 4
+    is_left_over = row % merged > 0 if kind == "gemma3" else merged > row and kind == "idefics3"
+    if patch and is_left_over:
+        yield f"its scale_factor is {merged}, of {row} patches in a row"
 
 
 def _wrong_heads(header: Header) -> Iterator[str]:
