@@ -25,6 +25,13 @@ def test_nothing_is_lost(name):
     assert lost(name, EACH[name]) == []
 
 
+@pytest.mark.parametrize("number", [209, 802, 928, 2216, 4373, 5433, 7459, 8338])
+def test_rows_without_numbers_that_no_token_needs_end_no_answer(number):
+    """Of the target behind a refused token, and of a draft; each was lost before."""
+    *_, answers = EACH
+    assert numbers.tried(getattr(numbers, answers), 7, number) == ""
+
+
 def test_a_number_that_is_taken_unchecked_is_noticed(monkeypatch):
     monkeypatch.setattr(SamplingParams, "__post_init__", lambda _params: None)
     assert lost("_try_settings", 400)

@@ -6,6 +6,7 @@ constraint forbids is removed from the row before the cuts.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from localspec.errors import ConstraintError, DecodeError
 from localspec.sampling.constraint import Constraint, ConstraintStates
 from localspec.sampling.distribution import Distribution, Logits, TokenIds
-from localspec.sampling.filters import filtered_distribution
+from localspec.sampling.filters import filtered_distribution, one_hot
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.penalties import Breakers, penalise_repeats, penalise_tokens
 
@@ -93,12 +94,14 @@ class SamplerChain:
     ) -> Distribution:
         """The same of a draft's row, which counts as it is where bans leave none of its tokens.
 
-        A draft may know few tokens, and the target others that are not banned.
+        A draft may know few tokens, and the target others that are not banned. Where it holds
+        no numbers the first token is proposed: what is wrong with a draft ends no answer.
         """
-        try:
+        with contextlib.suppress(DecodeError):
             return self.distribution(logits, tokens, draft_tokens)
-        except DecodeError:
+        with contextlib.suppress(DecodeError):
             return filtered_distribution(logits, self.params)
+        return one_hot(0)
 
     def distributions(
         self, rows: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
@@ -106,13 +109,19 @@ class SamplerChain:
         """The target's of each row: after `tokens` and the first 0, 1, 2 … draft tokens.
 
         `tokens` must end where the constraint was committed. Nothing is kept after a draft
-        token that it forbids, so any distribution is correct there. Raises ConstraintError if
-        it allows no token.
+        token that it forbids, so any distribution is correct there. They end in front of a row
+        that holds no numbers behind a draft token, which may be refused. Raises DecodeError if
+        the first row holds none, ConstraintError if it allows no token.
         """
-        return [
-            self._distribution(row, tokens, draft_tokens[:i], must_fit=True)
-            for i, row in enumerate(rows)
-        ]
+        found: list[Distribution] = []
+        for i, row in enumerate(rows):
+            try:
+                found.append(self._distribution(row, tokens, draft_tokens[:i], must_fit=True))
+            except DecodeError:
+                if not found:
+                    raise
+                break
+        return found
 
     def _distribution(
         self,

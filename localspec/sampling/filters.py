@@ -43,14 +43,15 @@ def filtered_distribution(logits: Logits, params: SamplingParams) -> Distributio
         )
     # Every other cut keeps the best token.
     if params.is_greedy and params.typical_p == 1.0:
-        return _one_hot(best)
+        return one_hot(best)
     ids, kept = _cut(logits, params)
     if params.is_greedy:
-        return _one_hot(int(ids[kept.argmax()]))
+        return one_hot(int(ids[kept.argmax()]))
     return Distribution(ids, _softmax(kept, params.temperature))
 
 
-def _one_hot(token: int) -> Distribution:
+def one_hot(token: int) -> Distribution:
+    """All probability on one token."""
     return Distribution(np.array([token], dtype=np.int64), CERTAIN)
 
 

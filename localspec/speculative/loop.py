@@ -201,7 +201,12 @@ class SpeculativeDecoder:
         targets = request.chain.distributions(
             logits[: len(draft_tokens) + 1], self.tokens, draft_tokens
         )
-        verdict = request.rule.verdict(start, targets, proposal)
+        # Behind a row that holds no numbers any would do: what reaches it is emitted, and the
+        # next step fails at it as plain decoding does.
+        behind = targets[-1:] * (len(draft_tokens) + 1 - len(targets))
+        verdict = request.rule.verdict(start, [*targets, *behind], proposal)
+        if verdict.num_accepted >= len(targets):
+            verdict = Verdict(len(targets) - 1, draft_tokens[len(targets) - 1])
 
         # 4. Truncate all caches to what was accepted.
         self._truncate_caches(length + verdict.num_accepted)

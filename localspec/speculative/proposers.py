@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -263,5 +264,6 @@ def confidence_in(row: Logits, distribution: Distribution) -> float:
     row[best] = -np.inf
     second = row.max()
     row[best] = highest
-    with np.errstate(over="ignore"):  # to inf
-        return float(1.0 / (1.0 + np.exp(second - highest)))
+    with np.errstate(over="ignore", invalid="ignore"):  # to inf; of rows that hold no numbers
+        confidence = float(1.0 / (1.0 + np.exp(second - highest)))
+    return 0.0 if math.isnan(confidence) else confidence

@@ -172,7 +172,7 @@ BUGS = [
     Bug(
         "greedy as a softmax",
         "sampling/filters.py",
-        "return _one_hot(best)",
+        "return one_hot(best)",
         "return Distribution(np.arange(len(logits)), _softmax(logits, 1.0))",
         "tests/test_speculative.py::test_a_refused_draft_costs_one_token_a_step",
     ),

@@ -77,8 +77,7 @@ def tries(seconds: float, seed: int) -> Iterator[Tried]:
         ),
         (
             "answers: every rule and proposer, 1 to 40 tokens, contexts from 2",
-            "tokens within the cuts; greedy and coupled as without drafting, or up to a row "
-            "that is none",
+            "tokens within the cuts; greedy and coupled as without drafting; or refused",
             _try_answer,
         ),
     ):
@@ -305,8 +304,6 @@ def _try_answer(random: Random) -> str:
     plain, plain_error = asked.answer([])
     # With a seed and no rule it is coupled.
     are_same = (tokens, error) == (plain, plain_error)
-    # A row may be none behind a drafted token that the target alone never writes.
-    are_same |= error == "DecodeError" and tokens == plain[: len(tokens)]
     if are_same or not (params.is_greedy or asked.rule in ("coupled", None)):
         return ""
     return f"{tokens} {error} drafted, {plain} {plain_error} plain"
