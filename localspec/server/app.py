@@ -26,7 +26,7 @@ from localspec.server.chat_completions import ChatCompletion
 from localspec.server.completions import Completion
 from localspec.server.counters import PROMETHEUS
 from localspec.server.embeddings import Embeddings, OllamaEmbed, OllamaEmbeddings, Rerank
-from localspec.server.encoding import json_response
+from localspec.server.encoding import json_response, sent_bytes
 from localspec.server.form import Aside, Form
 from localspec.server.guard import PAGE_PATH, AccessRules, BodyReader, Guard
 from localspec.server.line import WaitingLine
@@ -213,7 +213,7 @@ class Server:
         num_waiting = sum(each.is_waiting for each in self._service.answerings)
         num_answered = len(self._service.answerings) - num_waiting
         text = self._service.counters.text(self._models, num_answered, num_waiting)
-        return Response(text, headers={"content-type": PROMETHEUS})
+        return Response(sent_bytes(text), headers={"content-type": PROMETHEUS})
 
     def _list(self, _request: Request) -> dict[str, Any]:
         return {"object": "list", "data": self._openai_models()}

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, ClassVar
 
 from localspec.server.answering import Service
+from localspec.server.encoding import sent_bytes
 from localspec.server.fields import Fields
 from localspec.server.form import Aside
 from localspec.server.refusal import RequestError
@@ -140,7 +141,7 @@ def _model_digest(model: ServedModel) -> str:
     if len(pinned) == 1 and pinned[0] is not None:
         return str(pinned[0])
     known = f"{model.name} {model.size_bytes} {model.created} {pinned}"
-    return hashlib.sha256(known.encode()).hexdigest()
+    return hashlib.sha256(sent_bytes(known)).hexdigest()
 
 
 def _modified_at(model: ServedModel) -> str:
