@@ -10,7 +10,17 @@ from starlette.responses import Response
 
 EVENTS = "text/event-stream"
 
-compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+# Ends of lines to clients that read by Python's splitlines; JSON lets them stand in strings.
+_LINE_ENDS = ("\x85", "\u2028", "\u2029")
+
+
+def compact_json(value: Any) -> str:
+    """The value as JSON in one line, whatever a client takes for the end of one."""
+    text = _encoded(value)
+    for end in _LINE_ENDS:
+        text = text.replace(end, f"\\u{ord(end):04x}")
+    return text
 
 
 def sent_bytes(text: str) -> bytes:

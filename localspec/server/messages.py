@@ -86,7 +86,7 @@ class MessageForm(Form):
             return begun + turned + self._end_block() + ended
         # Not a ping: a coding agent that gets nothing else for five minutes gives up.
         begun = self._begin(event.num_tokens if isinstance(event, ReadingPrompt) else 0)
-        return begun + self._say_text("")
+        return begun + self._say_nothing()
 
     def end(self, finished: Sequence[Finished]) -> str:
         return _named_event("message_stop")
@@ -117,6 +117,14 @@ class MessageForm(Form):
             turned = self._turn_to("thinking", _NO_THOUGHT)
             return turned + self._delta("thinking_delta", thinking=piece.text)
         return self._say_text(piece.text)
+
+    def _say_nothing(self) -> str:
+        """An empty delta of the open block. Another block would end it amid a call's JSON."""
+        if isinstance(self._block, int):
+            return self._delta("input_json_delta", partial_json="")
+        if self._block == "thinking":
+            return self._delta("thinking_delta", thinking="")
+        return self._say_text("")
 
     def _say_text(self, text: str) -> str:
         return self._turn_to("text", _NO_TEXT) + self._delta("text_delta", text=text)
