@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 import signal
 import sys
+import threading
+from typing import ClassVar
 
+import httpx
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -14,6 +18,8 @@ from click.testing import CliRunner
 import localspec
 from gguf_maker import write_random_model
 from localspec.cli import main
+from localspec.engine.embedder import Embedded
+from localspec.errors import CrashedError
 from localspec.llama.options import BATCH_SIZE
 from localspec.presets.presets import user_presets
 from localspec.server.embeddings import Embeddings, OllamaEmbed, OllamaEmbeddings, Rerank
@@ -332,3 +338,156 @@ def test_a_process_that_was_lost_is_started_again(embedding):
     lost = embedding.ask("/v1/embeddings", input="x")
     assert lost.status_code == 500
     assert embedding.ask("/v1/embeddings", input="x").status_code == 200
+
+
+class SlowProcess:
+    """In place of the process of an embedder: it loads, and reads, when that event is set."""
+
+    made: ClassVar[list[SlowProcess]] = []
+
+    def __init__(self, _path):
+        self.loads, self.reads = threading.Event(), threading.Event()
+        self.is_reading = self.is_killed = False
+        self.parts = []
+        self.made.append(self)
+
+    def wait(self):
+        self._until(self.loads)
+
+    def call(self, _method, texts):
+        self.parts.append(list(texts))
+        self.is_reading = True
+        self._until(self.reads)
+        self.is_reading = False
+        return Embedded(np.array([[len(text)] for text in texts], dtype=np.float32), 1)
+
+    def _until(self, event):
+        assert event.wait(60)
+        if self.is_killed:
+            raise CrashedError("killed")
+
+    def kill(self):
+        self.is_killed = True
+        self.loads.set()
+        self.reads.set()
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def slow(mean, monkeypatch):
+    """An embedder whose processes are slow, and these."""
+    monkeypatch.setattr("localspec.server.served_embedder.IsolatedEmbedder", SlowProcess)
+    monkeypatch.setattr(SlowProcess, "made", [])
+    return ServedEmbedder(str(mean)), SlowProcess.made
+
+
+async def until(is_so):
+    while not is_so():
+        await asyncio.sleep(0.001)
+
+
+async def ended(*tasks):
+    return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+
+
+def test_a_long_batch_lets_others_in_and_ends_with_its_client(slow):
+    async def ask():
+        served, made = slow
+        long = asyncio.create_task(served.call("embed", ["long"] * 1000))
+        await until(lambda: made)
+        (process,) = made
+        process.loads.set()
+        process.reads.set()
+        await until(lambda: len(process.parts) > 2)
+        assert (await served.call("embed", ["other"])).values.tolist() == [[5]]
+        process.reads.clear()
+        await until(lambda: process.is_reading)
+        num_parts = len(process.parts)
+        long.cancel()
+        await asyncio.wait_for(served.close_unused(-1), 60)  # which does not wait for its turn
+        process.reads.set()
+        (cancelled,) = await ended(long)
+        assert isinstance(cancelled, asyncio.CancelledError)
+        assert len(process.parts) <= num_parts + 1 < 1000 / 16
+        assert served.isolated is process
+        await served.close()
+        assert served.isolated is None
+
+    asyncio.run(ask())
+
+
+def test_all_vectors_of_a_long_batch_come_in_its_order(slow):
+    async def ask():
+        served, made = slow
+        texts = ["a" * size for size in (5000, 3000, 900, 100, 1, *[2] * 40)] + [[5] * 996, "a"]
+        asking = asyncio.create_task(served.call("embed", texts))
+        await until(lambda: made)
+        made[0].loads.set()
+        made[0].reads.set()
+        found = await asking
+        assert [number for (number,) in found.values] == [len(text) for text in texts]
+        assert [len(part) for part in made[0].parts] == [1, 3, 16, 16, 9, 2]
+        assert found.num_tokens == 6
+
+    asyncio.run(ask())
+
+
+def test_a_model_whose_client_left_while_it_was_loaded_is_the_nexts(slow):
+    """It was thrown away: clients of little patience never had an answer."""
+
+    async def ask():
+        served, made = slow
+        first = asyncio.create_task(served.call("embed", ["first"]))
+        await until(lambda: made)
+        first.cancel()
+        await ended(first)
+        second = asyncio.create_task(served.call("embed", ["second"]))
+        made[0].loads.set()
+        made[0].reads.set()
+        assert (await second).values.tolist() == [[6]]
+        assert len(made) == 1
+        assert made[0].parts == [["second"]]
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_the_end_of_the_server_ends_what_is_read(slow, is_loaded):
+    async def ask():
+        served, made = slow
+        asking = [asyncio.create_task(served.call("embed", ["fox"])) for _client in range(2)]
+        await until(lambda: made)
+        if is_loaded:
+            made[0].loads.set()
+            await until(lambda: made[0].is_reading)
+        served.stop()
+        assert [str(each) for each in await ended(*asking)] == ["the server is stopping"] * 2
+        await asyncio.wait_for(served.close(), 60)
+        assert len(made) == 1
+
+    asyncio.run(ask())
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+def test_a_server_that_ends_does_not_wait_for_its_embedder(mean):
+    answers = []
+    is_asked = threading.Event()
+    with running_server(embedder=str(mean)) as server:
+        embedder = server.models.embedder
+        assert server.ask("/v1/embeddings", input="x").status_code == 200
+        os.kill(embedder.isolated.process_id, signal.SIGSTOP)
+        call = embedder.call
+        embedder.call = lambda *given, **more: is_asked.set() or call(*given, **more)
+        fields = {"input": ["fox"] * 100}
+        url = f"{server.url}/v1/embeddings"
+        asking = threading.Thread(
+            target=lambda: answers.append(httpx.post(url, json=fields, timeout=60))
+        )
+        asking.start()
+        assert is_asked.wait(60)
+    asking.join()
+    assert answers[0].status_code == 503
+    assert "the server is stopping" in answers[0].text

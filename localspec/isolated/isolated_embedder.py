@@ -16,10 +16,7 @@ _PATIENCE_S = 10.0  # for the process to end by itself
 
 
 class IsolatedEmbedder:
-    """The methods of an `Embedder`, by `call`, one at a time. Raises what `load_embedder` does.
-
-    facts: its context_length, width and ranks.
-    """
+    """The methods of an `Embedder`, by `call`, one at a time, once `wait` has returned."""
 
     def __init__(self, path: Path) -> None:
         context = multiprocessing.get_context("spawn")
@@ -29,8 +26,11 @@ class IsolatedEmbedder:
         )
         self._process.start()
         line.close()  # so that the end of the child is the end of the line
+
+    def wait(self) -> None:
+        """Until it is loaded. Raises what `load_embedder` does, and CrashedError."""
         try:
-            self.facts: dict[str, Any] = self._answer()
+            self._answer()
         except BaseException:
             self.close()
             raise
@@ -57,8 +57,12 @@ class IsolatedEmbedder:
             raise found
         return found
 
+    def kill(self) -> None:
+        """End the process in the middle of what it does, from any thread; close it then."""
+        self._process.kill()
+
     def close(self) -> None:
-        """End the process. Idempotent."""
+        """End the process, while nothing is asked of it. Idempotent."""
         self._line.close()
         self._process.join(_PATIENCE_S)
         if self._process.is_alive():
@@ -75,8 +79,7 @@ def _serve(line: Connection, path: Path) -> None:
         line.send(error)
         return
     with embedder, contextlib.suppress(EOFError, OSError):
-        facts = ("context_length", "width", "ranks")
-        line.send({name: getattr(embedder, name) for name in facts})
+        line.send(None)
         while True:
             method, arguments, keywords = line.recv()
             try:

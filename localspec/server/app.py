@@ -148,6 +148,8 @@ class Server:
     def _stop_all(self) -> None:
         for each in list(self._service.answerings):
             each.stop()
+        if self._models.embedder is not None:
+            self._models.embedder.stop()
 
     def routes(self) -> list[Route]:
         """Every route, with all of its paths."""

@@ -28,11 +28,9 @@ class _EmbeddingAside(Aside):
         embedder = service.models.embedder_named(self.model_name)
         was_loaded = embedder.isolated is not None
         if not self._inputs:  # the model is to be loaded
-            values, num_tokens = [], 0
-            await embedder.call("embed", ["a"])
+            values, num_tokens = (await embedder.call("embed", ["a"])).values[:0], 0
         else:
-            found = await embedder.call("embed", self._inputs, **self._keywords)
-            values, num_tokens = found.values, found.num_tokens
+            values, num_tokens = await embedder.call("embed", self._inputs, **self._keywords)
             service.counters.add_embedded(embedder.name, len(self._inputs), num_tokens)
         self._name = embedder.name
         self._load_s = 0.0 if was_loaded else embedder.load_s

@@ -300,7 +300,7 @@ class ServedModels:
     async def close(self) -> None:
         """Free all models, including one that is being loaded."""
         if self.embedder is not None:
-            await self.embedder.close_unused(-math.inf)
+            await self.embedder.close()
         for model in self.all:
             if model.loading is not None:
                 await asyncio.wait([model.loading])
