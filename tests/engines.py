@@ -25,19 +25,19 @@ class Owner:
     """A conversation, to the pool of caches."""
 
 
-def answer_of(engine, owner, tokens, *, max_tokens=8):
+def answer_of(engine, owner, tokens, *, max_tokens=8, client=""):
     """A greedy answer to an owner's prompt, to be read."""
     greedy = localspec.SamplingParams(temperature=0)
     options = AnswerOptions.of(sampling=greedy, max_tokens=max_tokens, draft_tokens=3)
-    prompt = Prompt(list(tokens))
+    prompt = Prompt(list(tokens), client=client)
     exchange = PlainExchange(options, lambda _: prompt)
     exchange.owner = owner
     return inside.answer(engine, exchange)
 
 
-def answered(engine, owner, tokens, *, max_tokens=8):
+def answered(engine, owner, tokens, **options):
     """A greedy answer to an owner's prompt, and the prompt tokens that it had to decode."""
-    reply = answer_of(engine, owner, tokens, max_tokens=max_tokens).reply()
+    reply = answer_of(engine, owner, tokens, **options).reply()
     stats = reply.stats
     return reply.token_ids, stats.prompt_tokens - stats.cached_prompt_tokens
 

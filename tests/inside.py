@@ -112,7 +112,7 @@ def cache_pool(engine: Engine) -> CachePool:
 
 def switch_to(engine: Engine, owner: object | None, tokens: Sequence[int]) -> None:
     """Put another conversation's text into the loop, as its answer does."""
-    engine._switch(engine._lanes[0], owner, tokens)
+    engine._switch(engine._lanes[0], owner, Prompt(list(tokens)))
 
 
 def profile(engine: Engine) -> Profile | None:

@@ -10,7 +10,7 @@ from hybrid_maker import write_hybrid
 
 import inside
 import localspec
-from engines import Owner, answered
+from engines import PLACES, Owner, answer_of, answered
 from gguf_maker import write_random_model
 from localspec.engine.cache_pool import CachePool, TextPlace
 from localspec.errors import CacheError, OptionError
@@ -282,6 +282,30 @@ def test_a_text_whose_state_cannot_be_restored_is_decoded_anew(demo_target):
         assert engine.generate_raw(prompt, sampling=GREEDY).reply().token_ids == reply.token_ids
         assert inside.cache_pool(engine).num_bytes > 0
     assert inside.cache_pool(engine).num_bytes == 0
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+@pytest.mark.parametrize("opened", PLACES)
+def test_no_text_of_another_client_counts_as_cached(opened, parallel, demo_target):
+    """Neither in a lane nor copied out, of nobody, or while its answer runs."""
+    text, owners = list(range(100, 220)), [Owner() for _ in range(6)]
+    with opened(target=demo_target, draft_tokens=0, parallel=parallel) as engine:
+        said, num_decoded = answered(engine, owners[0], text, client="one")
+        assert num_decoded == len(text)
+        for owner, client in [
+            *zip(owners[1:4], ("two", "three", ""), strict=True),
+            (None, "4"),
+        ]:
+            assert answered(engine, owner, text, client=client) == (said, len(text))
+        for client in ("one", ""):  # which have their own, also in another conversation
+            assert answered(engine, owners[4], [*text, 7], client=client)[1] == 1
+        assert answered(engine, owners[0], [*text, 8], client="one")[1] == 1
+        if parallel > 1:
+            running = answer_of(engine, owners[5], text[::-1], max_tokens=90, client="one")
+            next(iter(running))
+            assert answered(engine, None, text[::-1], client="5")[1] == len(text)
+            assert answered(engine, None, text[::-1], client="one")[1] == 1
+            running.close()
 
 
 class SavingTable(TableModel):

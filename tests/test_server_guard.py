@@ -251,6 +251,36 @@ def test_a_key_is_needed_where_one_is_set(locked, server):
     assert server.client.get("/v1/models", headers=any_key).status_code == 200
 
 
+SECRET = "My secret project is called Bluebird and its launch code is 4711, please keep it."
+GUESSES = (SECRET, "My secret project is called Bluefish and so", "Your secret project")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_what_is_cached_tells_no_key_what_another_asked(parallel):
+    """One key, and a server without keys, find what they asked before."""
+
+    def cached(running, key, prompt):
+        headers = {"authorization": f"Bearer {key}"}
+        body = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
+        usage = running.client.post("/v1/completions", json=body, headers=headers).json()[
+            "usage"
+        ]
+        return usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"] - 1
+
+    with running_server(keys="abcd", parallel=parallel) as running:
+        assert cached(running, "a", SECRET)[0] == 0
+        for key, guess in zip("bcd", GUESSES, strict=True):
+            assert cached(running, key, guess)[0] == 0
+        for key in "ab":  # each of which asked it
+            found, most = cached(running, key, SECRET)
+            assert found == most > 20
+    for keys in ([], ["a"]):
+        with running_server(keys=keys, parallel=parallel) as running:
+            assert cached(running, "a", SECRET)[0] == 0
+            assert cached(running, "a", GUESSES[1])[0] > 3
+
+
 @pytest.mark.process
 def test_neither_keys_nor_texts_are_in_the_log(server, locked, caplog):
     """Also where a request fails, or is refused, or its client hangs up."""

@@ -36,7 +36,8 @@ class TextPlace:
     """Where a loop works on one text. models: what that is cached in, the target first.
 
     head: what else reads it, and is copied only to other places: it is soon read again.
-    owner: gives the text's owner; None once that is gone, and of nobody's text.
+    owner: gives the text's owner; None once that is gone, and of nobody's text. client: whose
+    prompt it was, as `Prompt` has it.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class TextPlace:
         self.models = models
         self.head = head
         self.owner: Callable[[], object | None] = _nobody
+        self.client = ""
         self.last_used = 0
 
     @property
@@ -56,9 +58,9 @@ class TextPlace:
         """Whether nobody works here."""
         return True
 
-    def common_with(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` are cached here."""
-        common = common_length(self.decoder.tokens, tokens)
+    def common_with(self, tokens: Sequence[int], client: str = "") -> int:
+        """How many of a client's `tokens` are cached here."""
+        common = common_length(self.decoder.tokens, tokens) if client == self.client else 0
         return min(common, self.decoder.target.num_cached)
 
     def partial(self) -> list[DraftModel]:
@@ -88,7 +90,9 @@ class TextPlace:
             ]
         except CacheError:
             return None  # then the text is decoded again when it comes back
-        return PooledCache(self.decoder.tokens[:], states) if any(states) else None
+        if not any(states):
+            return None
+        return PooledCache(self.decoder.tokens[:], states, client=self.client)
 
     def beginning(self, tokens: Sequence[int]) -> PooledCache | None:
         """A copy of what the text here begins alike, of target and head.
@@ -104,7 +108,7 @@ class TextPlace:
         # Meanwhile the text can have become the prompt of that answer.
         common = min(common_length(each, tokens) for each in (before, self.decoder.tokens[:]))
         others = [None] * (len(self.models) - 1)
-        return PooledCache(list(tokens[:common]), [state, *others], head)
+        return PooledCache(list(tokens[:common]), [state, *others], head, self.client)
 
     def restore(self, kept: PooledCache) -> None:
         """Have that text from now on."""
@@ -156,7 +160,11 @@ class CachePool:
         return sum(kept.num_bytes for kept in list(self._kept.values()))
 
     def place_for(
-        self, owner: object | None, tokens: Sequence[int], free: Sequence[Place]
+        self,
+        owner: object | None,
+        tokens: Sequence[int],
+        free: Sequence[Place],
+        client: str = "",
     ) -> Place:
         """Of the free places, the one with the owner's text, or the one that is missed least.
 
@@ -170,7 +178,7 @@ class CachePool:
             owned_by = place.owner()
             is_own = owner is not None and owned_by is owner
             is_taken = owned_by is not None
-            num_there = 0 if is_taken else place.common_with(tokens)
+            num_there = 0 if is_taken else place.common_with(tokens, client)
             own = self._places.index(place)
             apart = min((abs(number - own) for number in at_work), default=0)
             distance = 0 if is_taken else apart
@@ -185,12 +193,14 @@ class CachePool:
         owner: object | None,
         tokens: Sequence[int],
         others: Sequence[TextPlace] = (),
+        client: str = "",
     ) -> None:
         """Give a place the owner's text, and keep that of the one before. None: nobody's.
 
         tokens: what comes next, of which another text may have more, also one in the others:
         then the place gets a copy of that. Without one of the owner's own the text there stays,
-        since it may begin alike.
+        since it may begin alike. client: whose prompt it is. Texts of others are as if they
+        were not there, or how many tokens are cached would tell what they asked.
         """
         place.last_used = next(self._uses)
         previous = place.owner()
@@ -202,28 +212,34 @@ class CachePool:
                     self._kept[previous] = copied
             place.owner = _nobody if owner is None else weakref.ref(owner)
             own = None if owner is None else self._kept.pop(owner, None)
-        num_there = place.common_with(tokens) if own is None else self._reach(own, tokens)
-        better = self._better_than(num_there, tokens, [o for o in others if o is not place])
+        num_there = (
+            place.common_with(tokens, client) if own is None else self._reach(own, tokens)
+        )
+        beside = [other for other in others if other is not place]
+        better = self._better_than(num_there, tokens, beside, client)
         if better is not None:
             own, num_there = better, self._reach(better, tokens)
         stored = None if self._store is None else self._store.best(tokens, num_there)
         own = own if stored is None else stored
+        if client != place.client:
+            place.decoder.truncate(0)  # before: whatever comes between, no text has two clients
+            place.client = client
         if own is not None:
             place.restore(own)
 
     def _better_than(
-        self, num_there: int, tokens: Sequence[int], others: Sequence[TextPlace]
+        self, num_there: int, tokens: Sequence[int], others: Sequence[TextPlace], client: str
     ) -> PooledCache | None:
         """A copy of the text that spares most decodes, if it spares more than it costs."""
         best: object | None = None
         most = num_there
-        for owner, kept in list(self._kept.items()):
+        for owner, kept in [each for each in self._kept.items() if each[1].client == client]:
             num_common = self._reach(kept, tokens)
             if num_common - num_there > max(
                 most - num_there, len(kept.tokens) // COPIED_PER_DECODED
             ):
                 best, most = owner, num_common
-        for place in others:
+        for place in [each for each in others if each.client == client]:
             target, held = place.models[0], place.decoder.tokens
             num_common = target.reach(target.outline(), common_length(held, tokens))
             if num_common - num_there > max(most - num_there, len(held) // _COPIED_BESIDE):

@@ -162,12 +162,12 @@ class Engine(BaseEngine):
         except Interrupted:
             state.abandon()
             return
-        lane = self._enter(turn, exchange.owner, prompt.tokens)
+        lane = self._enter(turn, exchange.owner, prompt)
         run = state.run = self._run(lane, turn, prompt, request, state)
         try:
             exchange.begin()
             self._remembering.refresh(self.tokenize)
-            self._switch(lane, exchange.owner, prompt.tokens)
+            self._switch(lane, exchange.owner, prompt)
             lane.use(
                 lambda done: exchange.on_prompt(done, len(prompt.tokens)), policy, reference
             )
@@ -306,7 +306,7 @@ class Engine(BaseEngine):
                 if tokens:
                     lane = self._cache_pool.place_for(owner, whole, self._lanes)
                     lane.is_settled = False
-                    self._switch(lane, owner, whole)
+                    self._switch(lane, owner, Prompt(whole))
                     chain = self._resolver.chain(self.sampling, len(tokens))
                     with contextlib.suppress(Interrupted):
                         if lane.common_with(whole) <= len(tokens):  # else more is cached
@@ -375,23 +375,23 @@ class Engine(BaseEngine):
         for lane in self._lanes:
             lane.begin()
 
-    def _enter(self, turn: EngineTurn, owner: object | None, tokens: Sequence[int]) -> Lane:
+    def _enter(self, turn: EngineTurn, owner: object | None, prompt: Prompt) -> Lane:
         """Give a turn that was taken a lane, ready for an answer."""
         with self._changing:
             free = [lane for lane in self._lanes if lane.is_free]
-            lane = self._cache_pool.place_for(owner, tokens, free)
+            lane = self._cache_pool.place_for(owner, prompt.tokens, free, prompt.client)
             lane.turn = turn
         lane.begin()
         lane.is_settled = False
         return lane
 
-    def _switch(self, lane: Lane, owner: object | None, tokens: Sequence[int]) -> None:
+    def _switch(self, lane: Lane, owner: object | None, prompt: Prompt) -> None:
         """Put the owner's text into a lane; nobody's, if the owner's runs in another."""
         with self._changing:
             others = [other for other in self._lanes if other is not lane]
             if any(not other.is_free and other.owner() is owner for other in others):
                 owner = None
-            self._cache_pool.switch_to(lane, owner, tokens, others)
+            self._cache_pool.switch_to(lane, owner, prompt.tokens, others, prompt.client)
 
     def _require_open(self) -> None:
         self._require_not_ending()

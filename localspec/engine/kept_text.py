@@ -40,12 +40,13 @@ class CopiedHead(Protocol):
 class PooledCache(NamedTuple):
     """A text, and what each model's cache held of it; None where nothing was cached.
 
-    head: what a head had, in a copy from another place.
+    head: what a head had, in a copy from another place. client: as `Prompt` has it.
     """
 
     tokens: list[int]
     states: list[CacheState | None]
     head: Any = None
+    client: str = ""
 
     @property
     def num_bytes(self) -> int:

@@ -15,10 +15,12 @@ _ASKING = 16
 class AnsweredText:
     """A prompt and its answer; the owner of caches in the engine.
 
-    is_in_use: whether it is being answered. Only who answers it knows what it has by then.
+    client: as `Prompt` has it. is_in_use: whether it is being answered. Only who answers it
+    knows what it has by then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, client: str = "") -> None:
+        self.client = client
         self.is_in_use = False
         self.tokens: Sequence[int] = ()
         self.num_asked = 0  # how many of them are the prompt
@@ -38,20 +40,21 @@ class AnsweredTexts:
         self._choosing = threading.Lock()  # held while a prompt gets its text
         self._texts: list[AnsweredText] = []
 
-    def text_for(self, prompt: Sequence[int]) -> AnsweredText:
-        """The longest of the texts that the prompt continues, or a new one; it is in use.
+    def text_for(self, prompt: Sequence[int], client: str = "") -> AnsweredText:
+        """The client's longest text that the prompt continues, or a new one; it is in use.
 
         So a conversation finds its own caches. A side question that only has the same
         beginning does not take their place, nor does one that is asked again at the same time.
         """
         with self._choosing:
-            unused = [text for text in self._texts if not text.is_in_use]
+            own = [text for text in self._texts if text.client == client]
+            unused = [text for text in own if not text.is_in_use]
             candidates = [text for text in unused if text.is_continued_by(prompt)]
             if candidates:
                 found = max(candidates, key=lambda text: common_length(text.tokens, prompt))
                 self._texts.remove(found)
             else:
-                found = AnsweredText()
+                found = AnsweredText(client)
                 self._texts = self._texts[1 - _MOST_TEXTS :]
             self._texts.append(found)
             found.is_in_use = True

@@ -332,11 +332,12 @@ class _TextExchange(Exchange):
         else:
             use, think = self.question.use, self.question.think
             prompt = prompt_of(self._engine, self._given, use, is_cancelled, think=think)
-        self.owner = self.text = self._model.texts.text_for(prompt.tokens)
+        client = self.question.client
+        self.owner = self.text = self._model.texts.text_for(prompt.tokens, client)
         # Now, for an answer that ends early: if the client asks again, this much is cached.
         self.text.tokens, self.text.num_asked = prompt.tokens, len(prompt.tokens)
         self.text.num_stable = num_stable or len(prompt.tokens)
-        return prompt
+        return prompt._replace(client=client)
 
     def release(self) -> None:
         """Let other prompts continue the text."""

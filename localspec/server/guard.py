@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localspec.server.refusal import RequestError, refusal_response
 
+CLIENT = "localspec.client"  # in the scope of a request: as `AccessRules.client_of` has it
 _OPEN_PATHS = ("/health", "/v1/health")  # need no key
 PAGE_PATH = "/page/"  # the same for everybody: it asks for the key itself
 _BODIES_AT_ONCE = 8  # of the largest size; all connections together could send many more
@@ -35,6 +37,10 @@ class AccessRules:
     def is_of_one(self) -> bool:
         """Whether all clients have the same key, or need none, so are one user's."""
         return len(set(self.keys)) < 2
+
+    def client_of(self, key: str | None) -> str:
+        """Of several clients, who has that key: its digest. "" where all are one user's."""
+        return "" if key is None or self.is_of_one else hashlib.sha256(key.encode()).hexdigest()
 
 
 class Guard:
@@ -88,26 +94,30 @@ class Guard:
         is_open = path in _OPEN_PATHS or path == "/" or path.startswith(PAGE_PATH)
         if scope["method"] == "OPTIONS" or is_open:
             return
-        if self._access.keys and not self._has_key(headers):
+        key = self._key_in(headers)
+        if self._access.keys and key is None:
             raise RequestError(
                 "the key is missing or wrong",
                 "Send it as Authorization: Bearer KEY, or as x-api-key.",
                 status=401,
                 code="invalid_api_key",
             )
+        scope[CLIENT] = self._access.client_of(key)
 
     def _knows(self, origin: str) -> bool:
         return origin in self._access.origins or "*" in self._access.origins
 
-    def _has_key(self, headers: Headers) -> bool:
+    def _key_in(self, headers: Headers) -> str | None:
+        """The key of this server that a request has."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = [token.strip()] if scheme.lower() == "bearer" else []
         given.append(headers.get("x-api-key", ""))
-        found = False
+        found = None
         for key in self._access.keys:
             for each in given:  # all of them, so that the time it takes tells nothing
                 # Starlette decodes every header as Latin-1.
-                found |= hmac.compare_digest(each.encode("latin-1"), key.encode())
+                if hmac.compare_digest(each.encode("latin-1"), key.encode()):
+                    found = key
         return found
 
 

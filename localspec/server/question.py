@@ -51,7 +51,7 @@ class Question:
     not_kept: the parts of the JSON schema that answers are not held to. think: whether a
     reasoning model may think first. streams: whether the client reads the answer piece by
     piece. keep_s: seconds without a question until the model is unloaded, from now on; None
-    changes nothing.
+    changes nothing. client: whose it is, as `AccessRules.client_of` has it, once that is known.
 
     Raises RequestError and OptionError for a request that is wrong.
     """
@@ -74,6 +74,7 @@ class Question:
         self.think = think
         self.num_answers = num_answers
         self.streams = bool(fields.flag("stream"))
+        self.client = ""
         self.keep_s = keep_s
 
     def seed_of(self, number: int) -> int | None:

@@ -17,7 +17,7 @@ from localspec.server.encoding import json_response, sent_bytes
 from localspec.server.event_loop import in_thread, unless_gone
 from localspec.server.fields import read_fields
 from localspec.server.form import Aside, Form
-from localspec.server.guard import BodyReader
+from localspec.server.guard import CLIENT, BodyReader
 from localspec.server.image_urls import with_fetched_images
 from localspec.server.refusal import refusal_of, refusal_response
 from localspec.server.request_log import ANSWERING
@@ -61,6 +61,7 @@ class PostEndpoint:
 
     async def _answer(self, form: Form, scope: Scope, send: Send) -> Response | None:
         """The response to a question; None if it was streamed, even if that failed midway."""
+        form.question.client = scope[CLIENT]
         answering = scope[ANSWERING] = Answering(self._service, form.question)
         form.begin(answering.model)
         headers = _headers(answering.position, form.question.not_kept)

@@ -15,7 +15,8 @@ class Prompt(NamedTuple):
     thoughts: how to tell them from speech in the answer; by default all of it is speech.
     num_said: the last tokens that belong to the answer, which continues behind them. calls: the
     calls of tools that the answer can have; None for none. pictures: whose cells are among the
-    tokens, in order.
+    tokens, in order. client: whose it is; it begins with no cached text of another's. ""
+    where all are one's.
     """
 
     tokens: list[int]
@@ -23,3 +24,4 @@ class Prompt(NamedTuple):
     num_said: int = 0
     calls: Calls | None = None
     pictures: tuple[Picture, ...] = ()
+    client: str = ""
