@@ -113,6 +113,55 @@ def test_blocks(server):
     assert fewer["input_tokens"] < read
 
 
+def test_blocks_of_anthropics_own_servers(server):
+    """In a history that another server began: what they called is left out, texts are read."""
+    text = {"type": "text", "text": "It is red."}
+    called = {"id": "1", "name": "look", "input": {}}
+    found = {"type": "search_result", "source": "x", "title": "Foxes", "content": [text]}
+
+    def counted(said, asked, result):
+        messages = [
+            *QUESTION,
+            {"role": "assistant", "content": [*said, {"type": "tool_use", **called}]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "1", "content": result},
+                    *asked,
+                ],
+            },
+        ]
+        response = server.ask(f"{PATH}/count_tokens", messages=messages)
+        assert response.status_code == 200, response.text
+        return response.json()["input_tokens"]
+
+    theirs = [
+        {"type": "server_tool_use", **called},
+        {"type": "web_search_tool_result", "tool_use_id": "2", "content": [{"url": "x"}]},
+        {"type": "mcp_tool_use", "server_name": "x", **called},
+        {"type": "mcp_tool_result", "tool_use_id": "2", "content": [text]},
+        {"type": "refusal", "refusal": "No."},
+    ]
+    title, no = ({"type": "text", "text": each} for each in ("Foxes", "No."))
+    named = {"type": "text", "text": "look"}
+    reference = {"type": "tool_reference", "tool_name": "look"}
+    whole = counted(theirs, [found], [found, reference])
+    assert whole == counted([no], [title, text], [title, text, named])
+    assert whole > counted([no], [title, text], [title, text])
+
+
+def test_a_refusal_in_the_history_is_text(server):
+    refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    said = {"role": "assistant", "content": "No."}
+    for path, name in (("/v1/chat/completions", "messages"), ("/v1/responses", "input")):
+        both = [
+            server.ask(path, **{name: [*QUESTION, each, *QUESTION]}, temperature=0).json()
+            for each in (refusal, said)
+        ]
+        usages = [each["usage"] for each in both]
+        assert usages[0]["total_tokens"] == usages[1]["total_tokens"]
+
+
 def test_a_header_that_changes_with_each_request_leaves_the_caches_of_use(server):
     for number in ("a1b2c", "d3e4f"):
         header = f"x-anthropic-billing-header: cc_version=2.1.{number}; cch={number};"

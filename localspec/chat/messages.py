@@ -22,7 +22,9 @@ from localspec.chat.tool_messages import checked_calls
 from localspec.errors import OptionError
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")  # it goes into the prompt as it is
-_TEXT_PARTS = ("text", "input_text", "output_text")
+# The key of the text in parts of each kind. A reference names a tool that was found.
+_TEXT_PARTS = dict.fromkeys(("text", "input_text", "output_text"), "text")
+_TEXT_PARTS |= {"refusal": "refusal", "tool_reference": "tool_name"}
 # Kinds of parts, by what their type has in it.
 _OTHER_PARTS = (
     ("audio", "audio"),
@@ -134,16 +136,18 @@ def _content(number: int, content: object, count: int) -> dict[str, Any]:
 def _found_in(number: int, part: object, count: int) -> str | Given:
     """The text or the picture in a part."""
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(part, Mapping) and kind in _TEXT_PARTS and isinstance(part.get("text"), str):
-        return str(part["text"])
-    if isinstance(part, Mapping) and isinstance(kind, str) and "image" in kind:
-        return _picture(number, part, count)
-    for word, what in _OTHER_PARTS:
-        if isinstance(kind, str) and word in kind:
-            raise OptionError(
-                f"message {number} has {what} in it (a part of type {kind!r})",
-                "Leave it out, or put its text there.",
-            )
+    if isinstance(part, Mapping) and isinstance(kind, str):
+        text = part.get(_TEXT_PARTS.get(kind))
+        if isinstance(text, str):
+            return str(text)
+        if "image" in kind:
+            return _picture(number, part, count)
+        for word, what in _OTHER_PARTS:
+            if word in kind:
+                raise OptionError(
+                    f"message {number} has {what} in it (a part of type {kind!r})",
+                    "Leave it out, or put its text there.",
+                )
     raise OptionError(
         f"message {number} has a part that is not a text: {part!r:.80}",
         'Give {"type": "text", "text": "…"}.',

@@ -25,7 +25,9 @@ from localspec.streaming.reply import Piece
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 _NO_TEXT = {"type": "text", "text": ""}  # blocks as they start
 _NO_THOUGHT = {"type": "thinking", "thinking": "", "signature": ""}
-_NOT_TEXT = ("thinking", "redacted_thinking", "tool_use", "tool_result")  # types of blocks
+# Types of blocks that are no text; see `_is_text` for what Anthropic's servers did themselves.
+_OWN = ("thinking", "redacted_thinking", "tool_use", "tool_result")
+_THEIRS = ("server_tool_use", "mcp_tool_use")
 _HELLO = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 5}
 
 
@@ -202,7 +204,7 @@ def _messages_in(content: object, role: str) -> list[Message]:
     results = [_result_in(block) for block in content if _kind_of(block) == "tool_result"]
     calls = [_call_in(block) for block in content if _kind_of(block) == "tool_use"]
     thoughts = [block for block in content if _kind_of(block) == "thinking"]
-    text = [block for block in content if _kind_of(block) not in _NOT_TEXT]
+    text = _plain([block for block in content if _is_text(_kind_of(block))])
     if results and not (text or calls):
         return results
     thought = "\n".join(str(block.get("thinking")) for block in thoughts)
@@ -220,9 +222,30 @@ def _call_in(block: Mapping[str, Any]) -> dict[str, Any]:
 def _result_in(block: Mapping[str, Any]) -> Message:
     return {
         "role": "tool",
-        "content": block.get("content"),
+        "content": _plain(block.get("content")),
         "tool_call_id": block.get("tool_use_id"),
     }
+
+
+def _is_text(kind: object) -> bool:
+    """Also if it is an image. What others' servers called, and its results, are passed over."""
+    is_theirs = kind in _THEIRS or str(kind).endswith("_tool_result")
+    return kind not in _OWN and not is_theirs
+
+
+def _plain(content: object) -> object:
+    """The content, with the title and the texts of each search result in its place."""
+    if not isinstance(content, list):
+        return content
+    found: list[Any] = []
+    for block in content:
+        if _kind_of(block) != "search_result":
+            found.append(block)
+            continue
+        within = block.get("content")
+        title = {**_NO_TEXT, "text": str(block.get("title") or "")}
+        found += [title, *(within if isinstance(within, list) else [within])]
+    return found
 
 
 def _kind_of(block: object) -> object:
