@@ -38,7 +38,7 @@ words = sys.argv[1:]
 message = [{{"role": "user", "content": "Hi"}}]
 {asks}
 found = {{"answer": answer, "context": context, "rest": words,
-          "api_key": os.environ.get("ANTHROPIC_API_KEY")}}
+          "variables": dict(os.environ)}}
 open("found", "w").write(json.dumps(found))
 {end}
 """
@@ -73,6 +73,14 @@ address = settings["options"]["baseURL"] + "/chat/completions"
 answer = asked(address, settings["options"]["apiKey"], fields)
 context = settings["models"][model]["limit"]["context"]
 """
+CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS")
+# Of a user whose agents ask other servers, by a proxy.
+ELSEWHERE = {
+    "ANTHROPIC_API_KEY": "a-secret-key",
+    **{f"CLAUDE_CODE_USE_{cloud}": "1" for cloud in CLOUDS},
+    "HTTP_PROXY": "http://proxy.example:3128",
+    "NO_PROXY": "example.org",
+}
 PROGRAMS = {"claude": OF_CLAUDE, "codex": OF_CODEX, "opencode": OF_OPENCODE}
 
 
@@ -88,7 +96,7 @@ def started(folder: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "localspec", *words],
         cwd=folder,
-        env={**os.environ, "PATH": str(folder), "ANTHROPIC_API_KEY": "a-secret-key"},
+        env={**os.environ, **ELSEWHERE, "PATH": str(folder)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -137,8 +145,12 @@ def test_a_server_is_started_for_the_program_and_ended_behind_it(name, tmp_path)
     assert found["context"] == 512
     assert found["rest"] == ["-p", "--", "Say hello."]
     assert not listens(port)
-    if name == "claude":  # whose key is for another server
-        assert found["api_key"] is None
+    variables = found["variables"]
+    assert variables["HTTP_PROXY"] == ELSEWHERE["HTTP_PROXY"]
+    for known in ("NO_PROXY", "no_proxy"):
+        assert variables[known].split(",") == ["example.org", "127.0.0.1", "localhost"]
+    if name == "claude":  # whose key and clouds are other servers
+        assert not variables.keys() & (ELSEWHERE.keys() - {"HTTP_PROXY", "NO_PROXY"})
 
 
 def test_a_server_that_runs_is_used_and_stays(tmp_path, demo_target):

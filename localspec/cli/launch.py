@@ -36,6 +36,13 @@ _KEY = "local"  # a server without keys takes any
 _ASK_S = 5.0  # for a server that is there to say what it has
 _LOOK_S = 0.2  # between two looks whether the server is ready
 _END_S = 60.0  # for the server to end
+_CLOUDS = (
+    "BEDROCK",
+    "VERTEX",
+    "FOUNDRY",
+    "MANTLE",
+    "ANTHROPIC_AWS",
+)  # Claude Code would ask one
 _OF_CMD = set('"%&|<>^!\r\n')  # Windows starts programs of npm by a shell, which reads these
 
 
@@ -69,10 +76,8 @@ def _of_claude(served: ServerFound) -> Started:
         {
             "ANTHROPIC_BASE_URL": served.address,
             "ANTHROPIC_AUTH_TOKEN": _KEY,
-            # A key would go to the server, and a cloud would be asked in its place.
-            "ANTHROPIC_API_KEY": None,
-            "CLAUDE_CODE_USE_BEDROCK": None,
-            "CLAUDE_CODE_USE_VERTEX": None,
+            "ANTHROPIC_API_KEY": None,  # a key would go to the server
+            **{f"CLAUDE_CODE_USE_{cloud}": None for cloud in _CLOUDS},
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),
         },
     )
@@ -287,10 +292,23 @@ def _failed(log: IO[bytes]) -> LocalspecError:
     )
 
 
+def _no_proxies() -> dict[str, str]:
+    """Variables with which no proxy is asked for the server: to it, this is another machine."""
+    here = f"{_HOST},localhost"
+    both = [os.environ.get(name) for name in ("no_proxy", "NO_PROXY")]
+    found = {}
+    for name, before in zip(("no_proxy", "NO_PROXY"), both, strict=True):
+        known = before or both[0] or both[1]
+        found[name] = known if known == "*" else f"{known},{here}" if known else here
+    return found
+
+
 def _run(command: Sequence[str], variables: dict[str, str | None]) -> int:
     """Run a program to its end, in this terminal; its exit code."""
     environment = {
-        name: value for name, value in {**os.environ, **variables}.items() if value is not None
+        name: value
+        for name, value in {**os.environ, **_no_proxies(), **variables}.items()
+        if value is not None
     }
     # It decides what Ctrl-C means; its own handling is not changed by this one.
     before = signal.signal(signal.SIGINT, lambda _number, _frame: None)
