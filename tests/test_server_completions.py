@@ -149,6 +149,10 @@ def test_names_of_models():
     with running_server(takes_any_name=False) as strict:
         assert strict.chat(model="demo", max_tokens=1)["model"] == "demo"
         assert strict.chat(max_tokens=1)["model"] == "demo"
+        for name in ("demo", "demo:latest"):  # as Ollama's clients name it
+            assert strict.chat(model=name, max_tokens=1)["model"] == "demo"
+            assert strict.client.get(f"/v1/models/{name}").json()["id"] == "demo"
+        assert strict.client.get("/v1/models/demo:7b").status_code == 404
         response = strict.ask("/v1/completions", prompt="x", model="gpt-9")
         assert response.status_code == 404
         error = response.json()["error"]

@@ -8,10 +8,13 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from localspec.errors import OptionError
 from localspec.server.answering import NewPiece, ReadingPrompt, Waiting
+from localspec.server.chat_completions import ChatCompletion
 from localspec.server.encoding import compact_json, sse_event
 from localspec.server.fields import Fields
 from localspec.server.messages import MessageForm
+from localspec.server.responses import ResponseForm
 from localspec.speculative.metrics import Provenance
 from localspec.streaming.reply import Piece
 from localspec.tools.calls import CallPiece
@@ -69,3 +72,46 @@ def test_json_stays_one_line_to_who_reads_lines():
     assert "\u00fc" in compact_json(value)
     (line, _) = httpx.Response(200, text=sse_event(value)).iter_lines()
     assert json.loads(line.removeprefix("data: ")) == value
+
+
+@pytest.mark.parametrize(
+    ("seed", "expected"),
+    [(None, None), (-1, None), (7, 7), (-7, 2**63 - 7), (2**64 - 7, 2**63 - 7)],
+)
+def test_every_whole_number_is_a_seed(seed, expected):
+    asked = ChatCompletion(Fields({**QUESTION, "seed": seed}))
+    assert asked.question.seed_of(0) == expected
+
+
+FUNCTION = {"type": "function", "name": "f", "parameters": {}}
+CUSTOM = {"type": "custom", "name": "p"}
+NESTED = {"type": "custom", "custom": {"name": "p"}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+ANTHROPIC = {"name": "f", "input_schema": {}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "tools", "choice", "must"),
+    [
+        (ResponseForm, [CUSTOM], CUSTOM, False),
+        (ResponseForm, [CUSTOM, FUNCTION], CUSTOM, False),
+        (ResponseForm, [{"type": "web_search"}], {"type": "web_search"}, False),
+        (ResponseForm, [CUSTOM], "required", False),
+        (ResponseForm, [CUSTOM, FUNCTION], "required", True),
+        (ResponseForm, [CUSTOM, FUNCTION], {"type": "function", "name": "f"}, True),
+        (ChatCompletion, [NESTED], NESTED, False),
+        (MessageForm, [SEARCH], {"type": "tool", "name": "web_search"}, False),
+        (MessageForm, [SEARCH], {"type": "any"}, False),
+        (MessageForm, [SEARCH, ANTHROPIC], {"type": "any"}, True),
+    ],
+)
+def test_the_choice_of_a_tool_that_is_ignored_is_ignored(kind, tools, choice, must):
+    asked = kind(Fields({**QUESTION, "input": "Hi", "tools": tools, "tool_choice": choice}))
+    assert asked.question.use.must is must
+
+
+def test_the_choice_of_a_tool_that_is_not_there_is_refused():
+    for tools in ([], [CUSTOM]):
+        fields = {"input": "Hi", "tools": tools, "tool_choice": {**FUNCTION, "name": "g"}}
+        with pytest.raises(OptionError, match="the tools are none"):
+            ResponseForm(Fields(fields))

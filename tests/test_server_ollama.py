@@ -199,7 +199,7 @@ def test_a_raw_prompt_is_one_of_completions(server):
 def test_options(server):
     text = whole(server, options={**STEADY, "num_predict": 40})["message"]["content"]
     stop = text.split()[5]
-    for num_predict in (-1, -2, 40):
+    for num_predict in (-1, -2, 0, -3, 40):
         options = {**STEADY, "num_predict": num_predict, "stop": ["never", stop]}
         stopped = whole(server, options=options)
         assert stopped["message"]["content"] == text[: text.index(stop)]
@@ -214,7 +214,7 @@ def test_options(server):
     for last_n in (-1, 2048):  # all of the context
         told = whole(server, options={**looped, "repeat_last_n": last_n})["message"]
         assert told == whole(server, options={**looped, "repeat_last_n": 999})["message"]
-    for name, value in (("num_predict", 0), ("temperature", "hot"), ("num_ctx", "x"),
+    for name, value in (("num_predict", 0.5), ("temperature", "hot"), ("num_ctx", "x"),
                         ("stop", 3)):  # fmt: skip
         told = refused(server, "/api/chat", messages=QUESTION, options={name: value})
         assert told.startswith(f"options.{name} is")

@@ -232,7 +232,7 @@ class Server:
     def _one(self, request: Request) -> dict[str, Any]:
         name = request.path_params["name"]
         for model in self._openai_models():
-            if model["id"] == name:
+            if name in (model["id"], f"{model['id']}:latest"):  # as `ServedModels.named`
                 return model
         raise RequestError(
             f"there is no model {name!r:.80}", status=404, code="model_not_found"

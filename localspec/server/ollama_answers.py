@@ -294,12 +294,9 @@ def _said_before(fields: Fields) -> list[Message]:
 
 
 def _most_tokens(options: Fields) -> int | None:
+    """None for as many as fit, which Ollama means by any number below 1."""
     value = options.whole("num_predict")
-    if value is None or value in (-1, -2):
-        return None
-    if value < 1:
-        options.refuse("num_predict", "Choose 1 or more; -1 and -2 are as many as fit.")
-    return value
+    return None if value is None or value < 1 else value
 
 
 def _format_options(fields: Fields) -> dict[str, Any]:

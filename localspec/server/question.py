@@ -102,7 +102,8 @@ def answer_options(fields: Fields) -> dict[str, Any]:
         if fields.number(name):
             SamplingParams().changed({name: fields.number(name)})  # raises, and says why
     seed = fields.whole("seed")
-    found["seed"] = None if seed == -1 else seed  # -1 is a fresh one elsewhere
+    # -1 is a fresh one elsewhere; other numbers below 0 are seeds there.
+    found["seed"] = None if seed in (None, -1) else seed % (MAX_SEED + 1)
     found["rule"] = fields.text("rule")
     found["draft_tokens"] = fields.whole("draft_tokens")
     if fields.flag("speculative") is False:

@@ -17,19 +17,24 @@ _ANTHROPIC_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 def openai_tools(fields: Fields) -> dict[str, Any]:
     """The tools of Chat Completions and Responses. Raises RequestError.
 
-    Tools that are not functions are ignored: nothing here could run them.
+    Tools that are not functions are ignored, and a choice of one: nothing here could run them.
     """
     given = fields.objects("tools") or []
     functions = [tool.any("type") in (None, "function") for tool in given]
-    tools = _kept_tools(fields.any("tools") or (), functions)
+    tools, ignored = _kept_tools(fields.any("tools") or (), functions)
     choice = fields.any("tool_choice")
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    is_ignored = any(tool["type"] == kind for tool in ignored)
+    if is_ignored or (ignored and not tools and choice == "required"):
+        choice = "auto"
     return _options(tools, choice, is_parallel=fields.flag("parallel_tool_calls"))
 
 
 def anthropic_tools(fields: Fields) -> dict[str, Any]:
-    """The tools of Messages; Anthropic's own are ignored. Raises RequestError."""
+    """The tools of Messages; Anthropic's own are ignored, as above. Raises RequestError."""
     given = fields.objects("tools") or []
-    tools = _kept_tools(fields.any("tools") or (), ["input_schema" in tool for tool in given])
+    functions = ["input_schema" in tool for tool in given]
+    tools, ignored = _kept_tools(fields.any("tools") or (), functions)
     choice = fields.object("tool_choice")
     if choice is None:
         return _options(tools, None, is_parallel=None)
@@ -39,17 +44,28 @@ def anthropic_tools(fields: Fields) -> dict[str, Any]:
     name = choice.text("name") if kind == "tool" else _ANTHROPIC_CHOICES.get(kind)
     if name is None:
         fields.refuse("tool_choice", "Choose auto, any, none, or a tool by its name.")
+    is_ignored = kind == "tool" and any(tool.get("name") == name for tool in ignored)
+    if is_ignored or (ignored and not tools and name == "required"):
+        name = "auto"
     return _options(tools, name, is_parallel=is_parallel)
 
 
-def _kept_tools(tools: Sequence[Mapping[str, Any]], are_functions: Sequence[bool]) -> list[Any]:
-    kept = [tool for tool, is_one in zip(tools, are_functions, strict=False) if is_one]
-    if len(kept) < len(tools):
-        logger.debug("%d tools are not functions and are ignored", len(tools) - len(kept))
-    return kept
+_Tools = list[Mapping[str, Any]]
 
 
-def _options(tools: list[Any], choice: object, *, is_parallel: bool | None) -> dict[str, Any]:
+def _kept_tools(
+    tools: Sequence[Mapping[str, Any]], are_functions: Sequence[bool]
+) -> tuple[_Tools, _Tools]:
+    """Those that are functions, and the others."""
+    both: tuple[_Tools, _Tools] = ([], [])
+    for tool, is_one in zip(tools, are_functions, strict=True):
+        both[not is_one].append(tool)
+    if both[1]:
+        logger.debug("%d tools are not functions and are ignored", len(both[1]))
+    return both
+
+
+def _options(tools: _Tools, choice: object, *, is_parallel: bool | None) -> dict[str, Any]:
     if not tools and choice in (None, "auto", "none"):
         return {}
     return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": is_parallel}
