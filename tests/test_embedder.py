@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from datetime import datetime, timezone
 from typing import ClassVar
 
 import httpx
@@ -243,6 +244,34 @@ def test_ollama_asks_for_vectors(embedding, embedder):
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("takes_any_name", [False, True])
+def test_ollamas_clients_find_it(mean, takes_any_name):
+    """They saw the model that answers under its name, or none."""
+    with running_server(embedder=str(mean), takes_any_name=takes_any_name) as server:
+        tag = server.client.get("/api/tags").json()["models"][1]
+        assert tag["name"] == tag["model"] == "mean:latest"
+        assert tag["size"] == mean.stat().st_size
+        for name in ("mean", "mean:latest"):
+            shown = server.ask("/api/show", model=name).json()
+            assert shown["capabilities"] == ["embedding"]
+            assert shown["details"] == tag["details"]
+            assert shown["model_info"]["general.architecture"] == "llama"
+            assert shown["model_info"]["llama.context_length"] == 64
+            assert shown["model_info"]["llama.embedding_length"] == 64
+        assert "completion" in server.ask("/api/show", model="demo").json()["capabilities"]
+        assert server.ask("/api/show").json()["model_info"]["general.basename"] == "demo"
+        assert server.client.get("/api/ps").json()["models"] == []
+        assert server.ask("/api/embed", model="mean", input="fox").status_code == 200
+        (loaded,) = server.client.get("/api/ps").json()["models"]
+        assert loaded.items() >= {**tag, "context_length": 64, "size": loaded["size"]}.items()
+        assert loaded["size"] > tag["size"] / 2
+        left_s = datetime.fromisoformat(loaded["expires_at"]) - datetime.now(timezone.utc)
+        assert 0 < left_s.total_seconds() <= 30 * 60
+        listed = server.client.get("/v1/models/mean").json()
+        assert (listed["id"], listed["max_model_len"]) == ("mean", 64)
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("path", "fields", "what"),
     [
@@ -319,6 +348,7 @@ def test_documents_are_ranked(reranker):
         assert sorted(each["index"] for each in found) == [0, 1, 2]
         assert all(each["document"]["text"] == TEXTS[each["index"]] for each in found)
         assert server.ask("/v1/rerank", **Rerank.example).status_code == 200
+        assert server.ask("/api/show", model="rank").json()["capabilities"] == []
         assert server.ask("/rerank", **given, top_n=1).json()["results"] == found[:1]
 
 

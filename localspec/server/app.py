@@ -39,6 +39,7 @@ from localspec.server.page import page_file, root
 from localspec.server.refusal import RequestError, refusal_of, refusal_response
 from localspec.server.request_log import RequestLog
 from localspec.server.responses import ResponseForm
+from localspec.server.served_embedder import ServedEmbedder
 from localspec.server.served_models import ServedModel, ServedModels
 from localspec.server.writing import PostEndpoint
 
@@ -218,28 +219,19 @@ class Server:
         return Response(sent_bytes(text), headers={"content-type": PROMETHEUS})
 
     def _list(self, _request: Request) -> dict[str, Any]:
-        return {"object": "list", "data": self._openai_models()}
-
-    def _openai_models(self) -> list[dict[str, Any]]:
-        found = [_openai_model(model) for model in self._models.all]
-        embedder = self._models.embedder
-        if embedder is not None:
-            meta = {"n_ctx_train": embedder.num_trained, "size": embedder.size_bytes}
-            about = {"object": "model", "created": embedder.created, "owned_by": "localspec"}
-            found.append({"id": embedder.name, **about, "meta": meta})
-        return found
+        return {"object": "list", "data": list(map(_openai_model, self._models.listed))}
 
     def _one(self, request: Request) -> dict[str, Any]:
         name = request.path_params["name"]
-        for model in self._openai_models():
-            if name in (model["id"], f"{model['id']}:latest"):  # as `ServedModels.named`
-                return model
+        for model in self._models.listed:
+            if model.is_called(name):
+                return _openai_model(model)
         raise RequestError(
             f"there is no model {name!r:.80}", status=404, code="model_not_found"
         )
 
 
-def _openai_model(model: ServedModel) -> dict[str, Any]:
+def _openai_model(model: ServedModel | ServedEmbedder) -> dict[str, Any]:
     """A model in the list, with its context in the fields of vLLM and llama-server."""
     return {
         "id": model.name,

@@ -11,8 +11,12 @@ from localspec.server.encoding import sent_bytes
 from localspec.server.fields import Fields
 from localspec.server.form import Aside
 from localspec.server.refusal import RequestError
+from localspec.server.served_embedder import ServedEmbedder
+from localspec.server.served_file import ServedFile
 from localspec.server.served_models import ServedModel, ServedModels
 from localspec.streaming.thought_families import FAMILIES
+
+_Listed = ServedModel | ServedEmbedder
 
 # Clients compare it with the first version that has what they need.
 _VERSION = "0.12.0"
@@ -35,7 +39,7 @@ def version() -> dict[str, Any]:
 
 def tags(models: ServedModels) -> dict[str, Any]:
     """The list of models."""
-    return {"models": [_tag(model) for model in models.all]}
+    return {"models": [_tag(model) for model in models.listed]}
 
 
 class Show(Aside):
@@ -49,7 +53,7 @@ class Show(Aside):
         self.model_name = self.model_name or name
 
     async def result(self, service: Service) -> dict[str, Any]:
-        model = service.models.named(self.model_name)
+        model = service.models.listed_named(self.model_name)
         return {
             "modelfile": "",
             "parameters": "",
@@ -60,6 +64,7 @@ class Show(Aside):
                 "general.basename": model.name,
                 "general.parameter_count": model.num_parameters,
                 f"{model.architecture}.context_length": model.context_length,
+                f"{model.architecture}.embedding_length": model.width,
             },
             "capabilities": _capabilities(model),
             "modified_at": _modified_at(model),
@@ -68,8 +73,13 @@ class Show(Aside):
 
 def loaded(models: ServedModels, unload_s: float) -> dict[str, Any]:
     """The loaded models. unload_s: seconds without a question after which one is closed."""
-    found = [model for model in models.all if model.engine is not None]
-    return {"models": [_loaded(model, unload_s) for model in found]}
+    found = [_loaded(model, unload_s) for model in models.all if model.engine is not None]
+    embedder = models.embedder
+    if embedder is not None and embedder.isolated is not None:
+        # Where its layers lie is known in its process only, so there is no size_vram.
+        left_s = unload_s - embedder.idle_s
+        found.append(_loaded_part(embedder, embedder.needed_bytes, left_s))
+    return {"models": found}
 
 
 def not_offered(path: str) -> RequestError | None:
@@ -87,18 +97,23 @@ def not_offered(path: str) -> RequestError | None:
 
 def _loaded(model: ServedModel, unload_s: float) -> dict[str, Any]:
     assert model.memory is not None  # since it is loaded
-    left_s = min(max(model.left_s(unload_s), 0.0), _LONGEST_S)
+    part = _loaded_part(model, model.memory.needed_bytes, model.left_s(unload_s))
+    return {**part, "size_vram": sum(model.memory.gpu_bytes)}
+
+
+def _loaded_part(model: _Listed, size_bytes: int, left_s: float) -> dict[str, Any]:
+    """What is said of each. left_s: seconds until it may be closed."""
+    left_s = min(max(left_s, 0.0), _LONGEST_S)
     expires = datetime.now(timezone.utc) + timedelta(seconds=left_s)
     return {
         **_tag(model),
-        "size": model.memory.needed_bytes,
-        "size_vram": sum(model.memory.gpu_bytes),
+        "size": size_bytes,
         "expires_at": expires.isoformat(),
         "context_length": model.context_length,
     }
 
 
-def _tag(model: ServedModel) -> dict[str, Any]:
+def _tag(model: _Listed) -> dict[str, Any]:
     # Some clients add the tag to a name, and look for that in the list.
     name = model.name if ":" in model.name else f"{model.name}:latest"
     return {
@@ -111,7 +126,9 @@ def _tag(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _capabilities(model: ServedModel) -> list[str]:
+def _capabilities(model: _Listed) -> list[str]:
+    if isinstance(model, ServedEmbedder):
+        return [] if model.ranks else ["embedding"]
     template = model.chat_template
     thinks = any(all(sign in template for sign in family.signs) for family in FAMILIES)
     # Editors do not list a model without "tools"; one that has none answers in text.
@@ -119,7 +136,7 @@ def _capabilities(model: ServedModel) -> list[str]:
     return ["completion", "tools", *(name for name, has in more.items() if has)]
 
 
-def _model_details(model: ServedModel) -> dict[str, Any]:
+def _model_details(model: ServedFile) -> dict[str, Any]:
     number = model.num_parameters
     size = f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.1f}M"
     return {
@@ -132,7 +149,7 @@ def _model_details(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _model_digest(model: ServedModel) -> str:
+def _model_digest(model: ServedFile) -> str:
     """The file's sha256 if the preset pins it.
 
     Else a digest that changes with the file: hashing all of it takes too long for a list.
@@ -144,5 +161,5 @@ def _model_digest(model: ServedModel) -> str:
     return hashlib.sha256(sent_bytes(known)).hexdigest()
 
 
-def _modified_at(model: ServedModel) -> str:
+def _modified_at(model: ServedFile) -> str:
     return datetime.fromtimestamp(model.created, timezone.utc).isoformat()

@@ -13,30 +13,36 @@ import numpy as np
 from localspec.engine.embedder import Embedded, located_embedder
 from localspec.errors import CrashedError
 from localspec.gguf_file.check import check_embedder_file
+from localspec.gguf_file.shape import context_to_open
 from localspec.isolated.isolated_embedder import IsolatedEmbedder
+from localspec.preflight.embedder_memory import embedder_bytes
 from localspec.presets.presets import load_presets, stands_for
 from localspec.server.event_loop import in_thread
 from localspec.server.refusal import stopping
+from localspec.server.served_file import ServedFile
 
 # Of what is read in one go, for which others wait. As many texts as one decode takes.
 _MOST_TEXTS, _MOST_CHARACTERS = 16, 4000
 _CHARACTERS_PER_TOKEN = 4  # about
+_RANK = 4  # the pooling_type of a reranker, in llama.cpp's numbers
 
 
-class ServedEmbedder:
+class ServedEmbedder(ServedFile):
     """Such a model under its name. model: a preset, whose name it keeps, or as `load_embedder`.
 
-    created: Unix time of the file. load_s: how long loading took the last time. Raises
-    PresetError if it is not here, and ModelFileError.
+    context_length: tokens of a text. ranks: whether it is a reranker. needed_bytes: memory once
+    it works. load_s: how long loading took the last time. Raises PresetError if it is not here,
+    and ModelFileError.
     """
 
     def __init__(self, model: str) -> None:
         self.path = located_embedder(model)
         header = check_embedder_file(self.path)
-        self.name = meant if (meant := stands_for(model)) in load_presets() else self.path.stem
-        info = self.path.stat()
-        self.created, self.size_bytes = int(info.st_mtime), info.st_size
-        self.num_trained = header.number(f"{header.architecture}.context_length")
+        preset = load_presets().get(stands_for(model))
+        super().__init__(self.path.stem if preset is None else preset.name, header, preset)
+        self.context_length = context_to_open(None, self.num_trained, self.file_name)
+        self.ranks = header.number(f"{self.architecture}.pooling_type") == _RANK
+        self.needed_bytes = embedder_bytes(header, self.context_length)
         self.load_s = 0.0
         self._process: IsolatedEmbedder | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -48,6 +54,11 @@ class ServedEmbedder:
     def isolated(self) -> IsolatedEmbedder | None:
         """The model while it is loaded."""
         return None if self._loading is not None else self._process
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since it was asked for the last time."""
+        return 0.0 if self._in_use.locked() else time.monotonic() - self._used_s
 
     async def call(self, method: str, *arguments: Any, **keywords: Any) -> Embedded:
         """What a method of `Embedder` returns. The last argument is the texts.
@@ -103,7 +114,7 @@ class ServedEmbedder:
     async def close_unused(self, seconds: float) -> None:
         """Free it if nobody has asked for so long."""
         is_free = self._loading is None and not self._in_use.locked()
-        if is_free and time.monotonic() - self._used_s > seconds:
+        if is_free and self.idle_s > seconds:
             async with self._in_use:
                 await self._end()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
@@ -17,8 +16,6 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.fim import fim_tokens
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.projector_check import NO_PROJECTOR, projector_beside
-from localspec.gguf_file.shape import ModelShape
-from localspec.hub.hub_file import HubModel
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.machine import memory_here
 from localspec.preflight.fit import target_context_length
@@ -30,20 +27,19 @@ from localspec.sampling.params import SamplingParams
 from localspec.server.answered_texts import AnsweredTexts
 from localspec.server.refusal import RequestError
 from localspec.server.served_embedder import ServedEmbedder
+from localspec.server.served_file import ServedFile
 
 
-class ServedModel:
-    """A model under its name, and its engine while it is loaded.
+class ServedModel(ServedFile):
+    """A model that answers, under its name, and its engine while it is loaded.
 
     model: whatever `localspec.load` takes: a preset or its name, a file, or a model of the hub.
     rpc: RPC servers that hold layers of it, in place of the preset's. exact, trimmed, mmproj:
     as for `load`. name: the preset's; a file's without its ending; or a hub model's own.
-    file_name: without its folders. sampling: of answers that say nothing of it. end_texts: of
-    the tokens that begin and end a text; "" where there is none. fim: those with which it fills
-    in. created: Unix time of the target's file. num_trained: tokens of context that the target
-    was trained for. chat_template: its source, or "". pinned: sha256 of the target's files, if
-    a preset states them. kept_bytes: memory for caches of texts that wait. parallel: as for
-    `load`, if memory allows. cache_disk: what may be kept on disk of texts, and of whom.
+    sampling: of answers that say nothing of it. end_texts: of the tokens that begin and end a
+    text; "" where there is none. fim: those with which it fills in. kept_bytes: memory for
+    caches of texts that wait. parallel: as for `load`, if memory allows. cache_disk: what may
+    be kept on disk of texts, and of whom.
     remembers: as `load` takes `memory`; remembered: files and folders whose text drafts.
     keep_s: how long it stays loaded without a question; None is the server's default. memory,
     load_s: what it takes since it was loaded, and how long loading took.
@@ -65,28 +61,19 @@ class ServedModel:
         found, preset = named_sources(model, {**roles, "mmproj": mmproj})
         path = Path(str(found["target"]))
         header = check_model_file(path)
+        super().__init__(
+            _served_name(model if preset is None else preset, path), header, preset
+        )
         self._model = model
         self._rpc, self._exact, self._trimmed = rpc, exact, trimmed
         self._mmproj = mmproj
-        self.name = _served_name(model if preset is None else preset, path)
-        self.created = int(path.stat().st_mtime)
-        self.file_name = path.name
-        self.size_bytes = path.stat().st_size
         self.sampling = SamplingParams() if preset is None else preset.sampling
         self.end_texts = [_token_text(header, role) for role in ("bos", "eos")]
         self.fim = fim_tokens(header)
         projector = found.get("mmproj") or projector_beside(header)
         self._may_see = projector not in (None, NO_PROJECTOR)
-        self.architecture = header.architecture
-        self.num_parameters = sum(math.prod(tensor.shape) for tensor in header.tensors)
-        self.num_trained = ModelShape(header).context_length
-        self.chat_template = str(header.metadata.get("tokenizer.chat_template", ""))
         usual = None if preset is None else preset.context_length
         self.context_length = target_context_length(header, context_length or usual)
-        target = None if preset is None else preset.target
-        self.quantization = "" if target is None else target.quantization
-        files = target.files if isinstance(target, HubModel) else ()
-        self.pinned = [file.sha256 for file in files]
         self.kept_bytes = 0
         self.parallel = 1
         self.cache_disk = CacheDisk(0)
@@ -196,10 +183,10 @@ class ServedModels:
     def named(self, name: str | None) -> ServedModel:
         """The model of that name; for an unknown name perhaps the loaded model used last.
 
-        Ollama's clients add a tag to each name. Raises RequestError.
+        Raises RequestError.
         """
         for model in self.all:
-            if name in (model.name, f"{model.name}:latest"):
+            if model.is_called(name):
                 return model
         if name is not None and not self._takes_any_name:
             raise _unknown(name, [model.name for model in self.all])
@@ -215,10 +202,20 @@ class ServedModels:
                 status=404,
                 code="model_not_found",
             )
-        known = (self.embedder.name, f"{self.embedder.name}:latest")
-        if name is not None and name not in known and not self._takes_any_name:
+        if not (name is None or self._takes_any_name or self.embedder.is_called(name)):
             raise _unknown(name, [self.embedder.name])
         return self.embedder
+
+    @property
+    def listed(self) -> tuple[ServedModel | ServedEmbedder, ...]:
+        """All of them: the one for vectors, too."""
+        return self.all if self.embedder is None else (*self.all, self.embedder)
+
+    def listed_named(self, name: str | None) -> ServedModel | ServedEmbedder:
+        """As `named`, or the model for vectors, for its own name only. Raises RequestError."""
+        if self.embedder is not None and self.embedder.is_called(name):
+            return self.embedder
+        return self.named(name)
 
     def open_first(self) -> None:
         """Load the default before the server starts. Raises what loading raises."""
