@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import logging
 import re
 import sys
@@ -17,7 +18,7 @@ import inside
 from gguf_maker import write_random_model
 from localspec.checks.trace import Recording, Series, Trace, write_recording
 from localspec.cli import main
-from localspec.cli.serve import LogFormatter
+from localspec.cli.serve import JSONFormatter, LogFormatter
 from localspec.errors import OptionError
 from localspec.server import image_urls
 from localspec.speculative.policy_api import ProposerKind
@@ -94,6 +95,12 @@ def test_the_log_of_a_server_moves_no_cursor():
     text = LogFormatter("%(message)s").format(record)
     assert "OptionError" in text
     assert not STEERS.search(text)
+    line = JSONFormatter("%(message)s").format(record)
+    told = json.loads(line)
+    assert "OptionError" in told["traceback"]
+    assert told["level"] == "error"
+    assert not STEERS.search(line)
+    assert len(line.splitlines()) == 1
 
 
 @pytest.mark.process

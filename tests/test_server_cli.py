@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -78,6 +79,30 @@ def test_it_says_where_it_listens_answers_and_stops(tmp_path):
     while any(os.path.exists(f"/proc/{pid}") for pid in children):
         assert time.monotonic() < give_up_s
         time.sleep(0.02)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+def test_with_a_log_in_json_each_line_is_an_object(tmp_path):
+    command = [sys.executable, "-m", "localspec", "serve", "demo", "--port", "0", "--log-json"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    try:
+        lines = [process.stderr.readline()]
+        url = json.loads(lines[0])["message"].split()[2]
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "odd": 1}
+        with httpx.Client(base_url=url, timeout=300, trust_env=False) as client:
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+        process.send_signal(signal.SIGINT)
+        lines += process.communicate(timeout=60)[1].splitlines()
+    finally:
+        process.kill()
+    started, ignored, answered = map(json.loads, lines)
+    assert "OPENAI_BASE_URL" in started["message"]
+    assert ignored == {
+        "level": "info",
+        "message": "/v1/chat/completions ignores the field 'odd'",
+    }
+    assert answered["tokens"] == 2
 
 
 def _children(pid):

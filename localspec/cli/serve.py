@@ -8,6 +8,8 @@ import ipaddress
 import json
 import logging
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
@@ -32,6 +34,8 @@ from localspec.presets.presets import DEFAULT_PRESET
 if TYPE_CHECKING:
     from localspec.server.guard import AccessRules
     from localspec.server.served_models import ServedModel, ServedModels
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 8617  # no other model server uses it
 # Agents that do not know the context length assume a far longer one, and send too much.
@@ -122,7 +126,7 @@ _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an an
     "GGUF file, or hf:owner/repo/file.gguf. [default: none]",
 )
 @click.option(
-    "--log-json", is_flag=True, help="Log each request as an object in JSON, not in words."
+    "--log-json", is_flag=True, help="Log in objects of JSON, one a line, not in words."
 )
 @click.option(
     "--parallel",
@@ -197,7 +201,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     from localspec.server.served_embedder import ServedEmbedder
     from localspec.server.served_models import ServedModels
 
-    _begin_log()
+    say = _begin_log(in_json=log_json)
     access = AccessRules(keys=_keys(api_key_file), hosts=allowed_hosts, origins=cors_origins)
     _check_access(access, host, memory, cache_disk)
     names = _names(models, embeddings)
@@ -214,7 +218,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
         first, keys = served.all[0], access.keys
         settings = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
         settings += _more_words(first.cache_disk.num_bytes, address if has_page else None)
-        runner = Runner(server.app(access), lambda: click.echo(settings, err=True), server.stop)
+        runner = Runner(server.app(access), lambda: say(settings), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped
             runner.run(sockets=[listening])
 
@@ -226,10 +230,24 @@ class LogFormatter(logging.Formatter):
         return printable(super().format(record))
 
 
-def _begin_log() -> None:
+class JSONFormatter(LogFormatter):
+    """Each record as an object in a line. A request's, which `is_object`, is one already."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if getattr(record, "is_object", False):
+            return super().format(record)
+        said = {"level": record.levelname.lower(), "message": record.getMessage()}
+        if record.exc_info:
+            said["traceback"] = self.formatException(record.exc_info)
+        return printable(json.dumps(said))
+
+
+def _begin_log(*, in_json: bool) -> Callable[[str], None]:
+    """Returns what says something to who started the server."""
     log = logging.StreamHandler()
-    log.setFormatter(LogFormatter("%(message)s"))
+    log.setFormatter((JSONFormatter if in_json else LogFormatter)("%(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[log])
+    return logger.info if in_json else partial(click.echo, err=True)
 
 
 def _check_access(

@@ -64,7 +64,8 @@ class RequestLog:
             "total_s": round(total_s, 3),
             **_facts(scope.get(ANSWERING)),
         }
-        logger.info("%s", compact_json(line) if self._in_json else _in_words(line))
+        text = compact_json(line) if self._in_json else _in_words(line)
+        logger.info("%s", text, extra={"is_object": self._in_json})
 
 
 def _facts(answering: Answering | None) -> dict[str, Any]:
