@@ -9,7 +9,7 @@ from localspec.gguf_file.fim import FimTokens
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.refusal import RequestError
 
-_ANSWER = 256  # tokens that are left free for an answer without a limit of its own
+_ANSWER = 256  # tokens that are left free for an answer, or more if it may be longer
 _MARKS = 8  # tokens that the model's own marks take
 _PART = 4  # the text behind may take 1/4 of the context; what is cut comes in such parts, too
 
@@ -47,11 +47,16 @@ def fim_prompt(
     """
     tokenize = engine.vocabulary.tokenize
     context = engine.context_length
-    room = max(context - min(max_tokens or _ANSWER, context // _PART) - _MARKS, 0)
+    # Also for a shorter answer: an editor that only reads beforehand asks for one token.
+    answer = min(max(max_tokens or 0, _ANSWER), context // _PART)
+    room = max(context - answer - _MARKS, 0)
     after = tokenize(given.after, parse_special=False, after=fim.suffix)[: room // _PART]
     before = tokenize(given.before, parse_special=False, after=fim.prefix)
     before = _end_of(before, room - len(after))
-    front = _files(engine, given.files, fim, room - len(after) - len(before))
+    # In parts, so that as many files fit while the text grows, from its first token on.
+    part = max(room // _PART, 1)
+    taken = -(-max(len(before) + len(after), 1) // part) * part
+    front = _files(engine, given.files, fim, room - taken)
     stable = [*front, fim.prefix, *before]
     if engine.vocabulary.add_bos and engine.vocabulary.bos >= 0:
         stable.insert(0, engine.vocabulary.bos)
