@@ -10,10 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from localspec.cpu_quota import cpu_quota
+from localspec.control_groups import cpu_quota, memory_limits
 from localspec.processors import Processor, processors_here
-
-_CONTROL_GROUP = Path("/sys/fs/cgroup")  # of a container, if we are in one
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +22,12 @@ class Memory:
     available_bytes: int
 
 
-def memory_here(control_group: Path = _CONTROL_GROUP) -> Memory:
-    """The machine's memory, or what a container leaves of it."""
-    found = psutil.virtual_memory()
-    memory = Memory(found.total, found.available)
-    try:
-        limit = int((control_group / "memory.max").read_text())
-        used = int((control_group / "memory.current").read_text())
-        counts = (control_group / "memory.stat").read_text().split()
-    except (OSError, ValueError):  # no such group, or "max"
-        return memory
-    # The system drops cached files when a program needs the memory.
-    used -= int(dict(zip(counts[::2], counts[1::2], strict=False)).get("inactive_file", "0"))
+def memory_here(root: Path = Path("/")) -> Memory:
+    """The machine's memory, or what its control groups, as a container's, leave of it."""
+    found, limits = psutil.virtual_memory(), memory_limits(root)
     return Memory(
-        min(memory.total_bytes, limit), min(memory.available_bytes, max(0, limit - used))
+        min([found.total, *(each.limit for each in limits)]),
+        min([found.available, *(max(0, each.limit - each.used) for each in limits)]),
     )
 
 

@@ -6,10 +6,11 @@ import logging
 import struct
 from pathlib import Path
 
+import psutil
 import pytest
 
-from localspec.cpu_quota import cpu_quota
-from localspec.machine import cores_here, count_cores, num_usable_cores
+from localspec.control_groups import cpu_quota, memory_limits
+from localspec.machine import cores_here, count_cores, memory_here, num_usable_cores
 from localspec.processors import linux_processors, mac_processors, windows_processors
 
 
@@ -228,3 +229,53 @@ def test_windows_has_its_fastest_class():
 def test_this_machine_has_one_at_least():
     cores = cores_here()
     assert 1 <= num_usable_cores() == cores.usable <= cores.allowed <= cores.logical
+
+
+NESTED_MEMORY = {
+    "memory.max": "max",
+    "app.slice/memory.max": "4000000",
+    "app.slice/memory.current": "3000000",
+    "app.slice/memory.stat": "anon 500000\ninactive_file 2000000",
+    "app.slice/chat.scope/memory.max": "max",
+}
+MEMORY_1 = {
+    "memory/memory.limit_in_bytes": "3000000",
+    "memory/memory.usage_in_bytes": "1500000",
+    "memory/memory.stat": "inactive_file 7\ntotal_inactive_file 500000",
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "mount", "files"),
+    [
+        ("0::/app.slice/chat.scope", ("/", "/sys/fs/cgroup", VERSION_2), NESTED_MEMORY),
+        (
+            "3:memory:/docker/0123\n0::/",
+            ("/docker/0123", "/sys/fs/cgroup/memory", "cgroup cgroup rw,memory"),
+            MEMORY_1,
+        ),
+    ],
+    ids=["a slice", "version 1"],
+)
+def test_there_is_as_much_memory_as_the_tightest_group_leaves(tmp_path, path, mount, files):
+    """A server in a container that counted the machine's would be killed for what it keeps."""
+    write_groups(tmp_path, path, MOUNT.format(*mount), files)
+    memory = memory_here(tmp_path)
+    (limit,) = memory_limits(tmp_path)
+    assert memory.total_bytes == limit.limit
+    assert memory.available_bytes == limit.limit - limit.used in {2_000_000, 3_000_000}
+
+
+@pytest.mark.parametrize("word", ["max", "9223372036854771712", "", "-", "1\n2"])
+def test_without_a_limit_the_memory_is_the_machines(tmp_path, word):
+    write_groups(
+        tmp_path,
+        "0::/",
+        MOUNT.format("/", "/sys/fs/cgroup", VERSION_2),
+        {
+            "memory.max": word,
+            "memory.current": "5",
+            "memory.stat": "inactive_file\n\nanon 3",
+        },
+    )
+    assert memory_here(tmp_path).total_bytes == psutil.virtual_memory().total

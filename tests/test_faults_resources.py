@@ -47,6 +47,18 @@ def test_a_session_that_is_torn_by_a_full_disk_is_noticed(work, monkeypatch):
 
 
 @pytest.mark.process
+def test_a_host_outlives_a_model_whose_control_group_has_too_little_memory(work):
+    with poor_process.control_group(1 << 20) as members:
+        pass
+    if members is None:
+        pytest.skip("no control group may be made here")
+    for seed in range(4):
+        work.chance.seed(seed)
+        assert not lost(poor_process.lack_group, work)
+    assert {"did refuse", "did answer"} <= set(work.ledger.read_text().splitlines())
+
+
+@pytest.mark.process
 def test_an_answer_that_a_clock_changes_is_noticed(work, monkeypatch):
     assert not lost(poor_process.lack_clock, work)
     real = poor_process.life

@@ -23,7 +23,6 @@ from localspec.gguf_file.projector_check import checked_projector
 from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import MAIN_MEMORY, is_on_gpus, place_layers, usable_gpus
-from localspec.machine import memory_here
 from localspec.preflight.fit import (
     check_room,
     fitting_preset,
@@ -291,16 +290,6 @@ def test_the_largest_preset_that_fits_is_named(gigabytes, name):
     )
     assert (in_main.name if in_main else None) == name
     assert on_gpu == in_main
-
-
-def test_a_container_has_what_it_was_given(tmp_path):
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("700000\n")
-    (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 200000\n")
-    memory = memory_here(tmp_path)
-    assert (memory.total_bytes, memory.available_bytes) == (1_000_000, 500_000)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory_here(tmp_path).total_bytes == psutil.virtual_memory().total
 
 
 def test_a_projector_is_counted_where_it_lies(tmp_path, demo_target):

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 from shared_files import Work
 
 # So long that its caches are kept.
@@ -121,6 +122,61 @@ def lack_memory(work: Work, expected: str) -> None:
     with _limited(resource.RLIMIT_AS, pages * resource.getpagesize() + room):
         notes = _tried(expected, isolated=True)
     _whole_life(work, notes, expected)
+
+
+def lack_group(work: Work, expected: str) -> None:
+    """An isolated engine's process is in a control group of little memory, which ends it"""
+    with control_group(int(2 ** work.chance.uniform(20, 29))) as members:
+        if members is None:
+            return
+        is_over = threading.Event()
+
+        def move() -> None:
+            while not is_over.wait(0.002):
+                for process in psutil.Process().children(recursive=True):
+                    with contextlib.suppress(OSError, psutil.Error):  # it ended
+                        if not any("resource_tracker" in word for word in process.cmdline()):
+                            members.write_text(str(process.pid))
+
+        mover = threading.Thread(target=move)
+        mover.start()
+        try:
+            notes = _tried(expected, isolated=True)
+        finally:
+            is_over.set()
+            mover.join()
+    _whole_life(work, notes, expected)
+
+
+@contextlib.contextmanager
+def control_group(limit: int) -> Iterator[Path | None]:
+    """Where the members of a group of so much memory are written; None where none is allowed."""
+    for top, name in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
+        group = Path("/sys/fs/cgroup") / top / f"localspec-{os.getpid()}"
+        try:
+            if not (group.parent / "cgroup.procs").exists():
+                continue
+            group.mkdir()
+            (group / name).write_text(str(limit))
+        except OSError:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+            continue
+        try:
+            yield group / "cgroup.procs"
+        finally:
+            _remove_group(group)
+        return
+    yield None
+
+
+def _remove_group(group: Path) -> None:
+    """Once its last process has gone."""
+    for _ in range(500):
+        with contextlib.suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.01)
 
 
 def lack_descriptors(work: Work, expected: str) -> None:
@@ -259,7 +315,8 @@ def note_growth(
 
 
 LACKS: tuple[Callable[[Work, str], None], ...] = (
-    lack_memory, lack_descriptors, lack_room, lack_disk, lack_rights, lack_folders, lack_clock,
+    lack_memory, lack_group, lack_descriptors, lack_room, lack_disk, lack_rights, lack_folders,
+    lack_clock,
 )  # fmt: skip
 LONG: tuple[Callable[[Work, str], None], ...] = (load_again, talk_on)
 

@@ -1,4 +1,4 @@
-"""How much processor time the control groups of this process allow, as in containers."""
+"""What the control groups of this process allow, as in containers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -20,12 +21,28 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     The tightest limit of its own groups and of all visible groups above them, of both versions
     of control groups. Read below root.
     """
-    quotas = [_quota(group) for group in _groups(root)]
+    quotas = [_quota(group) for group in _groups(root, "cpu")]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def _groups(root: Path) -> Iterator[Path]:
-    """Folders of the groups that limit this process: its own and all above them."""
+class MemoryLimit(NamedTuple):
+    """What a group allows of main memory, and has in use and cannot drop. In bytes."""
+
+    limit: int
+    used: int
+
+
+def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
+    """Those of its own groups and of all visible groups above them, of both versions.
+
+    Without a limit there are none, or such as no machine reaches. Read below root.
+    """
+    found = [_memory_limit(group) for group in _groups(root, "memory")]
+    return [limit for limit in found if limit is not None]
+
+
+def _groups(root: Path, resource: str) -> Iterator[Path]:
+    """Folders of the groups that limit this process in that: its own and all above them."""
     paths: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         if member := _MEMBERSHIP.fullmatch(line):
@@ -35,7 +52,7 @@ def _groups(root: Path) -> Iterator[Path]:
         if mount is None:
             continue
         # Version 2 has one tree, and names no controllers.
-        controller = "cpu" if mount[3] == "cgroup" else ""
+        controller = resource if mount[3] == "cgroup" else ""
         if controller in paths and controller in ("", *mount[4].split(",")):
             top = root / mount[2].removeprefix("/")
             inside = _inside(PurePosixPath(paths[controller]), PurePosixPath(mount[1]))
@@ -69,6 +86,26 @@ def _quota(group: Path) -> float | None:
         logger.debug("the quota %r of %s is left out: %s", words, group, error)
         return None
     return quota_us / period_us
+
+
+def _memory_limit(group: Path) -> MemoryLimit | None:
+    """What one group allows, or None."""
+    counts = dict(line.partition(" ")[::2] for line in _lines(group / "memory.stat"))
+    for limit, usage, dropped in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        words = [*_lines(group / limit), *_lines(group / usage), counts.get(dropped, "0")]
+        if len(words) < 3 or words[0] == "max":
+            continue
+        try:
+            most, used, cached = map(int, words)
+        except ValueError as error:
+            logger.debug("the limit %r of %s is left out: %s", words, group, error)
+            continue
+        # The system drops cached files when a program needs the memory.
+        return MemoryLimit(most, max(used - cached, 0))
+    return None
 
 
 def _lines(path: Path) -> list[str]:
