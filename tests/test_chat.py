@@ -142,6 +142,23 @@ def test_a_stream_from_before_another_answer_is_refused(engine):
     assert len(chat.messages) == 2
 
 
+def test_a_stream_that_was_asked_for_amid_another_answer_takes_no_turn_away(engine):
+    """It knows nothing of what came before it, and would stand in its place."""
+    chat = engine.chat()
+    first = chat.send("Tell me a story.", sampling=GREEDY, max_tokens=20)
+    said = next(first).text
+    late = chat.send("And now?", sampling=GREEDY, max_tokens=5)
+    first.close()
+    before = chat.transcript
+    assert before[-1]["content"].startswith(said)
+    with pytest.raises(EngineError, match="has changed"):
+        next(late)
+    assert chat.transcript == before
+    assert chat.can_continue
+    chat.send("And now?", sampling=GREEDY, max_tokens=5).reply()
+    assert chat.transcript[: len(before)] == before
+
+
 def test_a_full_context_forgets_whole_oldest_turns(demo_target):
     """The system message stays, about half of the context is free again, roles alternate."""
     with localspec.load(target=demo_target, context_length=256) as engine:

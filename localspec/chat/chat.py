@@ -368,13 +368,15 @@ class ChatExchange(Exchange):
             answer = {**self._said, "content": self._said["content"] + reply.text}
         is_kept = prompt.num_said or answer["content"] or reply.tool_calls
         if is_kept or reply.finish_reason != "cancelled":
-            chat._turns = [*self.kept, (*self._asked, answer)]
+            # A question that was asked meanwhile knows nothing of it, and would take its place.
+            turns, revision = [*self.kept, (*self._asked, answer)], chat._revision + 1
+            vars(chat).update(_turns=turns, _revision=revision)
             if reply.finish_reason != "stop":
                 longer = prompt._replace(
                     tokens=[*prompt.tokens, *reply.token_ids],
                     num_said=prompt.num_said + len(reply.token_ids),
                 )
-                chat._unfinished = Unfinished(longer, self.turn, chat._revision)
+                chat._unfinished = Unfinished(longer, self.turn, revision)
 
     @property
     def kept(self) -> list[Turn]:

@@ -262,6 +262,7 @@ class World:
             return
         turn = [*opened.asked, ("assistant", said.text)]
         owner.turns[opened.num_kept :] = [turn]
+        owner.revision += 1
         owner.calls = tuple(call.id for call in said.tool_calls)
         if reply.finish_reason != "stop":
             owner.unfinished = (owner.revision, opened.turn)
