@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,6 +71,23 @@ def test_it_says_which_long_runs_are_known(text, other):
     there = {tuple(text[i - size : i]) for i in range(size, len(text) + 1)}
     expected = [tuple(other[max(i - size, 0) : i]) in there for i in range(1, len(other) + 1)]
     assert index.known(np.array(other, np.int32)).tolist() == expected
+
+
+def test_it_says_so_also_behind_a_change_that_ended_half_way(monkeypatch):
+    """As by a signal handler's exception, behind which an answer is remembered."""
+    index, text = NgramIndex(), list(range(40)) * 2
+    index.read(text)
+    expected = index.known(np.array(text, np.int32))
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "append", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            index.read(list(range(500)))
+    index.truncate(len(text))
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "append", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            index.read(list(range(500)))
+    assert (index.known(np.array(text, np.int32)) == expected).all()
 
 
 def test_a_million_tokens_take_forty_bytes_each_at_most():

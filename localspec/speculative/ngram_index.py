@@ -44,8 +44,8 @@ def run_hashes(end: Sequence[int]) -> list[int]:
 class NgramIndex:
     """A text, and where its runs of tokens are.
 
-    A signal handler's exception may end any change half way; the next change then links all
-    of the text anew.
+    A signal handler's exception may end any change half way; whoever comes next then links
+    all of the text anew.
     """
 
     def __init__(self) -> None:
@@ -112,6 +112,7 @@ class NgramIndex:
         found = np.zeros(len(tokens), np.bool_)
         if min(len(self.text), len(tokens)) < size:
             return found
+        self._settle()
         text, link = np.array(self.text, np.int32), np.array(self._links[level], np.int32)
         slots = (hashes_of(tokens, size) >> np.uint32(self._shift))[size - 1 :]
         places = np.arange(size - 1, len(tokens))
@@ -151,9 +152,12 @@ class NgramIndex:
         return found
 
     def _begin_change(self) -> None:
+        self._settle()
+        self._is_changing = True
+
+    def _settle(self) -> None:
         if self._is_changing:
             self._link_all()
-        self._is_changing = True
 
     def _hash_end(self) -> None:
         """Begin the hashes that go on with each token."""
