@@ -107,6 +107,7 @@ def test_a_projector_is_read(tmp_path, target, width):
         ({"vision__image_size": 8}, "smaller than a patch"),
         ({"vision__attention__head_count": 0}, "its attention.head_count is 0"),
         ({"vision__attention__head_count": 3}, "cannot be divided among 3"),
+        ({"vision__attention__head_count": 16}, "is 2 for each of 16 attention heads"),
         ({"vision__block_count": 100_000}, "its block_count is 100000"),
         ({"vision__image_mean": [0.5, 0.5]}, "its image_mean has not three numbers"),
         ({"vision__image_std": [0.0, 0.5, 0.5]}, "its image_std has a zero"),

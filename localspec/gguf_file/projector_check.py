@@ -28,6 +28,7 @@ _KINDS = (
 _PATCHES = "v.patch_embd.weight"
 _WITHOUT_PATCHES = ("gemma3nv", "deepseekocr", "deepseekocr2", "dots3note_v")
 _OF_ANY_SIZE = ("dots_ocr", "dots3note_v")  # whose pictures' size is stated as 0
+_LEAST_HEAD = 4  # M-RoPE asserts that a quarter of a head is not nothing
 # How the names of tensors begin behind the encoder's own.
 _BRIDGES = ("mm.", "resampler.", "adapter.", "v.qf", "qf")
 # The least and largest numbers that cannot end the process, of those that are stated.
@@ -243,6 +244,8 @@ def _wrong_heads(header: Header) -> Iterator[str]:
     is_width_stated = header.number("clip.vision.attention.head_dim") > 0  # of a head
     if heads and width % heads and not is_width_stated:
         yield f"its width of {width} cannot be divided among {heads} attention heads"
+    elif heads and width // heads < _LEAST_HEAD and not is_width_stated:
+        yield f"its width of {width} is {width // heads} for each of {heads} attention heads"
     if key in header.metadata and not heads and header.number("clip.vision.block_count"):
         yield "its attention.head_count is 0, though it has blocks"
 

@@ -278,7 +278,7 @@ def _end(data: bytes, at: int, kind: int) -> int:
 
 def _items(value: bytes, kind: int, count: int) -> list[bytes]:
     at, items = 12, []
-    for _ in range(count):
+    for _ in range(min(count, len(value))):  # a count may be one of the changes
         end = _end(value, at, kind)
         items.append(value[at:end])
         at = end
