@@ -290,6 +290,11 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint, "_IDLE_SHARE", 20.0)
 
 
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have who waits for the machine look a hundred times a second who has it."""
+    monkeypatch.setattr(joint, "_LOOK_S", 0.01)
+
+
 def is_in_line(computing: joint.Computing, work: joint.Work) -> bool:
     """Whether a work waits to be done: tests have several come in an order of theirs."""
     return work in computing._line

@@ -25,7 +25,8 @@ from localspec.cli import main
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.shape import ModelShape
 from localspec.llama.batch import TokenBatch
-from localspec.llama.joint import Computing, LaneTime
+from localspec.llama.joint import Computing
+from localspec.llama.lane_time import LaneTime
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.preflight.memory import cache_bytes

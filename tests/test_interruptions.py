@@ -40,7 +40,15 @@ PROCESS = (
     "streaming/answer.py",
     "streaming/answer_run.py",
 )
-LANES = ("engine/lane.py", "llama/joint.py", "llama/joint_decode.py", "llama/joint_costs.py")
+BLOCK = ("llama/alone.py",)
+LANES = (
+    *BLOCK,
+    "engine/lane.py",
+    "llama/joint.py",
+    "llama/joint_decode.py",
+    "llama/joint_costs.py",
+    "llama/lane_time.py",
+)
 KINDS = {
     "pair": (*LEASE, *STEP, *CACHES),
     "head": (*HEADS, "llama/model.py", "llama/context.py"),
@@ -198,6 +206,12 @@ def test_an_exception_at_any_line_leaves_the_answers_beside_it(loads, every):
         assert not beside.is_alive()
         assert errors == []
         assert num_struck > 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_exception_at_any_instruction_of_a_block_leaves_the_machine_free(loads):
+    """Also in front of the first one of its end, while the traceback keeps what it had."""
+    check_places(loads["lanes"], BLOCK, "opcode")
 
 
 @pytest.mark.process

@@ -15,9 +15,10 @@ from test_sequences import made as made
 import inside
 import localspec
 from engines import sharing_decodes
-from localspec.errors import BusyError, ClosedError, DecodeError, Interrupted
+from localspec.errors import BusyError, ClosedError, DecodeError, EngineError, Interrupted
 from localspec.llama import joint, joint_costs, joint_decode
-from localspec.llama.joint import Computing, LaneTime, Work
+from localspec.llama.joint import Computing, Work
+from localspec.llama.lane_time import LaneTime
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 
@@ -127,7 +128,8 @@ def test_rows_are_those_alone(made, pays):
     """But for rounding, whether decodes are joined or take turns: of any size, and cut back."""
     options = LlamaOptions(context_length=200, max_outputs=4, num_snapshots=3)
     random = np.random.default_rng(0)
-    texts = [random.integers(5, 900, size).tolist() for size in (40, 90, 7)]
+    # None longer than a piece of a prompt: alone they are read at once, too.
+    texts = [random.integers(5, 900, size).tolist() for size in (40, 64, 7)]
 
     def rows(model, text):
         found = [model.decode(text, 1).copy()]
@@ -723,3 +725,89 @@ def test_a_piece_that_was_cancelled_says_nothing_of_what_tokens_take(monkeypatch
     with computing.alone(reader, 40, is_piece=True):
         clock.more_s += 0.4
     assert computing.piece_size(reader) == pytest.approx(before, abs=3)
+
+
+def test_a_thread_that_comes_to_decode_within_a_decode_is_told():
+    """A signal handler does, and the collector of garbage, which ends a dropped answer."""
+    computing, context = Computing(512), Context(0.0)
+    one, other = Text(context), Text(context, 7)
+    errors = []
+
+    def work(text, done):
+        return Work(text, 1, text.lane, done, sequence=text.sequence)
+
+    def done(parts):
+        for begin in (
+            lambda: computing.decode(work(other, lambda parts: None)),
+            lambda: computing.alone(other, 0).__enter__(),
+        ):
+            with pytest.raises(EngineError, match="in the midst"):
+                begin()
+            errors.append(begin)
+        for part in parts:
+            part.is_done = True
+
+    computing.decode(work(one, done))
+    with computing.alone(one, 0), pytest.raises(EngineError, match="in the midst"):
+        computing.decode(work(other, lambda parts: None))
+    assert len(errors) == 2
+    with computing.alone(other, 0):
+        pass
+
+
+def test_a_block_that_another_thread_left_without_its_end_is_passed_over(monkeypatch):
+    """As one whose end was struck, while somebody keeps the exception's traceback."""
+    inside.look_often(monkeypatch)
+    computing, context = Computing(512), Context(0.0)
+    kept, is_taken, may_go = [], threading.Event(), threading.Event()
+
+    def leave():
+        kept.append(computing.alone(Text(context), 0))
+        kept[0].__enter__()
+        is_taken.set()
+        may_go.wait(10)
+
+    leaving = threading.Thread(target=leave)
+    leaving.start()
+    is_taken.wait(10)
+    entered = threading.Event()
+
+    def come():
+        with computing.alone(Text(context, 7), 0):
+            entered.set()
+
+    coming = threading.Thread(target=come)
+    coming.start()
+    assert not entered.wait(0.2)  # its block is at work
+    may_go.set()
+    leaving.join()
+    assert entered.wait(10)
+    coming.join()
+
+
+def test_an_answer_asked_for_by_a_signal_handler_amid_a_decode_is_refused():
+    """Else its thread would wait for itself."""
+    with localspec.load(context_length=512, parallel=2) as opened:
+        target, errors = inside.target(opened), []
+        real, left = target.decode, [4]
+
+        def decode(tokens, num_logits):
+            left[0] -= 1
+            if not left[0]:
+                with inside.computing(target).alone(target, 0):
+                    errors.append(raised(asking(opened, PROMPTS[1], queue=True)))
+            return real(tokens, num_logits)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(target, "decode", decode)
+            first = asking(opened, PROMPTS[0])()
+        assert isinstance(errors[0], EngineError)
+        assert asking(opened, PROMPTS[1])().token_ids
+        assert asking(opened, PROMPTS[0])().token_ids == first.token_ids
+
+
+def raised(work):
+    try:
+        return work()
+    except Exception as error:
+        return error

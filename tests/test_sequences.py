@@ -14,7 +14,7 @@ import localspec
 from engines import Owner, answered
 from gguf_maker import write_random_model
 from localspec.errors import OptionError
-from localspec.llama.joint import LaneTime
+from localspec.llama.lane_time import LaneTime
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 

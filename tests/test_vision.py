@@ -17,6 +17,7 @@ import localspec
 from engines import Owner
 from localspec.errors import Interrupted
 from localspec.llama import joint
+from localspec.llama.lane_time import LaneTime
 from localspec.llama.options import LlamaOptions
 from localspec.pictures.cells import cell_numbers, cell_rows, end_of_part, without_cells
 from localspec.streaming.prompt import Prompt
@@ -295,7 +296,7 @@ def test_what_encoding_a_picture_takes_says_nothing_of_a_prompts_tokens(tmp_path
         monkeypatch.setattr(vision, "rows", clock.delayed(vision.rows))
         asked(engine, prompt_of(engine, "see ", random_picture(1), "what is it"))
         assert clock.late_s
-        reader = SimpleNamespace(handle=inside.target(engine).handle, lane=joint.LaneTime())
+        reader = SimpleNamespace(handle=inside.target(engine).handle, lane=LaneTime())
         with engine.generate_raw("and so", max_tokens=50) as answer:
             next(answer)
             piece_size = inside.computing(inside.target(engine)).piece_size(reader)

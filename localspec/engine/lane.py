@@ -18,7 +18,7 @@ from localspec.engine.proposer_choice import (
 )
 from localspec.engine.translated_cache import saved_caches
 from localspec.errors import CacheError
-from localspec.llama.joint import LaneTime
+from localspec.llama.lane_time import LaneTime
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.policy.threads import AdaptiveThreads

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from localspec.errors import CacheError, OptionError
-from localspec.llama.joint import Computing, LaneTime
+from localspec.llama.joint import Computing
+from localspec.llama.lane_time import LaneTime
 from localspec.pictures.cells import LAST_CELL
 
 if TYPE_CHECKING:

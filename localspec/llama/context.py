@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager
 
 from localspec.errors import DecodeError, Interrupted
 from localspec.llama.handle import Handle
-from localspec.llama.joint import LONGEST_STEP, Computing, LaneTime
+from localspec.llama.joint import LONGEST_STEP, Computing
+from localspec.llama.lane_time import LaneTime
 from localspec.llama.library import complaints, llama_cpp
 from localspec.llama.options import LlamaOptions
 

@@ -23,7 +23,7 @@ from localspec.llama.cache import BYTE_POINTER
 from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import HiddenRows, Rows
-from localspec.llama.joint import LaneTime
+from localspec.llama.lane_time import LaneTime
 from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions

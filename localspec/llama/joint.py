@@ -7,16 +7,18 @@ context, since two would take each other's processors.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from types import FrameType
 
+from localspec.errors import EngineError
+from localspec.llama.alone import Alone, has_ended
 from localspec.llama.joint_costs import Block, PieceTimes, RowTimes
+from localspec.llama.lane_time import Computes, Interruptible, LaneTime
 
 LONGEST_STEP = 32  # tokens; a larger decode is part of a prompt
 # Of the time of a context's last decode: how long the machine may idle at least until those
@@ -27,51 +29,7 @@ _PATIENCE = 0.5
 # pieces take. Who reads soon writes along, which takes less time than writing later and alone.
 _HURRY_S = 5.0
 _AT_WORK_S = 1.0  # after its last decode a text counts as one that will want another
-
-
-@dataclass(slots=True, eq=False)
-class LaneTime:
-    """What a text had of the machine. waited_s: seconds in which others had it instead.
-
-    Of a joint decode each has an equal part. num_shared: decodes that were joint or waited for.
-    last_s: when its last decode ended. reading_s: what the pieces of its prompt took that it
-    reads.
-    """
-
-    waited_s: float = 0.0
-    num_shared: int = 0
-    last_s: float = -1e9
-    reading_s: float = 0.0
-    _num_seen: int = 0  # of those that were shared
-
-    def was_alone(self) -> bool:
-        """Whether it had the machine for itself since this was asked last."""
-        seen, self._num_seen = self._num_seen, self.num_shared
-        return seen == self.num_shared
-
-    def clock(self) -> float:
-        """Seconds, monotonic, which stand still while others have the machine."""
-        return time.perf_counter() - self.waited_s
-
-
-class Computes(Protocol):
-    """A text's model, as it is known here. handle: of the context, which others share."""
-
-    lane: LaneTime
-
-    @property
-    def handle(self) -> Interruptible: ...
-
-    @property
-    def is_interrupted(self) -> bool: ...
-
-
-class Interruptible(Protocol):
-    """A context whose decode can be ended."""
-
-    def interrupt(self) -> None: ...
-
-    def allow(self) -> None: ...
+_LOOK_S = 1.0  # between two looks at whether a turn has ended without a word
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +58,8 @@ class Work:
     has_left: bool = False
     error: BaseException | None = None
     called: SimpleQueue[None] = field(default_factory=SimpleQueue)  # to look again
+    thread: int = 0  # that waits for it
+    holder: FrameType | None = None  # whose block has all contexts
 
     @property
     def is_long(self) -> bool:
@@ -149,16 +109,14 @@ class Computing:
     def piece_size(self, model: Computes) -> int:
         """How many tokens of a long text to decode at once."""
         recent_s = time.perf_counter() - _AT_WORK_S
-        with self._changing:
-            steps = [work for work in self._line if work.num_tokens and not work.is_long]
-            writing = {work.model.lane for work in steps}
-            expected = {lane for group in self._expected.values() for lane in group}
+        steps = [work for work in tuple(self._line) if work.num_tokens and not work.is_long]
+        writing = {work.model.lane for work in steps}
+        expected = {lane for group in tuple(self._expected.values()) for lane in tuple(group)}
         # Who reads, too, waits for no next token.
         writing |= {each for each in expected if each.last_s > recent_s and not each.reading_s}
         is_alone = writing <= {model.lane}
         return min(self._piece_times[model.handle].size(is_alone=is_alone), self._most_tokens)
 
-    @contextlib.contextmanager
     def alone(
         self,
         model: Computes,
@@ -166,26 +124,25 @@ class Computing:
         lane: LaneTime | None = None,
         *,
         is_piece: bool = False,
-    ) -> Iterator[None]:
+    ) -> Alone[Work]:
         """In the block nobody else uses any context. num_tokens: that it decodes.
 
         lane: of the text that waits for that, if it is not the model's own. is_piece: whether
-        it is part of a prompt however few these are.
+        it is part of a prompt however few these are. Raises as `decode` does.
         """
         work = Work(model, num_tokens, waits=lane or model.lane, is_piece=is_piece)
-        try:
-            try:
-                self._wait(work)
-                self._begin((model,))
-                yield
-                work.is_done = True
-            finally:
-                self._leave(work)
-        finally:
-            self._leave(work)  # since the first can be struck
+        return Alone(work, self._enter, self._leave)
+
+    def _enter(self, work: Work) -> None:
+        self._wait(work)
+        self._begin((work.model,))
 
     def decode(self, work: Work) -> None:
-        """Have it decoded, here or by another. Raises what came in the way of its own part."""
+        """Have it decoded, here or by another. Raises what came in the way of its own part.
+
+        Raises EngineError in the midst of another decode of this thread: a signal handler and
+        the collector of garbage come to that.
+        """
         try:
             try:
                 self._wait(work)
@@ -206,9 +163,10 @@ class Computing:
 
     def _wait(self, work: Work) -> None:
         """Until it is done, or next."""
-        has_waited = False
+        has_waited, work.thread = False, threading.get_ident()
+        self._pass_over(work)
+        self._line.append(work)
         with self._changing:
-            self._line.append(work)
             if len(self._line) == 1 and self._at_work is None and not self._waits(work):
                 self._at_work, work.began_s = work, work.arrived_s
                 return
@@ -224,12 +182,25 @@ class Computing:
                     if first is not None:  # who looked earlier may not know that it is
                         first.called.put(None)
             has_waited = True
-            with contextlib.suppress(Empty):
-                work.called.get(timeout=patience_s)
+            try:
+                work.called.get(timeout=_LOOK_S if patience_s is None else patience_s)
+            except Empty:
+                self._pass_over(work)
         work.began_s = time.perf_counter()
         if has_waited and not work.is_done:
             work.waits.waited_s += work.began_s - work.arrived_s
             work.waits.num_shared += 1
+
+    def _pass_over(self, work: Work) -> None:
+        """Take from the line what has ended without a word."""
+        for other in tuple(self._line):
+            if has_ended(other.holder, work.holder) and other is not work:
+                self._leave(other)
+            elif other.thread == work.thread and other is not work:
+                raise EngineError(
+                    "this thread is in the midst of what it computes for another answer",
+                    "Ask in another thread, or when that answer has been read.",
+                )
 
     def _waits(self, work: Work) -> bool:
         """Whether one that is alone in the line may have to wait for others to come."""

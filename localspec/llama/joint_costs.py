@@ -98,4 +98,4 @@ class PieceTimes:
             (_PIECE_ALONE_S, _PIECE_ALONE_TOKENS) if is_alone else (_PIECE_S, _PIECE_TOKENS)
         )
         wanted = int(piece_s / self._token_s) if self._token_s else first
-        return max(wanted // _PIECE_STEP * _PIECE_STEP, first)
+        return max(-(-wanted // _PIECE_STEP) * _PIECE_STEP, first)

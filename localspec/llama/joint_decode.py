@@ -14,7 +14,8 @@ from localspec.llama.batch import TextPart
 from localspec.llama.cache import Cache
 from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import OutputRows, TargetRows
-from localspec.llama.joint import LaneTime, Work
+from localspec.llama.joint import Work
+from localspec.llama.lane_time import LaneTime
 from localspec.llama.library import llama_cpp
 from localspec.sampling.distribution import Logits
 

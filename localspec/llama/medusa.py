@@ -18,7 +18,8 @@ from localspec.gguf_file.medusa import medusa_tensors
 from localspec.gguf_file.own_tokens import own_tokens
 from localspec.gguf_file.tensor_types import BF16, F16, F32, INT64
 from localspec.llama.hidden_rows import HiddenRows, products
-from localspec.llama.joint import Computing, LaneTime
+from localspec.llama.joint import Computing
+from localspec.llama.lane_time import LaneTime
 from localspec.llama.model import LlamaModel
 from localspec.sampling.distribution import Logits
 

@@ -26,8 +26,9 @@ from localspec.llama.cache_state import CacheState
 from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import HiddenRows, OutputRows, TargetRows
-from localspec.llama.joint import LONGEST_STEP, LaneTime
+from localspec.llama.joint import LONGEST_STEP
 from localspec.llama.joint_decode import may_be_joined, work_of
+from localspec.llama.lane_time import LaneTime
 from localspec.llama.library import Llama, kernels, llama_cpp
 from localspec.llama.native import LoadWatch
 from localspec.llama.opening import adopted_handle, load_context, open_watched

@@ -150,7 +150,7 @@ def lack_group(work: Work, expected: str) -> None:
 
 @contextlib.contextmanager
 def control_group(limit: int) -> Iterator[Path | None]:
-    """Where the members of a group of so much memory are written; None where none is allowed."""
+    """Where members of a group of so much memory are written; None if none is allowed."""
     for top, name in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
         group = Path("/sys/fs/cgroup") / top / f"localspec-{os.getpid()}"
         try:

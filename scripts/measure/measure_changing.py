@@ -18,7 +18,7 @@ from pathlib import Path
 
 import localspec
 from localspec.engine.cache_pool import CachePool, TextPlace
-from localspec.llama.joint import LaneTime
+from localspec.llama.lane_time import LaneTime
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.speculative.loop import SpeculativeDecoder
