@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import localspec
 from engines import PLACES, Owner, answer_of, answered
 from gguf_maker import write_random_model
 from localspec.engine.cache_pool import CachePool, TextPlace
+from localspec.engine.kept_text import PooledCache
 from localspec.errors import CacheError, OptionError
 from localspec.llama.cache_state import CacheState
 from localspec.llama.model import LlamaModel
@@ -357,3 +360,23 @@ def test_caches_hold_prefixes_of_the_text_whoever_owns_it():
             assert draft.cached == loop.tokens[: draft.num_cached]
             assert step.tokens
         texts[owner] = loop.tokens[:40] if len(loop.tokens) < 50 else loop.tokens[:5]
+
+
+def test_the_memory_of_copies_is_counted_while_another_thread_changes_them():
+    pool, is_over, before = CachePool([], 10**9), threading.Event(), sys.getswitchinterval()
+
+    def change():
+        while not is_over.is_set():
+            owners = [Owner() for _ in range(12)]
+            for owner in owners:
+                pool.put(owner, PooledCache([1], [None]))
+
+    changing = threading.Thread(target=change)
+    sys.setswitchinterval(1e-6)
+    try:
+        changing.start()
+        assert all(pool.num_bytes >= 0 for _ in range(20_000))
+    finally:
+        is_over.set()
+        changing.join()
+        sys.setswitchinterval(before)

@@ -157,7 +157,10 @@ class CachePool:
     @property
     def num_bytes(self) -> int:
         """Memory that the copies take. From any thread."""
-        return sum(kept.num_bytes for kept in list(self._kept.values()))
+        # References come by one call of C: an iteration fails where another thread changes it.
+        owners = [reference() for reference in self._kept.keyrefs()]
+        copies = [self._kept.get(owner) for owner in owners if owner is not None]
+        return sum(kept.num_bytes for kept in copies if kept is not None)
 
     def place_for(
         self,

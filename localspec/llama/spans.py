@@ -61,9 +61,11 @@ class PictureSpans:
         self._spans.append(span)
 
     def position(self, place: int) -> int:
-        """The position of what stands at a place, which is not within a picture."""
+        """The position of what stands at a place: of none within a picture that is read."""
         return place - sum(
-            span.num_cells - span.num_positions for span in self._spans if span.end <= place
+            min(span.num_cells, place - span.begin) - span.num_positions
+            for span in self._spans
+            if span.end <= place or (span.begin < place and not span.is_read)
         )
 
     def last_position(self, place: int) -> int:
