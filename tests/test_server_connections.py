@@ -108,6 +108,20 @@ def test_a_body_that_ends_as_no_http_does_is_no_fault_of_the_server(server, capl
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
+@pytest.mark.parametrize("path", ["/nowhere", "/health", CHAT])
+def test_a_body_that_is_no_http_beside_an_answer_that_needs_none_is_refused(
+    server, caplog, path
+):
+    """In one packet with the head, so that the answer begins when it is refused already."""
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Transfer-Encoding: chunked", "", ""]
+    for _ in range(20):
+        with connected(server) as connection:
+            connection.sendall("\r\n".join([*lines, "no number", ""]).encode())
+            assert b" 40" in read_all(connection)[:20]
+    assert server.client.get("/health").status_code == 200
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
 def test_a_head_of_megabytes_is_refused_before_its_end(server):
     with connected(server) as connection:
         with contextlib.suppress(ConnectionError):

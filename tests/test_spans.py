@@ -9,7 +9,7 @@ from localspec.llama.spans import PictureSpan, PictureSpans
 
 @pytest.mark.parametrize("place", [10, 11, 60, 110, 115])
 def test_a_picture_that_is_passed_over_takes_no_position(place):
-    """Also where a text is cut within it, as `floor` allows: else a draft's cache was cleared."""
+    """Also where a text is cut within it, as `floor` allows; a draft's cache was cleared."""
     spans = PictureSpans([PictureSpan(10, 100, 0, -1)])
     assert spans.floor(place) == place
     position = 10 + max(place - 110, 0)

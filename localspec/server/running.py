@@ -71,9 +71,12 @@ class _ClientConnection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP; behind a response only the connection can be ended.
 
-        Remove it when uvicorn, which raises LocalProtocolError there, does so itself.
+        Remove it when uvicorn, which raises LocalProtocolError in both cases, does so itself.
         """
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            if self.cycle is not None:
+                self.cycle.disconnected = True  # its answer, begun meanwhile, goes nowhere
+                self.cycle.message_event.set()
             super().send_400_response(msg)
         else:
             self.transport.close()

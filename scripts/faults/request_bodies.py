@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -182,7 +183,8 @@ def changed(real: list[tuple[str, _Json]], chance: random.Random) -> Request:
     text = json.dumps(body, ensure_ascii=chance.random() < 0.5)
     for mark, raw in _RAW.items():
         text = text.replace(f'"{mark}"', raw)
-    data = text.encode("utf-8", "surrogateescape" if "\udcff" in text else "replace")
+    # Halves of characters become bytes that are no UTF-8, where there are such.
+    data = re.sub("[\ud800-\udc7f\udd00-\udfff]", "?", text).encode("utf-8", "surrogateescape")
     if chance.random() < 0.15:
         names.append("bytes")
         data = _damaged(data, chance)
