@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Generic, Protocol, TypeVar
@@ -31,9 +31,7 @@ class Alone(Generic[Work]):
         self._work, self._enter, self._leave = work, enter, leave
 
     def __enter__(self) -> None:
-        frame = inspect.currentframe()
-        assert frame is not None
-        self._work.holder = frame.f_back
+        self._work.holder = sys._getframe(1)
         try:
             try:
                 self._enter(self._work)

@@ -38,7 +38,11 @@ class Wire(NamedTuple):
         if taken is not None:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, taken)
         made.settimeout(PATIENCE_S)
-        made.connect((self.host, self.port))
+        try:
+            made.connect((self.host, self.port))
+        except BaseException:
+            made.close()
+            raise
         return made
 
     def question(self, *, stream: bool, tokens: int = 3) -> bytes:
