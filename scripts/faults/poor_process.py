@@ -19,6 +19,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +130,14 @@ def lack_group(work: Work, expected: str) -> None:
     with control_group(int(2 ** work.chance.uniform(20, 29))) as members:
         if members is None:
             return
-        is_over = threading.Event()
+        resource_tracker.ensure_running()  # which stays, and would keep the group
+        is_over, others = threading.Event(), psutil.Process().children()
 
         def move() -> None:
             while not is_over.wait(0.002):
-                for process in psutil.Process().children(recursive=True):
-                    with contextlib.suppress(OSError, psutil.Error):  # it ended
-                        if not any("resource_tracker" in word for word in process.cmdline()):
+                for process in psutil.Process().children():
+                    with contextlib.suppress(OSError):  # it ended
+                        if process not in others:
                             members.write_text(str(process.pid))
 
         mover = threading.Thread(target=move)
@@ -177,6 +179,7 @@ def _remove_group(group: Path) -> None:
             group.rmdir()
             return
         time.sleep(0.01)
+    group.rmdir()
 
 
 def lack_descriptors(work: Work, expected: str) -> None:
