@@ -92,6 +92,16 @@ def test_each_filter_keeps_what_it_should(params, survivors):
     assert distribution.ids.tolist() == survivors
 
 
+@pytest.mark.parametrize("top_k", [0, 2, 4, 5])
+def test_banned_tokens_are_left_out_also_where_fewer_are_left_than_a_cut_keeps(top_k):
+    logits = logits_of(0.4, 0.3, 0.15, 0.1, 0.05)
+    logits[[0, 3]] = -np.inf
+    params = SamplingParams(temperature=1, top_k=top_k, top_p=1, min_p=0)
+    distribution = filtered_distribution(logits, params)
+    assert distribution.ids.tolist() == ([1, 2] if top_k == 2 else [1, 2, 4])
+    assert distribution.probs.sum() == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("size", [100, 5000])
 @pytest.mark.parametrize(
     ("name", "tokens"), [("top_k", 3), ("top_p", 2.9), ("typical_p", 2.5), ("min_p", 3)]
@@ -148,7 +158,8 @@ def test_no_row_defeats_the_thresholds(name, size):
     mass = np.cumsum(weights) / weights.sum()
     for k in (1, 7, 40, 1000):
         distribution = filtered_distribution(row, replace(OFF, top_k=k))
-        assert distribution.ids.tolist() == np.sort(order[:k]).tolist()
+        first = order[:k]
+        assert distribution.ids.tolist() == np.sort(first[row[first] > -np.inf]).tolist()
     for top_p in (0.1, 0.5, 0.9):
         distribution = filtered_distribution(row, replace(OFF, top_p=top_p))
         kept = len(distribution.ids)

@@ -153,11 +153,11 @@ def test_what_is_shared_stays_cached_while_a_person_types(coding):
 def test_what_does_not_fit_is_cut_where_it_stays_cached(coding):
     coding.forget()
     before = "".join(f"line_{number} = {number}\n" for number in range(200))
-    found = [fill_in(coding, before + "x = 1\n" * number, n_predict=5) for number in range(12)]
+    # Behind a place at which the cut moves, as it does once a part has been typed.
+    found = [fill_in(coding, before + "x = 1\n" * n, n_predict=5) for n in range(1, 12)]
     for each in found:
         assert 250 < each["tokens_evaluated"] <= 512 - 5
-    num_cuts = sum(each["tokens_cached"] <= 200 for each in found[1:])
-    assert num_cuts <= 1, "the cut moves once while less than a part is typed"
+    assert all(each["tokens_cached"] > 200 for each in found[1:])
     extra = [{"text": "far\n" * 400}, {"text": "near\n"}]
     assert fill_in(coding, input_extra=extra)["tokens_evaluated"] < 100, "the first is left out"
 

@@ -190,8 +190,7 @@ def _try_row(random: Random) -> str:
         return f"ids {ids[:5]} of {size}"
     if not (np.isfinite(probs).all() and (probs >= 0).all() and abs(probs.sum() - 1) < 1e-9):
         return f"probabilities {probs[:5]}, whose sum is {probs.sum()}"
-    # Where fewer are left than a cut keeps, banned ones stay among them, without probability.
-    if out := [int(i) for i in ids[probs > 0] if params.logit_bias.get(int(i)) == -math.inf]:
+    if out := [int(i) for i in ids if params.logit_bias.get(int(i)) == -math.inf]:
         return f"banned tokens {out[:5]} are left"
     for uniform in (0.0, 0.5, math.nextafter(1.0, 0.0)):
         if distribution.prob(distribution.draw(uniform)) <= 0.0:
