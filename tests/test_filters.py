@@ -92,7 +92,7 @@ def test_each_filter_keeps_what_it_should(params, survivors):
     assert distribution.ids.tolist() == survivors
 
 
-@pytest.mark.parametrize("top_k", [0, 2, 4, 5])
+@pytest.mark.parametrize("top_k", [2, 3, 4])
 def test_banned_tokens_are_left_out_also_where_fewer_are_left_than_a_cut_keeps(top_k):
     logits = logits_of(0.4, 0.3, 0.15, 0.1, 0.05)
     logits[[0, 3]] = -np.inf

@@ -23,7 +23,7 @@ class Distribution(NamedTuple):
     """A distribution over the vocabulary, kept by its survivors.
 
     ids: (m,) strictly ascending token ids. probs: (m,) float64, sum 1; every id that is not
-    listed has probability 0.
+    listed has probability 0. Of a row without a cut every id is listed, also the banned ones.
     """
 
     ids: TokenIds

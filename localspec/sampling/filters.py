@@ -70,10 +70,10 @@ def _cut(logits: Logits, params: SamplingParams) -> tuple[TokenIds, Logits]:
     if params.top_p < 1.0 or params.min_p > 0.0:
         places = top_p_min_p(logits, params.top_p, params.min_p)
         ids, logits = _at(ids, places), logits[places]
-    if logits.min() == -np.inf:  # fewer are left than a cut keeps, or nothing is cut
-        places = np.flatnonzero(logits > -np.inf)
-        ids, logits = _at(ids, places), logits[places]
-    return _all_ids(len(logits)) if ids is None else ids, logits
+    if ids is None:
+        return _all_ids(len(logits)), logits
+    kept = logits > -np.inf  # banned tokens stay where a cut keeps more than are left
+    return (ids, logits) if kept.all() else (ids[kept], logits[kept])
 
 
 @functools.lru_cache(maxsize=4)  # rows of a target and of a few drafts

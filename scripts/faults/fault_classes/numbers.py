@@ -190,7 +190,8 @@ def _try_row(random: Random) -> str:
         return f"ids {ids[:5]} of {size}"
     if not (np.isfinite(probs).all() and (probs >= 0).all() and abs(probs.sum() - 1) < 1e-9):
         return f"probabilities {probs[:5]}, whose sum is {probs.sum()}"
-    if out := [int(i) for i in ids if params.logit_bias.get(int(i)) == -math.inf]:
+    candidates = ids if len(ids) < size else ids[probs > 0]  # without a cut all are listed
+    if out := [int(i) for i in candidates if params.logit_bias.get(int(i)) == -math.inf]:
         return f"banned tokens {out[:5]} are left"
     for uniform in (0.0, 0.5, math.nextafter(1.0, 0.0)):
         if distribution.prob(distribution.draw(uniform)) <= 0.0:
