@@ -95,6 +95,21 @@ def test_what_is_no_message_is_refused_by_its_number(engine, messages, what):
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("input_audio", "Audio"), ("file", "A file"), ("document", "A document")],
+)
+def test_what_no_model_reads_is_a_note_in_an_earlier_message(engine, kind, told):
+    """So that a conversation goes on behind the message that was refused."""
+    note = f"[{told} was here, which this model cannot read.]"
+    parts = [{"type": "text", "text": "Look:"}, {"type": kind, "source": {}}]
+    found, plain = (
+        engine.generate([{"role": "user", "content": content}, QUESTION], temperature=0)
+        for content in (parts, f"Look:\n{note}")
+    )
+    assert found.reply().token_ids == plain.reply().token_ids
+
+
 def test_messages_that_do_not_fit_are_refused_and_not_dropped(engine):
     with pytest.raises(ContextError, match="the context holds 2048"):
         engine.generate(

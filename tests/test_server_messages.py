@@ -148,6 +148,10 @@ def test_blocks_of_anthropics_own_servers(server):
     whole = counted(theirs, [found], [found, reference])
     assert whole == counted([no], [title, text], [title, text, named])
     assert whole > counted([no], [title, text], [title, text])
+    written = {"type": "text", "media_type": "text/plain", "data": text["text"]}
+    for source in (written, {"type": "content", "content": [text]}):
+        document = {"type": "document", "title": "Foxes", "source": source}
+        assert counted([], [document], [document]) == counted([], [title, text], [title, text])
 
 
 def test_a_refusal_in_the_history_is_text(server):

@@ -41,9 +41,9 @@ def checked_messages(messages: object) -> list[Message]:
     parts such as {"type": "text", "text": …}, which become lines of one text, with pictures
     (see `shown.given_in`) in between: their places are in "pictures". An assistant's
     may have tool_calls, and then the thoughts before them as reasoning_content; a tool's (or
-    function's) tool_call_id and name. Other keys are passed over. An image before the last
-    message that has no data becomes a note. Raises OptionError for anything else, with the
-    message's number from 0.
+    function's) tool_call_id and name. Other keys are passed over. Before the last message an
+    image without data, audio and files become notes. Raises OptionError for anything else,
+    with the message's number from 0.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise OptionError(
@@ -143,6 +143,8 @@ def _found_in(number: int, part: object, count: int) -> str | Given:
         if "image" in kind:
             return _picture(number, part, count)
         for word, what in _OTHER_PARTS:
+            if word in kind and number < count - 1:
+                return f"[{what.capitalize()} was here, which this model cannot read.]"
             if word in kind:
                 raise OptionError(
                     f"message {number} has {what} in it (a part of type {kind!r})",

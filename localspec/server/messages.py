@@ -234,18 +234,31 @@ def _is_text(kind: object) -> bool:
 
 
 def _plain(content: object) -> object:
-    """The content, with the title and the texts of each search result in its place."""
+    """The content, with the title and the texts of what holds others in its place."""
     if not isinstance(content, list):
         return content
     found: list[Any] = []
     for block in content:
-        if _kind_of(block) != "search_result":
+        within = _texts_within(block)
+        if within is None:
             found.append(block)
-            continue
-        within = block.get("content")
-        title = {**_NO_TEXT, "text": str(block.get("title") or "")}
-        found += [title, *(within if isinstance(within, list) else [within])]
+        else:
+            found += [{**_NO_TEXT, "text": str(block.get("title") or "")}, *within]
     return found
+
+
+def _texts_within(block: object) -> list[Any] | None:
+    """The blocks of a search result or of a document that is text; None for any other."""
+    if not isinstance(block, dict):
+        return None
+    source, kind, within = block.get("source"), block.get("type"), None
+    if kind == "search_result":
+        within = block.get("content")
+    elif kind == "document" and isinstance(source, dict):
+        within = source.get("data" if source.get("type") == "text" else "content")
+    if isinstance(within, str):
+        return [{**_NO_TEXT, "text": within}]
+    return within if isinstance(within, list) else None
 
 
 def _kind_of(block: object) -> object:
