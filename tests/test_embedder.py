@@ -28,6 +28,7 @@ from localspec.server.served_embedder import ServedEmbedder
 from server_runner import running_server
 
 MEAN, LAST, RANK = 1, 3, 4
+ASKED = [{"role": "user", "content": "Hello"}]
 TEXTS = ["A fox ran over the hill.", "Rain.", "What is <|im_end|> for?"]
 
 
@@ -286,6 +287,8 @@ def test_ollamas_clients_find_it(mean, takes_any_name):
         ("/v1/rerank", {"query": "x", "documents": 5}, "documents is 5"),
         ("/v1/rerank", {"documents": ["x"]}, "query"),
         ("/v1/rerank", {"query": "x", "documents": ["y"]}, "mean.gguf is no reranker"),
+        ("/v1/chat/completions", {"model": "mean", "messages": ASKED}, "mean is the model for"),
+        ("/tokenize", {"model": "mean:latest", "content": "x"}, "answers no questions"),
     ],
 )
 def test_what_the_server_refuses(embedding, path, fields, what):

@@ -183,13 +183,20 @@ class ServedModels:
     def named(self, name: str | None) -> ServedModel:
         """The model of that name; for an unknown name perhaps the loaded model used last.
 
-        Raises RequestError.
+        Raises RequestError, also for the name of the one for vectors.
         """
         for model in self.all:
             if model.is_called(name):
                 return model
+        names = [model.name for model in self.all]
+        if self.embedder is not None and self.embedder.is_called(name):
+            raise RequestError(
+                f"{name} is the model for embeddings, and answers no questions",
+                f"Choose one of: {', '.join(names)}.",
+                param="model",
+            )
         if name is not None and not self._takes_any_name:
-            raise _unknown(name, [model.name for model in self.all])
+            raise _unknown(name, names)
         loaded = [model for model in self.all if model.engine is not None]
         return max(loaded, key=lambda model: model.used_s, default=self.all[0])
 
