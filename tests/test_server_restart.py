@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from measure_restart import main, measured
+from measure_restart import has_text, main, measured
 
 import inside
 from localspec.engine.cache_disk import CacheDisk
@@ -81,6 +81,14 @@ def test_a_restart_from_the_command_line_is_measured(number):
     assert (int(tokens), int(cached)) == (700, 699)
     assert float(before) > 0 < float(after)
     assert float(size) > 0
+
+
+def test_an_empty_piece_that_comes_while_a_prompt_is_read_is_no_first_text():
+    choice = {"text": "", "finish_reason": None}
+    assert not has_text({"choices": [choice]})
+    assert not has_text({"choices": []})
+    assert has_text({"choices": [{**choice, "text": "A"}]})
+    assert has_text({"choices": [{**choice, "finish_reason": "length"}]})
 
 
 def test_the_table_of_restarts_needs_a_model(capsys):

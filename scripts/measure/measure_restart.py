@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -79,7 +79,7 @@ class Server:
                 if not line.startswith("data: {"):
                     continue
                 event = json.loads(line.removeprefix("data: "))
-                if not first_s and event["choices"]:  # also where it ends without a text
+                if not first_s and has_text(event):
                     first_s = time.perf_counter() - started_s
                 if usage := event.get("usage"):
                     num_cached = usage["prompt_tokens_details"]["cached_tokens"]
@@ -107,6 +107,11 @@ class Server:
             self._process.send_signal(number)
         self._process.communicate()
         return time.perf_counter() - started_s
+
+
+def has_text(event: dict[str, Any]) -> bool:
+    """Whether an event has a text, or ends one: while a prompt is read, empty pieces come."""
+    return any(choice["text"] or choice["finish_reason"] for choice in event["choices"])
 
 
 @contextlib.contextmanager
