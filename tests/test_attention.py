@@ -13,7 +13,7 @@ from gguf_maker import write_random_model
 from hollow_model import SHAPES, write_hollow_model
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
+from localspec.llama.options import LlamaOptions, graph_batch_size
 from localspec.preflight.memory import compute_bytes
 from localspec.preflight.settings import suited_attention, with_suited_attention
 
@@ -22,8 +22,9 @@ from localspec.preflight.settings import suited_attention, with_suited_attention
     ("name", "context_length", "suited"),
     [
         ("Llama 3.1 8B", 8192, "off"),
-        ("Llama 3.1 8B", 16384, "auto"),
-        ("Gemma 3 4B", 16384, "off"),
+        ("Llama 3.1 8B", 32768, "off"),
+        ("Llama 3.1 8B", 65536, "auto"),
+        ("Gemma 3 4B", 32768, "off"),
         ("Qwen3 4B", 131072, "auto"),
     ],
 )
@@ -39,6 +40,15 @@ def test_it_is_done_without_where_that_takes_little_memory(
     )
     assert (more <= 128 << 20) is (suited == "off")
     assert suited_attention(header, context_length, 17, uses_gpu=True) == "auto"
+
+
+@pytest.mark.parametrize(
+    ("context_length", "size"),
+    [(1, 1), (20, 20), (8192, 128), (10_000, 96), (16_384, 64), (24_576, 32), (131_072, 32)],
+)
+def test_longer_contexts_have_smaller_graphs_without_it(context_length, size):
+    assert graph_batch_size("off", context_length) == size
+    assert graph_batch_size("on", context_length) == min(context_length, 512)
 
 
 def test_what_cannot_go_without_is_left_to_libllama(tmp_path, demo_target):

@@ -16,8 +16,11 @@ BATCH_SIZE = 512  # tokens that one call of libllama takes
 # Tokens that a graph computes at once without flash attention, which stores the scores of all
 # heads for each token with the whole context: of more tokens they exceed the processor's cache
 # (512 tokens after 500 take 4.6 s in steps of 128 and 5.0 s in one, with 0.5B on one core; with
-# flash attention 4.3).
-_STEP_WITHOUT_FLASH = 128
+# flash attention 4.3). In contexts above 8192 they are fewer, so that the scores take no more
+# memory: prompts are read some 8 % more slowly in steps of 32 than in those of 128, but flash
+# attention would make all other decodes slower (see `preflight.settings`).
+_STEP_WITHOUT_FLASH, _LEAST_WITHOUT_FLASH = 128, 32
+_SCORES_WITHOUT_FLASH = 8192 * _STEP_WITHOUT_FLASH  # of a head
 
 # Tokens of a hybrid's last decode that can be taken back; each needs a state of tens of MB.
 DEFAULT_SNAPSHOTS = 8
@@ -172,8 +175,11 @@ class LlamaOptions:
 
 def graph_batch_size(flash_attention: FlashAttention, context_length: int) -> int:
     """The most tokens that one graph computes."""
-    most = _STEP_WITHOUT_FLASH if flash_attention == "off" else BATCH_SIZE
-    return min(most, context_length)
+    if flash_attention != "off":
+        return min(BATCH_SIZE, context_length)
+    step = _SCORES_WITHOUT_FLASH // max(context_length, 1)
+    step -= step % _LEAST_WITHOUT_FLASH
+    return min(max(step, _LEAST_WITHOUT_FLASH), _STEP_WITHOUT_FLASH, context_length)
 
 
 def embedding_batch_size(header: Header, context_length: int) -> int:
