@@ -143,13 +143,14 @@ def _found_in(number: int, part: object, count: int) -> str | Given:
         if "image" in kind:
             return _picture(number, part, count)
         for word, what in _OTHER_PARTS:
-            if word in kind and number < count - 1:
+            if word not in kind:
+                continue
+            if number < count - 1:
                 return f"[{what.capitalize()} was here, which this model cannot read.]"
-            if word in kind:
-                raise OptionError(
-                    f"message {number} has {what} in it (a part of type {kind!r})",
-                    "Leave it out, or put its text there.",
-                )
+            raise OptionError(
+                f"message {number} has {what} in it (a part of type {kind!r})",
+                "Leave it out, or put its text there.",
+            )
     raise OptionError(
         f"message {number} has a part that is not a text: {part!r:.80}",
         'Give {"type": "text", "text": "…"}.',

@@ -25,7 +25,7 @@ from localspec.gguf_file.tensor_types import type_name
 from localspec.llama.options import FlashAttention, LlamaOptions
 from localspec.preflight.memory import compute_bytes, repacked_bytes
 
-_MOST_BYTES = 128 << 20  # more without it: as 32 heads need at a context of 8192 tokens
+_MOST_BYTES = 128 << 20  # more without it: as 32 heads need in contexts of up to 32768
 _PLAIN_TYPES = (None, "f32", "f16", "bf16")  # of values that libllama has without it
 _MOST_READ_BYTES = 1 << 30
 
