@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import threading
 import time
@@ -164,6 +165,31 @@ def test_rows_are_those_alone(made, pays):
         )
         for mine, expected in zip(found, alone, strict=True):
             np.testing.assert_allclose(mine, expected, atol=2e-3)
+    first.close()
+
+
+def test_a_joint_decode_is_one_graph(demo_target, monkeypatch):
+    """Of several, libllama has the rows that heads read in the order of the graphs."""
+    sizes, decode = [], joint_decode.llama_cpp.llama_decode
+
+    def noted(context, batch):
+        sizes.append(batch.n_tokens)
+        return decode(context, batch)
+
+    options = LlamaOptions(context_length=512, flash_attention="off", num_sequences=6)
+    first = LlamaModel.open(demo_target, options)
+    first.share(Computing(first.batch_size), LaneTime())
+    models = [first, *(first.beside(number, LaneTime()) for number in range(1, 6))]
+    with sharing_decodes():
+        all_at_once(
+            *(functools.partial(model.decode, [*range(300, 332)], 1) for model in models)
+        )
+        monkeypatch.setattr(joint_decode.llama_cpp, "llama_decode", noted)
+        all_at_once(
+            *(functools.partial(model.decode, [*range(400, 432)], 1) for model in models)
+        )
+    assert [model.num_cached for model in models] == [64] * 6
+    assert 32 < max(sizes) <= 128
     first.close()
 
 
@@ -478,6 +504,8 @@ def test_texts_are_remembered_for_all_lanes():
 
 class Context:
     """Whose decodes take so long, as far as the line for computing knows it."""
+
+    graph_size = 512
 
     def __init__(self, seconds):
         self.seconds = seconds

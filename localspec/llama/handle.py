@@ -24,7 +24,8 @@ class Handle:
     `Llama` that the context belongs to; without one, the context and its model are freed.
     model_of: the handle that owns the model, and frees it, if this one does not.
 
-    num_sequences: of the context that may be used. threads_set: of decodes of one token and of
+    num_sequences: of the context that may be used. graph_size: tokens that libllama computes at
+    once, of a decode that may have more. threads_set: of decodes of one token and of
     several, as libllama has them; None while that is not known. num_decodes: so far. caches: of
     its sequences.
 
@@ -44,6 +45,7 @@ class Handle:
         self.model: int | None = llama_cpp.llama_get_model(context)
         # Those of an application's own are its own affair.
         self.num_sequences: int = 1 if owner else llama_cpp.llama_n_seq_max(context)
+        self.graph_size: int = llama_cpp.llama_n_ubatch(context)
         self.threads_set: tuple[int, int] | None = None
         self.num_decodes = 0
         # By sequence. Weak, since each keeps this.

@@ -73,7 +73,7 @@ class Work:
 
 
 class Computing:
-    """The line of those who want to compute. most_tokens: of a joint decode."""
+    """The line of those who want to compute. most_tokens: of a piece of a prompt."""
 
     def __init__(self, most_tokens: int) -> None:
         self._most_tokens = most_tokens
@@ -292,7 +292,8 @@ class Computing:
     def _fits(self, block: Block, parts: list[Work], other: Work) -> bool:
         """Whether another work is to be decoded with these."""
         wider = block.with_part(other.sequence, other.num_tokens)
-        if wider.num_rows > self._most_tokens:
+        # The rows that heads read come in the order of the graphs, in which texts are mixed.
+        if wider.num_rows > other.model.handle.graph_size:
             return False
         if wider.num_rows == sum(part.num_tokens for part in parts) + other.num_tokens:
             return True

@@ -45,7 +45,9 @@ class Computes(Protocol):
 
 
 class Interruptible(Protocol):
-    """A context whose decode can be ended."""
+    """A context whose decode can be ended. graph_size: tokens that are computed at once."""
+
+    graph_size: int
 
     def interrupt(self) -> None: ...
 
