@@ -1,6 +1,6 @@
 """A text into a Pydantic class: the answer fits the class, or was cut and says so.
 
-python examples/json_class.py "Anna is a red fox of three years who likes berries."
+python examples/json_class.py qwen3-8b "Anna is a red fox of three years who likes berries."
 """
 
 from __future__ import annotations
@@ -30,5 +30,5 @@ def read_animal(engine: localspec.Engine, text: str) -> Animal:
 
 
 if __name__ == "__main__":
-    with localspec.load() as engine:
-        print(read_animal(engine, sys.argv[1]))
+    with localspec.load(sys.argv[1]) as engine:
+        print(read_animal(engine, sys.argv[2]))

@@ -3,7 +3,7 @@
     import localspec
 
     with localspec.load() as engine:
-        print(engine.generate("Name three rivers.").reply().text)
+        print(engine.generate("What is 7 times 8?").reply().text)
 
 Everything is loaded on first use: importing this package is quick. Its names are those of the
 stub beside this file, which type checkers read, too.

@@ -89,11 +89,11 @@ def generate(  # noqa: PLR0913  each is an option of the command
         localspec generate "Tell me a story about an owl."
         localspec generate -m qwen3-8b "Why is the sky blue?"
         localspec generate --temperature 0 --json "What is 7 times 8?"
-        localspec generate -f notes.txt "What have I forgotten?"
+        localspec generate -m qwen3-8b -f notes.txt "What have I forgotten?"
         localspec generate --target T.gguf --mmproj P.gguf -f cat.jpg "A cat?"
         localspec generate --choice yes --choice no "Is a whale a fish?"
-        echo "Name three colours." | localspec generate
-        tail -n 40 server.log | localspec generate "What went wrong?"
+        echo "Count to ten." | localspec generate
+        tail -n 40 server.log | localspec generate -m qwen3-8b "What went wrong?"
     """
     if raw and (options.system is not None or options.template_name is not None):
         raise click.UsageError("--raw cannot be combined with --system or --chat-template.")

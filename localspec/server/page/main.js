@@ -22,8 +22,8 @@ import { running, state } from "./state.js";
 import * as store from "./store.js";
 
 const EXAMPLES = [
-  "Explain speculative decoding in three sentences.",
-  "Write a Python function that merges two sorted lists.",
+  "What is speculative decoding?",
+  "Write a haiku about rain.",
   "Tell me a story about a fox.",
 ];
 
