@@ -12,7 +12,9 @@ CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
 
 
 def test_the_package_has_no_more_lines_than_contributing_says():
-    [most] = re.findall(r"at most (\d+) lines of Python in localspec/", CONTRIBUTING.read_text("utf-8"))
+    [most] = re.findall(
+        r"at most (\d+) lines of Python in localspec/", CONTRIBUTING.read_text("utf-8")
+    )
     files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]
     lines = sum(len(path.read_bytes().splitlines()) for path in files)
     assert lines <= int(most)

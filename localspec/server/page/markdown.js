@@ -5,31 +5,52 @@ import { Marked } from "./vendor/marked.js";
 import DOMPurify from "./vendor/purify.js";
 
 const LONG = 20_000; // characters of one block from which on it is shown as plain text
+const LONG_MATHS = 5_000; // and of a formula that is not set
 const TAGS =
   "p br hr h1 h2 h3 h4 h5 h6 strong em del code pre blockquote ul ol li table thead tbody tr th td a span".split(" ");
 const escaped = (text) => text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 const plain = ({ raw }) => escaped(raw);
 
-const MATHS = [/^\$\$[^]+?\$\$/, /^\\\[[^]+?\\\]/, /^\\\([^]+?\\\)/, /^\$(?![\s$])(?:[^$\n\\]|\\.)*?[^\s$\\]\$(?!\d)/];
-const maths = {
-  name: "maths",
-  level: "inline",
-  start: (text) => text.search(/\$|\\[([]/),
+// Between $ no blank stands beside them, no digit behind them, and "$5 or 6$" is money.
+const INLINE =
+  /^(?:\$\$[^]+?\$\$|\\\[[^]+?\\\]|\\\([^]+?\\\)|\$(?![\s$]|\d[^$\n\\^_={}]*\s[a-z]{2})(?:[^$\n\\]|\\.)*?[^\s$\\]\$(?!\d))/i;
+// Until it is closed it is a block, too, so that no line of it becomes a list or a heading.
+const BLOCK = /^(?:\$\$|\\\[)(?:(?!\n[ \t]*\n|\$\$|\\\])[^])+(?:(?:\$\$|\\\])[ \t]*(?:\n|$)|(?=\n[ \t]*\n)|$)/;
+const maths = (level, form, start, shown) => ({
+  name: `${level} maths`,
+  level,
+  start: (text) => text.search(start),
   tokenizer(text) {
-    const raw = MATHS.map((form) => form.exec(text)?.[0]).find(Boolean);
-    return raw && { type: "maths", raw };
+    const raw = form.exec(text)?.[0];
+    return raw && { type: `${level} maths`, raw };
   },
-  renderer: plain,
-};
+  renderer: ({ raw }) => `<${shown} class="maths">${escaped(raw.trim())}</${shown}>`,
+});
 const marked = new Marked({
   gfm: true,
-  extensions: [maths],
+  breaks: true,
+  extensions: [maths("inline", INLINE, /\$|\\[([]/, "span"), maths("block", BLOCK, /^(?:\$\$|\\\[)/m, "p")],
   renderer: {
     html: plain,
     image: ({ text, href }) => escaped(text || href), // nothing is fetched
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
   },
 });
+
+// Sets a formula; one that is not understood, or not closed yet, stays as it is written.
+function setMaths(element) {
+  const [, mark, tex] = /^(\$\$?|\\[([])([^]*?)(?:\$\$?|\\[\])])$/.exec(element.textContent) ?? [];
+  if (!tex || tex.length > LONG_MATHS) return;
+  const set = document.createElement("span");
+  try {
+    const isDisplayed = mark === "$$" || mark === "\\[";
+    window.temml.render(tex, set, { displayMode: isDisplayed, throwOnError: true, maxSize: [40, 500] });
+  } catch {
+    return;
+  }
+  element.replaceChildren(...set.childNodes);
+  if (element.tagName === "P") element.tabIndex = 0; // it scrolls
+}
 
 const KEEP = {
   ALLOWED_TAGS: TAGS,
@@ -112,18 +133,20 @@ export class Markdown {
     if (!text.startsWith(this.text)) this.clear();
     this.text = text;
     if (this.isPlain || text.length - this.start > LONG) this.drawLong();
-    const rest = text.slice(this.start);
     if (this.isPlain) return;
+    // What follows a $ says whether it closes a formula or begins a price.
+    const rest = isComplete ? text.slice(this.start) : text.slice(this.start).replace(/\$+$/, "");
     const blocks = marked.lexer(rest);
-    // A list goes on behind an empty line, so what is before one stays open.
-    const open = isComplete ? blocks.length : blocks.findLastIndex((block) => block.type !== "space");
+    // A list goes on behind an empty line, so what is before one stays open; and what is complete
+    // may be gone on with.
+    const open = blocks.findLastIndex((block) => block.type !== "space");
     const closed = blocks.slice(0, Math.max(open, 0));
     if (closed.length) {
       this.start += closed.reduce((length, block) => length + block.raw.length, 0);
       this.open.before(this.drawn(closed, true));
     }
     const last = blocks.slice(closed.length);
-    this.open.replaceChildren(last.length ? this.drawn(last, false) : "");
+    this.open.replaceChildren(last.length ? this.drawn(last, isComplete) : "");
   }
 
   drawn(blocks, isClosed) {
@@ -132,6 +155,7 @@ export class Markdown {
       const { code, language } = withHeading(pre);
       if (isClosed && code && language) highlight(code, language);
     }
+    fragment.querySelectorAll("[class=maths]").forEach(setMaths);
     for (const table of fragment.querySelectorAll("table")) {
       const box = document.createElement("div");
       box.className = "table";
