@@ -88,18 +88,10 @@ def assert_drafts_at_once_as_alone(made, prompt):
     others = [prompt, prompt[::-1], prompt[1:] + prompt[:1], prompt[2:] + prompt[:2]]
     with made.opened(draft_tokens=3) as engine:
         alone = [engine.generate_raw(each, **asked).reply() for each in others]
-    # A trimmed output layer proposes the tokens of all texts that came: all meet them first.
-    told = sorted({*prompt, *(token for reply in alone for token in reply.token_ids)})
-    with made.opened(draft_tokens=3) as engine:
-        engine.generate_raw(told, **asked).reply()
-        before = engine.num_decodes
-        alone = [engine.generate_raw(each, **asked).reply() for each in others]
-        num_alone = engine.num_decodes - before
+        num_alone = engine.num_decodes
     with made.opened(parallel=4, draft_tokens=3) as engine, sharing_decodes():
-        engine.generate_raw(told, **asked).reply()
-        before = engine.num_decodes
         replies = all_at_once(engine, others, **asked)
-        assert engine.num_decodes - before < 0.75 * num_alone
+        assert engine.num_decodes < 0.75 * num_alone
         for reply in (replies[0], *all_at_once(engine, [prompt] * 2, **asked)):
             assert reply.token_ids == made.plain
             assert reply.stats.num_draft_tokens > 0

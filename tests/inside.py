@@ -30,7 +30,7 @@ from localspec.isolated import kept_pictures
 from localspec.isolated.channel import Channel
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.isolated.process import ChildProcess
-from localspec.llama import joint, projector, trimmed_output
+from localspec.llama import joint, projector
 from localspec.llama.head import LlamaHead
 from localspec.llama.hidden_rows import HiddenRows
 from localspec.llama.model import LlamaModel
@@ -97,12 +97,6 @@ def save_caches_of(engine: Engine, owner: object, path: Path) -> bool:
 def load_caches_of(engine: Engine, owner: object, path: Path) -> bool:
     """`load_caches`, for a text that no chat has."""
     return engine._load_caches_of(owner, path)
-
-
-def has_trimmed_output(engine: Engine) -> bool:
-    """Whether the head's logits come from a trimmed output layer."""
-    head = engine._models.head
-    return isinstance(head, LlamaHead) and head._output is not None
 
 
 def cache_pool(engine: Engine) -> CachePool:
@@ -277,11 +271,6 @@ def target_rows(head: LlamaHead) -> HiddenRows:
 def vocabulary_pointer(vocabulary: LlamaVocabulary) -> Any:
     """libllama's pointer to the vocabulary: tests compare with its own functions."""
     return vocabulary._vocab
-
-
-def propose_few_of_texts(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """A trimmed output layer has room for so few tokens of texts: tests fill it."""
-    monkeypatch.setattr(trimmed_output, "_MOST_OF_TEXTS", count)
 
 
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:

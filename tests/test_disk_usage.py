@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from trimmed_files import trimmed_file
 
 import localspec
 from gguf_maker import write_random_model
 from localspec.chat.session import caches_file, save_session, session_file
 from localspec.cli import main
 from localspec.cli.quantities import readable_bytes
-from localspec.gguf_file.trimmed import head_output_path
 from localspec.policy.profile import profiles_folder
 from localspec.preflight.installation import inspect_installation
 from standin_hub import StandinHub
@@ -149,30 +147,6 @@ def test_removing_a_preset_frees_its_caches_and_costs_too(hub: StandinHub, prese
     assert session_file("mine").exists()
     assert caches_file("other").exists()
     assert len(list(profiles_folder().glob("*.json"))) == 1
-
-
-def test_trimmed_files_are_counted_with_their_model_and_go_with_it(hub: StandinHub, preset):
-    """Not a file that only is called so, and none of a model in a folder of one's own."""
-    for model in (preset.target, preset.draft):
-        hub.add("o/m", model.path.name, model.path.read_bytes())
-    name = f"hf:o/m/{preset.draft.path.name}"
-    assert run("models", "add", "mine", "--target", str(preset.target.path), "--draft", name)
-    assert run("download", "mine").exit_code == 0
-    before = localspec.disk_usage("mine").files
-    (draft,) = before
-    trimmed = [trimmed_file(path, range(600)) for path in (draft, preset.target.path)]
-    other = head_output_path(draft)
-    other.write_bytes(preset.draft.path.read_bytes())
-    size = trimmed[0].stat().st_size
-    assert localspec.disk_usage("mine").files == {**before, trimmed[0]: size}
-    state = localspec.preset_state("mine")
-    assert set(state.paths) == {preset.target.path, draft, *trimmed}
-    assert state.disk_bytes == sum(path.stat().st_size for path in state.paths)
-    assert found_by_doctor() >= sum(localspec.disk_usage("mine").files.values())
-    done = run("models", "remove", "mine", "--yes")
-    assert f"{trimmed[0].name}: {readable_bytes(size)}" in done.stderr
-    assert not draft.exists()
-    assert [path.exists() for path in (*trimmed, other)] == [False, True, True]
 
 
 def found_by_doctor() -> int:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from head_maker import write_head_model
-from trimmed_files import trimmed_file
 from vision_maker import write_projector
 
 import localspec
@@ -73,19 +72,6 @@ def test_a_target_gets_the_smallest_model_of_its_tokenizer(tmp_path, models):
     found = search_folder(folder)
     drafts = {one.name: one.draft and one.draft.name for one in found.proposals}
     assert drafts == {"l": "S.gguf", "m": None, "o": None, "s": None}
-
-
-def test_trimmed_files_belong_to_the_model_beside_them(tmp_path, demo_target, demo_draft):
-    """A file that only is called so is a model as any other."""
-    target = Path(shutil.copyfile(demo_target, tmp_path / "big.gguf"))
-    draft = Path(shutil.copyfile(demo_draft, tmp_path / "small.gguf"))
-    trimmed_file(draft, range(600))
-    shutil.copyfile(demo_draft, tmp_path / "big-trimmed.gguf")
-    found = search_folder(tmp_path)
-    assert found.skipped == {}
-    assert {one.target.name for one in found.proposals} == {
-        target.name, draft.name, "big-trimmed.gguf",
-    }  # fmt: skip
 
 
 def test_what_would_be_added_is_shown_and_asked(lm_studio):

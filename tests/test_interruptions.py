@@ -12,7 +12,6 @@ from block_head_maker import BlockHead, write_block_head
 from head_maker import write_head_model
 from hybrid_maker import write_hybrid
 from interruptions import Struck, name_of, places, struck
-from trimmed_files import trimmed_file
 
 import inside
 import localspec
@@ -52,9 +51,7 @@ LANES = (
 KINDS = {
     "pair": (*LEASE, *STEP, *CACHES),
     "head": (*HEADS, "llama/model.py", "llama/context.py"),
-    "trimmed head": (*HEADS, "llama/trimmed_output.py"),
     "block": ("speculative/blocks.py", "llama/dflash.py", "llama/hidden_rows.py"),
-    "trimmed draft": ("llama/trimmed.py", "llama/trimmed_output.py"),
     "hybrid": ("engine/cache_pool.py", "llama/cache.py"),
     "lanes": (*LANES, *CACHES, "engine/engine.py"),
     "adaptive": ("policy/adaptive.py", "policy/threads.py", "policy/thread_costs.py"),
@@ -77,7 +74,7 @@ def loads(tmp_path_factory, demo_target, demo_draft, blurred_draft):
     return {
         "pair": lambda: localspec.load(**small, draft_tokens=3),
         "head": lambda: localspec.load("demo@head", draft_tokens=3),
-        **drafting_otherwise(folder, demo_target, small),
+        "block": drafting_in_blocks(folder, demo_target),
         "hybrid": lambda: localspec.load(**hybrid, draft_tokens=3),
         "lanes": lambda: localspec.load(**small, draft_tokens=3, parallel=2),
         "adaptive": lambda: localspec.load(**small),
@@ -86,19 +83,11 @@ def loads(tmp_path_factory, demo_target, demo_draft, blurred_draft):
     }
 
 
-def drafting_otherwise(folder, demo_target, small):
-    """The same with a trimmed MTP head, a head that drafts blocks, and a trimmed draft."""
+def drafting_in_blocks(folder, demo_target):
     usual = {"context_length": 512, "draft_tokens": 3, "proposer": "head"}
-    mtp = write_head_model(folder / "mtp.gguf", demo_target, "qwen35")
-    trimmed_file(mtp, range(2000))
     target = write_head_model(folder / "target.gguf", demo_target, "qwen3")
     block = write_block_head(folder / "block.gguf", target, BlockHead())
-    draft = trimmed_file(small["draft"], range(2000), folder / "draft.gguf")
-    return {
-        "trimmed head": lambda: localspec.load(target=mtp, **usual),
-        "block": lambda: localspec.load(target=target, head=block, **usual),
-        "trimmed draft": lambda: localspec.load(**small | {"draft": draft}, draft_tokens=3),
-    }
+    return lambda: localspec.load(target=target, head=block, **usual)
 
 
 def use(engine):

@@ -11,7 +11,6 @@ import pytest
 from eagle_reference import EagleReference
 from head_maker import ALL, EAGLE, INSIDE, LAYERS_READ, NUM_HEADS, write_head_model
 from head_reference import HeadReference
-from trimmed_files import trimmed_file
 
 import inside
 import localspec
@@ -29,17 +28,10 @@ SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 PROMPT = [5 + 37 * index % 900 for index in range(30)]
 
 
-TRIMMED = ("qwen35", "glm4moe", "nemotron_h_moe", "llama")
-IDS = [*range(0, 900, 2), *range(900, 2500)]  # that trimmed heads propose
-
-
 class Made:
-    """Files of one architecture, and what llama.cpp's driver makes of them.
+    """Files of one architecture, and what llama.cpp's driver makes of them."""
 
-    is_trimmed: whether the head proposes some tokens only.
-    """
-
-    def __init__(self, folder, tokenizer_of, name, *, is_trimmed):
+    def __init__(self, folder, tokenizer_of, name):
         self.name = name
         self.path = write_head_model(folder / f"{name}.gguf", tokenizer_of, name)
         self.head = write_head_model(
@@ -56,12 +48,6 @@ class Made:
                 shares_cache=not self.is_inside,
             )
         self.rows = functools.cache(self.reference.rows)  # many tests end with the same text
-        self.is_trimmed = is_trimmed
-        if is_trimmed:
-            self.head = trimmed_file(self.head, IDS)
-        if is_trimmed and self.is_inside:
-            trimmed_file(self.path, IDS)
-            self.head = folder / f"mtp-{name}.gguf"  # of which the file is a part
 
     def opened(self, **keywords):
         options = LlamaOptions(context_length=CONTEXT, flash_attention="off")
@@ -77,18 +63,9 @@ class Made:
             return text_of(engine, sampling=GREEDY)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        *((name, False) for name in (*ALL, *EAGLE)),
-        *(pytest.param((name, True), id=f"{name} trimmed") for name in TRIMMED),
-    ],
-    ids=lambda param: param[0],
-)
+@pytest.fixture(scope="module", params=[*ALL, *EAGLE])
 def made(request, tmp_path_factory, demo_target):
-    name, is_trimmed = request.param
-    folder = tmp_path_factory.mktemp("heads")
-    one = Made(folder, demo_target, name, is_trimmed=is_trimmed)
+    one = Made(tmp_path_factory.mktemp("heads"), demo_target, request.param)
     yield one
     one.reference.close()
 
@@ -106,12 +83,6 @@ def assert_reads_rightly(engine, made, loop=None) -> None:
         rows.append(proposer.rows([*tokens, *drafted[:count]], 1)[0].copy())
     expected = np.array(made.rows(tuple(tokens), tuple(drafted), proposer.begins_at))
     assert expected[np.isfinite(expected)].std() > 0.1
-    if made.is_trimmed:
-        known = set(np.flatnonzero(np.isfinite(rows[-1])))
-        # Tokens of the text join in where libllama does not compute the output layer.
-        assert known >= set(drafted) - set(IDS) if made.is_inside else known <= set(IDS)
-        assert len(known) < len(rows[-1])
-        expected[~np.isfinite(np.array(rows))] = -np.inf
     np.testing.assert_allclose(rows, expected, atol=2e-3)
     proposer.truncate(len(loop.tokens))
 

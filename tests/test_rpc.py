@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from head_maker import write_head_model
 from rpc_runner import PROGRAM, needs_servers, stopped
 from rpc_standin import answering, device_count, device_memory, hello
-from trimmed_files import trimmed_file
 
 import inside
 import localspec
@@ -135,36 +134,6 @@ def test_heads_read_a_target_that_is_elsewhere(name, servers, tmp_path, demo_tar
     with opened(*servers, **usual) as engine:
         drafted = engine.generate_raw(prompt, max_tokens=20).reply().stats.drafted_per_proposer
     assert (localspec.ProposerKind.HEAD in drafted) == (name != "qwen35")
-
-
-@pytest.mark.parametrize("name", ["qwen35", "llama", "draft", "draft there"])
-def test_trimmed_drafts_and_heads_draft_for_a_target_that_is_elsewhere(
-    name, servers, tmp_path, demo_target, demo_draft
-):
-    """And a draft that is on a server itself."""
-    ids = range(4000 if name == "llama" else 2000)  # few enough to be taken by themselves
-    usual = {"target_options": PLAIN, "draft_tokens": 3}
-    if name.startswith("draft"):
-        usual |= {"target": demo_target, "proposer": "draft"}
-        usual["draft"] = trimmed_file(demo_draft, ids, tmp_path / "draft.gguf")
-    else:
-        usual |= {"target": write_head_model(tmp_path / "t.gguf", demo_target, name)}
-        usual |= {"proposer": "head", "target_options": SHORT}
-        source = usual["target"]
-        if name == "llama":
-            source = write_head_model(tmp_path / "h.gguf", demo_target, name, part="head")
-        trimmed = trimmed_file(source, ids)
-        usual |= {"head": trimmed} if name == "llama" else {}
-    prompt = [5 + 37 * index % 900 for index in range(30)]
-    with localspec.load(**usual) as engine:
-        expected = engine.generate_raw(prompt, temperature=0, max_tokens=40).reply()
-    if name == "draft there":
-        there = dataclasses.replace(PLAIN, rpc=(servers[1].address,))
-        usual["draft_options"] = there
-    with opened(*servers, **usual) as engine:
-        found = engine.generate_raw(prompt, temperature=0, max_tokens=40).reply()
-    assert found.token_ids == expected.token_ids
-    assert found.stats.num_accepted == expected.stats.num_accepted > 0
 
 
 def test_libllama_speaks_the_version_that_its_server_says(server):

@@ -206,19 +206,6 @@ def test_what_may_be_kept_on_disk_and_whose_it_is(monkeypatch, tmp_path, keys, m
     assert ("Caches of conversations are kept in" in told) is (expected[0] > 0)
 
 
-@pytest.mark.parametrize(("more", "expected"), [([], True), (["--no-trimmed"], False)])
-def test_a_trimmed_file_can_be_left_out(monkeypatch, more, expected):
-    given = []
-
-    def opened(*_arguments, **keywords):
-        given.append(keywords["trimmed"])
-        raise EngineError("enough", "")
-
-    monkeypatch.setattr(served_models, "IsolatedEngine", opened)
-    assert "enough" in refused("--port", "0", *more).output
-    assert given == [expected]
-
-
 @pytest.mark.parametrize("size", ["much", "-1", "8XB", "GB"])
 def test_a_size_has_a_number_and_a_unit(size):
     result = refused("--cache-disk", size)

@@ -110,7 +110,6 @@ def _blocks(found: Explanation) -> list[tuple[str, list[str]]]:
         facts.append(("Head", [_head(found.head)]))
     if found.projector is not None:
         facts.append(("Images", [_projector(found.projector)]))
-    facts.append(("Trimmed", list(found.trimmed)))
     if not found.is_pair:
         return [*facts, ("NO PAIR", _no_pair(found))]
     if found.draft is None and found.head is None:
@@ -127,15 +126,12 @@ def _blocks(found: Explanation) -> list[tuple[str, list[str]]]:
 def _model_lines(model: ModelFacts) -> list[str]:
     place = "on this machine" if model.is_here else "to download"
     heads = f"{model.num_heads} heads, {model.num_kv_heads} of keys and values"
-    tokens = f"{model.vocab_size} tokens"
-    if model.num_proposed is not None:
-        tokens += f", trimmed: proposes {model.num_proposed} of them"
     window = f", sliding window {model.sliding_window}" if model.sliding_window else ""
     return [
         f"{model.name}, {readable_bytes(model.size_bytes)} {place}",
         f"{model.architecture}, {_parameters(model.num_parameters)} parameters: "
         f"{model.num_layers} layers of width {model.width}, {heads}",
-        f"{tokens}, context up to {model.trained_context}{window}",
+        f"{model.vocab_size} tokens, context up to {model.trained_context}{window}",
         f"weights: {_types(model.type_bytes)}",
     ]
 
@@ -177,8 +173,7 @@ def _head(head: HeadReport) -> str:
         what = ", ".join(filter(None, known))
     if head.why_not:
         return f"{what}: NOT USABLE, {in_flags(head.why_not)}"
-    some = "" if head.num_proposed is None else f", trimmed to {head.num_proposed} tokens"
-    return f"{what}{some}: drafts for this target"
+    return f"{what}: drafts for this target"
 
 
 def _projector(projector: ProjectorReport) -> str:

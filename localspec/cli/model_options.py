@@ -24,12 +24,6 @@ model_option = click.option(
     f"[default: {VARIABLE}, 'localspec models default', or {DEFAULT_PRESET}]",
 )
 
-TRIMMED_OPTION = click.option(
-    "--trimmed/--no-trimmed",
-    default=True,
-    help="Use a trimmed file beside a draft's or a head's where it pays more. [default: on]",
-)
-
 
 def target_draft_head(*, needs_target: bool = False) -> Decorator:
     """Decorate a command with --target, --draft, --head and --mmproj."""

@@ -13,7 +13,6 @@ from localspec.cli.json_output import to_json, write_json
 from localspec.cli.own_models import add, alias, default, import_models
 from localspec.cli.quantities import readable_bytes
 from localspec.cli.screen import note, printable
-from localspec.cli.trim import trim_model
 from localspec.errors import DownloadError, PresetError
 from localspec.hub.hub_file import HubModel
 from localspec.preflight.fit import fits_by_size, room_here
@@ -111,10 +110,9 @@ def print_paths(*, preset: str) -> None:
 def remove_preset(*, preset: str, yes: bool) -> None:
     """Delete the downloaded files of a preset, and a preset of your own.
 
-    Trimmed files of them go, too. Saved caches of its conversations and its measured costs are
-    deleted, too; sessions stay. Files that another preset uses, that another program put into
-    the cache, or that are in your own folders stay, too. A preset that you added is asked about
-    separately.
+    Saved caches of its conversations and its measured costs are deleted, too; sessions stay.
+    Files that another preset uses, that another program put into the cache, or that are in your
+    own folders stay, too. A preset that you added is asked about separately.
     """
     # Imported here, because every command imports this module, and NumPy takes its time.
     from localspec.engine.disk_usage import disk_usage
@@ -128,8 +126,6 @@ def remove_preset(*, preset: str, yes: bool) -> None:
         click.echo(f"{file.name} stays: another program put it there", err=True)
     for file, size in removal.owned.items():
         click.echo(f"{file.repo} {file.file}: {readable_bytes(size)}", err=True)
-    for path, size in removal.trimmed.items():
-        click.echo(printable(f"{path.name}: {readable_bytes(size)}"), err=True)
     if kept.num_bytes:
         _free(chosen, kept, yes=yes)
     if is_own:
@@ -228,5 +224,5 @@ def _state_json(
     return written
 
 
-for _command in (add, import_models, default, alias, trim_model):
+for _command in (add, import_models, default, alias):
     models.add_command(_command)

@@ -16,7 +16,7 @@ from localspec.cli import device_options, sampling_options
 from localspec.cli.completion import complete_file, complete_preset, complete_template
 from localspec.cli.download import offer_download
 from localspec.cli.flags import Decorator, flags_of, read_option_file, usual_flag, with_all
-from localspec.cli.model_options import TRIMMED_OPTION, context_option, target_draft_head
+from localspec.cli.model_options import context_option, target_draft_head
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
 from localspec.llama.options import LlamaOptions
@@ -139,7 +139,7 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 _LOADING = (
     *("draft", "head", "mmproj", "draft_tokens", "proposer", "context_length", "rpc"),
-    *("trimmed", "force"),
+    "force",
 )
 _OPTIONS = [
     click.option(
@@ -168,7 +168,6 @@ _OPTIONS = [
     click.option(
         "--no-draft", is_flag=True, help="Plain decoding: the same as --draft-tokens 0."
     ),
-    TRIMMED_OPTION,
     click.option("--system", metavar="TEXT", help="The system message."),
     click.option(
         *flags_of("template"),

@@ -22,7 +22,7 @@ from localspec.cli.download import offer_download
 from localspec.cli.flags import read_option_file
 from localspec.cli.help import Command
 from localspec.cli.memory_options import MemoryOptions, memory_options
-from localspec.cli.model_options import TRIMMED_OPTION, context_option
+from localspec.cli.model_options import context_option
 from localspec.cli.quantities import parse_size, readable_bytes
 from localspec.cli.screen import printable
 from localspec.cli.waiting import waiting
@@ -109,7 +109,6 @@ _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an an
 @context_option("the preset's, or the model's own up to 8192")
 @EXACT_OPTION
 @RPC_OPTION
-@TRIMMED_OPTION
 @click.option(
     "--mmproj",
     shell_complete=complete_model,
@@ -172,7 +171,6 @@ def serve(  # noqa: PLR0913  each is an option of the command
     context_length: int | None,
     exact: bool | None,
     rpc: tuple[str, ...] | None,
-    trimmed: bool,
     mmproj: str | None,
     parallel: int,
     cache_disk: int | None,
@@ -205,7 +203,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     access = AccessRules(keys=_keys(api_key_file), hosts=allowed_hosts, origins=cors_origins)
     _check_access(access, host, memory, cache_disk)
     names = _names(models, embeddings)
-    made = _models(names, mmproj, context_length, rpc, exact=exact, trimmed=trimmed)
+    made = _models(names, mmproj, context_length, rpc, exact=exact)
     embedder = None if embeddings is None else ServedEmbedder(embeddings)
     served = ServedModels(made, takes_any_name=not known_models_only, embedder=embedder)
     _prepare(served, access, memory, parallel, cache_disk)
@@ -285,7 +283,6 @@ def _models(
     rpc: tuple[str, ...] | None,
     *,
     exact: bool | None,
-    trimmed: bool,
 ) -> list[ServedModel]:
     """Those of the names. mmproj: of the first one; `NO_PROJECTOR`: of none."""
     from localspec.server.served_models import ServedModel
@@ -293,7 +290,7 @@ def _models(
     others = mmproj if mmproj == NO_PROJECTOR else None
     both = zip(names, (mmproj, *[others] * (len(names) - 1)), strict=True)
     return [
-        ServedModel(name, context_length, rpc, exact=exact, trimmed=trimmed, mmproj=projector)
+        ServedModel(name, context_length, rpc, exact=exact, mmproj=projector)
         for name, projector in both
     ]
 

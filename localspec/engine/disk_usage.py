@@ -29,8 +29,8 @@ DiskUse = Literal["files", "caches", "costs"]
 class DiskUsage:
     """Files that could be freed, each with its bytes.
 
-    files: models that localspec fetched and no other preset uses, what was received of them,
-    and trimmed files of them. caches: those kept of conversations. costs: what decodes cost
+    files: models that localspec fetched and no other preset uses, and what was received of
+    them. caches: those kept of conversations. costs: what decodes cost
     here, learned while it ran. The last two are found by the content of the models, so while
     their files are here, and count for no preset where another one has the same models.
     """
@@ -54,7 +54,6 @@ def disk_usage(preset: str | Preset) -> DiskUsage:
     cache, removal = HubCache(), installed.removal_of(preset)
     owned = removal.owned.items()
     files = {path: size for file, size in owned if (path := cache.owned(file))}
-    files |= removal.trimmed
     contents = _contents(preset)
     if not contents:
         return DiskUsage(files=files, caches={}, costs={})

@@ -30,7 +30,6 @@ from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.head import head_facts
-from localspec.gguf_file.trimmed import checked_head_output, num_proposed
 from localspec.llama.devices import list_devices
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import is_on_gpus, usable_gpus
@@ -85,7 +84,6 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     kept_bytes: int = DEFAULT_KEPT_BYTES,
     parallel: int = 1,
     memory: bool | str = True,
-    trimmed: bool = True,
     cache_disk: int | CacheDisk = 0,
     progress: Callable[[float], None] | None = None,
     force: bool = False,
@@ -105,8 +103,8 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     proposer="head". exact: the same text to the bit with any draft; None: where that costs at
     most 3 %. target_options, draft_options: other settings of each. kept_bytes, cache_disk: for
     caches of conversations that wait. parallel: answers at once. memory: earlier texts draft
-    what repeats; a name keeps them on disk. trimmed: use trimmed files that pay more. progress:
-    called with the loaded share; raise to cancel. force: load what seems too large.
+    what repeats; a name keeps them on disk. progress: called with the loaded share; raise to
+    cancel. force: load what seems too large.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
     """
@@ -117,7 +115,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     both = _for_both(chosen, context_length, num_threads, num_gpu_layers)
     of_target = replace(both, rpc=common_servers(rpc, chosen), exact=exact)
     options = _with_common(target_options, of_target), _with_common(draft_options, both)
-    sources = chosen_sources(found, drafting, *options, trimmed=trimmed)
+    sources = chosen_sources(found, drafting, *options)
     with contextlib.ExitStack() as undo:
         opened = partial(_opened, sources, progress, (parallel, kept_bytes), undo, force=force)
         see = partial(with_projector, is_named=mmproj is not None)
@@ -244,7 +242,6 @@ def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
     # Here, because it loads libllama: a wrong argument is found sooner without.
     from localspec.llama.library import llama_cpp
     from localspec.llama.model import LlamaModel
-    from localspec.llama.trimmed import TrimmedModel
 
     options = source.options
     if source.header is None:
@@ -263,11 +260,7 @@ def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
     content = FileContent(header)
     options = suited(options, header, context)
     prepare_kernels(options, header)
-    model: LlamaModel
-    if num_proposed(header) is None:
-        model = LlamaModel.open(header.path, options, progress)
-    else:
-        model = TrimmedModel.open_trimmed(header, options, progress)
+    model = LlamaModel.open(header.path, options, progress)
     try:
         # Now that the system has the file at hand.
         model.content = content.digest()
@@ -311,9 +304,7 @@ def _open_head(
     if facts.graph is HeadGraph.OUTPUT:
         head = MedusaHeads(header, target)
     else:
-        trimmed = checked_head_output(header) if source.has_trimmed_output else None
-        both = None if trimmed is None else (trimmed, header)
-        head = open_head(target, own_path, options, facts, progress, both)
+        head = open_head(target, own_path, options, facts, progress)
     head.content = target.content if own_path is None else content.digest()
     return head
 

@@ -113,15 +113,6 @@ def kept_memories() -> list[KeptMemory]:
     return found
 
 
-def remembered_tokens(vocabulary: TokenTable) -> Iterator[Sequence[int]]:
-    """The texts of all memories of a tokenizer, as ids. Raises CacheError for a damaged one."""
-    for name in dict.fromkeys(kept.name for kept in kept_memories()):
-        memory = TextMemory()
-        MemoryFile(name, vocabulary).load(memory)
-        for part in memory.parts():
-            yield part.tokens
-
-
 def num_tokens_in(path: Path) -> int | None:
     """How many tokens a memory's file has; None if it is damaged."""
     try:

@@ -80,12 +80,8 @@ def _of_draft(
     Raises PairError.
     """
     try:
-        shared = shared_vocabulary(vocabulary, draft.token_table)
+        shared = shared_vocabulary(vocabulary, draft.vocabulary)
     except PairError:
-        if (
-            draft.token_table is not draft.vocabulary
-        ):  # trimmed: libllama has no tokenizer of it
-            raise
         maps = TokenMaps(vocabulary, draft.vocabulary)
         translated = _translated(draft, maps, vocabulary.is_end)
         logger.warning(

@@ -18,7 +18,6 @@ from localspec.gguf_file.header import Header
 from localspec.gguf_file.own_tokens import check_own_tokens
 from localspec.gguf_file.projector_check import NO_PROJECTOR
 from localspec.llama.options import LlamaOptions
-from localspec.preflight.trimmed_choice import trimmed_choices
 from localspec.presets.located import locate, locate_source
 from localspec.presets.pairing import size_warning
 from localspec.presets.preset import Preset, Role
@@ -58,22 +57,17 @@ class LoadKeywords(TypedDict, total=False):
     kept_bytes: int
     parallel: int
     memory: bool | str
-    trimmed: bool
     cache_disk: int | CacheDisk
     force: bool
 
 
 class Source(NamedTuple):
-    """A model to be opened: of a file with this header, or an application's `Llama`.
-
-    has_trimmed_output: whether its MTP head gets the trimmed output layer beside the file.
-    """
+    """A model to be opened: of a file with this header, or an application's `Llama`."""
 
     role: Role
     header: Header | None
     llama: Llama | None
     options: LlamaOptions
-    has_trimmed_output: bool = False
 
 
 def named_sources(
@@ -137,14 +131,11 @@ def chosen_sources(
     drafting: Drafting,
     target_options: LlamaOptions,
     draft_options: LlamaOptions,
-    *,
-    trimmed: bool,
 ) -> list[Source]:
     """The models to open, in this order: the target, a draft, a head's own file.
 
     Without a projector. A head's file that is given as a draft is taken for what it is.
-    trimmed: whether trimmed files are used where they pay more. Raises PairError for a head
-    that does not fit the target, ModelFileError.
+    Raises PairError for a head that does not fit the target, ModelFileError.
     """
     found = {role: model for role, model in found.items() if role != "mmproj"}
     if drafting.is_off:
@@ -173,27 +164,7 @@ def chosen_sources(
         target = target._replace(options=replace(target.options, with_head=False))
     if head is not None or not can_have_head:
         target = target._replace(options=replace(target.options, with_head=False))
-    opened = [source for source in (target, draft, head) if source is not None]
-    return _with_trimmed(opened) if trimmed else opened
-
-
-def _with_trimmed(sources: list[Source]) -> list[Source]:
-    """With trimmed files in place of whole ones where those pay more."""
-    headers = {source.role: source.header for source in sources if source.header is not None}
-    choices = trimmed_choices(headers, with_head=sources[0].options.with_head is not False)
-    chosen = []
-    for source in sources:
-        choice = choices.get(source.role)
-        if choice is not None:
-            level = logging.WARNING if choice.is_of_another else logging.INFO
-            logger.log(level, "%s", choice.sentence)
-        if choice is None or not choice.is_used:
-            chosen.append(source)
-        elif choice.is_output:
-            chosen.append(source._replace(has_trimmed_output=True))
-        else:
-            chosen.append(source._replace(header=choice.header))
-    return chosen
+    return [source for source in (target, draft, head) if source is not None]
 
 
 def _source(role: Role, model: ModelSource, options: LlamaOptions) -> Source:

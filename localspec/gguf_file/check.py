@@ -14,7 +14,6 @@ from localspec.gguf_file.head_widths import faulty_states, faulty_widths
 from localspec.gguf_file.header import Header, Value, read_header
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import NOT_MULTIPLIED, type_name
-from localspec.gguf_file.trimmed import num_proposed, trimmed_fault
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _NOT_TEXT_MODELS = {
@@ -102,8 +101,6 @@ def check_parts(parts: Sequence[Header], *, embeds: bool = False) -> Header:
         for fault in faults(header):
             raise ModelFileError(f"{path} is damaged: {fault}", "Download or convert it again.")
     _check_stated_head(header)
-    if num_proposed(header) is not None and (fault := trimmed_fault(header)):
-        raise ModelFileError(f"{path} is damaged: {fault}", "Trim its model again.")
     return header
 
 

@@ -1,11 +1,10 @@
 """Identifies a model by the content of its files, whatever they are called.
 
 Fine-tunes of a model share its name, size and shape. Caches and costs of one must not be used
-for another, nor a trimmed file that was made of one, so they are kept with a hash of the whole
-header and of samples of every tensor. A fine-tune, a merge or another quantisation changes
-nearly all values of each tensor that it touches, so the samples differ; reading them takes
-milliseconds if the file has just been loaded. Two files that differ in a few bytes elsewhere
-have the same hash.
+for another, so they are kept with a hash of the whole header and of samples of every tensor. A
+fine-tune, a merge or another quantisation changes nearly all values of each tensor that it
+touches, so the samples differ; reading them takes milliseconds if the file has just been
+loaded. Two files that differ in a few bytes elsewhere have the same hash.
 """
 
 from __future__ import annotations

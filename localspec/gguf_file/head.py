@@ -30,7 +30,6 @@ from localspec.gguf_file.header_vocabulary import HeaderVocabulary
 from localspec.gguf_file.medusa import medusa_misfits, medusa_refusals
 from localspec.gguf_file.own_tokens import OWN_TOKENS
 from localspec.gguf_file.shape import ModelShape, whole_numbers
-from localspec.gguf_file.trimmed import num_proposed
 
 # Tensors of each MTP layer that libllama's graphs use without checking that they are there.
 _NEEDED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
@@ -164,15 +163,7 @@ def _layer(shape: ModelShape, name: str) -> int:
 
 
 def check_target(header: Header) -> None:
-    """Raise ModelFileError if a file has nothing but a head, which ends libllama's process.
-
-    So it does if it is a trimmed draft.
-    """
-    if num_proposed(header) is not None:
-        raise ModelFileError(
-            f"{header.path} is a trimmed draft, which knows only some of its tokens",
-            "Give it as draft=…, and the model that it drafts for as target=….",
-        )
+    """Raise ModelFileError if a file has nothing but a head, which ends libllama's process."""
     facts = head_facts(header)
     if facts is not None and facts.is_apart:
         raise ModelFileError(

@@ -38,7 +38,6 @@ _LAST_READ = 128 << 20
 _BEGINNING = 1024  # bytes that show what a file is that is not GGUF
 _MAX_NAMED = 5  # files in a hint
 _TOKENS = "tokenizer.ggml.tokens"
-BEHIND = "localspec.bytes_behind_tensors"  # see `trimmed`: libllama does not look at them
 
 
 class ByteSource(Protocol):
@@ -72,8 +71,8 @@ class Header:
 
     metadata: scalars, strings and short arrays of numbers. data_start: where the tensors start.
     tokens: the vocabulary, if any. parts: the headers of all files of a model that was checked
-    (`gguf_file.check`), which are one unless it is split. metadata_end: where the metadata end.
-    kinds: GGUF's number of each value's type.
+    (`gguf_file.check`), which are one unless it is split. kinds: GGUF's number of each
+    value's type.
     """
 
     path: Path
@@ -83,7 +82,6 @@ class Header:
     data_start: int
     tokens: Sequence[bytes] = ()
     parts: Sequence[Header] = ()
-    metadata_end: int = 0
     kinds: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -191,7 +189,6 @@ class _HeaderReader:
             key = self._string()
             kinds[key] = self._scalar("<I")
             metadata[key] = self._value(key, kinds[key])
-        metadata_end = self._at
         described = [self._tensor() for _ in range(num_tensors)]
         last_offset = max((tensor.offset for tensor in described), default=0)
         alignment = metadata.get("general.alignment", 32)
@@ -204,17 +201,13 @@ class _HeaderReader:
                 f"its tensors reach beyond {data_start + last_offset} bytes, "
                 f"the file has {self._size}"
             )
-        behind, most = metadata.get(BEHIND, 0), self._size - data_start - last_offset
-        if not isinstance(behind, int) or (behind and not 0 < behind <= most):
-            raise self._damaged(f"it claims {behind} bytes behind its tensors")
         return Header(
             path=self._path,
             size_bytes=self._size,
-            tensors=_placed(described, data_start, self._size - behind),
+            tensors=_placed(described, data_start, self._size),
             metadata=metadata,
             data_start=data_start,
             tokens=self._tokens,
-            metadata_end=metadata_end,
             kinds=kinds,
         )
 

@@ -75,7 +75,7 @@ _SIGN = re.compile(r"mmproj", re.IGNORECASE)
 _WORDS = re.compile(
     r"-\d{5}-of-\d{5}|mmproj|[0-9]*bf16|f16|f32|(ud-)?i?q\d\w*|model|gguf", re.IGNORECASE
 )
-_HELPERS = re.compile(r"mmproj|draft|mtp|eagle|dflash|medusa|trimmed", re.IGNORECASE)
+_HELPERS = re.compile(r"mmproj|draft|mtp|eagle|dflash|medusa", re.IGNORECASE)
 _BEST = ("f16", "bf16", "q8_0", "f32")  # types by name, the one to take first
 
 

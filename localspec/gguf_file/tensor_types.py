@@ -6,11 +6,6 @@ gguf is imported late: a start should not wait for it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 F32, F16, INT64, BF16 = 0, 1, 27, 30  # of ggml_type
 NOT_MULTIPLIED = range(24, 29)  # whole numbers, and float64: of tables alone
@@ -38,25 +33,6 @@ def bytes_per_value(name: str) -> float:
     """Bytes of a number in the type of that name, with its share of the block's scales."""
     num_values, num_bytes = _block(name)
     return num_bytes / num_values
-
-
-def row_bytes(kind: int, width: int) -> int:
-    """Bytes of a row of so many numbers in the type of that number; 0 for an unknown one."""
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    if kind not in GGMLQuantizationType.__members__.values():
-        return 0
-    num_values, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-    return width // num_values * num_bytes
-
-
-def dequantized(rows: NDArray[np.uint8], kind: int) -> NDArray[np.float32]:
-    """The numbers (n, width) of rows (n, bytes of a row) of the type of that number."""
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    numbers: NDArray[np.float32] = dequantize(rows, GGMLQuantizationType(kind))
-    return numbers
 
 
 def _block(name: str) -> tuple[int, int]:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from localspec.errors import DecodeError
 from localspec.gguf_file.head import HeadFacts
-from localspec.gguf_file.trimmed import output_setting
 from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import BYTE_POINTER
 from localspec.llama.context import LlamaContext
@@ -28,7 +27,6 @@ from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.llama.quirks.nextn import require_nextn_functions
-from localspec.llama.trimmed_output import TrimmedOutput
 from localspec.sampling.distribution import Logits
 
 if TYPE_CHECKING:
@@ -75,11 +73,9 @@ class LlamaHead(LlamaContext):
         self.max_draft_tokens = num_layers if num_layers > 1 else target.context_length
         self.begins_at = 0
         self.num_cached = 0
-        self._output: TrimmedOutput | None = None
         self._drafted: list[int] = []  # its latest tokens, which it read with rows of its own
         self._sequence = 0
         width = self._width = int(llama_cpp.llama_model_n_embd_out(handle.model))
-        self._wanted_rows = np.empty((0, width), dtype=np.float32)  # that logits are asked of
         self._own_rows = np.zeros((num_layers, width), dtype=np.float32)
         self._batch = TokenBatch(llama_cpp.llama_n_batch(handle.context), width)
         # A graph that is not cropped gives wrong rows where only those with logits are wanted.
@@ -90,15 +86,6 @@ class LlamaHead(LlamaContext):
         """Positions at which it can read: the target's row before each is kept."""
         first = self._target_rows.first
         return range(0 if first == 0 else first + 1, self._target_rows.end + 1)
-
-    def trim(self, output: TrimmedOutput) -> None:
-        """Let another output layer, which this closes, give the logits from now on.
-
-        Not for a head that is cropped.
-        """
-        self._output = output
-        self._setting += output_setting(output.num_tokens)
-        self.num_weight_bytes += output.num_weight_bytes - output.num_spared_bytes
 
     @property
     def identity(self) -> str | None:
@@ -172,8 +159,6 @@ class LlamaHead(LlamaContext):
             return rows if self._computing is None else rows.copy()
 
     def _decoded(self, tokens: Sequence[int], num_logits: int) -> Logits:
-        if self._output is not None:
-            self._output.add(tokens)
         before = self.num_cached - len(self._drafted)
         try:
             if self.begins_at + self.num_cached < self.readable.stop:
@@ -191,8 +176,6 @@ class LlamaHead(LlamaContext):
         return self._given_logits(num_rows)[num_rows - num_logits :]
 
     def _given_logits(self, count: int) -> Logits:
-        if self._output is not None:
-            return self._output.logits(self._wanted_rows, self.num_threads)
         rows = llama_cpp.llama_get_logits(self.handle.context)
         return np.ctypeslib.as_array(rows, (count, self.vocab_size))
 
@@ -263,11 +246,8 @@ class LlamaHead(LlamaContext):
         self._start_decode(count)
         if self._num_layers > 1:
             self._nextn.set_nextn_layer_offset(context, layer)
-        num_outputs = num_logits if self._output is None else 0
-        batch = self._batch.filled(tokens, position - self._lag, num_outputs, self._sequence)
+        batch = self._batch.filled(tokens, position - self._lag, num_logits, self._sequence)
         self._check_decoded(llama_cpp.llama_decode(context, batch), count, position)
-        if self._output is not None and num_logits:
-            self._wanted_rows = self._given_rows(count)[count - num_logits :]
         return num_logits
 
     def _row_of_last(self, count: int, num_logits: int) -> Rows:
@@ -298,11 +278,6 @@ class LlamaHead(LlamaContext):
 
     def checkpoint(self) -> None:
         """Nothing to do: it can be cut anywhere."""
-
-    def close(self) -> None:
-        super().close()
-        if self._output is not None:
-            self._output.close()
 
     def begin(self) -> None:
         """Allow decodes again after `interrupt`, and let libllama cache what is recorded."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.head import HeadFacts
-from localspec.gguf_file.header import Header
 from localspec.llama import params as llama_params
 from localspec.llama.dflash import DflashHead
 from localspec.llama.handle import Handle
@@ -20,7 +19,6 @@ from localspec.llama.native import LoadWatch
 from localspec.llama.opening import load_weights, new_context, open_watched
 from localspec.llama.options import ROWS_BATCH_SIZE, LlamaOptions
 from localspec.llama.quirks.nextn import require_nextn_functions
-from localspec.llama.trimmed_output import TrimmedOutput
 
 
 def open_head(
@@ -29,26 +27,19 @@ def open_head(
     options: LlamaOptions,
     facts: HeadFacts,
     progress: Callable[[float], None] = lambda _fraction: None,
-    trimmed: tuple[Header, Header] | None = None,
 ) -> LlamaHead:
     """Open the head at `path`, or the one in the file of a target opened `with_head`.
 
-    facts: of the head, checked by `gguf_file.head`; not of Medusa. trimmed: the headers of its
-    trimmed output layer, if there is one, and of its own file. Raises what `LlamaModel.open`
-    does, and EngineError if libllama lacks a function for such a head.
+    facts: of the head, checked by `gguf_file.head`; not of Medusa. Raises what
+    `LlamaModel.open` does, and EngineError if libllama lacks a function for such a head.
     """
     require_nextn_functions(reads_layers=bool(facts.layers_read))
     if path is not None:
         load = functools.partial(_load, target, path, options, facts)
-        head = open_watched(progress, load)
-    else:
-        context = _new_context(target, target.handle.model, options, facts)
-        handle = Handle(context, target.name, model_of=target.handle)
-        head = _head(handle, target, options, facts)
-    if trimmed is not None:
-        with head.handle.closed_on_failure():
-            head.trim(TrimmedOutput.open(*trimmed, options, target.vocab_size))
-    return head
+        return open_watched(progress, load)
+    context = _new_context(target, target.handle.model, options, facts)
+    handle = Handle(context, target.name, model_of=target.handle)
+    return _head(handle, target, options, facts)
 
 
 def _load(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
 from localspec.errors import Interrupted, LocalspecError
 from localspec.exactness import Exactness
-from localspec.llama.batch import TextPart
+from localspec.llama.batch import TextPart, TokenBatch
 from localspec.llama.cache import Cache
 from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import OutputRows, TargetRows
@@ -28,6 +28,7 @@ class _JoinedModel(Protocol):
     handle: Handle
     lane: LaneTime
     exactness: Exactness
+    _batch: TokenBatch
     _cache: Cache
     _rows: TargetRows | OutputRows | None
 
@@ -35,8 +36,6 @@ class _JoinedModel(Protocol):
     def is_interrupted(self) -> bool: ...
 
     def _set_threads(self, num_tokens: int) -> None: ...
-
-    def _joined(self, parts: Sequence[TextPart]) -> Any: ...
 
     def _given_logits(self, count: int) -> Logits: ...
 
@@ -163,7 +162,7 @@ def _decoded(works: Sequence[Work]) -> int:
     joint = _Joint(ordered, leader, caches, parts, [])
     if leader._rows is not None:
         leader._rows.begin_decode(is_taken=works[0].takes_rows)
-    context, batch = leader.handle.context, leader._joined(parts)
+    context, batch = leader.handle.context, leader._batch.joined(parts)
     try:
         # All in C: what a signal handler raises cannot come between a decode and its status.
         joint.given.extend(map(llama_cpp.llama_decode, [context], [batch]))

@@ -13,14 +13,13 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from localspec.errors import ContextError, DecodeError, EngineError, Interrupted
 from localspec.exactness import Exactness
 from localspec.llama import params as llama_params
-from localspec.llama.batch import TextPart, TokenBatch
+from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import Cache
 from localspec.llama.cache_state import CacheState
 from localspec.llama.context import LlamaContext
@@ -38,7 +37,6 @@ from localspec.llama.projector import Projector
 from localspec.llama.vocabulary import LlamaVocabulary
 from localspec.pictures.cells import LAST_CELL
 from localspec.sampling.distribution import Logits
-from localspec.vocabulary import TokenTable
 
 _UNUSED = -1  # in place of the first token that the owner of an adopted `Llama` decodes
 
@@ -47,8 +45,8 @@ class LlamaModel(LlamaContext):
     """One sequence of a llama_cpp context: an implementation of `model.Model`.
 
     Not thread-safe, except for `interrupt`; but others `beside` it may work in other threads
-    once it `shares`. Open one with `open` or `adopt`. token_table: the entries of the ids that
-    it takes. vision: with which it reads pictures; is_blind: whether it passes over them.
+    once it `shares`. Open one with `open` or `adopt`. vision: with which it reads pictures;
+    is_blind: whether it passes over them.
     """
 
     vision: Projector | None = None
@@ -67,19 +65,18 @@ class LlamaModel(LlamaContext):
         llama_params.check_pools_nothing(context, self.name)
         vocab = llama_cpp.llama_model_get_vocab(model)
         self.vocabulary = LlamaVocabulary(vocab, handle.require_open, handle.in_use)
-        self.token_table: TokenTable = self._token_table()
         template: bytes | None = llama_cpp.llama_model_chat_template(model, None)
         self.chat_template = template.decode("utf-8", errors="replace") if template else None
         self.trained_context_length: int = llama_cpp.llama_model_n_ctx_train(model)
         self.context_length = min(context_length, int(llama_cpp.llama_n_ctx_seq(context)))
         self.max_outputs = max_outputs
-        self.vocab_size = self.token_table.size
+        self.vocab_size = self.vocabulary.size
         self.num_weight_bytes: int = llama_cpp.llama_model_size(model)
         self._cache = Cache(handle)
         self._rows: TargetRows | OutputRows | None = None  # that a head reads
         # Its rows, where others compute before they are used.
         self._kept: Logits = np.empty((0, self.vocab_size), dtype=np.float32)
-        self._batch = self._new_batch(llama_cpp.llama_n_batch(context))
+        self._batch = TokenBatch(llama_cpp.llama_n_batch(context))
         self.max_rollback = self._probe_rollback()
 
     def beside(self, number: int, lane: LaneTime) -> LlamaModel:
@@ -139,7 +136,7 @@ class LlamaModel(LlamaContext):
             model = cls(handle, length, options.max_outputs, options.summary)
             # Only pictures need larger ones, and a text is read as fast as without them.
             size = min(model.batch_size, text_batch_size(options, length))
-            model._batch = model._new_batch(size)
+            model._batch = TokenBatch(size)
             return model
 
     @classmethod
@@ -207,7 +204,7 @@ class LlamaModel(LlamaContext):
         if num_logits == 0:
             return np.empty((0, self.vocab_size), dtype=np.float32)
         if self._computing is None:
-            return self._in_vocabulary(self._given_logits(num_logits))
+            return self._given_logits(num_logits)
         return self._kept[:num_logits]
 
     def _piece_size(self, num_tokens: int) -> int:
@@ -220,11 +217,7 @@ class LlamaModel(LlamaContext):
         """Keep rows that the next decode, of any text, overwrites."""
         if len(self._kept) < len(rows):
             self._kept = np.empty((len(rows), self.vocab_size), dtype=np.float32)
-        self._kept[: len(rows)] = self._in_vocabulary(rows)
-
-    def _in_vocabulary(self, rows: Logits) -> Logits:
-        """Rows as libllama gives them, with the logits of all tokens."""
-        return rows
+        self._kept[: len(rows)] = rows
 
     def _given_logits(self, count: int) -> Logits:
         rows = llama_cpp.llama_get_logits(self.handle.context)
@@ -249,20 +242,6 @@ class LlamaModel(LlamaContext):
                 f"{self.vocab_size}"
             )
 
-    def _token_table(self) -> TokenTable:
-        """The entries of the ids that it takes."""
-        return self.vocabulary
-
-    def _new_batch(self, size: int) -> TokenBatch:
-        return TokenBatch(size)
-
-    def _filled(self, tokens: Sequence[int], num_logits: int) -> Any:
-        return self._batch.filled(tokens, self._cache.position, num_logits, self._cache.number)
-
-    def _joined(self, parts: Sequence[TextPart]) -> Any:
-        """The batch of several texts."""
-        return self._batch.joined(parts)
-
     def _decode_batch(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
         """Decode a batch, which num_to_come tokens follow in the same call of `decode`."""
         if self._computing is None:
@@ -279,7 +258,8 @@ class LlamaModel(LlamaContext):
     def _decode_own(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
         count = len(tokens)
         self._start_decode(count)
-        batch = self._filled(tokens, num_logits)
+        cache = self._cache
+        batch = self._batch.filled(tokens, cache.position, num_logits, cache.number)
         rows = self._rows
         takes_rows = rows is not None and rows.wants(count, num_logits, num_to_come)
         if rows is not None:

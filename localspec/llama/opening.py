@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from localspec.errors import ClosedError, EngineError, LocalspecError, ModelFileError
-from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import context_to_open
 from localspec.llama import native
 from localspec.llama import params as llama_params
@@ -52,20 +51,14 @@ def open_watched(
     return opened
 
 
-def load_weights(
-    path: Path,
-    options: LlamaOptions,
-    watch: native.LoadWatch,
-    trimmed: Header | None = None,
-) -> int:
+def load_weights(path: Path, options: LlamaOptions, watch: native.LoadWatch) -> int:
     """libllama's pointer to the model in a file, to be freed with llama_model_free.
 
-    trimmed: the header of the file, if its output layer is trimmed.
     Raises, with libllama's own words, ModelFileError if it refuses the file and
     MemoryLimitError if memory runs out; OptionError for a GPU that does not exist.
     """
     complaints.clear()
-    params = llama_params.model_params(options, trimmed)
+    params = llama_params.model_params(options)
     params.progress_callback = llama_cpp.llama_progress_callback(watch.go_on)
     model: int | None = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
@@ -91,17 +84,14 @@ def new_context(model: int, name: str, params: Any) -> int:
 
 
 def load_context(
-    path: Path,
-    options: LlamaOptions,
-    watch: native.LoadWatch,
-    trimmed: Header | None = None,
+    path: Path, options: LlamaOptions, watch: native.LoadWatch
 ) -> tuple[Handle, int]:
     """A context of the model in a file, which owns it, and how many tokens it is for.
 
-    trimmed: as for `load_weights`. Raises what that and `new_context` raise, and ModelFileError
-    for a model that does not generate text.
+    Raises what `load_weights` and `new_context` raise, and ModelFileError for a model that does
+    not generate text.
     """
-    model = load_weights(path, options, watch, trimmed)
+    model = load_weights(path, options, watch)
     try:
         llama_params.check_generates(model, path)
         trained = llama_cpp.llama_model_n_ctx_train(model)

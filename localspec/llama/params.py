@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import ModelFileError, OptionError
-from localspec.gguf_file.header import Header
 from localspec.gguf_file.tensor_types import type_number
-from localspec.gguf_file.trimmed import NUM_TOKENS
 from localspec.llama.devices import cpu_buffer_type, device_pointers, list_devices
 from localspec.llama.library import llama_cpp
 from localspec.llama.options import BATCH_SIZE, LlamaOptions, graph_batch_size, num_cells
@@ -20,24 +18,9 @@ from localspec.machine import num_usable_cores
 _FLASH_ATTENTION = {"auto": "AUTO", "on": "ENABLED", "off": "DISABLED"}
 
 
-def model_params(options: LlamaOptions, trimmed: Header | None = None) -> Any:
-    """llama_model_params, which keep alive what they point to.
-
-    trimmed: the header of a file whose output layer is trimmed: to libllama it has so many
-    tokens, and no tokenizer.
-    """
+def model_params(options: LlamaOptions) -> Any:
+    """llama_model_params, which keep alive what they point to."""
     params = llama_cpp.llama_model_default_params()
-    if trimmed is not None:
-        overrides: Any = (llama_cpp.llama_model_kv_override * 3)()  # the last ends the list
-        model, size = overrides[0], overrides[1]
-        model.tag, model.key = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_STR, b"tokenizer.ggml.model"
-        model.value.val_str = b"none"
-        size.tag, size.key = (
-            llama_cpp.LLAMA_KV_OVERRIDE_TYPE_INT,
-            f"{trimmed.architecture}.vocab_size".encode(),
-        )
-        size.value.val_i64 = trimmed.number(NUM_TOKENS)
-        params.kv_overrides = overrides
     params.load_mtp = bool(options.with_head)
     params.use_extra_bufts = options.repack is not False
     if options.num_gpu_layers is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +62,10 @@ class Profile:
         self._saved = learned
 
 
-def latest_learned(
-    contents: Sequence[str], is_wanted: Callable[[str], bool] = lambda _identity: True
-) -> dict[str, Any] | None:
-    """The latest content for a pair. contents: of its files (`content`).
-
-    is_wanted: whether its settings are, which the last model's identity ends with.
-    """
+def latest_learned(contents: Sequence[str]) -> dict[str, Any] | None:
+    """The latest content for a pair. contents: of its files (`content`)."""
     for _, identity, learned in kept_profiles():
-        if len(identity) == len(contents) and is_wanted(identity[-1]):
+        if len(identity) == len(contents):
             pairs = zip(identity, contents, strict=True)
             if all(whole.startswith(f"{content} ·") for whole, content in pairs):
                 return learned

@@ -34,11 +34,6 @@ def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
 def expected_speedup(costs: Curve, acceptance: float, num_draft_tokens: int) -> float:
     """Tokens per second with so many draft tokens per step ÷ those of the target alone."""
     emitted = expected_tokens(acceptance, num_draft_tokens)
-    return speedup_of(costs, emitted, num_draft_tokens)
-
-
-def speedup_of(costs: Curve, emitted: float, num_draft_tokens: int) -> float:
-    """The same, where such a step yields so many tokens on average."""
     num_decodes = min(num_draft_tokens, 1) if costs.is_block else num_draft_tokens
     step = num_decodes * costs.draft + costs.steps[num_draft_tokens + 1]
     return emitted * costs.steps[1] / step

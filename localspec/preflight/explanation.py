@@ -15,7 +15,6 @@ from localspec.gguf_file.header import Header
 from localspec.gguf_file.projector_check import NO_PROJECTOR
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import type_name
-from localspec.gguf_file.trimmed import is_of_output, num_proposed
 from localspec.llama.options import LlamaOptions
 from localspec.policy.speedup import Curve, break_even_acceptance
 from localspec.preflight.embedder_memory import EmbedderFacts, embedder_facts
@@ -28,12 +27,11 @@ from localspec.preflight.fit import (
     room_here,
     target_context_length,
 )
-from localspec.preflight.measured import ExpectedGain, expected_gains, measured_pair
+from localspec.preflight.measured import ExpectedGain, expected_gains, measured_costs
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.projector_report import ProjectorReport, found_projector
 from localspec.preflight.room import MemoryRoom, PairMemory, Planned
 from localspec.preflight.side_by_side import AtOnce, planned_at_once
-from localspec.preflight.trimmed_choice import Choices, TrimmedChoice, trimmed_choices
 from localspec.presets.draft_here import DraftHere, draft_here
 from localspec.presets.located import used_models
 from localspec.presets.model_header import (
@@ -59,7 +57,7 @@ class ModelFacts:
     type_bytes: bytes of weights by type, the largest first. num_kv_heads: the most of any
     layer. sliding_window: tokens, 0 if every layer sees all of them. exact_settings: what it is
     opened with for exact decodes, see docs/lossless.md; exactness: what was found with them
-    on this machine. num_proposed: tokens that a trimmed draft proposes, None if all.
+    on this machine.
     """
 
     name: str
@@ -78,7 +76,6 @@ class ModelFacts:
     type_bytes: dict[str, int]
     exact_settings: tuple[str, ...]
     exactness: Exactness | None
-    num_proposed: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +84,7 @@ class HeadReport:
 
     name: of its file; is_apart: whether that file has nothing else. description: the kind of
     head, empty if the file does not have one. size_bytes: of its weights. why_not: why it
-    cannot draft for the target, empty if it can. num_proposed: tokens that it proposes with a
-    trimmed output layer beside its file, None with the whole one.
+    cannot draft for the target, empty if it can.
     """
 
     name: str
@@ -97,7 +93,6 @@ class HeadReport:
     description: str
     size_bytes: int
     why_not: str
-    num_proposed: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +107,7 @@ class Explanation:
     once. embedder: what opens beside it. gains: None if the costs of decoding were not measured
     here. break_even: the lowest acceptance rate that pays, None if none does. variants: other
     presets of the same models. smaller: a preset that fits, if this pair does not. draft_here:
-    what could draft on this machine, if nothing was named that drafts. trimmed: for each
-    trimmed file beside a draft or a head, whether `load` uses it, and why.
+    what could draft on this machine, if nothing was named that drafts.
     """
 
     description: str
@@ -135,7 +129,6 @@ class Explanation:
     variants: dict[str, str]
     smaller: str | None
     draft_here: DraftHere | None
-    trimmed: tuple[str, ...]
 
     @property
     def fits(self) -> bool:
@@ -187,7 +180,6 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     """
     asked = LlamaOptions(context_length=context_length, num_gpu_layers=num_gpu_layers)
     chosen, found, projector, projector_header = _found(preset, target, draft, head, mmproj)
-    choices = _take_trimmed(found)
     vocabulary, misfit = _compared(found)
     asked = replace(asked, rpc=common_servers(rpc, chosen), tensor_split=tuple(tensor_split))
     room = room_here(asked.rpc)
@@ -195,7 +187,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     length = _context(found["target"].header, chosen, context_length)
     memory, at_once = planned_at_once(wanted, length, room, parallel, kept_bytes)
     smaller = fitting_preset(room) if room.shortages(memory) else None
-    head_report = _head_report(found, memory, asked, choices)
+    head_report = _head_report(found, memory, asked)
     costs = _costs_of(found, head_report)
     return Explanation(
         description="" if chosen is None else chosen.description,
@@ -217,7 +209,6 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         variants={} if chosen is None else _variants(chosen),
         smaller=None if smaller is None else smaller.name,
         draft_here=None if len(found) > 1 else draft_here(found["target"].header),
-        trimmed=tuple(choice.sentence for choice in choices.values()),
     )
 
 
@@ -253,17 +244,6 @@ def _context(target: Header, chosen: Preset | None, context_length: int | None) 
     return target_context_length(target, context_length or usual)
 
 
-def _take_trimmed(found: dict[Role, FoundHeader]) -> Choices:
-    """Put trimmed copies in place of the whole ones where they pay more, as `load` does."""
-    here = {role: one.header for role, one in found.items() if one.is_here}
-    choices = trimmed_choices(here, with_head=True)
-    for role, choice in choices.items():
-        if choice.is_used and not choice.is_output:
-            header = choice.header
-            found[role] = FoundHeader(header=header, size_bytes=header.size_bytes, is_here=True)
-    return choices
-
-
 def _wanted(
     found: dict[Role, FoundHeader], asked: LlamaOptions, projector: Header | None
 ) -> list[Planned]:
@@ -281,7 +261,7 @@ def _wanted(
 
 
 def _head_report(
-    found: dict[Role, FoundHeader], memory: PairMemory, asked: LlamaOptions, choices: Choices
+    found: dict[Role, FoundHeader], memory: PairMemory, asked: LlamaOptions
 ) -> HeadReport | None:
     """The head in a file of its own, or else in the target's. asked: the target's options."""
     without = "" if memory.models[0].with_head else "there is no memory for it"
@@ -303,14 +283,7 @@ def _head_report(
         description="" if facts is None else facts.description,
         size_bytes=0 if facts is None else facts.num_bytes if own is None else own.size_bytes,
         why_not=why_not,
-        num_proposed=_num_proposed(choices.get("target" if own is None else "head")),
     )
-
-
-def _num_proposed(choice: TrimmedChoice | None) -> int | None:
-    """Tokens that a head proposes, if the trimmed output layer beside its file is used."""
-    is_used = choice is not None and choice.is_output and choice.is_used
-    return num_proposed(choice.header) if choice is not None and is_used else None
 
 
 def _compared(
@@ -369,7 +342,6 @@ def _facts(found: FoundHeader) -> ModelFacts:
         type_bytes=dict(type_bytes.most_common()),
         exact_settings=exact_settings(header),
         exactness=found_exactness(header) if found.is_here else None,
-        num_proposed=num_proposed(header),
     )
 
 
@@ -385,11 +357,8 @@ def _costs_of(found: dict[Role, FoundHeader], head: HeadReport | None) -> Curve 
     if has_head and "head" not in found:
         headers.append(found["target"].header)
     own = None if "head" not in found else head_facts(found["head"].header)
-    is_trimmed = has_head and head is not None and head.num_proposed is not None
-    measured = measured_pair(
+    return measured_costs(
         headers,
         ProposerKind.HEAD if has_head else ProposerKind.DRAFT,
         is_block=own is not None and own.block is not None,
-        is_wanted=lambda identity: is_of_output(identity) == is_trimmed,
     )
-    return None if measured is None else measured.costs

@@ -2,53 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from localspec.errors import DAMAGES
 from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.header import Header
-from localspec.policy.acceptance import Weights
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import latest_learned
-from localspec.policy.speedup import Curve, best_draft_tokens, expected_speedup, speedup_of
+from localspec.policy.speedup import Curve, best_draft_tokens, expected_speedup
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
 
 _ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
-class MeasuredPair(NamedTuple):
-    """Of a target and what drafts for it.
-
-    costs: of decoding, in target-only steps. num_accepted: (1 + MAX_DRAFT_TOKENS,) how many of
-    0, 1, 2 … drafted tokens are accepted on average; num_judged: tokens that this is known of.
-    """
-
-    costs: Curve
-    num_accepted: Weights
-    num_judged: int
-
-    @property
-    def speedup(self) -> float:
-        """The speed with the best number of draft tokens ÷ that of plain decoding."""
-        return max(
-            speedup_of(self.costs, 1.0 + float(self.num_accepted[count]), count)
-            for count in range(MAX_DRAFT_TOKENS + 1)
-        )
-
-
-def measured_pair(
-    models: Sequence[Header],
-    kind: ProposerKind,
-    *,
-    is_block: bool,
-    is_wanted: Callable[[str], bool],
-) -> MeasuredPair | None:
-    """What was measured when these ran; None if they never did, or not enough is known.
+def measured_costs(
+    models: Sequence[Header], kind: ProposerKind, *, is_block: bool
+) -> Curve | None:
+    """The costs of decoding, in target-only steps; None if these never ran, or too little.
 
     models: the target's header first, and again for a head in its file. is_block: whether
-    `kind` drafts any number of tokens at once. is_wanted: as for `latest_learned`.
+    `kind` drafts any number of tokens at once.
     """
     contents = []
     for header in models:
@@ -56,7 +30,7 @@ def measured_pair(
         if content is None:
             return None
         contents.append(content)
-    learned = latest_learned(contents, is_wanted)
+    learned = latest_learned(contents)
     if learned is None:
         return None
     try:
@@ -70,12 +44,7 @@ def measured_pair(
     draft_share = prospect.cost.token_s(1.0)
     if len(policy.target_cost.measured(0)) < 2 or draft_share == 0.0:
         return None
-    acceptance = prospect.acceptance
-    return MeasuredPair(
-        Curve(tuple(ratios), draft_share, is_block),
-        acceptance.expected(acceptance.weights, None),
-        acceptance.num_seen,
-    )
+    return Curve(tuple(ratios), draft_share, is_block)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

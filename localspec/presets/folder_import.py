@@ -15,7 +15,6 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.projector_check import checked_projector, require_projector_of
-from localspec.gguf_file.trimmed import is_beside_whole
 from localspec.hub.hub_file import all_parts
 from localspec.presets.pairing import choose_draft
 from localspec.presets.preset import LocalModel
@@ -83,7 +82,7 @@ def search_folder(folder: Path) -> FolderContent:
     projectors: dict[Path, Path] = {}
     for path, name, projector in walk.models(folder.absolute()):
         content = path.resolve()  # may have several names; the parts are found by this one
-        if content in seen or is_beside_whole(path):  # which is used with the whole one
+        if content in seen:
             continue
         seen.add(content)
         try:

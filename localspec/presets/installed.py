@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.gguf_file.trimmed import trimmed_files
 from localspec.hub.cache import HubCache
 from localspec.hub.hub_file import HubFile, HubModel, all_parts
 from localspec.hub.transfer import has_checksum
@@ -22,7 +21,7 @@ class PresetState:
     """A preset, and whether the files it needs are here: "ready", "partial" or "absent".
 
     size_bytes: of all its files, None if one of them is unknown. paths: of the files that are
-    here, whoever put them there, with those that were trimmed of them; disk_bytes: their size.
+    here, whoever put them there; disk_bytes: their size.
     """
 
     preset: Preset
@@ -52,26 +51,24 @@ class Removal:
     """What removing a preset does to its files.
 
     owned: files that are deleted, with their bytes. shared: files that stay, with the presets
-    that use them. foreign: files that stay because localspec did not fetch them. trimmed:
-    trimmed files of those that are deleted, which go with them.
+    that use them. foreign: files that stay because localspec did not fetch them.
     """
 
     owned: dict[HubFile, int]
     shared: dict[HubFile, list[str]]
     foreign: list[HubFile]
-    trimmed: dict[Path, int]
 
     @property
     def num_bytes(self) -> int:
         """Bytes that are freed."""
-        return sum(self.owned.values()) + sum(self.trimmed.values())
+        return sum(self.owned.values())
 
 
 def list_models() -> list[PresetState]:
     """All presets, the shipped ones first, and whether their files are here.
 
-    Uses no network and reads no content but headers of trimmed files. A malformed file of the
-    user's counts as empty, with a warning.
+    Uses no network and reads no model. A malformed file of the user's counts as empty, with a
+    warning.
     """
     return [preset_state(preset) for preset in load_presets().values()]
 
@@ -83,7 +80,6 @@ def preset_state(preset: str | Preset) -> PresetState:
     """
     preset = as_preset(preset)
     here = [path for model in preset.models for path in _files_of(model) if path is not None]
-    here += [trimmed for path in here for trimmed in trimmed_files(path)]
     paths = tuple(dict.fromkeys(here))
     is_ready = all(None not in _files_of(model) for model in preset.needed)
     state = "absent" if not paths else "ready" if is_ready else "partial"
@@ -103,7 +99,6 @@ def removal_of(preset: Preset) -> Removal:
     owned: dict[HubFile, int] = {}
     shared: dict[HubFile, list[str]] = {}
     foreign: list[HubFile] = []
-    trimmed: dict[Path, int] = {}
     others = [
         other
         for other in load_presets().values()
@@ -114,20 +109,17 @@ def removal_of(preset: Preset) -> Removal:
         path = cache.owned(file)
         if path and not users:
             owned[file] = path.stat().st_size
-            trimmed |= {each: each.stat().st_size for each in trimmed_files(path)}
         elif path:
             shared[file] = users
         elif cache.find(file):
             foreign.append(file)
-    return Removal(owned=owned, shared=shared, foreign=foreign, trimmed=trimmed)
+    return Removal(owned=owned, shared=shared, foreign=foreign)
 
 
 def remove_preset(removal: Removal) -> int:
     """Delete what the removal owns; returns the freed bytes."""
     cache = HubCache()
-    for path in removal.trimmed:
-        path.unlink(missing_ok=True)
-    return sum(removal.trimmed.values()) + sum(cache.remove(file) for file in removal.owned)
+    return sum(cache.remove(file) for file in removal.owned)
 
 
 def damaged_files(preset: Preset, on_bytes: Callable[[int], None]) -> list[Path]:

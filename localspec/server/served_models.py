@@ -34,8 +34,8 @@ class ServedModel(ServedFile):
     """A model that answers, under its name, and its engine while it is loaded.
 
     model: whatever `localspec.load` takes: a preset or its name, a file, or a model of the hub.
-    rpc: RPC servers that hold layers of it, in place of the preset's. exact, trimmed, mmproj:
-    as for `load`. name: the preset's; a file's without its ending; or a hub model's own.
+    rpc: RPC servers that hold layers of it, in place of the preset's. exact, mmproj: as
+    for `load`. name: the preset's; a file's without its ending; or a hub model's own.
     sampling: of answers that say nothing of it. end_texts: of the tokens that begin and end a
     text; "" where there is none. fim: those with which it fills in. kept_bytes: memory for
     caches of texts that wait. parallel: as for `load`, if memory allows. cache_disk: what may
@@ -54,7 +54,6 @@ class ServedModel(ServedFile):
         rpc: Sequence[str] | None = None,
         *,
         exact: bool | None = None,
-        trimmed: bool = True,
         mmproj: str | None = None,
     ) -> None:
         roles = dict.fromkeys(get_args(Role))
@@ -65,7 +64,7 @@ class ServedModel(ServedFile):
             _served_name(model if preset is None else preset, path), header, preset
         )
         self._model = model
-        self._rpc, self._exact, self._trimmed = rpc, exact, trimmed
+        self._rpc, self._exact = rpc, exact
         self._mmproj = mmproj
         self.sampling = SamplingParams() if preset is None else preset.sampling
         self.end_texts = [_token_text(header, role) for role in ("bos", "eos")]
@@ -97,7 +96,6 @@ class ServedModel(ServedFile):
             context_length=self.context_length,
             rpc=self._rpc,
             exact=self._exact,
-            trimmed=self._trimmed,
             mmproj=self._mmproj,
             kept_bytes=self.kept_bytes,
             parallel=self.parallel,

@@ -22,7 +22,6 @@ from head_maker import write_head_model
 from hybrid_maker import write_hybrid
 from medusa_file import HeadWeights, write_medusa
 from other_tokenizer import write_renumbered
-from trimmed_files import trimmed_file
 from vision_maker import write_vision_pair
 
 import localspec
@@ -65,12 +64,6 @@ def _two(write: Callable[..., Path], folder: Path) -> Keywords:
 
 def _pair(folder: Path) -> Keywords:
     return {"target": _llama(folder, 0.02), "draft": _llama(folder, 0.05)}
-
-
-def _trimmed(folder: Path) -> Keywords:
-    pair = _pair(folder)
-    draft = trimmed_file(pair["draft"], range(0, 2048, 2), folder / "trimmed.gguf")
-    return pair | {"draft": draft}
 
 
 def _other_tokenizer(folder: Path) -> Keywords:
@@ -118,12 +111,8 @@ def _medusa(folder: Path) -> Keywords:
     return {"target": target, "head": folder / "medusa.gguf", "proposer": "head"}
 
 
-def _mtp(architecture: str, num_proposed: int, folder: Path) -> Keywords:
-    target = _llama(folder, 0.02, architecture)
-    if num_proposed:
-        target = _exact(target, folder / "whole.gguf")
-        trimmed_file(target, range(num_proposed))
-    return {"target": target, "proposer": "head"}
+def _mtp(architecture: str, folder: Path) -> Keywords:
+    return {"target": _llama(folder, 0.02, architecture), "proposer": "head"}
 
 
 def _assistant(folder: Path) -> Keywords:
@@ -165,7 +154,6 @@ def _real(folder: Path) -> Keywords:
 KINDS: dict[str, Callable[[Path], Keywords]] = {
     "attention, lookup": functools.partial(_alone, functools.partial(_demo_like, seed=0)),
     "attention, a draft model": _pair,
-    "attention, a trimmed draft": _trimmed,
     "attention, a draft of another tokenizer": _other_tokenizer,
     "attention, an EAGLE-3 head": _eagle,
     "attention, a DFlash head": functools.partial(_dflash, BlockHead(), "qwen3"),
@@ -174,10 +162,9 @@ KINDS: dict[str, Callable[[Path], Keywords]] = {
     "attention, pictures": _seeing,
     "a sliding window, a draft model": functools.partial(_two, _windowed),
     "a sliding window, an assistant": _assistant,
-    "a sliding window, MTP heads": functools.partial(_mtp, "step35", 0),
+    "a sliding window, MTP heads": functools.partial(_mtp, "step35"),
     "recurrent, a draft model": functools.partial(_two, _mamba),
-    "hybrid, an MTP head": functools.partial(_mtp, "qwen35", 0),
-    "hybrid, a trimmed MTP head": functools.partial(_mtp, "qwen35", 2000),
+    "hybrid, an MTP head": functools.partial(_mtp, "qwen35"),
     "hybrid, a draft model": functools.partial(_two, functools.partial(_hybrid, "nemotron_h")),
     "hybrid of short convolutions, lookup": functools.partial(
         _alone, functools.partial(_hybrid, "lfm2")
@@ -207,7 +194,7 @@ def _exact(path: Path, out: Path) -> Path:
 def made(name: str, folder: Path) -> Keywords:
     """An engine of that kind, its files in an empty folder."""
     keywords = KINDS[name](folder)
-    if name == REAL or "trimmed MTP" in name:
+    if name == REAL:
         return keywords
     return keywords | {"target": _exact(keywords["target"], folder / "exact.gguf")}
 
@@ -221,4 +208,4 @@ def load_kind(keywords: Keywords, **more: Any) -> localspec.Engine:
 def target_alone(keywords: Keywords) -> Keywords:
     """Without whatever drafts."""
     kept = {name: value for name, value in keywords.items() if name in ("target", "mmproj")}
-    return kept | {"proposer": "none", "draft_tokens": 0, "memory": False, "trimmed": False}
+    return kept | {"proposer": "none", "draft_tokens": 0, "memory": False}

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from test_constraint_law import no_two_in_a_row
 from test_translated import AB, OTHER, translated
-from test_trimmed import SomeTokens
 
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import SamplerChain
@@ -229,7 +228,6 @@ PROPOSERS: dict[str, Callable[[Callable[[int], bool]], _Toy]] = {
     "a draft model": _draft(3),
     "a draft of fewer tokens": _draft(2),
     "a draft with a renamed token": _draft(3, renamed=(1,)),
-    "a trimmed draft": _draft(3, SomeTokens),
     "a draft of another tokenizer": _translated,
     "a draft model, as much as pays": _adaptive,
     "a head that reads rows (MTP, EAGLE-3)": _beside(
