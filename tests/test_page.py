@@ -170,6 +170,35 @@ def test_settings_reach_the_model_and_errors_come_in_its_words(page):
     page.wrong[:] = [each for each in page.wrong if "400" not in each]  # the browser's own note
 
 
+def test_settings_show_what_holds_where_nothing_is_set(page):
+    page.click("#show-settings")
+    params = page.evaluate("fetch('props').then(told => told.json())")[
+        "default_generation_settings"
+    ]["params"]
+    for name in ("temperature", "top_p", "top_k", "min_p"):
+        shown = page.get_attribute(f"#settings [name={name}]", "placeholder")
+        assert shown == f"{params[name]:g}", name
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_how_fast_an_answer_came_stands_below_it_and_stays(page, is_stopped):
+    if is_stopped:
+        page.add_init_script(SLOW_STREAM)
+        page.reload()
+        page.fill("#question", "slow")
+        page.press("#question", "Enter")
+        page.wait_for_selector("#messages:has-text('word 10')")
+        page.keyboard.press("Escape")
+        ended(page)
+    else:
+        ask(page, FOX)
+    pattern = r"(\d+\.\d) tokens/s, (\d+\.\d) s"
+    told = re.search(pattern, page.inner_text("#messages li:last-child"))
+    assert float(told[1]) > 0
+    page.reload()
+    page.wait_for_selector(f"#messages li:last-child :text('{told[0]}')")
+
+
 def test_a_list_goes_on_counting_and_a_table_keeps_its_sides(page):
     played(
         page, {"content": "1. one\n\nbetween\n\n2. two\n\n| l | r |\n|:--|--:|\n| 1 | 2 |\n"}

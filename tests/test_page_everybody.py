@@ -99,3 +99,15 @@ def test_everything_is_reached_by_keyboard(page):
     page.keyboard.press("Enter")
     page.wait_for_selector("#messages li:nth-child(2)")
     assert "fox" in last_text(page)
+
+
+def test_the_live_picture_is_closed_on_a_telephone_and_stays_so(browser, server):
+    with visitor(browser, server.url, viewport={"width": 390, "height": 844}) as page:
+        page.click("#show-live")
+        page.click("#hide-live")
+        assert page.locator("#live").is_hidden()
+        assert page.evaluate("document.activeElement.id") == "show-live"
+        page.keyboard.press("Alt+l")
+        page.reload()
+        page.wait_for_selector("#model option", state="attached")
+        assert page.locator("#live").is_hidden()

@@ -134,7 +134,7 @@ def test_a_server_that_is_killed_in_mid_answer_and_started_again(browser, tmp_pa
         told = page.inner_text("#messages .error")
         assert re.search("broke|ended before|does not answer", told)
         with serving(port, tmp_path):
-            page.wait_for_selector("#said:has-text('The server is back.')", state="attached")
+            page.wait_for_selector("#banner:has-text('The server is back.')")
             assert page.input_value("#question") == "typed meanwhile"
             set_option(page, "max_tokens", "8")
             page.click("text=Go on")
@@ -172,7 +172,7 @@ def test_a_server_that_dies_loses_nothing_and_is_noticed_when_it_returns(page):
     assert FOX in page.inner_text("#messages")
     page.unroute("**/v1/chat/completions")
     page.unroute("**/health")
-    page.wait_for_selector("#said:has-text('The server is back.')", state="attached")
+    page.wait_for_selector("#banner:has-text('The server is back.')")
     page.click("text=Retry")
     ended(page)
     assert "fox" in last_text(page)

@@ -105,6 +105,7 @@ async function answer({ continued = null, note = "", sent = null } = {}) {
   }
   running.delete(conversation.id);
   message.speeds = run.pace.speeds;
+  noteTime(message, message.stats?.timings ?? run.pace.timings);
   if (conversation === state.open) {
     views.get(message)?.update(true);
     drawState();
@@ -118,6 +119,12 @@ async function answer({ continued = null, note = "", sent = null } = {}) {
   await keep(conversation, isKept ? null : sent);
   await noteMemory();
   if (run.needsKey && (await askKey())) await retryEmpty(conversation, message);
+}
+
+// An answer that was gone on with took what all its parts took.
+function noteTime(message, { predicted_n: num, predicted_ms: ms }) {
+  const { num: before = 0, ms: msBefore = 0 } = message.took ?? {};
+  message.took = { num: before + num, ms: msBefore + ms };
 }
 
 async function retryEmpty(conversation, message) {

@@ -29,9 +29,13 @@ async function request(path, options = {}) {
 
 export const models = async () => (await (await request("v1/models")).json()).data;
 
+const props = async (model) => (await request(`props?model=${encodeURIComponent(model)}`)).json();
+
 // Whether the model is shown pictures.
-export const sees = async (model) =>
-  (await (await request(`props?model=${encodeURIComponent(model)}`)).json()).modalities.vision;
+export const sees = async (model) => (await props(model)).modalities.vision;
+
+// What holds where a request says nothing of it.
+export const usual = async (model) => (await props(model)).default_generation_settings.params;
 
 export const loaded = async () => (await (await request("api/ps")).json()).models;
 

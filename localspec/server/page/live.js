@@ -10,6 +10,8 @@ const SVG = "http://www.w3.org/2000/svg";
 export class Pace {
   speeds = []; // tokens/s of the last half seconds
   num = 0; // tokens so far
+  #first = null; // when the first came, and the last
+  #last = 0;
   #since = performance.now();
   #before = 0; // tokens until then
 
@@ -17,12 +19,19 @@ export class Pace {
   token() {
     this.num += 1;
     const now = performance.now();
+    this.#first ??= now;
+    this.#last = now;
     const seconds = (now - this.#since) / 1000;
     if (seconds < 0.5) return false;
     this.speeds = [...this.speeds, (this.num - this.#before) / seconds].slice(-SAMPLES);
     this.#since = now;
     this.#before = this.num;
     return true;
+  }
+
+  // As the server says it of an answer that it ends itself.
+  get timings() {
+    return { predicted_n: this.num, predicted_ms: this.num && this.#last - this.#first };
   }
 }
 
@@ -49,8 +58,7 @@ export class Live {
     const counts = {};
     for (const [, source] of message?.tokens ?? []) counts[source] = (counts[source] ?? 0) + 1;
     const speed = pace ? pace.speeds.at(-1) : timings?.predicted_per_second;
-    $("live").replaceChildren(
-      element("h2", {}, "Live"),
+    $("live-picture").replaceChildren(
       element("p", { class: "speed" }, speed ? speed.toFixed(1) : "–", element("small", {}, " tokens/s")),
       curve(pace?.speeds ?? message?.speeds ?? []),
       element("p", { class: "reason" }, reason(message, pace) ?? ""),

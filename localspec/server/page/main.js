@@ -27,6 +27,9 @@ const EXAMPLES = [
   "Tell me a story about a fox.",
 ];
 
+// Where the live picture lies over the conversation: it does not come back by itself there.
+const isNarrow = () => matchMedia("(max-width: 56rem)").matches;
+
 function toggleLive() {
   $("live").hidden = !$("live").hidden;
   localStorage.setItem("localspec.live", $("live").hidden ? "" : "1");
@@ -132,6 +135,7 @@ function wire() {
     "show-list": search,
     "hide-list": () => document.body.classList.remove("shows-list"),
     "show-live": toggleLive,
+    "hide-live": () => (toggleLive(), $("show-live").focus()),
     "show-settings": showSettings,
   };
   for (const [id, act] of Object.entries(clicks)) $(id).onclick = act;
@@ -182,7 +186,7 @@ async function start() {
       ),
     ),
   );
-  if (localStorage.getItem("localspec.live")) toggleLive();
+  if (localStorage.getItem("localspec.live") && !isNarrow()) toggleLive();
   use((await store.get(sessionStorage.getItem("localspec.open") ?? "").catch(() => null)) ?? state.open);
   await readModels();
   $("question").focus();

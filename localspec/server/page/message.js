@@ -64,9 +64,16 @@ export class MessageView {
     this.rest.replaceChildren(
       ...files.map(fileView),
       ...calls.map((call) => this.call(call)),
+      ...this.took(),
       ...(note ? [element("p", { class: error ? "error" : "note" }, note)] : []),
       ...(this.isRunning ? [] : [element("div", { class: "row actions" }, ...this.buttons())]),
     );
+  }
+
+  took() {
+    const { num, ms } = this.message.took ?? {};
+    if (this.isRunning || !ms) return [];
+    return [element("p", { class: "note" }, `${((1000 * num) / ms).toFixed(1)} tokens/s, ${(ms / 1000).toFixed(1)} s`)];
   }
 
   call({ name, json }) {

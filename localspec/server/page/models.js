@@ -1,8 +1,9 @@
 // The server's models: which there are, what they take, and waiting for the server.
 
-import { loaded, models, rememberKey } from "./api.js";
+import { loaded, models, rememberKey, usual } from "./api.js";
 import { banner, drawState } from "./conversations.js";
-import { $, answerOf, element, say } from "./dom.js";
+import { $, answerOf, element } from "./dom.js";
+import { showUsual } from "./settings.js";
 import { live, state } from "./state.js";
 
 let served = []; // as /v1/models lists them
@@ -37,6 +38,7 @@ export async function readModels() {
 export async function noteModel() {
   live.model = served.find((each) => each.id === $("model").value) ?? null;
   live.outlook = null;
+  showUsual(await usual($("model").value).catch(() => ({})));
   await noteMemory();
 }
 
@@ -58,6 +60,6 @@ export function waitForServer() {
     clearInterval(waiting);
     waiting = null;
     await readModels();
-    say("The server is back.");
+    banner("The server is back.");
   }, 2000);
 }

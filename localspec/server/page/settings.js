@@ -31,6 +31,12 @@ export function readSettings(conversation) {
   }
 }
 
+// What holds where a field is empty, by its name.
+export function showUsual(told) {
+  for (const name of ["temperature", "top_p", "top_k", "min_p"])
+    $("settings").querySelector(`[name=${name}]`).placeholder = told[name] ?? "";
+}
+
 function showForms() {
   const chosen = $("settings").querySelector("[name=form]").value;
   for (const each of $("settings").querySelectorAll("[data-form]")) each.hidden = each.dataset.form !== chosen;
