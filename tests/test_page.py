@@ -70,15 +70,56 @@ def test_escape_stops_an_answer(page):
     assert "word 3" in last_text(page)
 
 
-def test_edit_and_retry_keep_the_earlier_version(page):
+VERSION = "#messages li:nth-child({}) .actions span"
+
+
+def test_edit_and_retry_make_versions_that_stand_in_place(page):
     ask(page, FOX)
+    first = last_text(page)
     page.click("#messages li:first-child >> text=Edit")
     assert page.input_value("#question") == FOX
-    ask(page, "Tell me a story about a hen.")
-    assert page.locator("#list li").count() == 2
+    hen = "Tell me a story about a hen."
+    ask(page, hen)
+    played(page, {"content": "Another."})
     page.click("text=Retry")
     ended(page)
-    assert page.locator("#list li").count() == 3
+    assert page.inner_text(VERSION.format(1)) == page.inner_text(VERSION.format(2)) == "2/2"
+    assert page.locator("#list li").count() == 1
+    assert page.inner_text("#title") == hen
+    page.click("#messages li:first-child >> [aria-label='Earlier version']")
+    assert page.evaluate("document.activeElement.ariaLabel") == "Earlier version"
+    assert (page.inner_text("#title"), last_text(page)) == (FOX, first)
+    assert page.locator("#messages li").count() == 2
+    page.reload()
+    page.wait_for_selector("#messages li:nth-child(2)")
+    assert last_text(page) == first
+    assert page.inner_text(VERSION.format(1)) == "1/2"
+    page.click("[aria-label='Later version']")
+    assert last_text(page) == "Another."
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "And then?")
+    told = [each["content"] for each in asked.value.post_data_json["messages"]]
+    assert told == [hen, "Another.", "And then?"]
+
+
+def test_a_name_of_ones_own_stays_whatever_is_edited(page):
+    played(page, {"content": "yes"})
+    ask(page, FOX)
+    chosen(page, "Rename")
+    page.fill("#ask-name input", "Of foxes")
+    page.press("#ask-name input", "Enter")
+    page.click("text=Edit")
+    ask(page, "Which?")
+    assert page.inner_text("#title") == "Of foxes"
+
+
+def test_a_retry_that_cannot_be_asked_leaves_the_answer_as_it_is(page):
+    played(page, {"content": "yes"})
+    ask(page, FOX)
+    set_option(page, "tools", "no JSON")
+    page.click("text=Retry")
+    page.wait_for_selector("#banner:has-text('is no JSON')")
+    assert last_text(page) == "yes"
 
 
 def test_conversations_are_renamed_searched_and_deleted(page):
@@ -99,9 +140,15 @@ def test_conversations_are_renamed_searched_and_deleted(page):
 
 @pytest.mark.parametrize("kind", ["Markdown", "JSON"])
 def test_an_exported_conversation_is_imported_as_it_was(page, tmp_path, kind):
-    played(page, {"content": "one\n\n<!-- message user -->\n\n* two\n\n"})
     set_option(page, "system", "Be brief -- and kind.")
+    played(page, {"content": "first"})
     ask(page, "Which?\n\n# Two")
+    played(page, {"content": "one\n\n<!-- message user -->\n\n* two\n\n"})
+    page.click("text=Retry")
+    ended(page)
+    page.click("text=Edit")
+    ask(page, "What?")
+    page.click("#messages li:first-child >> [aria-label='Earlier version']")
     with page.expect_download() as download:
         chosen(page, f"Export as {kind}")
     file = tmp_path / download.value.suggested_filename
@@ -117,6 +164,12 @@ def test_an_exported_conversation_is_imported_as_it_was(page, tmp_path, kind):
     told = (tmp_path / "again.md").read_text()
     assert "Which?\n\n# Two" in told
     assert "one\n\n<!-- message user -->\n\n* two" in told
+    assert page.inner_text(VERSION.format(1)) == "1/2"
+    assert page.inner_text(VERSION.format(2)) == ("1/2" if kind == "Markdown" else "2/2")
+    page.click("#messages li:nth-child(2) >> [aria-label='Earlier version']")
+    assert last_text(page) == "first"
+    page.click("#messages li:first-child >> [aria-label='Later version']")
+    assert page.inner_text("#messages li:first-child .text") == "What?"
     page.click("#show-settings")
     assert page.input_value("#settings [name=system]") == "Be brief -- and kind."
 
@@ -129,6 +182,11 @@ def test_an_exported_conversation_is_imported_as_it_was(page, tmp_path, kind):
         (
             '{"kind": "localspec conversations", "conversations": [{"messages": '
             '[{"role": "user", "content": "x", "files": "y"}]}]}',
+            "messages that are not as this page writes them",
+        ),
+        (
+            '{"kind": "localspec conversations", "conversations": [{"messages": '
+            '[{"role": "user", "content": "x", "after": 0}]}]}',
             "messages that are not as this page writes them",
         ),
     ],
@@ -213,7 +271,7 @@ def test_tokens_are_shown_with_what_else_could_have_come(page):
     set_option(page, "alternatives", "5")
     set_option(page, "drafting", "3")
     ask(page, FOX)
-    page.click("text=Tokens")
+    page.click(".actions >> text=Tokens")
     sources = page.evaluate(
         "[...document.querySelectorAll('.tokens .token')].map(t => t.className)"
     )
@@ -222,7 +280,7 @@ def test_tokens_are_shown_with_what_else_could_have_come(page):
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     assert page.inner_text(".about").count("%") > 3
-    page.click("text=Tokens")
+    page.click(".actions >> text=Tokens")
     assert "fox" in last_text(page)
 
 

@@ -81,17 +81,68 @@ def test_what_is_deleted_while_it_is_answered_stays_deleted(page, button):
     assert page.evaluate(drafts) == []
 
 
-def test_what_was_attached_to_a_copy_that_was_never_sent_is_let_go(page):
+def edited(page, number):
+    """Edit that message, and wait for what is attached to it."""
+    page.click(f"#messages li:nth-child({number}) >> text=Edit")
+    page.wait_for_selector("#editing:not([hidden])")
+
+
+def test_what_was_attached_to_an_edited_question_goes_with_its_conversation(page):
     played(page, {"content": "yes"})
     ask(page, FOX)
     attach(page, "hen.txt")
     ask(page, "What is this?")
-    page.click("#messages li:nth-child(3) >> text=Edit")
+    edited(page, 3)
     page.wait_for_selector(HEN)
+    page.fill("#question", "What is that?")
+    page.click("#new")
     page.click("#list button")
-    page.wait_for_selector("#messages li:nth-child(4)")
+    page.wait_for_selector(HEN)
+    assert page.input_value("#question") == "What is that?"
     deleted(page, "Delete")
     assert page.evaluate(NUM_ATTACHED) == 0
+    drafts = "Object.keys(localStorage).filter((name) => name.includes('draft'))"
+    assert page.evaluate(drafts) == []
+
+
+def test_whoever_edits_loses_nothing_that_was_typed(page):
+    """Neither by Edit, Escape and the arrow up, nor by a reload in between."""
+    played(page, {"content": "yes"})
+    ask(page, FOX)
+    attach(page, "hen.txt")
+    page.fill("#question", "half a quest")
+    edited(page, 1)
+    assert page.input_value("#question") == FOX
+    assert page.locator("#files li").count() == 0
+    page.fill("#question", "another quest")
+    page.keyboard.press("Escape")
+    page.wait_for_selector(HEN)
+    assert page.input_value("#question") == "half a quest"
+    page.fill("#question", "")
+    page.keyboard.press("ArrowUp")
+    page.wait_for_selector("#editing:not([hidden])")
+    assert page.input_value("#question") == "another quest"
+    reload(page)
+    page.wait_for_selector("#editing:not([hidden])")
+    assert page.input_value("#question") == "another quest"
+    page.press("#question", "Enter")
+    ended(page)
+    page.wait_for_selector(HEN)
+    assert page.locator("#messages li").count() == 2
+    edited(page, 1)
+    assert page.input_value("#question") == "another quest"
+
+
+def test_the_result_of_a_call_that_is_being_typed_stays(page):
+    function = {"name": "weather", "arguments": "{}"}
+    call = {"tool_calls": [{"index": 0, "id": "c1", "function": function}]}
+    played(page, call, reason="tool_calls")
+    ask(page, "Rain?")
+    page.click("text=Give the result")
+    page.fill(".results textarea", "dry")
+    page.keyboard.press("Alt+l")
+    page.keyboard.press("Escape")
+    assert page.input_value(".results textarea") == "dry"
 
 
 def test_editing_the_first_question_leaves_the_new_chat_as_it_is(page):

@@ -11,10 +11,10 @@ import {
   follow,
   forget,
   grow,
-  openNow,
   save,
   setAttached,
   showProgress,
+  useDraft,
 } from "./conversations.js";
 import { $, button, element, say } from "./dom.js";
 import { textOf } from "./files.js";
@@ -24,9 +24,9 @@ import { isPicture, pictureOf } from "./pictures.js";
 import { requestOf } from "./question.js";
 import { live, running, state, views } from "./state.js";
 import * as store from "./store.js";
+import { placeBefore, shown, turnTo } from "./versions.js";
 
 const SAVE_MS = 500; // between two savings of an answer that is coming
-const COPIED = "This is a copy. The conversation as it was is in the list.";
 
 export async function send() {
   const { open } = state;
@@ -36,13 +36,23 @@ export async function send() {
   const files = state.attached;
   if (running.has(open.id) || (!text && !files.length)) return;
   const sent = { name: draftName(), text, files };
-  $("question").value = "";
-  grow();
-  open.title ||= (text || files[0].name).slice(0, 60);
-  add({ role: "user", content: text, files });
-  state.attached = [];
-  $("title").textContent = open.title;
+  const path = before(open.messages[open.editing]);
+  if (open.editing === undefined) {
+    $("question").value = "";
+    grow();
+    state.attached = [];
+  } else {
+    delete open.editing;
+    useDraft();
+  }
+  add({ role: "user", content: text, files }, path);
   await answer({ sent });
+}
+
+// What leads to a message; without one, all that is shown.
+function before(message) {
+  const { open } = state;
+  return message ? shown({ ...open, end: placeBefore(open, open.messages.indexOf(message)) }) : shown(open);
 }
 
 // Returns whether it is kept. sent: what was typed and attached for it, which is forgotten then.
@@ -52,31 +62,34 @@ async function keep(conversation, sent) {
   return isKept;
 }
 
-// continued: the answer to go on with. note: what the banner says meanwhile. sent: as above.
-async function answer({ continued = null, note = "", sent = null } = {}) {
+// path: what is answered. continued: the answer to go on with. sent: as above.
+async function answer({ path = shown(state.open), continued = null, sent = null } = {}) {
   const conversation = state.open;
   sessionStorage.setItem("localspec.open", conversation.id);
   let body;
   try {
-    body = requestOf(conversation, $("model").value);
+    body = requestOf(conversation.settings, path, $("model").value);
   } catch (error) {
     await keep(conversation, sent);
     banner(error.message);
     return;
   }
-  banner(note);
-  const message = continued ?? {
-    role: "assistant",
-    content: "",
-    thoughts: "",
-    calls: [],
-    tokens: [],
-    model: $("model").value,
-  };
+  banner("");
+  conversation.updated = Date.now();
+  const message = continued ?? {};
+  if (!hasCome(message))
+    Object.assign(message, {
+      role: "assistant",
+      content: "",
+      thoughts: "",
+      calls: [],
+      tokens: [],
+      model: $("model").value,
+    });
   message.state = "partial";
   delete message.error;
   delete message.stats; // of what is there already
-  if (!continued) add(message);
+  if (!continued) add(message, path);
   const run = {
     conversation,
     message,
@@ -118,20 +131,15 @@ async function answer({ continued = null, note = "", sent = null } = {}) {
   );
   await keep(conversation, isKept ? null : sent);
   await noteMemory();
-  if (run.needsKey && (await askKey())) await retryEmpty(conversation, message);
+  if (run.needsKey && (await askKey()) && conversation === state.open && !hasCome(message)) await retry(message);
 }
+
+const hasCome = ({ content, calls }) => content || calls?.length;
 
 // An answer that was gone on with took what all its parts took.
 function noteTime(message, { predicted_n: num, predicted_ms: ms }) {
   const { num: before = 0, ms: msBefore = 0 } = message.took ?? {};
   message.took = { num: before + num, ms: msBefore + ms };
-}
-
-async function retryEmpty(conversation, message) {
-  if (conversation !== state.open || message.content) return;
-  state.open.messages.pop();
-  draw();
-  await answer();
 }
 
 // One event of the stream.
@@ -202,36 +210,32 @@ function drawRun(run) {
 
 const goOn = (continued) => answer({ continued });
 
-// A conversation that begins as the open one, so that what comes after stays where it is.
-function branch(number) {
-  const { title, settings, messages } = state.open;
-  const copy = { ...store.newConversation(), isCopy: true, title: `${title} ↳`, settings: { ...settings } };
-  copy.messages = structuredClone(messages.slice(0, number));
-  openNow(copy);
-}
-
+// Another version of an answer; one of which nothing came is asked for again.
 async function retry(message) {
   if (running.has(state.open.id)) return;
-  const at = state.open.messages.indexOf(message);
-  if (message.content || at < state.open.messages.length - 1) {
-    branch(at);
-    await answer({ note: COPIED });
-  } else {
-    state.open.messages.pop();
-    draw();
-    await answer();
-  }
+  const path = before(message);
+  await answer(hasCome(message) ? { path } : { path, continued: message });
 }
 
-export function edit(message) {
-  if (running.has(state.open.id)) return;
-  const { content, files = [] } = message;
-  branch(state.open.messages.indexOf(message));
-  banner(COPIED);
-  $("question").value = content;
-  grow();
+// Have what is typed be another version of a question; without one, the next question again.
+// What was typed for either stays until it is sent.
+export async function edit(message) {
+  const { open } = state;
+  if (running.has(open.id)) return;
+  open.editing = message && open.messages.indexOf(message);
+  const isNew = message && localStorage.getItem(draftName()) === null;
+  if (isNew) localStorage.setItem(draftName(), message.content);
+  useDraft();
   $("question").focus();
-  setAttached(structuredClone(files));
+  if (isNew) await setAttached(message.files ?? []);
+  await save(open);
+}
+
+async function toVersion(message, name) {
+  turnTo(state.open, message);
+  draw();
+  views.get(message).rest.querySelector(`[aria-label="${name}"]`).focus();
+  await save(state.open);
 }
 
 // A form for what the called tools returned.
@@ -241,11 +245,11 @@ function result(message) {
   );
   const sendResults = async () => {
     form.remove();
-    message.calls.forEach((call, at) => add({ role: "tool", content: fields[at].value, callId: call.id }));
+    message.calls.forEach((call, at) => add({ role: "tool", content: fields[at].value, callId: call.id }, before()));
     await answer();
   };
   const form = element("div", { class: "results" }, ...fields, button("Send", sendResults, { class: "primary" }));
-  views.get(message).rest.append(form);
+  views.get(message).root.append(form); // not among what is drawn again
   fields[0].focus();
 }
 
@@ -279,4 +283,4 @@ async function requireSight(name) {
   );
 }
 
-Object.assign(actions, { edit, retry, goOn, result });
+Object.assign(actions, { edit, retry, goOn, result, toVersion });

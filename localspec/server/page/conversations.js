@@ -6,8 +6,9 @@ import { MessageView } from "./message.js";
 import { fileView } from "./pictures.js";
 import { live, running, state, views } from "./state.js";
 import * as store from "./store.js";
+import { append, shown, versionsOf } from "./versions.js";
 
-// What buttons at a message do, which others say: edit, retry, goOn, result.
+// What buttons at a message do, which others say: edit, retry, goOn, result, toVersion.
 export const actions = {};
 
 // ---- The list
@@ -27,8 +28,9 @@ export async function drawList() {
     .map((each) => {
       const title = element(
         "button",
-        { type: "button", class: "quiet", dir: "auto", onclick: () => show(each.id) },
-        each.title || "Untitled",
+        { type: "button", class: "quiet", dir: "auto", title: each.title, onclick: () => show(each.id) },
+        element("span", { class: "name" }, each.title || "Untitled"),
+        element("time", { class: "note" }, dateOf(each.updated)),
       );
       if (each.id === state.open.id) title.setAttribute("aria-current", "true");
       return element("li", {}, title);
@@ -37,9 +39,16 @@ export async function drawList() {
   $("list").replaceChildren(...(items.length ? items : [element("li", { class: "note" }, none)]));
 }
 
+// The time of today, and the date of another day.
+function dateOf(ms) {
+  const date = new Date(ms);
+  return date.toDateString() === new Date().toDateString()
+    ? date.toLocaleTimeString([], { timeStyle: "short" })
+    : date.toLocaleDateString([], { dateStyle: "medium" });
+}
+
 // Returns whether it is kept.
 export async function save(conversation) {
-  conversation.updated = Date.now();
   const isKept = await keeping(() => store.put(conversation));
   if (isKept) await drawList();
   return isKept;
@@ -69,12 +78,28 @@ async function show(id) {
   if (found) use(found);
 }
 
-// Opens a conversation, with what was typed and, soon after, what was attached there.
 export function use(conversation) {
-  openNow(conversation);
+  state.open = conversation;
+  sessionStorage.setItem("localspec.open", conversation.id);
+  document.body.classList.remove("shows-list");
+  draw();
+  drawList();
+  useDraft();
+  $("scroll").scrollTop = $("scroll").scrollHeight;
+}
+
+// Shows what was typed for the next question, or for the one that is edited, and soon after what
+// was attached.
+export function useDraft() {
+  const { open } = state;
+  const name = draftName();
+  $("question").value = localStorage.getItem(name) ?? "";
+  grow();
+  state.attached = [];
+  drawState();
   state.attaching = state.attaching.then(async () => {
-    const found = await store.getAttached(draftName(conversation)).catch(() => []);
-    if (state.open !== conversation) return;
+    const found = await store.getAttached(name).catch(() => []);
+    if (state.open !== open || draftName() !== name) return;
     // It may have been opened twice meanwhile.
     const isNew = (file) => !state.attached.some((other) => store.isSame(file, other));
     state.attached = [...found.filter(isNew), ...state.attached];
@@ -82,25 +107,14 @@ export function use(conversation) {
   });
 }
 
-export function openNow(conversation) {
-  Object.assign(state, { open: conversation, attached: [] });
-  sessionStorage.setItem("localspec.open", conversation.id);
-  $("question").value = localStorage.getItem(draftName()) ?? "";
-  document.body.classList.remove("shows-list");
-  draw();
-  drawList();
-  grow();
-  $("scroll").scrollTop = $("scroll").scrollHeight;
-}
-
-// New chats share one, so that it outlives a reload. A copy has its own from the beginning.
-export const draftName = ({ id, messages, isCopy } = state.open) =>
-  store.nameOfDraft(isCopy || messages.length || running.has(id) ? id : undefined);
+// New chats share one, so that it outlives a reload. A question that is edited has its own.
+export const draftName = ({ id, messages, editing } = state.open) =>
+  store.nameOfDraft(messages.length || running.has(id) ? id : undefined, editing);
 
 // What is typed outlives a reload.
 export function keepDraft() {
   const text = $("question").value;
-  if (text) localStorage.setItem(draftName(), text);
+  if (text || state.open.editing !== undefined) localStorage.setItem(draftName(), text);
   else localStorage.removeItem(draftName());
 }
 
@@ -126,12 +140,20 @@ export function grow() {
 
 export function draw() {
   const { open } = state;
-  $("title").textContent = open.title || "New chat";
+  $("title").textContent = $("title").title = open.title || "New chat";
   document.title = open.title ? `${open.title} · localspec` : "localspec";
-  $("welcome").hidden = open.messages.length > 0;
-  views.clear();
-  for (const message of open.messages) views.set(message, new MessageView(message, actions));
-  $("messages").replaceChildren(...[...views.values()].map((view) => view.root));
+  const path = shown(open);
+  $("welcome").hidden = path.length > 0;
+  for (const [message, view] of views) {
+    if (path.includes(message)) continue;
+    view.root.remove();
+    views.delete(message);
+  }
+  for (const message of path) {
+    if (views.has(message)) continue;
+    views.set(message, new MessageView(message, actions));
+    $("messages").append(views.get(message).root);
+  }
   drawState();
 }
 
@@ -139,9 +161,16 @@ export function draw() {
 export function drawState() {
   const { open, attached } = state;
   const run = running.get(open.id);
-  open.messages.forEach((message, at) => {
-    views.get(message)?.set(run?.message === message, at === open.messages.length - 1);
-  });
+  const path = shown(open);
+  path.forEach((message, at) =>
+    views.get(message)?.set({
+      isRunning: run?.message === message,
+      isLast: at === path.length - 1,
+      isEdited: open.messages[open.editing] === message,
+      versions: versionsOf(open, message),
+    }),
+  );
+  $("editing").hidden = open.editing === undefined;
   $("stop").hidden = !run;
   $("send").hidden = Boolean(run);
   $("files").replaceChildren(
@@ -157,15 +186,12 @@ export function drawState() {
     ),
   );
   if (!run) showProgress("");
-  live.draw(run?.message ?? open.messages.findLast((each) => each.role === "assistant"), run?.pace);
+  live.draw(run?.message ?? path.findLast((each) => each.role === "assistant"), run?.pace);
 }
 
-export function add(message) {
-  state.open.messages.push(message);
-  const view = new MessageView(message, actions);
-  views.set(message, view);
-  $("messages").append(view.root);
-  $("welcome").hidden = true;
+export function add(message, path) {
+  append(state.open, message, path);
+  draw();
   follow(true);
 }
 

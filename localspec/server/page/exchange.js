@@ -1,20 +1,28 @@
 // Conversations as files: JSON, which holds everything, and Markdown, which holds the texts.
 
 import { isImage } from "./pictures.js";
+import { placeBefore, shown } from "./versions.js";
 
 const KIND = "localspec conversations";
 const HEAD = /^<!-- localspec conversation (\{.*\}) -->$/m;
 
 export const toJson = (conversations) => JSON.stringify({ kind: KIND, version: 1, conversations }, null, 1);
 
-// Each message follows a comment with a word that is in none of the messages.
+// Each message follows a comment with a word that is in none of the messages; those that are not
+// shown come last, and say which they follow.
 export function toMarkdown(conversation) {
   const texts = conversation.messages.map((each) => each.content).join("\n");
   let mark = "message";
   while (texts.includes(`<!-- ${mark}`)) mark += "-";
-  const head = JSON.stringify({ title: conversation.title, mark, system: conversation.settings.system ?? "" });
-  const parts = conversation.messages.map((each) => `<!-- ${mark} ${each.role} -->\n${each.content}\n`);
-  return `<!-- localspec conversation ${head.replaceAll("--", "\\u002d-")} -->\n# ${conversation.title}\n\n${parts.join("\n")}`;
+  const path = shown(conversation);
+  const { title, messages, settings } = conversation;
+  const head = JSON.stringify({ title, mark, system: settings.system ?? "", end: path.length - 1 });
+  const order = [...path, ...messages.filter((each) => !path.includes(each))];
+  const parts = order.map((each, at) => {
+    const before = order.indexOf(messages[placeBefore(conversation, messages.indexOf(each))]);
+    return `<!-- ${mark} ${each.role}${before === at - 1 ? "" : ` after ${before}`} -->\n${each.content}\n`;
+  });
+  return `<!-- localspec conversation ${head.replaceAll("--", "\\u002d-")} -->\n# ${title}\n\n${parts.join("\n")}`;
 }
 
 // The conversations of a file, checked. Raises Error with what is wrong.
@@ -36,21 +44,25 @@ function fromJson(name, text) {
 }
 
 function fromMarkdown(text) {
-  const { title, mark, system } = JSON.parse(HEAD.exec(text)[1]);
-  const roles = new RegExp(`^<!-- ${String(mark).replace(/[^a-z-]/g, "")} (user|assistant|tool) -->\\n`, "gm");
+  const { title, mark, system, end } = JSON.parse(HEAD.exec(text)[1]);
+  const roles = new RegExp(`^<!-- ${String(mark).replace(/[^a-z-]/g, "")} (user|assistant|tool)(?: after (-?\\d+))? -->\\n`, "gm");
   const [, ...parts] = text.split(roles);
   const messages = [];
-  for (let at = 0; at < parts.length; at += 2)
-    messages.push({ role: parts[at], content: parts[at + 1].replace(/\n{1,2}$/, "") });
-  return { title, settings: { system }, messages };
+  for (let at = 0; at < parts.length; at += 3) {
+    const [role, after, content] = parts.slice(at, at + 3);
+    messages.push({ role, content: content.replace(/\n{1,2}$/, ""), ...(after && { after: Number(after) }) });
+  }
+  return { title, settings: { system }, messages, end };
 }
 
+const isPlace = (value, first, end) => Number.isInteger(value) && value >= first && value < end;
 const isText = (value) => value === undefined || typeof value === "string";
 const areAll = (list, is) => list === undefined || (Array.isArray(list) && list.every(is));
 
 // A message as this page writes one: of another the page could not draw the rest.
-function isMessage(told) {
+function isMessage(told, at) {
   return (
+    isPlace(told?.after ?? at - 1, -1, at) &&
     ["user", "assistant", "tool"].includes(told?.role) &&
     typeof told.content === "string" &&
     ["thoughts", "model", "state", "error", "callId"].every((name) => isText(told[name])) &&
@@ -69,12 +81,15 @@ function isMessage(told) {
 }
 
 function checked(told) {
-  if (!Array.isArray(told?.messages) || !told.messages.every(isMessage))
+  const end = told?.end ?? told?.messages?.length - 1;
+  if (!Array.isArray(told?.messages) || !told.messages.every(isMessage) || !isPlace(end, -1, told.messages.length))
     throw new Error("A conversation in the file has messages that are not as this page writes them.");
   const settings = Object.entries(told.settings ?? {}).filter(([, value]) => typeof value === "string");
   // Pictures get keys of this browser's.
   const messages = told.messages.map((message) =>
     message.files ? { ...message, files: message.files.map(({ key: _key, ...file }) => file) } : message,
   );
-  return { title: String(told.title ?? "").slice(0, 200), settings: Object.fromEntries(settings), messages };
+  const times = ["created", "updated"].filter((name) => Number.isFinite(told[name])).map((name) => [name, told[name]]);
+  const title = String(told.title ?? "").slice(0, 200);
+  return { ...Object.fromEntries(times), title, settings: Object.fromEntries(settings), messages, end };
 }

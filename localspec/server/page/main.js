@@ -4,6 +4,7 @@ import { attach, edit, send } from "./answers.js";
 import {
   banner,
   draftName,
+  draw,
   drawList,
   drawState,
   forget,
@@ -20,6 +21,7 @@ import { noteModel, readModels } from "./models.js";
 import { addDraftLengths, fillSettings, readSettings, useTheme } from "./settings.js";
 import { running, state } from "./state.js";
 import * as store from "./store.js";
+import { shown } from "./versions.js";
 
 const EXAMPLES = [
   "What is speculative decoding?",
@@ -46,6 +48,7 @@ async function remove() {
   if (!(await confirmed(`Delete “${state.open.title || "this chat"}”? It cannot be brought back.`))) return;
   running.get(state.open.id)?.abort.abort();
   await forget(draftName());
+  store.forgetTyped(store.nameOfDraft(state.open.id));
   await store.remove(state.open.id);
   use(store.newConversation());
 }
@@ -54,9 +57,7 @@ async function removeAll() {
   if (!(await confirmed("Delete all conversations of this browser? They cannot be brought back."))) return;
   for (const run of running.values()) run.abort.abort();
   await store.clear([state.open.id, ...running.keys()]);
-  Object.keys(localStorage)
-    .filter(store.isDraft)
-    .forEach((name) => localStorage.removeItem(name));
+  store.forgetTyped();
   $("settings").close();
   use(store.newConversation());
 }
@@ -66,7 +67,7 @@ async function rename() {
   field.value = state.open.title;
   if ((await answerOf($("ask-name"))) !== "yes" || !field.value.trim()) return;
   state.open.title = field.value.trim();
-  $("title").textContent = state.open.title;
+  draw();
   await save(state.open);
 }
 
@@ -75,14 +76,17 @@ function typed(event) {
   if (event.key === "Enter" && !event.shiftKey) {
     event.preventDefault();
     send();
-  } else if (event.key === "ArrowUp" && !$("question").value) {
-    const last = state.open.messages.findLast((each) => each.role === "user");
+  } else if (event.key === "ArrowUp" && !$("question").value && state.open.editing === undefined) {
+    const last = shown(state.open).findLast((each) => each.role === "user");
     if (last) edit(last);
   }
 }
 
 function shortcut(event) {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) running.get(state.open.id)?.abort.abort();
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+    if (running.has(state.open.id)) running.get(state.open.id).abort.abort();
+    else if (state.open.editing !== undefined) edit();
+  }
   if (!event.altKey || event.ctrlKey || event.metaKey) return;
   const act = { KeyN: newChat, KeyF: search, KeyL: toggleLive, KeyS: showSettings }[event.code];
   if (!act) return;
@@ -118,6 +122,7 @@ async function readFile(file) {
 function wire() {
   const clicks = {
     new: newChat,
+    "leave-edit": () => edit(),
     stop: () => running.get(state.open.id)?.abort.abort(),
     attach: () => $("attach-files").click(),
     import: () => $("import-file").click(),

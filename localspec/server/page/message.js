@@ -12,12 +12,14 @@ const STATES = {
 };
 
 export class MessageView {
-  // actions: edit, retry, goOn, result: functions that get the message.
+  // actions: edit, retry, goOn, result, toVersion: functions that get the message.
   constructor(message, actions) {
     this.message = message;
     this.actions = actions;
     this.showsTokens = false;
     this.isRunning = false;
+    this.versions = [];
+    this.who = element("h2", { class: "who" });
     this.text = element("div", { class: "text", dir: "auto" });
     this.thoughts = element("div", { class: "plain", dir: "auto" });
     this.thinking = element(
@@ -27,15 +29,10 @@ export class MessageView {
       this.thoughts,
     );
     this.rest = element("div");
-    this.root = element("li", { class: `message ${message.role}` }, this.who(), this.thinking, this.text, this.rest);
+    this.root = element("li", { class: `message ${message.role}` }, this.who, this.thinking, this.text, this.rest);
     this.markdown = message.role === "assistant" ? new Markdown(this.text) : null;
     this.drawn = "";
     this.update(true);
-  }
-
-  who() {
-    const names = { user: "You", assistant: this.message.model ?? "Answer", tool: "Result of a tool" };
-    return element("h2", { class: "who" }, names[this.message.role]);
   }
 
   // Draws what came; isComplete: no more will.
@@ -50,16 +47,18 @@ export class MessageView {
     if (isComplete) this.drawRest();
   }
 
-  // isRunning: its answer is still coming; isLast: nothing follows it.
-  set(isRunning, isLast) {
-    this.isRunning = isRunning;
-    this.isLast = isLast;
-    this.root.toggleAttribute("data-running", isRunning);
+  // isRunning: its answer is still coming; isLast: nothing follows it; isEdited: another version
+  // of it is being written; versions: all messages in its place.
+  set(told) {
+    Object.assign(this, told);
+    this.root.toggleAttribute("data-running", told.isRunning);
+    this.root.toggleAttribute("data-edited", told.isEdited);
     this.drawRest();
   }
 
   drawRest() {
-    const { files = [], calls = [], error, state } = this.message;
+    const { role, model, files = [], calls = [], error, state } = this.message;
+    this.who.textContent = { user: "You", assistant: model ?? "Answer", tool: "Result of a tool" }[role];
     const note = this.isRunning ? null : (error ?? STATES[state]);
     this.rest.replaceChildren(
       ...files.map(fileView),
@@ -94,10 +93,11 @@ export class MessageView {
   buttons() {
     const { message, actions } = this;
     const copy = button("Copy", () => copyText(message.content, copy));
-    if (message.role === "user") return [copy, button("Edit", () => actions.edit(message))];
+    if (message.role === "user") return [...this.arrows(), copy, button("Edit", () => actions.edit(message))];
     if (message.role === "tool") return [copy];
     const isCut = ["stopped", "partial", "length", "error"].includes(message.state);
     return [
+      ...this.arrows(),
       copy,
       button("Retry", () => actions.retry(message)),
       this.isLast && isCut && message.content && button("Go on", () => actions.goOn(message)),
@@ -105,6 +105,19 @@ export class MessageView {
         button("Tokens", () => this.toggleTokens(), { "aria-pressed": String(this.showsTokens) }),
       this.isLast && message.calls?.length && button("Give the result", () => actions.result(message)),
     ].filter(Boolean);
+  }
+
+  arrows() {
+    const { versions } = this;
+    if (versions.length < 2) return [];
+    const at = versions.indexOf(this.message);
+    const arrow = (sign, name, to) =>
+      button(sign, () => this.actions.toVersion(versions.at(to % versions.length), name), { "aria-label": name });
+    return [
+      arrow("‹", "Earlier version", at - 1),
+      element("span", { class: "note" }, `${at + 1}/${versions.length}`),
+      arrow("›", "Later version", at + 1),
+    ];
   }
 
   toggleTokens() {

@@ -1,11 +1,10 @@
-// A conversation → the request that asks for its next answer.
+// Settings and messages → the request that asks for its next answer.
 
 import { contentOf } from "./pictures.js";
 
 // Raises Error with what is wrong in the settings.
-export function requestOf(conversation, model) {
-  const { settings } = conversation;
-  const body = { model, messages: messagesOf(conversation), explain: true };
+export function requestOf(settings, messages, model) {
+  const body = { model, messages: messagesOf(settings, messages), explain: true };
   for (const name of ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens"]) {
     if (settings[name]) body[name] = Number(settings[name]);
   }
@@ -36,7 +35,7 @@ function parsed(what, text) {
   }
 }
 
-function messagesOf({ settings, messages }) {
+function messagesOf(settings, messages) {
   const told = settings.system ? [{ role: "system", content: settings.system }] : [];
   for (const { role, content, files = [], calls = [], callId } of messages) {
     if (role === "tool") told.push({ role, content, tool_call_id: callId });

@@ -24,7 +24,7 @@ export function readSettings(conversation) {
   useTheme();
   showForms();
   try {
-    requestOf(conversation, "");
+    requestOf(conversation.settings, [], "");
     $("settings-error").textContent = "";
   } catch (error) {
     $("settings-error").textContent = error.message;

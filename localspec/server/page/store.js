@@ -89,11 +89,10 @@ async function wholeConversation(told) {
   if (!told) return told;
   const lists = await whole(told.messages.map(({ files }) => files ?? []));
   const messages = told.messages.map((message, at) => (message.files ? { ...message, files: lists[at] } : message));
-  return { ...told, messages };
+  return { ...told, messages, end: told.end ?? messages.length - 1 }; // without, none has versions
 }
 
-// Lets go what was attached to copies that were never sent, which nothing opens again, and
-// pictures that nothing has any more. Requests answer in their order.
+// Lets go what was attached to questions of conversations that are gone, and pictures that nothing has any more. Requests answer in their order.
 export const sweep = () =>
   run("readwrite", (store) => {
     const names = new Set([nameOfDraft()]);
@@ -108,7 +107,7 @@ export const sweep = () =>
     const keys = attached.getAllKeys();
     attached.getAll().onsuccess = ({ target }) =>
       target.result.forEach((files, at) =>
-        names.has(keys.result[at]) ? note(files) : attached.delete(keys.result[at]),
+        names.has(keys.result[at].split("#")[0]) ? note(files) : attached.delete(keys.result[at]),
       );
     const pictures = store(PICTURES);
     pictures.getAllKeys().onsuccess = ({ target }) =>
@@ -150,8 +149,13 @@ export const clear = (ids) => drop(ids, (store) => [TEXTS, PICTURES, ATTACHED].f
 // ---- What is attached to a question, by a name for that
 
 const DRAFT = "localspec.draft.";
-export const nameOfDraft = (id = "new") => DRAFT + id;
-export const isDraft = (name) => name.startsWith(DRAFT);
+// editing: the place of the message that is edited.
+export const nameOfDraft = (id = "new", editing = undefined) => DRAFT + id + (editing === undefined ? "" : `#${editing}`);
+
+export const forgetTyped = (start = DRAFT) =>
+  Object.keys(localStorage)
+    .filter((name) => name.startsWith(start))
+    .forEach((name) => localStorage.removeItem(name));
 
 // Whether they are the same file of a list: pictures have keys.
 export const isSame = (one, other) =>
@@ -180,7 +184,7 @@ export async function getAttached(name) {
 
 export function newConversation() {
   const now = Date.now();
-  return { id: newId(), title: "", created: now, updated: now, settings: {}, messages: [] };
+  return { id: newId(), title: "", created: now, updated: now, settings: {}, messages: [], end: -1 };
 }
 
 // Whether the words occur anywhere in the conversation.
