@@ -325,3 +325,50 @@ def test_a_picture_in_an_earlier_turn_becomes_a_note(server):
     last = server.ask("/v1/chat/completions", messages=[*later, seen], max_tokens=2)
     assert last.status_code == 400
     assert "message 2 has an image in it" in last.json()["error"]["message"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["image", "file"])
+def test_what_a_tool_showed_last_becomes_a_note(server, kind):
+    """In every protocol: nobody is there who could ask otherwise, and the session goes on."""
+    blank = "aGVsbG8="
+    url = f"data:image/png;base64,{blank}"
+    own = {"image": {"type": "image_url", "image_url": {"url": url}}, "file": {"type": "file"}}
+    of_responses = {
+        "image": {"type": "input_image", "image_url": url},
+        "file": {"type": "input_file", "file_data": "x"},
+    }
+    source = {"type": "base64", "media_type": "image/png", "data": blank}
+    of_anthropic = {
+        "image": {"type": "image", "source": source},
+        "file": {"type": "document", "source": {"type": "base64", "data": "x"}},
+    }
+    asked = {"role": "user", "content": "Look."}
+    call = {"id": "c", "function": {"name": "look", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "c"}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    chat = [asked, called, {**result, "content": [own[kind]]}]
+    prompt = server.ask("/apply-template", messages=chat).json()["prompt"]
+    assert prompt.count(" was here, which this model cannot ") == 1
+    items = [
+        asked,
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [of_responses[kind]]},
+    ]
+    used = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+    told = {"type": "tool_result", "tool_use_id": "c", "content": [of_anthropic[kind]]}
+    blocks = [
+        asked,
+        {"role": "assistant", "content": [used]},
+        {"role": "user", "content": [told]},
+    ]
+    shown = {"images": [blank]} if kind == "image" else {"content": [own[kind]]}
+    of_ollama = [asked, called, {**result, **shown}]
+    for path, fields in (
+        ("/v1/chat/completions", {"messages": chat, "max_tokens": 2}),
+        ("/v1/responses", {"input": items, "max_output_tokens": 2}),
+        ("/v1/messages", {"messages": blocks, "max_tokens": 2}),
+        ("/api/chat", {"messages": of_ollama, "options": {"num_predict": 2}}),
+    ):
+        answered = server.ask(path, **fields)
+        assert answered.status_code == 200, answered.text

@@ -154,6 +154,25 @@ def test_blocks_of_anthropics_own_servers(server):
         assert counted([], [document], [document]) == counted([], [title, text], [title, text])
 
 
+def test_a_model_hears_that_a_tool_failed(server):
+    called = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+    text = {"type": "text", "text": "It rains."}
+
+    def counted(content, **more):
+        result = {"type": "tool_result", "tool_use_id": "1", "content": content, **more}
+        asked = [
+            *QUESTION,
+            {"role": "assistant", "content": [called]},
+            {"role": "user", "content": [result]},
+        ]
+        return server.ask(f"{PATH}/count_tokens", messages=asked).json()["input_tokens"]
+
+    for content in ("It rains.", [text], None):
+        assert counted(content, is_error=True) > counted(content, is_error=False)
+        assert counted(content, is_error=False) == counted(content)
+    assert counted("It rains.", is_error=True) == counted([text], is_error=True)
+
+
 def test_a_refusal_in_the_history_is_text(server):
     refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
     said = {"role": "assistant", "content": "No."}

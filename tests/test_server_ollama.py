@@ -317,7 +317,7 @@ def test_results_are_paired_with_the_calls_that_they_came_of():
     assert found[1]["reasoning_content"] == "Hm."
     assert found[1]["role"] == "assistant"
     told = [(each["content"], each["tool_call_id"]) for each in found if each["role"] == "tool"]
-    assert told == [("noon", ids[1]), ("red", ids[0]), ("brown", ids[2]), ("grey", "own")]
+    assert told == [("red", ids[0]), ("noon", ids[1]), ("brown", ids[2]), ("grey", "own")]
     assert found[4]["name"] == "look"
 
 

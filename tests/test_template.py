@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from localspec.chat.messages import checked_messages
+from localspec.chat.prompt import PromptMaker, takes_tools
 from localspec.chat.template import BUILT_IN, ChatTemplate
 from localspec.errors import TemplateError
+from localspec.tools.tool import tool_use
 
 TEMPLATES = Path(__file__).parent / "templates"
 TURNS = [
@@ -261,3 +264,91 @@ def test_a_long_conversation_stays_within_the_bounds():
     ]
     for path in TEMPLATES.glob("*.jinja"):
         assert len(render(path.read_text(encoding="utf-8"), turns)) > 2_000_000
+
+
+USER, SAID, AGAIN = TURNS
+CUT = '{"file_path": "a'
+
+
+def called(*ids, arguments=None):
+    """An answer that calls `look` once for each id."""
+    calls = [
+        {"id": each, "name": "look", "arguments": arguments or {"at": each}} for each in ids
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def result(call_id, text):
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+HISTORIES = {
+    "a call that was denied": [USER, called("a"), AGAIN],
+    "denied and answered": [USER, called("a"), SAID, AGAIN],
+    "a result and words": [USER, called("a"), result("a", "red"), AGAIN],
+    "one of two results": [USER, called("a", "b"), result("b", "blue")],
+    "one of two and words": [USER, called("a", "b"), result("b", "blue"), AGAIN],
+    "words before a result": [USER, called("a"), AGAIN, result("a", "red")],
+    "words around a call": [USER, SAID, called("a"), result("a", "red"), SAID, AGAIN],
+    "words before some calls": [
+        USER, SAID, called("a"), result("a", "red"), AGAIN, called("b"), AGAIN,
+    ],
+    "a result of no call": [USER, SAID, result("a", "red")],
+    "a result without an id": [USER, called("a"), {"role": "tool", "content": "red"}],
+    "a cut call": [USER, called("a", arguments=CUT), AGAIN],
+    "its result": [USER, called("a", arguments=CUT), result("a", "no JSON")],
+    "a cut call and a whole one": [
+        USER,
+        {
+            **SAID,
+            "tool_calls": [
+                *called("a", arguments=CUT)["tool_calls"],
+                *called("b")["tool_calls"],
+            ],
+        },
+        result("a", "no JSON"),
+        result("b", "blue"),
+        AGAIN,
+    ],
+}  # fmt: skip
+TOOLED = [
+    path for path in sorted(TEMPLATES.glob("*.jinja")) if takes_tools(path.read_text("utf-8"))
+]
+
+
+@pytest.fixture(scope="module")
+def prompt_of(demo_vocabulary):
+    """The text of a prompt by a template, as a server makes it."""
+    use = tool_use([{"name": "look"}], None, is_parallel=None)
+
+    def make(path, messages):
+        maker = PromptMaker(demo_vocabulary, path.read_text("utf-8"), think=True)
+        prompt = maker.prompt(checked_messages(messages), use, may_merge=True)
+        return demo_vocabulary.detokenize(prompt.tokens, special=True)
+
+    return make
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+@pytest.mark.parametrize("path", TOOLED, ids=lambda path: path.stem)
+def test_a_session_goes_on_behind_whatever_became_of_a_call(path, name, prompt_of):
+    """No template refuses it, and all that was said and called is in the prompt."""
+    prompt = prompt_of(path, HISTORIES[name])
+    for message in HISTORIES[name]:
+        assert (message["content"] or "") in prompt
+        for call in message.get("tool_calls", ()):
+            arguments = call["arguments"]
+            assert (CUT if arguments == CUT else arguments["at"]) in prompt
+
+
+@pytest.mark.parametrize("path", TOOLED, ids=lambda path: path.stem)
+def test_results_stand_in_the_order_of_the_calls(path, prompt_of):
+    """Most templates write no ids: the model takes the first result for the first call's."""
+    first, second = result("rome", "sunny"), result("oslo", "snow")
+    asked = [USER, called("rome", "oslo")]
+    prompt = prompt_of(path, [*asked, second, first])
+    assert prompt == prompt_of(path, [*asked, first, second])
+    assert prompt.index("sunny") < prompt.index("snow")
+    assert "no result" not in prompt
+    missing = prompt_of(path, [*asked, second])
+    assert missing.index("There is no result of this call.") < missing.index("snow")

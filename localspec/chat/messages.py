@@ -18,7 +18,7 @@ from localspec.chat.shown import (
     with_shown,
 )
 from localspec.chat.template import Message
-from localspec.chat.tool_messages import checked_calls
+from localspec.chat.tool_messages import checked_calls, with_results
 from localspec.errors import OptionError
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")  # it goes into the prompt as it is
@@ -41,9 +41,9 @@ def checked_messages(messages: object) -> list[Message]:
     parts such as {"type": "text", "text": …}, which become lines of one text, with pictures
     (see `shown.given_in`) in between: their places are in "pictures". An assistant's
     may have tool_calls, and then the thoughts before them as reasoning_content; a tool's (or
-    function's) tool_call_id and name. Other keys are passed over. Before the last message an
-    image without data, audio and files become notes. Raises OptionError for anything else,
-    with the message's number from 0.
+    function's) tool_call_id and name. Other keys are passed over. An image without data, audio
+    and files become notes in results of tools and before the last message. Calls and results:
+    see `with_results`. Raises OptionError for anything else, with the message's number from 0.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise OptionError(
@@ -52,20 +52,35 @@ def checked_messages(messages: object) -> list[Message]:
         )
     if not messages:
         raise OptionError("there are no messages", "Give one or more.")
-    return [_checked(number, message, len(messages)) for number, message in enumerate(messages)]
+    checked = [
+        _checked(number, message, len(messages)) for number, message in enumerate(messages)
+    ]
+    return with_results(checked)
 
 
 def merged_messages(messages: Sequence[Message]) -> list[Message]:
     """The same in turns that every template takes.
 
     What the system says first is one message, what it says later the user's, and messages in a
-    row of one role are one. Calls of tools and their results stay as they are.
+    row of one role are one. Calls of tools and their results stay as they are. To templates
+    that count words only these are no turn: where a user speaks again behind nothing else, an
+    answer without a word comes between, and the earlier of two answers joins the calls.
     """
     opening = list(takewhile(_is_system, messages))
     merged = [_merged("system", opening)] if opening else []
+    speaker, at = "", 0  # who said the last words, and where
     for (role, is_plain), group in groupby(messages[len(opening) :], _role_in_turns):
         same = list(group)
-        merged += [_merged(role, same)] if is_plain else same
+        if not is_plain:
+            merged += same
+            continue
+        if role == speaker == "user":
+            merged.append({"role": "assistant", "content": ""})
+        elif role == speaker == "assistant":
+            said = [each for each in (merged.pop(at), merged[at]) if each["content"]]
+            merged[at] = {**merged[at], **joined(said, "\n\n")}
+        speaker, at = role, len(merged)
+        merged.append(_merged(role, same))
     return merged
 
 
@@ -94,10 +109,15 @@ def _checked(number: int, message: object, count: int) -> Message:
             f"the role of message {number} is {role!r:.80}",
             "Give system, user, assistant, or another name that the chat template knows.",
         )
-    checked = {"role": role, **_content(number, message.get("content"), count)}
+    is_tool = role in ("tool", "function")
+    is_asked = number == count - 1 and not is_tool
+    checked = {"role": role, **_content(number, message.get("content"), is_asked=is_asked)}
+    if is_tool:
+        shown = [each._replace(is_result=True) for each in shown_in(checked)]
+        checked = with_shown(checked, shown)
     if is_checked(message.get("pictures")):
         checked = with_shown(checked, shown_in(message))
-    if role in ("tool", "function"):
+    if is_tool:
         call_id, name = message.get("tool_call_id"), message.get("name")
         named = {"name": name} if isinstance(name, str) else {}
         known = {"tool_call_id": call_id} if isinstance(call_id, str) else {}
@@ -110,8 +130,8 @@ def _checked(number: int, message: object, count: int) -> Message:
     return checked
 
 
-def _content(number: int, content: object, count: int) -> dict[str, Any]:
-    """The text of a content, and the pictures in it."""
+def _content(number: int, content: object, *, is_asked: bool) -> dict[str, Any]:
+    """The text of a content, and the pictures in it. is_asked: whether a user says it now."""
     if content is None:
         return {"content": ""}
     if isinstance(content, str):
@@ -123,7 +143,7 @@ def _content(number: int, content: object, count: int) -> dict[str, Any]:
         )
     text, shown, was_text = "", [], False
     for part in content:
-        found = _found_in(number, part, count)
+        found = _found_in(number, part, is_asked=is_asked)
         if not isinstance(found, str):
             shown.append(Shown(len(text), found))
         elif found:  # some say nothing, with which a server's answer may have begun
@@ -133,7 +153,7 @@ def _content(number: int, content: object, count: int) -> dict[str, Any]:
     return with_shown({"content": text}, shown)
 
 
-def _found_in(number: int, part: object, count: int) -> str | Given:
+def _found_in(number: int, part: object, *, is_asked: bool) -> str | Given:
     """The text or the picture in a part."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if isinstance(part, Mapping) and isinstance(kind, str):
@@ -141,11 +161,11 @@ def _found_in(number: int, part: object, count: int) -> str | Given:
         if isinstance(text, str):
             return str(text)
         if "image" in kind:
-            return _picture(number, part, count)
+            return _picture(number, part, is_asked=is_asked)
         for word, what in _OTHER_PARTS:
             if word not in kind:
                 continue
-            if number < count - 1:
+            if not is_asked:
                 return f"[{what.capitalize()} was here, which this model cannot read.]"
             raise OptionError(
                 f"message {number} has {what} in it (a part of type {kind!r})",
@@ -157,11 +177,11 @@ def _found_in(number: int, part: object, count: int) -> str | Given:
     )
 
 
-def _picture(number: int, part: Mapping[str, Any], count: int) -> str | Given:
+def _picture(number: int, part: Mapping[str, Any], *, is_asked: bool) -> str | Given:
     try:
         return given_in(part)
     except OptionError as error:
-        if number < count - 1:
+        if not is_asked:
             return PICTURE_NOTE
         raise OptionError(
             f"message {number} has an image in it: {error}", error.hint

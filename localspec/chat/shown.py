@@ -41,10 +41,13 @@ Given = Picture | bytes | WebPicture
 
 
 class Shown(NamedTuple):
-    """A picture in a message. at: characters of the content before it."""
+    """A picture in a message. at: characters of the content before it. is_result: whether a
+    tool gave it, and no user who can be told that it is not seen.
+    """
 
     at: int
     given: Given
+    is_result: bool = False
 
 
 class ShownTokens(NamedTuple):
@@ -157,12 +160,12 @@ def pieces_of(message: Message) -> list[str]:
 
 
 def for_the_blind(messages: Sequence[Message]) -> list[Message]:
-    """The messages with notes in place of pictures; in the last one there may be none.
+    """The messages with notes in place of pictures; a user may show none in the last one.
 
     Raises OptionError.
     """
     last = len(messages) - 1
-    if messages and shown_in(messages[last]):
+    if messages and not all(each.is_result for each in shown_in(messages[last])):
         raise OptionError(
             f"message {last} has an image in it, and the model has no projector to see it",
             "Load it with one (mmproj=…), choose a model that sees, or leave the image out.",
@@ -177,7 +180,7 @@ def for_the_seeing(
 
     In place of one before the last message that cannot be read there is a note, and in place of
     the oldest where there are more than MOST_PROMPT_PICTURES, or of MOST_PROMPT_PIXELS. Raises
-    OptionError for those of the last message.
+    OptionError for those of the last message, unless a tool gave them.
     """
     reader = _Reader(vision)
     last = len(messages) - 1
@@ -209,7 +212,7 @@ class _Reader:
             try:
                 read[place] = self._picture(each.given)
             except OptionError as error:
-                if is_last:
+                if is_last and not each.is_result:
                     raise OptionError(
                         f"message {number} has an image in it: {error}", error.hint
                     ) from error

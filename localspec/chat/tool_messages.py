@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
+from localspec.chat.shown import joined, shown_in
 from localspec.chat.template import Message
 from localspec.errors import OptionError
 from localspec.tools.forms import CallForm
 from localspec.tools.tool import ToolCall
 
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
+_NO_RESULT = {"role": "tool", "content": "[There is no result of this call.]"}
 
 
 def checked_calls(number: int, calls: object) -> list[dict[str, Any]]:
@@ -25,6 +29,81 @@ def checked_calls(number: int, calls: object) -> list[dict[str, Any]]:
     if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
         raise OptionError(f"tool_calls of message {number} is {calls!r:.80}", "Give a list.")
     return [_checked(number, index, call) for index, call in enumerate(calls)]
+
+
+def with_results(messages: Sequence[Message]) -> list[Message]:
+    """The messages with the results of each answer's calls right behind it, in their order.
+
+    Templates without ids pair them by that alone. A result without the id of a call belongs to
+    the first call of its tool that has none yet, else to the first of all. A note stands for
+    the result of a call that has none, as where it was denied. A call whose arguments are no
+    object, as where it was cut, becomes text with its result; so does a result of no call.
+    Calls that nothing follows stay as they are.
+    """
+    stretches: list[list[Message]] = [[]]
+    for message in messages:
+        if message["role"] == "assistant":
+            stretches.append([])
+        stretches[-1].append(message)
+    last = stretches.pop() if "tool_calls" in messages[-1] else []
+    return [*chain.from_iterable(map(_answered, stretches)), *last]
+
+
+def _answered(stretch: Sequence[Message]) -> Iterator[Message]:
+    """An answer and what was said until the next, with the results where they belong."""
+    said = list(stretch)
+    answer = said.pop(0) if said and "tool_calls" in said[0] else {}
+    whole, cut, taken = [], [], []
+    for call, result in _paired(answer.get("tool_calls", ()), said):
+        if not isinstance(call["function"]["arguments"], Mapping):
+            cut.append(call)
+            continue
+        whole.append(call)
+        named = {"name": call["function"]["name"], **(result or _NO_RESULT)}
+        taken.append((result, {**named, "tool_call_id": call["id"]}))
+    if cut:
+        yield as_text({**answer, "tool_calls": cut})
+        answer = {**answer, "content": "", "tool_calls": whole}
+    if whole:
+        yield answer
+    yield from (told for _, told in taken)
+    for message in said:
+        if not any(message is result for result, _ in taken):
+            yield as_text(message)
+
+
+def _paired(
+    calls: Sequence[Mapping[str, Any]], said: Sequence[Message]
+) -> Iterator[tuple[Mapping[str, Any], Message | None]]:
+    """Each call with its result."""
+    ids = {call["id"] for call in calls}
+    results = [message for message in said if message["role"] == "tool"]
+    paired: dict[int, Message] = {}
+    for result in sorted(results, key=lambda each: each.get("tool_call_id") not in ids):
+        waiting = [number for number in range(len(calls)) if number not in paired]
+        own = [n for n in waiting if calls[n]["id"] == result.get("tool_call_id")]
+        own += [n for n in waiting if calls[n]["function"]["name"] == result.get("name")]
+        for number in (own or waiting)[:1]:
+            paired[number] = result
+    for number, call in enumerate(calls):
+        yield call, paired.get(number)
+
+
+def as_text(message: Message) -> Message:
+    """The message with only a role and a text: calls and results become text."""
+    if message["role"] == "tool":
+        before, behind = {"content": "<tool_response>\n"}, {"content": "\n</tool_response>"}
+        return {"role": "user", **joined([before, message, behind], "")}
+    calls = [{"content": _call_as_text(call)} for call in message.get("tool_calls", ())]
+    said = [message] if message["content"] or shown_in(message) or not calls else []
+    return {"role": message["role"], **joined([*said, *calls], "\n")}
+
+
+def _call_as_text(call: Mapping[str, Any]) -> str:
+    function = call["function"]
+    arguments = function["arguments"]
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return f"<tool_call>\n{function['name']}({written})\n</tool_call>"
 
 
 def call_message(text: str, calls: Sequence[ToolCall], thoughts: str) -> Message:
@@ -78,23 +157,17 @@ def _arguments(given: object) -> object:
 
 def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
     """Each call in a message of its own, followed by its result."""
-    rest = list(messages)
+    rest = deque(messages)
     while rest:
-        message = rest.pop(0)
+        message = rest.popleft()
         calls = message.get("tool_calls", ())
         if len(calls) < 2:
             yield message
             continue
-        results = []
-        while rest and rest[0]["role"] == "tool":
-            results.append(rest.pop(0))
         for number, call in enumerate(calls):
             first = message if number == 0 else {"role": "assistant", "content": ""}
             yield {**first, "tool_calls": [call]}
-            own = [each for each in results if each.get("tool_call_id") == call["id"]]
-            yield from own
-            results = [each for each in results if each not in own]
-        yield from results
+            yield rest.popleft()
 
 
 def _with_thinking(message: Message) -> Message:

@@ -112,13 +112,14 @@ def turns_of(messages: Sequence[Message]) -> list[Turn]:
     if not all(isinstance(message.get("content"), str) for message in messages):
         raise OptionError("a message has no text as its content", "Give a str.")
     turns: list[Turn] = []
-    for message in checked_messages(messages) if messages else ():
+    checked = checked_messages(messages) if messages else []
+    for message in checked:
         if message["role"] == "user":
             turns.append(())
         if turns:
             turns[-1] = (*turns[-1], message)
     roles = [message["role"] for message in messages]
-    if sum(map(len, turns)) != len(messages) or not all(map(_is_whole, turns)):
+    if sum(map(len, turns)) != len(checked) or not all(map(_is_whole, turns)):
         raise OptionError(
             f"the messages' roles are {', '.join(map(repr, roles))}",
             "Give user and assistant in turn, after at most one system message.",

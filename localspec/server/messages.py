@@ -220,9 +220,13 @@ def _call_in(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _result_in(block: Mapping[str, Any]) -> Message:
+    content = _plain(block.get("content"))
+    if block.get("is_error") is True:
+        parts = content if isinstance(content, list) else [{**_NO_TEXT, "text": content or ""}]
+        content = [{**_NO_TEXT, "text": "The tool failed:"}, *parts]
     return {
         "role": "tool",
-        "content": _plain(block.get("content")),
+        "content": content,
         "tool_call_id": block.get("tool_use_id"),
     }
 

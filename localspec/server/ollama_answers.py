@@ -170,7 +170,7 @@ class OllamaChat(OllamaForm):
     def __init__(self, fields: Fields) -> None:
         messages = fields.objects("messages") or []
         given = [_message_of(each) for each in messages]
-        inputs = [_paired(checked_messages(given))] if given else []
+        inputs = [checked_messages(given)] if given else []
         super().__init__(fields, inputs, openai_tools(fields))
 
     def _text_part(self, text: str, more: dict[str, Any]) -> dict[str, Any]:
@@ -251,29 +251,6 @@ def _images(fields: Fields) -> list[dict[str, Any]]:
     if not isinstance(images, list):
         fields.refuse("images", "Give a list of files in base64.")
     return [{"type": "image_url", "image_url": f"data:;base64,{each}"} for each in images]
-
-
-def _paired(messages: Sequence[Message]) -> list[Message]:
-    """The messages, with the id of its call in each result, as templates require.
-
-    A result that only names its tool belongs to the first call of it that has no result yet.
-    """
-    paired: list[Message] = []
-    waiting: list[dict[str, Any]] = []
-    for message in messages:
-        waiting = list(message.get("tool_calls", waiting))
-        if message["role"] == "tool" and "tool_call_id" not in message and waiting:
-            name = message.get("name")
-            own = [call for call in waiting if call["function"]["name"] == name] or waiting
-            call = own[0]
-            message = {
-                "name": call["function"]["name"],
-                **message,
-                "tool_call_id": call["id"],
-            }
-        waiting = [call for call in waiting if call["id"] != message.get("tool_call_id")]
-        paired.append(message)
-    return paired
 
 
 def _said_before(fields: Fields) -> list[Message]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localspec.chat.shown import joined, shown_in, with_shown
 from localspec.chat.template import Message
+from localspec.chat.tool_messages import as_text
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.refusal import RequestError
 from localspec.streaming.cancellation import CancelCheck, never
@@ -56,23 +55,6 @@ def prompt_of(
                 code="unsupported_value",
                 param="tool_choice",
             )
-        messages, use = [_as_text(message) for message in messages], ToolUse()
+        messages, use = [as_text(message) for message in messages], ToolUse()
     thinks = think or not engine.has_think_switch
     return engine._make_prompt(messages, use, is_cancelled, template=None, think=thinks)
-
-
-def _as_text(message: Message) -> Message:
-    """The message with only a role and a text: calls and results become text."""
-    if message["role"] == "tool":
-        before, behind = {"content": "<tool_response>\n"}, {"content": "\n</tool_response>"}
-        return {"role": "user", **joined([before, message, behind], "")}
-    calls = [_call_as_text(call["function"]) for call in message.get("tool_calls", ())]
-    text = str(message["content"])
-    content = "\n".join([text, *calls] if text else calls)
-    return with_shown({"role": message["role"], "content": content}, shown_in(message))
-
-
-def _call_as_text(function: Mapping[str, Any]) -> str:
-    arguments = function["arguments"]
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return f"<tool_call>\n{function['name']}({written})\n</tool_call>"
