@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from localspec.chat.template import ChatTemplate
 from localspec.errors import OptionError
 from localspec.server.answering import NewPiece, ReadingPrompt, Waiting
 from localspec.server.chat_completions import ChatCompletion
 from localspec.server.encoding import compact_json, sse_event
 from localspec.server.fields import Fields
 from localspec.server.messages import MessageForm
+from localspec.server.ollama_answers import OllamaChat, OllamaGenerate
 from localspec.server.responses import ResponseForm
 from localspec.speculative.metrics import Provenance
 from localspec.streaming.reply import Piece
@@ -115,3 +118,143 @@ def test_the_choice_of_a_tool_that_is_not_there_is_refused():
         fields = {"input": "Hi", "tools": tools, "tool_choice": {**FUNCTION, "name": "g"}}
         with pytest.raises(OptionError, match="the tools are none"):
             ResponseForm(Fields(fields))
+
+
+NAMES = [each["name"] for each in (FUNCTION, {"name": "g"})]
+TWO = [{**FUNCTION, "name": name} for name in NAMES]
+CHAT_TWO = [{"type": "function", "function": {"name": name}} for name in NAMES]
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_tools_that_are_allowed_may_be_called_and_all_stay_in_the_prompt(mode):
+    """So that what stands behind the tools in the prompt stays cached."""
+    few = {"mode": mode, "tools": [{"type": "mcp", "server_label": "x"}, TWO[1]]}
+    responses = ResponseForm(
+        Fields({"input": "x", "tools": TWO, "tool_choice": {"type": "allowed_tools", **few}})
+    )
+    nested = {"mode": mode, "tools": CHAT_TWO[1:]}
+    choice = {"type": "allowed_tools", "allowed_tools": nested}
+    chat = ChatCompletion(Fields({**QUESTION, "tools": CHAT_TWO, "tool_choice": choice}))
+    for form in (responses, chat):
+        use = form.question.use
+        assert [tool.name for tool in use.tools] == NAMES
+        assert [tool.name for tool in use.callable] == ["g"]
+        assert use.must is (mode == "required")
+
+
+def test_what_is_no_choice_of_allowed_tools():
+    def use_of(**given):
+        choice = {"type": "allowed_tools", **given}
+        return ResponseForm(Fields({"input": "x", "tools": TWO, "tool_choice": choice}))
+
+    ignored = use_of(mode="required", tools=[{"type": "image_generation"}])
+    assert ignored.question.use.callable == ()
+    for given in (
+        {"mode": "auto", "tools": [{**FUNCTION, "name": "h"}]},
+        {"mode": "some", "tools": TWO},
+        {"tools": TWO},
+        {"mode": "auto"},
+        {"allowed_tools": 3},
+    ):
+        with pytest.raises(OptionError, match="the tools are f, g"):
+            use_of(**given)
+
+
+SPACE = {"type": "namespace", "name": "mcp__x__", "description": "X.", "tools": [FUNCTION]}
+
+
+def test_a_function_in_a_namespace_is_called_by_both_names():
+    """As Codex has the functions of MCP servers."""
+    other = {**SPACE, "name": "agents", "tools": [{**FUNCTION, "name": "_f"}, CUSTOM]}
+    called = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    asked = {
+        "input": [
+            {"role": "user", "content": "x"},
+            {**called, "namespace": "mcp__x__"},
+            {"type": "function_call_output", "call_id": "1", "output": "y"},
+        ],
+        "tools": [SPACE, FUNCTION, other],
+    }
+    form = ResponseForm(Fields(asked))
+    form.begin(SimpleNamespace(name="demo"))
+    names = [tool.name for tool in form.question.use.tools]
+    assert names == ["mcp__x__f", "f", "agents__f"]
+    (messages,) = form.question.inputs
+    assert messages[1]["tool_calls"][0]["function"]["name"] == "mcp__x__f"
+    own = []
+    for number, name in enumerate(names):
+        call = CallPiece(number, f"call_{number}", name, "{}", is_last=True)
+        made = Piece("", (1,), Provenance.PLAIN, call=call)
+        events = data_of(form.text_for(NewPiece(0, made, 5)))
+        (item,) = [e["item"] for e in events if e["type"] == "response.output_item.added"]
+        own.append((item["name"], item.get("namespace")))
+    assert own == [("f", "mcp__x__"), ("f", None), ("_f", "agents")]
+    chosen = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{**FUNCTION, "namespace": "agents"}],
+    }
+    use = ResponseForm(Fields({**asked, "tool_choice": chosen})).question.use
+    assert [tool.name for tool in use.callable] == ["agents__f"]
+
+
+ASKED = {"input": "Hi", **QUESTION}
+GPT_OSS = Path(__file__).parent / "templates" / "openai-gpt-oss-120b.jinja"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "effort"),
+    [
+        (ChatCompletion, {}, "medium"),
+        (ChatCompletion, {"reasoning_effort": "low"}, "low"),
+        (ChatCompletion, {"reasoning_effort": "minimal"}, "low"),
+        (ChatCompletion, {"reasoning_effort": "xhigh"}, "high"),
+        (ChatCompletion, {"reasoning_effort": "none"}, "medium"),
+        (ChatCompletion, {"chat_template_kwargs": {"reasoning_effort": "high"}}, "high"),
+        (ResponseForm, {"reasoning": {"effort": "high"}}, "high"),
+        (ResponseForm, {"reasoning": {"summary": "auto"}}, "medium"),
+        (MessageForm, {"output_config": {"effort": "max"}}, "high"),
+        (MessageForm, {"thinking": {"type": "adaptive"}}, "medium"),
+        (OllamaChat, {"think": "low"}, "low"),
+        (OllamaGenerate, {"prompt": "Hi", "think": "high"}, "high"),
+        (OllamaChat, {"think": True}, "medium"),
+    ],
+)
+def test_how_much_to_think_reaches_the_template(kind, fields, effort):
+    question = kind(Fields({**ASKED, **fields})).question
+    template = ChatTemplate(GPT_OSS.read_text("utf-8"), bos="", eos="")
+    prompt = template.render(question.inputs[0], variables=question.variables)
+    assert f"Reasoning: {effort}\n" in prompt
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "thinks"),
+    [
+        (ChatCompletion, {"reasoning_effort": "none"}, False),
+        (ChatCompletion, {"chat_template_kwargs": {"thinking": True}}, True),
+        (ResponseForm, {"reasoning": {"effort": "none"}}, False),
+        (MessageForm, {"thinking": {"type": "enabled", "budget_tokens": 99}}, True),
+        (MessageForm, {"thinking": {"type": "disabled"}}, False),
+        (OllamaChat, {"think": True}, True),
+        (OllamaChat, {"think": False}, False),
+        (OllamaChat, {}, None),
+    ],
+)
+def test_whether_to_think_reaches_the_template_by_its_name_for_it(kind, fields, thinks):
+    variables = kind(Fields({**ASKED, **fields})).question.variables
+    assert variables.get("thinking") is thinks
+    if "chat_template_kwargs" not in fields:
+        assert variables.get("enable_thinking") is thinks
+
+
+def test_variables_that_no_template_has_are_harmless():
+    """Those of the template's own stay what they are."""
+    source = (
+        "{% set ns = namespace(a=1) %}{{ bos_token }}{{ messages[0].content }}{{ x }}{{ ns.a }}"
+    )
+    template = ChatTemplate(source, bos="<s>", eos="")
+    given = {
+        "x": "!", "y": [{}], "self": 1, "namespace": "n", "bos_token": "b", "messages": [],
+        "add_generation_prompt": False, "tools": [1], "loop": 3,
+    }  # fmt: skip
+    assert template.render(QUESTION["messages"], variables=given) == "<s>Hello!!1"

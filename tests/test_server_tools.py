@@ -47,17 +47,27 @@ def server(tmp_path_factory, demo_target, demo_draft):
     target = with_template(demo_target, folder / "demo.gguf", FAMILIES["Qwen"].template)
     caller = write_calling_model(folder / "caller.gguf", "Qwen", SAID)
     looping = write_calling_model(folder / "looping.gguf", "Qwen", EQUAL)
+    eager = with_template(
+        demo_target,
+        folder / "eager.gguf",
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if reasoning_effort == 'high' %} Think hard, and think again.{% endif %}"
+        "{% if style %} {{ style }}{% endif %}",
+    )
     presets = folder / "localspec" / "models.toml"
     presets.parent.mkdir()
     presets.write_text(
         f'[tooled]\ndescription = "tooled"\ncontext_length = 2048\ntarget.path = "{target}"\n'
         f'draft.path = "{demo_draft}"\n'
         f'[caller]\ndescription = "caller"\ncontext_length = 2048\ntarget.path = "{caller}"\n'
+        f'[eager]\ndescription = "eager"\ncontext_length = 2048\ntarget.path = "{eager}"\n'
         f'[looping]\ndescription = "equal"\ncontext_length = 2048\ntarget.path = "{looping}"\n'
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(folder))
-        with running_server(presets=["tooled", "caller", "looping", "demo"]) as running:
+        with running_server(
+            presets=["tooled", "caller", "looping", "eager", "demo"]
+        ) as running:
             yield running
 
 
@@ -321,6 +331,34 @@ def test_the_prompt_has_tools_calls_and_results(server):
     assert response["usage"]["input_tokens"] == num_tokens  # this template leaves it out
     plain = server.ask("/apply-template", **{**fields, "model": "demo"}).json()["prompt"]
     assert "<tool_response>\nsunny\n</tool_response>" in plain  # it has no tools
+
+
+def test_what_a_request_says_of_thinking_is_in_the_prompt(server):
+    """In every protocol; and no variable becomes a control token."""
+    ask = {"model": "eager", "messages": [QUESTION], "max_tokens": 1}
+
+    def prompt(**more):
+        return server.ask("/apply-template", **ask, **more).json()["prompt"]
+
+    said = prompt(reasoning_effort="high")
+    assert said.endswith("Think hard, and think again.")
+    assert prompt(reasoning_effort="low") == prompt()
+    assert prompt(chat_template_kwargs={"style": "Rhyme."}).endswith("Rhyme.")
+    num_tokens = len(server.ask("/tokenize", model="eager", content=said).json()["tokens"])
+    counted = server.ask("/v1/messages/count_tokens", **ask, output_config={"effort": "high"})
+    assert counted.json()["input_tokens"] == num_tokens
+    chat = server.ask("/v1/chat/completions", **ask, reasoning_effort="high").json()
+    assert chat["usage"]["prompt_tokens"] == num_tokens
+    asked = {"model": "eager", "input": [QUESTION], "reasoning": {"effort": "high"}}
+    response = server.ask("/v1/responses", **asked, max_output_tokens=1).json()
+    assert response["usage"]["input_tokens"] == num_tokens
+    ollama = {"model": "eager", "messages": [QUESTION], "think": "high", "stream": False}
+    found = server.ask("/api/chat", **ollama, options={"num_predict": 1}).json()
+    assert found["prompt_eval_count"] == num_tokens
+    control = {"chat_template_kwargs": {"style": "<|im_end|>"}}
+    whole = server.ask("/v1/chat/completions", **ask, **control).json()
+    bare = server.ask("/v1/chat/completions", **ask).json()
+    assert whole["usage"]["prompt_tokens"] > bare["usage"]["prompt_tokens"] + 3
 
 
 def test_an_answer_in_json(server):

@@ -18,7 +18,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from localspec.chat.shown import ShownTokens, pieces_of, shown_in
-from localspec.chat.template import Message
+from localspec.chat.template import NO_VARIABLES, Message
 from localspec.vocabulary import Vocabulary
 
 _MARK_DIGITS, _INDEX_DIGITS = 20, 8
@@ -31,12 +31,13 @@ class Exposed(NamedTuple):
     """Everything that a template may read.
 
     tools: as OpenAI declares them. data: the numbers of messages whose content is the result of
-    a call, and not what somebody says.
+    a call, and not what somebody says. variables: as `ChatTemplate.render` has them.
     """
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
     data: frozenset[int] = frozenset()
+    variables: Mapping[str, Any] = NO_VARIABLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Hidden:
     mark: str
     messages: list[dict[str, Any]] = field(default_factory=list)
     tools: list[Any] = field(default_factory=list)
+    variables: dict[str, Any] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     pictures: dict[str, Sequence[int]] = field(default_factory=dict)
     shown: list[str] = field(default_factory=list)
@@ -224,6 +226,7 @@ def _hidden(
                 said += hidden.hide_picture(picture.tokens)
         hidden.messages.append({"role": message["role"], "content": said, **data(rest)})
     hidden.tools.extend(data(exposed.tools))
+    hidden.variables.update(data(exposed.variables))
     return hidden
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from localspec.chat.control_guard import ControlGuard, Exposed, Hidden
 from localspec.chat.kept_calls import kept_calls
 from localspec.chat.messages import merged_messages
 from localspec.chat.shown import for_the_blind, for_the_seeing, in_front
-from localspec.chat.template import ChatTemplate, Message
+from localspec.chat.template import NO_VARIABLES, ChatTemplate, Message
 from localspec.chat.tool_messages import fit_to_form
 from localspec.errors import TemplateError
 from localspec.pictures.picture import Picture
@@ -71,6 +72,7 @@ class PromptMaker:
         is_cancelled: CancelCheck = never,
         *,
         may_merge: bool = False,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> Prompt:
         """The prompt that asks for the next answer, or for the rest of the last message.
 
@@ -80,7 +82,8 @@ class PromptMaker:
         like any in a message.
 
         A picture before the last message is a note for a model that does not see. may_merge:
-        what the template refuses is tried once more as `merged_messages`.
+        what the template refuses is tried once more as `merged_messages`. variables: as for
+        `ChatTemplate.render`.
 
         Raises TemplateError if the template refuses the messages, leaves some out, or fails,
         or has no tools where some are to be used; OptionError for a picture that cannot be
@@ -92,25 +95,26 @@ class PromptMaker:
         else:
             messages, pictures = for_the_seeing(messages, self._vision)
         try:
-            return self._shown_prompt(messages, pictures, use, is_cancelled)
+            return self._shown_prompt(messages, pictures, use, variables, is_cancelled)
         except TemplateError:
             merged = merged_messages(messages) if may_merge else messages
             if merged == messages:
                 raise
-            return self._shown_prompt(merged, pictures, use, is_cancelled)
+            return self._shown_prompt(merged, pictures, use, variables, is_cancelled)
 
     def _shown_prompt(
         self,
         messages: Sequence[Message],
         pictures: Sequence[Picture],
         use: ToolUse,
+        variables: Mapping[str, Any],
         is_cancelled: CancelCheck,
     ) -> Prompt:
         """The prompt of messages in which pictures are notes, or tokens."""
         self._check_tools(messages, use)
         if self._form is not None:
             messages = fit_to_form(messages, self._form)
-        exposed = self._exposed(messages, use)
+        exposed = self._exposed(messages, use)._replace(variables=variables)
         with self._rendering:
             self._check_roles(exposed, is_cancelled)
             text, hidden = self._with_pictures(exposed, is_cancelled)
@@ -229,18 +233,19 @@ class PromptMaker:
 
     def _rendered(self, hidden: Hidden, is_cancelled: CancelCheck) -> str:
         """The template's text, also where it refuses an answer in which nothing was said."""
-        messages, tools = hidden.messages, hidden.tools
+        messages = hidden.messages
+        others: Any = {"tools": hidden.tools, "variables": hidden.variables}
         if messages[-1]["role"] == "assistant":
             return self._opened(hidden, is_cancelled)
         try:
-            return self._template.render(messages, is_cancelled, tools=tools)
+            return self._template.render(messages, is_cancelled, **others)
         except TemplateError:
             if all(message["content"] for message in messages):
                 raise
         return self._template.render(
             [{**message, "content": message["content"] or " "} for message in messages],
             is_cancelled,
-            tools=tools,
+            **others,
         )
 
     def _opened(self, hidden: Hidden, is_cancelled: CancelCheck) -> str:
@@ -248,7 +253,11 @@ class PromptMaker:
         *before, answer = hidden.messages
         answer = {**answer, "content": answer["content"] + hidden.end}
         text = self._template.render(
-            [*before, answer], is_cancelled, tools=hidden.tools, opens_answer=False
+            [*before, answer],
+            is_cancelled,
+            tools=hidden.tools,
+            variables=hidden.variables,
+            opens_answer=False,
         )
         opened, found, _ = text.rpartition(hidden.end)
         if not found:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import nodes
@@ -21,6 +22,8 @@ MAX_SOURCE = 200_000  # characters
 _MAX_REASON = 300  # characters of a template's own words in an error
 _PARTS = re.compile(r"""['"]type['"]|\.type\b""")  # where a template may look at parts
 _PROBE = "localspec"  # a text that is to come out
+_OURS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
+NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 # Keys: role, content; of an answer perhaps tool_calls and the reasoning_content before them, of
 # the result of a call its tool_call_id and name; perhaps pictures, see `chat.shown`.
@@ -89,6 +92,7 @@ class ChatTemplate:
             names = tree.find_all(nodes.Name)
             read = {name.name for name in names if name.ctx == "load"}
             self.has_think_switch = "enable_thinking" in read
+            self._open = read.difference(_OURS, self._sandbox.globals)
             tree = _Metered().visit(tree)
             code = self._sandbox.compile(tree)
             self._template = self._sandbox.template_class.from_code(
@@ -111,11 +115,13 @@ class ChatTemplate:
         is_cancelled: CancelCheck = never,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = NO_VARIABLES,
         opens_answer: bool = True,
     ) -> str:
         """The prompt that asks for the next answer, or ends with the last message.
 
-        tools: as OpenAI declares them. Raises TemplateError if the template refuses the
+        tools: as OpenAI declares them. variables: others, such as reasoning_effort, of which
+        those count that the template reads. Raises TemplateError if the template refuses the
         messages or fails, TemplateLimitError if it exceeds its bounds, Interrupted as soon as
         it is cancelled.
         """
@@ -125,6 +131,7 @@ class ChatTemplate:
             messages,
             is_cancelled,
             tools=tools,
+            variables=variables,
             opens_answer=opens_answer,
             in_parts=self._takes_parts,
         )
@@ -148,19 +155,21 @@ class ChatTemplate:
         *,
         in_parts: bool,
         tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = NO_VARIABLES,
         opens_answer: bool = True,
     ) -> str:
         """The template's text. in_parts: whether each content is a list of one text."""
         self._sandbox.restart(is_cancelled)
-        variables: dict[str, Any] = {**self._variables}
+        known = {name: each for name, each in variables.items() if name in self._open}
+        known |= self._variables
         if tools:  # many templates ask whether they are defined
-            variables["tools"] = list(tools)
+            known["tools"] = list(tools)
         try:
             return "".join(
                 self._template.generate(
                     messages=[_in_parts(each) if in_parts else dict(each) for each in messages],
                     add_generation_prompt=opens_answer,
-                    **variables,
+                    **known,
                 )
             )
         except Interrupted:

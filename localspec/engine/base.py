@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from localspec.chat.chat import Chat
 from localspec.chat.prompt import PromptMaker, takes_tools
-from localspec.chat.template import ChatTemplate, Message, template_source
+from localspec.chat.template import NO_VARIABLES, ChatTemplate, Message, template_source
 from localspec.engine.access import Access, EngineTurn
 from localspec.engine.arguments import checked_chat, question_messages, token_ids
 from localspec.errors import ClosedError, EngineError, OptionError
@@ -290,14 +290,16 @@ class BaseEngine(abc.ABC):
         *,
         template: str | None,
         think: bool,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> Prompt:
         """The prompt of `generate`. Raises as it does, but for ContextError.
 
-        messages: as `checked_messages` gives them. is_cancelled: ends it soon with Interrupted
+        messages: as `checked_messages` gives them. variables: of the template, by the wish of a
+        server's client. is_cancelled: ends it soon with Interrupted
         once it is true.
         """
         maker = self._prompt_maker(template, think=think)
-        return maker.prompt(messages, use, is_cancelled, may_merge=True)
+        return maker.prompt(messages, use, is_cancelled, may_merge=True, variables=variables)
 
     def _raw_prompt(self, prompt: str | Sequence[int]) -> Prompt:
         """The prompt of `generate_raw`. Raises OptionError for anything else."""

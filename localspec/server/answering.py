@@ -330,8 +330,8 @@ class _TextExchange(Exchange):
         elif isinstance(self._given, RawPrompt):
             prompt = self._engine._raw_prompt(self._given.prompt)
         else:
-            use, think = self.question.use, self.question.think
-            prompt = prompt_of(self._engine, self._given, use, is_cancelled, think=think)
+            use, variables = self.question.use, self.question.variables
+            prompt = prompt_of(self._engine, self._given, use, is_cancelled, variables)
         client = self.question.client
         self.owner = self.text = self._model.texts.text_for(prompt.tokens, client)
         # Now, for an answer that ends early: if the client asks again, this much is cached.

@@ -11,7 +11,7 @@ from localspec.server.answering import Finished, NewPiece
 from localspec.server.completions import OpenAIForm, openai_options
 from localspec.server.costs import LOWEST_LOGPROB, explanation, step_object
 from localspec.server.fields import Fields
-from localspec.server.question import flagged_logprobs, max_tokens
+from localspec.server.question import flagged_logprobs, max_tokens, template_variables
 from localspec.server.refusal import RequestError
 from localspec.server.tool_fields import answer_form, openai_tools
 from localspec.streaming.reply import Reply
@@ -37,7 +37,7 @@ class ChatCompletion(OpenAIForm):
         options["prediction"] = _prediction(fields)
         self._explains = bool(fields.flag("explain"))
         messages = checked_messages(fields.any("messages"))
-        super().__init__(fields, [messages], options, think=may_think(fields))
+        super().__init__(fields, [messages], options, variables=chat_variables(fields))
         self._has_role: set[int] = set()
         self._started_calls: set[tuple[int, int]] = set()  # numbers of answer and call
 
@@ -104,11 +104,9 @@ class ChatCompletion(OpenAIForm):
         return {"index": call.number, "id": call.id, "type": "function", "function": function}
 
 
-def may_think(fields: Fields) -> bool:
-    """Whether a reasoning model may think before it answers."""
-    kwargs = fields.object("chat_template_kwargs")
-    says = None if kwargs is None else kwargs.flag("enable_thinking")
-    return says is not False and fields.text("reasoning_effort") != "none"
+def chat_variables(fields: Fields) -> dict[str, Any]:
+    """What a request says to the chat template. Raises RequestError."""
+    return template_variables(fields, effort=fields.text("reasoning_effort"))
 
 
 def _prediction(fields: Fields) -> str | None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from localspec.chat.template import NO_VARIABLES
 from localspec.sampling.logprobs import TokenLogprobs
 from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
 from localspec.server.costs import LOWEST_LOGPROB, openai_usage, own_fields, usage_of
@@ -45,10 +46,12 @@ class OpenAIForm(Form):
         inputs: Sequence[Input],
         options: Mapping[str, Any],
         *,
-        think: bool = True,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> None:
         number = num_answers(fields)
-        self.question = Question(fields, inputs, options, think=think, num_answers=number)
+        self.question = Question(
+            fields, inputs, options, variables=variables, num_answers=number
+        )
         of_stream = fields.object("stream_options")
         self._has_usage = of_stream is not None and bool(of_stream.flag("include_usage"))
         self._id = f"{self.id_prefix}-{secrets.token_hex(12)}"

@@ -11,7 +11,7 @@ from localspec.chat.messages import checked_messages
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.pictures.cells import without_cells
 from localspec.server.answering import Answering, Service
-from localspec.server.chat_completions import may_think
+from localspec.server.chat_completions import chat_variables
 from localspec.server.fields import Fields
 from localspec.server.form import EngineAside
 from localspec.server.prompting import TemplatedPrompt
@@ -78,7 +78,7 @@ class ApplyTemplate(EngineAside):
         super().__init__(fields)
         messages = checked_messages(fields.any("messages"))
         tools = openai_tools(fields)
-        self._prompt = TemplatedPrompt(messages, tools, think=may_think(fields))
+        self._prompt = TemplatedPrompt(messages, tools, chat_variables(fields))
 
     def _computed(self, engine: IsolatedEngine) -> dict[str, Any]:
         tokens = without_cells(self._prompt.tokens(engine))

@@ -16,7 +16,7 @@ from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import EngineAside, Form
 from localspec.server.prompting import TemplatedPrompt
-from localspec.server.question import Question, answer_options, max_tokens
+from localspec.server.question import Question, answer_options, max_tokens, template_variables
 from localspec.server.refusal import RequestError, anthropic_error
 from localspec.server.tool_fields import answer_form, anthropic_tools
 from localspec.streaming.reply import Piece
@@ -49,8 +49,8 @@ class MessageForm(Form):
         options["max_tokens"] = max_tokens(fields, "max_tokens")
         options["stop"] = fields.texts("stop_sequences")
         messages = _read_messages(fields)
-        thinks = _wants_thoughts(fields)
-        self.question = Question(fields, [messages], options, think=thinks)
+        variables = _variables(fields)
+        self.question = Question(fields, [messages], options, variables=variables)
         self._id = f"msg_{secrets.token_hex(12)}"
         self._has_begun = False
         self._num_blocks = 0
@@ -173,7 +173,7 @@ class CountTokens(EngineAside):
     def __init__(self, fields: Fields) -> None:
         super().__init__(fields)
         messages, tools = _read_messages(fields), anthropic_tools(fields)
-        self._prompt = TemplatedPrompt(messages, tools, think=_wants_thoughts(fields))
+        self._prompt = TemplatedPrompt(messages, tools, _variables(fields))
 
     def _computed(self, engine: IsolatedEngine) -> dict[str, int]:
         return {"input_tokens": len(self._prompt.tokens(engine))}
@@ -269,10 +269,13 @@ def _kind_of(block: object) -> object:
     return block.get("type") if isinstance(block, dict) else None
 
 
-def _wants_thoughts(fields: Fields) -> bool:
-    """Whether a reasoning model may think before it answers."""
-    thinking = fields.object("thinking")
-    return thinking is None or thinking.text("type") != "disabled"
+def _variables(fields: Fields) -> dict[str, Any]:
+    """What a request says to the chat template. Raises RequestError."""
+    thinking, config = fields.object("thinking"), fields.object("output_config")
+    kind = None if thinking is None else thinking.text("type")
+    thinks = {"enabled": True, "disabled": False}.get(kind or "")
+    effort = None if config is None else config.text("effort")
+    return template_variables(fields, thinks=thinks, effort=effort)
 
 
 def _tool_use(call_id: str, name: str) -> dict[str, Any]:

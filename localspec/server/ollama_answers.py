@@ -28,6 +28,7 @@ from localspec.server.question import (
     RawPrompt,
     answer_options,
     flagged_logprobs,
+    template_variables,
 )
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
@@ -58,8 +59,8 @@ class OllamaForm(Form):
         if (num_drafted := given.whole("draft_num_predict")) is not None:
             options["draft_tokens"] = num_drafted
         options["logprobs"] = flagged_logprobs(fields)
-        thinks, keep_s = _think_flag(fields), _keep_s(fields)
-        self.question = Question(fields, inputs, options, think=thinks, keep_s=keep_s)
+        variables, keep_s = _variables(fields), _keep_s(fields)
+        self.question = Question(fields, inputs, options, variables=variables, keep_s=keep_s)
         self.question.streams = fields.flag("stream") is not False and bool(inputs)
         self._num_ctx = given.whole("num_ctx")
         self._started_s = time.monotonic()
@@ -287,11 +288,14 @@ def _format_options(fields: Fields) -> dict[str, Any]:
     return {"json_schema": value}
 
 
-def _think_flag(fields: Fields) -> bool:
+def _variables(fields: Fields) -> dict[str, Any]:
+    """What a request says to the chat template. Raises RequestError."""
     value = fields.any("think")
     if value is not None and not isinstance(value, bool) and value not in _THINK_LEVELS:
         fields.refuse("think", f"Give true, false, or one of {', '.join(_THINK_LEVELS)}.")
-    return value is not False
+    level = value if isinstance(value, str) else None
+    thinks = None if value is None else value is not False
+    return template_variables(fields, thinks=thinks, effort=level)
 
 
 def _keep_s(fields: Fields) -> float | None:

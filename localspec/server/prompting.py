@@ -18,19 +18,23 @@ from localspec.tools.tool import ToolUse
 class TemplatedPrompt:
     """Messages of a request that wants their prompt, or its length, but no answer.
 
-    messages: as `checked_messages` returns them. tools: options by keyword. Raises OptionError.
+    messages: as `checked_messages` returns them. tools: options by keyword. variables: of the
+    template. Raises OptionError.
     """
 
     def __init__(
-        self, messages: Sequence[Message], tools: Mapping[str, Any], *, think: bool
+        self,
+        messages: Sequence[Message],
+        tools: Mapping[str, Any],
+        variables: Mapping[str, Any],
     ) -> None:
         self._messages = messages
         self._use = AnswerOptions.of(**tools).tool_use(())
-        self._think = think
+        self._variables = variables
 
     def tokens(self, engine: IsolatedEngine) -> list[int]:
         """The prompt. Raises RequestError, TemplateError."""
-        return prompt_of(engine, self._messages, self._use, never, think=self._think).tokens
+        return prompt_of(engine, self._messages, self._use, never, self._variables).tokens
 
 
 def prompt_of(
@@ -38,13 +42,13 @@ def prompt_of(
     messages: Sequence[Message],
     use: ToolUse,
     is_cancelled: CancelCheck,
-    *,
-    think: bool,
+    variables: Mapping[str, Any],
 ) -> Prompt:
     """The prompt by `BaseEngine._make_prompt`, whatever the model's template supports.
 
-    If it cannot turn thoughts off, they stay on. If it has no tools, it gets none, and earlier
-    calls as text; then RequestError is raised if the model has to call a tool.
+    variables: of the template, which passes over those that it does not know. If it has no
+    tools, it gets none, and earlier calls as text; then RequestError is raised if the model has
+    to call a tool.
     """
     if not engine.takes_tools:
         if use.must:
@@ -56,5 +60,6 @@ def prompt_of(
                 param="tool_choice",
             )
         messages, use = [as_text(message) for message in messages], ToolUse()
-    thinks = think or not engine.has_think_switch
-    return engine._make_prompt(messages, use, is_cancelled, template=None, think=thinks)
+    return engine._make_prompt(
+        messages, use, is_cancelled, template=None, think=True, variables=variables
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_type_hints
 
-from localspec.chat.template import Message
+from localspec.chat.template import NO_VARIABLES, Message
 from localspec.constraints.guidance import not_kept
 from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.server.fields import Fields
@@ -39,6 +39,8 @@ CLIENTS_NAMES = {
     "penalty_last_n": ("repeat_last_n",),
 }
 _RECENT = ("penalty_last_n", "dry_penalty_last_n")
+# Efforts that few templates know, as the nearest of low, medium and high.
+_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 # Samplers that no draft can be verified against; clients also send them switched off.
 _IMPOSSIBLE = ("xtc_probability", "mirostat")
 
@@ -48,10 +50,11 @@ class Question:
 
     model_name: as the client gave it. inputs: each gets num_answers answers; without any, the
     model is only loaded. options: given by keyword. use: the tools that may be called.
-    not_kept: the parts of the JSON schema that answers are not held to. think: whether a
-    reasoning model may think first. streams: whether the client reads the answer piece by
-    piece. keep_s: seconds without a question until the model is unloaded, from now on; None
-    changes nothing. client: whose it is, as `AccessRules.client_of` has it, once that is known.
+    not_kept: the parts of the JSON schema that answers are not held to. variables: of the chat
+    template, as `template_variables` gives them. streams: whether the client reads the answer
+    piece by piece. keep_s: seconds without a question until the model is unloaded, from now on;
+    None changes nothing. client: whose it is, as `AccessRules.client_of` has it, once that is
+    known.
 
     Raises RequestError and OptionError for a request that is wrong.
     """
@@ -62,7 +65,7 @@ class Question:
         inputs: Sequence[Input],
         options: Mapping[str, Any],
         *,
-        think: bool = True,
+        variables: Mapping[str, Any] = NO_VARIABLES,
         num_answers: int = 1,
         keep_s: float | None = None,
     ) -> None:
@@ -71,7 +74,7 @@ class Question:
         self.options = AnswerOptions.of(**options)
         self.use = self.options.tool_use(())
         self.not_kept = not_kept(spec_of(self.options))
-        self.think = think
+        self.variables = variables
         self.num_answers = num_answers
         self.streams = bool(fields.flag("stream"))
         self.client = ""
@@ -111,6 +114,27 @@ def answer_options(fields: Fields) -> dict[str, Any]:
     found["proposer"] = fields.text("proposer")
     fields.flag("cache_prompt")  # caches are always used: the answer is the same
     return {name: value for name, value in found.items() if value is not None}
+
+
+def template_variables(
+    fields: Fields, *, thinks: bool | None = None, effort: str | None = None
+) -> dict[str, Any]:
+    """What a client says to the chat template. Raises RequestError.
+
+    thinks: whether a reasoning model may think before it answers; effort: how much; as the
+    protocol has them, None where it says nothing. Templates have several names for the first.
+    """
+    found: dict[str, Any] = {}
+    if effort == "none":
+        thinks = False
+    elif effort is not None:
+        found["reasoning_effort"] = _EFFORTS.get(effort, effort)
+    if thinks is not None:
+        found |= {"enable_thinking": thinks, "thinking": thinks}
+    given = fields.object("chat_template_kwargs")
+    if given is not None:
+        given.flag("enable_thinking")
+    return {**found, **(fields.any("chat_template_kwargs") or {})}
 
 
 def max_tokens(fields: Fields, *names: str) -> int | None:

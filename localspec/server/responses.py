@@ -17,9 +17,15 @@ from localspec.server.costs import Usage, own_fields, usage_of
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import Form
-from localspec.server.question import Question, answer_options, max_tokens, num_logprobs
+from localspec.server.question import (
+    Question,
+    answer_options,
+    max_tokens,
+    num_logprobs,
+    template_variables,
+)
 from localspec.server.refusal import RequestError
-from localspec.server.tool_fields import answer_form, openai_tools
+from localspec.server.tool_fields import answer_form, flat_name, namespaced, openai_tools
 from localspec.streaming.reply import Piece
 from localspec.tools.calls import CallPiece
 
@@ -61,15 +67,17 @@ class ResponseForm(Form):
         has_logprobs = _LOGPROBS in (fields.texts("include") or ())
         options["logprobs"] = num_top or 0 if has_logprobs else None
         messages = _input_messages(fields)
-        thinks = reasoning is None or reasoning.text("effort") != "none"
+        effort = None if reasoning is None else reasoning.text("effort")
+        variables = template_variables(fields, effort=effort)
         inputs = [messages] if messages else []
-        self.question = Question(fields, inputs, options, think=thinks)
+        self.question = Question(fields, inputs, options, variables=variables)
         self._id = f"resp_{secrets.token_hex(24)}"
         self._created = int(time.time())
         self._num_events = 0
         self._item: _TextItem | _CallItem | None = None  # the open one
         self._output: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []  # of new text, not yet in an item
+        self._spaces = namespaced(fields)
 
     def body(self, finished: Sequence[Finished]) -> Any:
         output = []
@@ -83,7 +91,8 @@ class ResponseForm(Form):
                 message.logprobs += map(logprob_object, said)
                 output.append(message.object())
             for call in reply.tool_calls:
-                item = _CallItem(CallPiece(0, call.id, call.name, "", is_last=True))
+                first = CallPiece(0, call.id, call.name, "", is_last=True)
+                item = _CallItem(first, self._spaces)
                 item.text = call.json
                 output.append(item.object())
         return self._response("completed", output, finished)
@@ -129,7 +138,7 @@ class ResponseForm(Form):
             return ""
         item, turned = self._item, ""
         if item is None or item.name != (kind if call is None else call.number):
-            item = _TextItem(kind) if call is None else _CallItem(call)
+            item = _TextItem(kind) if call is None else _CallItem(call, self._spaces)
             turned = self._turn_to(item)
         if not text:
             return turned
@@ -285,7 +294,8 @@ def _item_call(item: Fields, kind: str) -> dict[str, Any]:
     arguments = item.any(_CALLS[kind])
     if kind != "function_call":
         arguments = {_CALLS[kind]: arguments}
-    function = {"name": item.text("name") or kind, "arguments": arguments}
+    name = flat_name(item.text("name") or kind, item.text("namespace"))
+    function = {"name": name, "arguments": arguments}
     return {"id": item.text("call_id"), "function": function}
 
 
@@ -328,13 +338,14 @@ class _TextItem:
 
 
 class _CallItem:
-    """A call of a tool; like `_TextItem`, but without parts."""
+    """A call of a tool; like `_TextItem`, but without parts. spaces: see `namespaced`."""
 
     nothing: Mapping[str, Any] = {"arguments": ""}
     delta = "function_call_arguments"
 
-    def __init__(self, call: CallPiece) -> None:
+    def __init__(self, call: CallPiece, spaces: Mapping[str, dict[str, Any]]) -> None:
         self.name = call.number
+        self._named = spaces.get(call.name, {"name": call.name})
         self.text = ""  # its arguments
         self._call = call
         self._id = f"fc_{secrets.token_hex(24)}"
@@ -345,7 +356,7 @@ class _CallItem:
             "type": "function_call",
             "status": "completed",
             "call_id": self._call.id,
-            "name": self._call.name,
+            **self._named,
             "arguments": self.text,
         }
 
@@ -353,7 +364,7 @@ class _CallItem:
         return {"item_id": self._id, "output_index": index}
 
     def whole_text(self) -> dict[str, Any]:
-        return {"name": self._call.name, "arguments": self.text}
+        return {"name": self._named["name"], "arguments": self.text}
 
 
 def _response_usage(usage: Usage) -> dict[str, Any]:

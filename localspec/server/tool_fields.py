@@ -11,23 +11,67 @@ from localspec.server.refusal import RequestError
 
 logger = logging.getLogger(__name__)
 
+_FUNCTIONS = (None, "function")  # types of tools
 _ANTHROPIC_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def openai_tools(fields: Fields) -> dict[str, Any]:
     """The tools of Chat Completions and Responses. Raises RequestError.
 
-    Tools that are not functions are ignored, and a choice of one: nothing here could run them.
+    Those in a namespace have their `flat_name`. Tools that are not functions are ignored, and a
+    choice of one: nothing here could run them.
     """
-    given = fields.objects("tools") or []
-    functions = [tool.any("type") in (None, "function") for tool in given]
-    tools, ignored = _kept_tools(fields.any("tools") or (), functions)
+    given: list[Mapping[str, Any]] = []
+    for tool, raw in zip(fields.objects("tools") or [], fields.any("tools") or (), strict=True):
+        if _is_space(raw) and tool.objects("tools") is not None:
+            given += [_by_flat_name(each, raw.get("name")) for each in raw["tools"]]
+        else:
+            given.append(raw)
+    tools, ignored = _kept_tools(given, [tool.get("type") in _FUNCTIONS for tool in given])
     choice = fields.any("tool_choice")
     kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if kind == "allowed_tools":
+        choice = _allowed_functions(choice)
     is_ignored = any(tool["type"] == kind for tool in ignored)
     if is_ignored or (ignored and not tools and choice == "required"):
         choice = "auto"
     return _options(tools, choice, is_parallel=fields.flag("parallel_tool_calls"))
+
+
+def namespaced(fields: Fields) -> dict[str, dict[str, Any]]:
+    """The functions in namespaces: what their calls have in Responses, by their flat names."""
+    spaces = [tool for tool in fields.any("tools") or () if _is_space(tool)]
+    both = [(each.get("name"), tool.get("name")) for tool in spaces for each in tool["tools"]]
+    return {flat_name(*names): {"name": names[0], "namespace": names[1]} for names in both}
+
+
+def flat_name(name: str | None, namespace: str | None) -> str:
+    """A function's name to the model, which knows no namespaces; as Codex joins the two."""
+    if not namespace:
+        return name or ""
+    return f"{namespace.rstrip('_')}__{(name or '').lstrip('_')}"
+
+
+def _is_space(tool: Mapping[str, Any]) -> bool:
+    return tool.get("type") == "namespace" and isinstance(tool.get("tools"), list)
+
+
+def _by_flat_name(tool: Mapping[str, Any], namespace: object) -> Mapping[str, Any]:
+    return {**tool, "name": flat_name(str(tool.get("name")), str(namespace))}
+
+
+def _allowed_functions(choice: Mapping[str, Any]) -> object:
+    """A choice among tools without those that are ignored; none where no other is left."""
+    given = choice.get("allowed_tools", choice)
+    tools = given.get("tools") if isinstance(given, Mapping) else None
+    if not isinstance(tools, list) or not all(isinstance(each, Mapping) for each in tools):
+        return choice  # which is refused
+    functions = [
+        _by_flat_name(each, each["namespace"]) if each.get("namespace") else each
+        for each in tools
+        if each.get("type") in _FUNCTIONS
+    ]
+    return {"type": "allowed_tools", **given, "tools": functions} if functions else "none"
 
 
 def anthropic_tools(fields: Fields) -> dict[str, Any]:

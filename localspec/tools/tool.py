@@ -66,14 +66,14 @@ class ToolCall:
 class ToolUse:
     """Which tools an answer may call.
 
-    tools: all tools that the model is given. must: whether it must call one. only: the name of
-    the one that it must call, or None. are_off: none may be called. is_parallel: whether it may
-    call several at once. answer_schema: the JSON schema of an answer that is not a call.
+    tools: all tools that the model is given. must: whether it must call one. only: the names of
+    those that it may call; None for all. are_off: none may be called. is_parallel: whether it
+    may call several at once. answer_schema: the JSON schema of an answer that is not a call.
     """
 
     tools: tuple[Tool, ...] = ()
     must: bool = False
-    only: str | None = None
+    only: tuple[str, ...] | None = None
     are_off: bool = False
     is_parallel: bool = True
     answer_schema: Mapping[str, Any] | None = None
@@ -83,7 +83,7 @@ class ToolUse:
         """The tools that the answer may call."""
         if self.are_off:
             return ()
-        return tuple(tool for tool in self.tools if self.only in (None, tool.name))
+        return tuple(t for t in self.tools if self.only is None or t.name in self.only)
 
 
 def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
@@ -91,26 +91,27 @@ def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
 
     tools: a sequence of mappings: a name, a description and the schema of the parameters, flat
     or under "function" as OpenAI has them, the schema also as input_schema. choice: "auto",
-    "none", "required", a tool's name, or OpenAI's object with one. is_parallel: whether several
-    may be called; by default unless one has to be. Raises OptionError.
+    "none", "required", a tool's name, or OpenAI's object with one, or with those that are
+    allowed. is_parallel: whether several may be called; by default unless one has to be. Raises
+    OptionError.
     """
     checked = checked_tools(tools)
     if not isinstance(is_parallel, bool | None):
         raise OptionError(f"parallel_tool_calls is {is_parallel!r:.80}", "Give True or False.")
-    name = _named(choice)
-    if name in (None, "auto"):
-        return ToolUse(checked, is_parallel=is_parallel is not False)
-    if name == "none":
+    word, only = _chosen(choice)
+    if word == "none":
         return ToolUse(checked, are_off=True)
-    if name == "required" and checked:
-        return ToolUse(checked, must=True, is_parallel=is_parallel is True)
     names = [tool.name for tool in checked]
-    if name not in names:
+    unknown = [str(name) for name in only or () if name not in names]
+    if unknown or word not in ("auto", "required") or (word == "required" and not checked):
         raise OptionError(
             f"the tool choice is {choice!r:.200}; the tools are {', '.join(names) or 'none'}",
-            f"{perhaps(str(name), names)}Choose auto, none, required, or a tool's name.",
+            f"{perhaps(unknown[0], names) if unknown else ''}Choose auto, none, required, or a "
+            "tool's name.",
         )
-    return ToolUse(checked, must=True, only=name, is_parallel=is_parallel is True)
+    if word == "auto":
+        return ToolUse(checked, only=only, is_parallel=is_parallel is not False)
+    return ToolUse(checked, must=True, only=only, is_parallel=is_parallel is True)
 
 
 def checked_tools(tools: object) -> tuple[Tool, ...]:
@@ -196,10 +197,22 @@ def _checked(number: int, tool: object) -> Tool:
     return Tool(name, description or "", schema, given.get("strict") is True)
 
 
-def _named(choice: object) -> object:
-    """A choice as one word."""
+def _chosen(choice: object) -> tuple[object, tuple[Any, ...] | None]:
+    """A choice as auto, none or required, and the names of the tools that it is among."""
+    if choice in (None, "auto"):
+        return "auto", None
+    if choice in ("none", "required"):
+        return choice, None
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        given = choice.get("allowed_tools", choice)
+        if isinstance(given, Mapping) and isinstance(given.get("tools"), list):
+            return given.get("mode"), tuple(map(_name_in, given["tools"]))
+    return "required", (_name_in(choice),)
+
+
+def _name_in(choice: object) -> object:
+    """A tool's name, perhaps in OpenAI's object."""
     if isinstance(choice, Mapping):
         function = choice.get("function", choice)
-        name = function.get("name") if isinstance(function, Mapping) else None
-        return name if isinstance(name, str) else choice
+        return function.get("name") if isinstance(function, Mapping) else None
     return choice
