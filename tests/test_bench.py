@@ -15,7 +15,7 @@ from localspec.checks import bench
 from localspec.checks.bench import Bench, KindSpeed, Outcome, run_bench
 from localspec.checks.limit import EndedBy
 from localspec.checks.prompts import KINDS, Task, built_in_tasks
-from localspec.checks.trace import DecodeCosts
+from localspec.checks.step_bench import DecodeCosts
 from localspec.checks.turns import SHORTEST_ANSWER, Stretch
 from localspec.cli import exit_codes, main
 from localspec.cli.bench_report import bench_json, bench_text, verdict

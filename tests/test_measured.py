@@ -105,16 +105,6 @@ def test_the_estimate_counts_down():
     assert line.text(0) == "1:30, at most 0:00 left · checking"
 
 
-def test_without_a_limit_nothing_is_promised_before_it_is_known():
-    now = 0.0
-    line = ProgressLine(None, lambda: now)
-    line.report("timing decodes", None)
-    now = 4000.0
-    assert line.text(79) == "1:06:40 · timing decodes"
-    line.report("comparing", 3599.0)
-    assert line.text(0) == "1:06:40, about 59:59 left · comparing"
-
-
 def test_a_bar_takes_the_columns_that_are_left():
     now = 0.0
     line = ProgressLine(60.0, lambda: now)

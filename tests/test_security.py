@@ -16,12 +16,10 @@ from click.testing import CliRunner
 
 import inside
 from gguf_maker import write_random_model
-from localspec.checks.trace import Recording, Series, Trace, write_recording
 from localspec.cli import main
 from localspec.cli.serve import JSONFormatter, LogFormatter
 from localspec.errors import OptionError
 from localspec.server import image_urls
-from localspec.speculative.policy_api import ProposerKind
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -64,7 +62,6 @@ def test_what_a_header_says_moves_no_cursor(tmp_path, demo_target):
 def test_a_file_s_name_moves_no_cursor(tmp_path):
     for arguments in (
         ["explain", str(tmp_path / f"{EVIL}.gguf")],
-        ["trace", "what-if", str(tmp_path / f"{EVIL}.jsonl")],
         ["generate", "x", "-f", str(tmp_path / EVIL)],
         ["serve", str(tmp_path / f"{EVIL}.gguf")],
         ["sessions", "show", EVIL],
@@ -73,17 +70,6 @@ def test_a_file_s_name_moves_no_cursor(tmp_path):
         result = CliRunner().invoke(main, arguments)
         assert result.exit_code != 0
         assert not STEERS.search(result.output), arguments
-
-
-def test_a_trace_moves_no_cursor(tmp_path):
-    path = tmp_path / "traces.jsonl"
-    series = Series(limit=(4,) * 3, confidence=(0.5,) * 3, chance=(0.5,) * 3)
-    trace = Trace(EVIL, True, 5, 3, {ProposerKind.DRAFT: series})
-    write_recording(path, Recording(EVIL, {ProposerKind.DRAFT: 0.1}, [trace]))
-    result = CliRunner().invoke(main, ["trace", "what-if", str(path), "--flat-to", "4"])
-    assert result.exit_code == 0, result.output
-    assert "owned" in result.stdout
-    assert not STEERS.search(result.output)
 
 
 def test_the_log_of_a_server_moves_no_cursor():

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 from simulated import VOCAB, Clock, Machine, TimedDraft, TimedTarget, curve, successor
+from trace_file import Series, Trace, read_traces
 
-from localspec.checks.trace import Series, Trace, read_recording
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import CERTAIN, Distribution
 from localspec.sampling.params import SamplingParams
@@ -39,7 +39,7 @@ _SUREST = 0.999  # confidence; recorded ones are rounded, at times to 1
 
 def shipped(name: str) -> list[Trace]:
     """The traces of a file of tests/traces/."""
-    return list(read_recording(FOLDER / f"{name}.jsonl").traces)
+    return read_traces(FOLDER / f"{name}.jsonl")
 
 
 def accepted(series: Series, seed: int) -> list[int]:

@@ -18,8 +18,7 @@ from localspec.checks.ratio_estimate import (
     estimate_ratio,
     in_equal_parts,
 )
-from localspec.checks.step_bench import measure_steps
-from localspec.checks.trace import DecodeCosts
+from localspec.checks.step_bench import DecodeCosts, measure_steps
 from localspec.checks.turns import SHORTEST_ANSWER, Stretch, TurnTaking
 from localspec.engine.engine import Engine
 from localspec.errors import ContextError, Interrupted, OptionError

@@ -18,16 +18,15 @@ class EndedBy(enum.Enum):
 
 
 @contextlib.contextmanager
-def limited(cancellation: Cancellation, seconds: float | None) -> Iterator[Cancellation]:
+def limited(cancellation: Cancellation, seconds: float) -> Iterator[Cancellation]:
     """A cancellation that is requested when another one is, or after a time limit.
 
-    It ends work even within a long decode. seconds: None for no limit.
+    It ends work even within a long decode.
     """
     ended = Cancellation()
-    timer = threading.Timer(min(seconds or 0.0, threading.TIMEOUT_MAX), ended.request)
+    timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), ended.request)
     timer.daemon = True
-    if seconds is not None:
-        timer.start()
+    timer.start()
     try:
         with cancellation.obeyed(ended.request):
             yield ended

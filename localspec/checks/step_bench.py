@@ -4,18 +4,42 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import takewhile
 
-from localspec.checks.trace import DecodeCosts
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import LARGEST_STEP
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.model import Model
+from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.proposers import DraftModel
 
 _NUM_CACHED = 64  # tokens in front of a timed decode
 _DRAFTED = 8  # tokens that a timed draft decodes one by one
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCosts:
+    """What decodes cost on a machine.
+
+    target_s: seconds of the target's decode of 1, 2, 3 … tokens. proposer_s: seconds of a token
+    of each proposer that was timed.
+    """
+
+    target_s: tuple[float, ...]
+    proposer_s: Mapping[ProposerKind, float] = field(default_factory=dict)
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """v(n) for n = 1, 2, 3 …"""
+        return tuple(seconds / self.target_s[0] for seconds in self.target_s)
+
+    @property
+    def shares(self) -> dict[ProposerKind, float]:
+        """A token of each proposer that was timed, and of the lookup, in target-only steps."""
+        timed = {kind: seconds / self.target_s[0] for kind, seconds in self.proposer_s.items()}
+        return {ProposerKind.LOOKUP: 0.0, **timed}
 
 
 def measure_steps(

@@ -29,7 +29,6 @@ from localspec.cli.screen import error_lines, note, printable
 from localspec.cli.serve import serve
 from localspec.cli.sessions import sessions
 from localspec.cli.standard_streams import is_terminal
-from localspec.cli.trace import trace
 from localspec.cli.verify import verify
 from localspec.cli.waiting import line_gone
 from localspec.errors import LocalspecError, OptionError
@@ -143,7 +142,7 @@ def main() -> None:
 
 
 for _command in (
-    *(bench, chat, generate, sessions, serve, trace, verify),
+    *(bench, chat, generate, sessions, serve, verify),
     *(download, models, explain, doctor, completion),
     *LAUNCHERS,
 ):

@@ -24,7 +24,7 @@ def measured(
     engine: BaseEngine,
     function: Callable[..., Measured],
     *arguments: Any,
-    seconds: float | None,
+    seconds: float,
     **keywords: Any,
 ) -> Measured:
     """The function's result for the engine; after Ctrl-C or the limit, the result so far."""
@@ -41,7 +41,7 @@ def measured(
 class ProgressLine:
     """The progress line: a bar, the time spent, the time left, and the stage."""
 
-    def __init__(self, limit_s: float | None, clock: Callable[[], float]) -> None:
+    def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
         self._limit_s = limit_s
         self._clock = clock
         self._started_s = clock()
@@ -62,14 +62,12 @@ class ProgressLine:
         stage, seconds_left = self._reported
         spent_s = now - self._started_s
         text = clock_time(spent_s)
-        left_s = None if self._limit_s is None else max(0.0, self._limit_s - spent_s)
+        left_s = max(0.0, self._limit_s - spent_s)
         how = "at most"
         if seconds_left is not None:
             probable_s = max(0.0, seconds_left - (now - self._reported_s))
-            if left_s is None or probable_s < left_s:
+            if probable_s < left_s:
                 how, left_s = "about", probable_s
-        if left_s is None:
-            return f"{text} · {stage}"
         text += f", {how} {clock_time(left_s)} left · {stage}"
         if width < _BAR_COLUMNS:
             return text

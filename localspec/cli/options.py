@@ -204,21 +204,19 @@ PROMPTS_OPTION = click.option(
 )
 
 
-def seconds_option(default: float | None) -> Decorator:
-    """Decorate a command that measures with the time limit; None means no limit."""
+def seconds_option(default: float) -> Decorator:
+    """Decorate a command that measures with the time limit."""
     return click.option(
         "--seconds",
         type=click.FloatRange(min=1),
         callback=_no_nan,
         default=default,
-        show_default="no limit" if default is None else True,
+        show_default=True,
         help="The time limit, once the models are loaded. Then the results so far are printed.",
     )
 
 
-def _no_nan(
-    _context: click.Context, _option: click.Parameter, value: float | None
-) -> float | None:
-    if value is not None and math.isnan(value):  # no range excludes it
+def _no_nan(_context: click.Context, _option: click.Parameter, value: float) -> float:
+    if math.isnan(value):  # no range excludes it
         raise click.BadParameter("nan is not a number of seconds.")
     return value

@@ -21,7 +21,7 @@ from localspec.engine.constraint_choice import Constrainer
 from localspec.engine.lane import Lane, open_lanes, pool_of
 from localspec.engine.models import EngineMemory, Models
 from localspec.engine.prefill import prepare
-from localspec.engine.proposer_choice import answer_policy, weight_shares
+from localspec.engine.proposer_choice import answer_policy
 from localspec.engine.remembering import Remembering, reference_to
 from localspec.errors import (
     BusyError,
@@ -111,11 +111,6 @@ class Engine(BaseEngine):
         is_own = draft_policy is self._lanes[0].own_policy
         for lane in self._lanes:
             lane.decoder.draft_policy = lane.own_policy if is_own else draft_policy
-
-    @property
-    def _weight_shares(self) -> dict[ProposerKind, float]:
-        """Of a draft and a head: the weights that a token reads, ÷ the target's."""
-        return weight_shares(self._models)
 
     def _constraint(self, options: AnswerOptions, prompt: Prompt) -> Constraint | None:
         """The constraint of the answer to a prompt, if any. Raises ConstraintError."""

@@ -108,11 +108,6 @@ class Lookup(Proposer):
         if self.memory is not None:
             self.memory.add(self._own.text)
 
-    @property
-    def match_length(self) -> int:
-        """How many tokens before it agree with the place that the last `state` found."""
-        return self._found.length
-
     def begin(self, chain: SamplerChain) -> None:
         self._chain = chain
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from localspec.pictures.cells import has_cells
 from localspec.sampling.chain import SamplerChain
-from localspec.sampling.distribution import Distribution
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Provenance, Step
 from localspec.speculative.model import Model
@@ -26,7 +25,6 @@ from localspec.speculative.policy_api import (
     ProposerState,
     Replay,
     ReplayScores,
-    UpTo,
 )
 from localspec.speculative.prefix import common_length
 from localspec.speculative.proposers import Proposal, Proposer
@@ -128,18 +126,6 @@ class SpeculativeDecoder:
             probs = self._probs[: len(self._probs) - num_behind]
             assert self._chain is not None
             yield proposer.replay(self.tokens[: end - num_behind], probs, self._chain)
-
-    def likeliest_proposal(self, proposer: Proposer, num_tokens: int) -> Proposal:
-        """What the proposer would propose in this step: num_tokens, each its likeliest.
-
-        For a policy in `choose`; the step forgets it. The proposer's state must allow as many.
-        """
-        assert self._chain is not None
-
-        def likeliest(_index: int, row: Distribution) -> int:
-            return int(row.ids[row.probs.argmax()])
-
-        return proposer.propose(self.tokens, UpTo(num_tokens), self._chain, likeliest)
 
     def steps(self, request: Request) -> Iterator[Step]:
         """Steps until max_tokens tokens are out or an end token is, which is emitted too.

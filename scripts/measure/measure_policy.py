@@ -34,8 +34,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import localspec
-from localspec.checks.step_bench import measure_steps
-from localspec.checks.trace import DecodeCosts
+from localspec.checks.step_bench import DecodeCosts, measure_steps
 from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError
 from localspec.policy.adaptive import AdaptiveDraftPolicy

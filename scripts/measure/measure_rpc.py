@@ -25,8 +25,7 @@ from delaying_proxy import delaying
 import localspec
 from comparison.llama_tools import RPC_SERVER, binaries_of, default_folder, program_in
 from comparison.rpc_server import running_servers
-from localspec.checks.step_bench import measure_steps
-from localspec.checks.trace import DecodeCosts
+from localspec.checks.step_bench import DecodeCosts, measure_steps
 from localspec.machine import num_usable_cores
 from localspec.speculative.metrics import Stats
 from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind

@@ -13,17 +13,32 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import NamedTuple
+
+from trace_file import Series, Trace, write_traces
 
 import localspec
 from localspec.checks.prompts import Task, built_in_tasks
-from localspec.checks.trace import Trace, write_recording
-from localspec.checks.trace_recorder import record_traces
 from localspec.engine.engine import Engine
-from localspec.isolated.watch import Watch
+from localspec.sampling.distribution import Distribution
 from localspec.sampling.params import SamplingParams
+from localspec.speculative.loop import SpeculativeDecoder
+from localspec.speculative.metrics import Step
+from localspec.speculative.policy_api import (
+    MAX_DRAFT_TOKENS,
+    Decision,
+    DraftOff,
+    DraftPolicy,
+    PolicyContext,
+    ProposerKind,
+    ProposerState,
+    StepRecord,
+    UpTo,
+)
+from localspec.speculative.prefix import common_length
+from localspec.speculative.proposers import Proposer, chance
 
 NUM_TOKENS = 160
 # How many of each file, and each how many lines apart.
@@ -71,18 +86,120 @@ def record(engine: Engine, asked: list[tuple[Task, SamplingParams]], out: Path) 
     for number, (task, sampling) in enumerate(asked):
         print(f"prompt {number + 1} of {len(asked)}", file=sys.stderr)
         if task.suits(engine):
-            found = record_traces(
-                engine,
-                [task],
-                asking={},
-                samplings=[sampling],
-                max_tokens=NUM_TOKENS,
-                num_cost_rounds=0,
-                seconds=None,
-                watch=Watch(lambda _stage, _seconds_left: None),
-            )
-            traces += found.traces
-            write_recording(out, replace(found, traces=traces))
+            traces.append(trace_of(engine, task, sampling))
+            write_traces(out, engine.description, traces)
+
+
+def trace_of(
+    engine: Engine, task: Task, sampling: SamplingParams, num_tokens: int = NUM_TOKENS
+) -> Trace:
+    """The trace of the answer to a task, by an engine without a memory."""
+    policy = engine._draft_policy
+    with engine.exclusively() as loop:  # emptied, so that the answer reads its whole prompt
+        recorder = _Recorder(loop)
+        engine._draft_policy = recorder
+    reply = task.ask(engine, sampling=sampling, max_tokens=num_tokens).reply()
+    engine._draft_policy = policy
+    num_prompt_tokens = reply.stats.prompt_tokens
+    return recorder.trace(task.kind, num_prompt_tokens, is_greedy=sampling.is_greedy)
+
+
+class _Proposed(NamedTuple):
+    """What a proposer would have proposed in a step. row: its first token's distribution."""
+
+    limit: int
+    confidence: float
+    row: Distribution
+    tokens: list[int]
+
+
+class _Recorder(DraftPolicy):
+    """A policy that drafts nothing, and asks every proposer what it would have proposed."""
+
+    def __init__(self, loop: SpeculativeDecoder) -> None:
+        self._loop = loop
+        self.begin()
+
+    def begin(self) -> None:
+        self._tokens: list[int] = []  # of the answer
+        # Of each proposer, by place in the answer: the proposal, and its first token's chance.
+        self._places: dict[ProposerKind, dict[int, tuple[_Proposed, float]]] = {
+            proposer.kind: {} for proposer in self._loop.proposers
+        }
+        self._now: dict[ProposerKind, _Proposed] = {}
+
+    def choose(self, context: PolicyContext) -> Decision:
+        for proposer, state in zip(self._loop.proposers, context.states, strict=True):
+            place = self._place(proposer, state) if state.max_tokens > 0 else None
+            if place is not None:
+                self._now[proposer.kind] = place
+        return Decision(None, draft_off=DraftOff.SET_TO_ZERO)
+
+    def _place(self, proposer: Proposer, state: ProposerState) -> _Proposed | None:
+        limit = min(state.max_tokens, MAX_DRAFT_TOKENS)
+        # A draft's next tokens are known from the next places, as long as it is right.
+        most = 1 if proposer.kind is ProposerKind.DRAFT else limit
+        chain = self._loop._chain
+        assert chain is not None
+        proposal = proposer.propose(self._loop.tokens, UpTo(most), chain, _likeliest)
+        if not proposal.draft_tokens:
+            return None
+        return _Proposed(
+            limit,
+            proposal.confidences[0],
+            proposal.distributions[0],
+            proposal.draft_tokens,
+        )
+
+    def learn(self, record: StepRecord) -> None:
+        assert isinstance(record, Step)
+        token, row = record.tokens[0], record.distributions[0]
+        for kind, place in self._now.items():
+            judged = chance(place.row, token, row.prob(token))
+            self._places[kind][len(self._tokens)] = place, judged
+        self._now.clear()
+        self._tokens += record.tokens
+
+    def trace(self, kind: str, num_prompt_tokens: int, *, is_greedy: bool) -> Trace:
+        """The trace of the answer that has just ended."""
+        return Trace(
+            kind,
+            is_greedy,
+            num_prompt_tokens,
+            len(self._tokens),
+            {
+                proposer: self._series(proposer, places, is_greedy=is_greedy)
+                for proposer, places in self._places.items()
+                if places
+            },
+        )
+
+    def _series(
+        self,
+        kind: ProposerKind,
+        places: dict[int, tuple[_Proposed, float]],
+        *,
+        is_greedy: bool,
+    ) -> Series:
+        limits, accepted = ([0] * len(self._tokens) for _ in range(2))
+        confidences, chances = ([0.0] * len(self._tokens) for _ in range(2))
+        for index, (place, judged) in places.items():
+            limits[index], confidences[index] = place.limit, place.confidence
+            chances[index] = judged
+            accepted[index] = common_length(place.tokens, self._tokens[index:])
+        # A head's drawn tokens would be others, and a draft's follow from the chances.
+        is_certain = kind in (ProposerKind.LOOKUP, ProposerKind.FORCED)
+        has_accepted = is_certain or (is_greedy and kind is ProposerKind.HEAD)
+        return Series(
+            tuple(limits),
+            tuple(confidences),
+            tuple(chances),
+            tuple(accepted) if has_accepted else (),
+        )
+
+
+def _likeliest(_index: int, row: Distribution) -> int:
+    return int(row.ids[row.probs.argmax()])
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 import traced
 from policy_scenarios import FIXED, LIKE_GPU, LIKE_METAL, STAIRS, STEEP, TILED
 from simulated import EPYC_7B, EPYC_SMALL, TRAINED, XEON_7B, Machine
+from trace_file import Trace
 
-from localspec.checks.trace import Trace
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.speculative.policy_api import ProposerKind
 

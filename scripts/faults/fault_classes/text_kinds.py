@@ -216,40 +216,6 @@ def _open_memories(folder: Path) -> Read:
     return read
 
 
-# traces
-
-
-def _make_traces(folder: Path) -> None:
-    for path in sorted((_ROOT / "tests/traces").glob("*.jsonl")):
-        head, *lines = path.read_text("utf-8").splitlines()
-        shortest = sorted(lines, key=len)[:3]
-        (folder / f"sample-{path.stem}").write_text("\n".join([head, *shortest]) + "\n")
-    costs = {"costs": {"target_s": [0.1, 0.12, 0.15], "proposer_s": {"draft": 0.01}}}
-    (folder / "sample-costs").write_text(json.dumps(costs) + "\n")
-
-
-def _open_traces(folder: Path) -> Read:
-    own_home(folder)
-    from localspec.checks.trace import read_recording
-    from localspec.checks.what_if import flat_costs, read_costs, what_if
-    from localspec.errors import LocalspecError
-
-    path = folder / "read.jsonl"
-
-    def read(data: bytes) -> None:
-        path.write_bytes(data)
-        try:
-            costs = read_costs(path)
-        except LocalspecError:
-            costs = None
-        recording = read_recording(path)
-        for each in (costs, recording.costs, flat_costs(9, recording.shares)):
-            if each is not None:
-                what_if(recording, each, range(1, 9))
-
-    return read
-
-
 # files beside a message
 
 
@@ -302,6 +268,5 @@ KINDS: dict[str, Kind] = {
     "models.toml": Kind("presets (`models.toml`)", _make_presets, _toml, _open_presets),
     "names.toml": Kind("names (`names.toml`)", _make_names, _toml, _open_names),
     "memories": Kind("memories of texts", _make_memories, _change_memory, _open_memories),
-    "traces": Kind("traces and costs", _make_traces, _lines, _open_traces),
     "texts": Kind("text files", _make_texts, _text, _open_texts),
 }
