@@ -16,13 +16,22 @@ import pytest
 from gguf_maker import write_random_model
 from localspec.errors import OptionError
 from localspec.presets.presets import find_preset
-from localspec.server.answering import Service
+from localspec.server import writing
+from localspec.server.answering import NewPiece, Service
 from localspec.server.app import Limits
+from localspec.server.chat_completions import ChatCompletion
+from localspec.server.completions import Completion
 from localspec.server.event_loop import in_thread, unless_gone
 from localspec.server.guard import BodyReader
 from localspec.server.line import WaitingLine
+from localspec.server.llama_completions import Infill, LlamaCompletion
+from localspec.server.messages import MessageForm
+from localspec.server.ollama_answers import OllamaChat, OllamaGenerate
 from localspec.server.refusal import RequestError
+from localspec.server.responses import ResponseForm
 from localspec.server.served_models import ServedModel, ServedModels
+from localspec.speculative.metrics import Provenance
+from localspec.streaming.reply import Piece
 from server_runner import running_server
 
 CHAT = "/v1/chat/completions"
@@ -406,3 +415,51 @@ def test_what_is_done_alone_has_no_company():
     assert turns([closing, *places]) == [True, False, False]
     line.leave(closing)
     assert turns(places) == [True, True]
+
+
+FORMS = [ChatCompletion, Completion, Infill, LlamaCompletion, MessageForm, OllamaChat,
+         OllamaGenerate, ResponseForm]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_a_stream_that_has_nothing_to_show_gives_signs_of_life(monkeypatch, kind):
+    """Tokens come all the time, of a call that is held back, say."""
+    piece = Piece("", (1,), Provenance.PLAIN)
+    model = ServedModel(find_preset("demo"), 256)
+    written = []
+
+    class Held:
+        position = 0
+
+        def __init__(self, _service, _question):
+            self.model = model
+
+        async def events(self):
+            for _ in range(3):
+                yield [NewPiece(0, piece, 7)]
+                written.append(b"|")
+            raise RequestError("that was all")
+
+        async def aclose(self):
+            pass
+
+    async def use():
+        models = ServedModels([model], takes_any_name=True)
+        service = Service(models=models, line=WaitingLine(8), patience_s=0.0)
+        body = json.dumps({**kind.example, "stream": True}).encode()
+        received = [{"type": "http.request", "body": body}]
+
+        async def receive():
+            if received:
+                return received.pop()
+            return await asyncio.Future()
+
+        async def send(message):
+            written.append(message.get("body", b""))
+
+        scope = {"path": "/", writing.CLIENT: "", writing.ANSWERING: None}
+        await writing.PostEndpoint(service, BodyReader(10_000, 10), kind)(scope, receive, send)
+
+    monkeypatch.setattr(writing, "Answering", Held)
+    asyncio.run(use())
+    assert all(b"".join(written).split(b"|"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -12,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from localspec.server.answering import Answering, Finished, Service
+from localspec.server.answering import Answering, Finished, Service, Waiting
 from localspec.server.encoding import json_response, sent_bytes
 from localspec.server.event_loop import in_thread, unless_gone
 from localspec.server.fields import read_fields
@@ -72,7 +73,10 @@ class PostEndpoint:
                 finished += [each for each in events if isinstance(each, Finished)]
                 finished.sort(key=lambda each: each.number)
                 if form.question.streams:
-                    await writer.write("".join(map(form.text_for, events)))
+                    text = "".join(map(form.text_for, events))
+                    if not text and writer.silent_s > self._service.patience_s:
+                        text = form.text_for(Waiting(0))  # what happens is not shown yet
+                    await writer.write(text)
             if not form.question.streams:
                 return json_response(form.body(finished), headers=headers)
             await writer.write(form.end(finished))
@@ -110,6 +114,12 @@ class _StreamWriter:
             **headers,
         }
         self.has_begun = False
+        self._written_s = time.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        """The seconds since something was written, or since the start."""
+        return time.monotonic() - self._written_s
 
     async def write(self, text: str, *, is_last: bool = False) -> None:
         """Write more, or end the response. Raises ClientDisconnect if it is not taken."""
@@ -125,3 +135,4 @@ class _StreamWriter:
                 await self._send({"type": "http.response.body", **body})
         except OSError as error:  # TimeoutError is one
             raise ClientDisconnect from error
+        self._written_s = time.monotonic()
