@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gguf_maker import write_scripted_model
 
@@ -149,6 +151,41 @@ FAMILIES = {
         "<|tool_call>call:now{}<tool_call|>",
     ),
 }
+
+
+def in_gemma(value: Any, *, is_key: bool = False) -> str:
+    if isinstance(value, str):
+        is_plain = value and value == value.strip() and ":" not in value
+        if is_key and is_plain and not value.startswith(("}", '<|"|>')):
+            return value
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, list):
+        return f"[{','.join(map(in_gemma, value))}]"
+    if isinstance(value, dict):
+        pairs = (
+            f"{in_gemma(key, is_key=True)}:{in_gemma(each)}" for key, each in value.items()
+        )
+        return "{" + ",".join(pairs) + "}"
+    return json.dumps(value)
+
+
+def in_tags(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def written_call(name: str, arguments: dict[str, Any]) -> str:
+    """A call of a tool f as the family writes it."""
+    text = json.dumps(arguments, ensure_ascii=False)
+    if name == "Gemma 4":
+        return f"<|tool_call>call:f{in_gemma(arguments)}<tool_call|>"
+    if name == "Qwen3-Coder":
+        each = "".join(
+            f"<parameter={key}>\n{in_tags(value)}\n</parameter>\n"
+            for key, value in arguments.items()
+        )
+        return f"<tool_call>\n<function=f>\n{each}</function>\n</tool_call>"
+    call = FAMILIES[name].call.replace("get_weather", "f")
+    return call.replace('{"city": "Rome", "days": 3}', text)
 
 
 def write_calling_model(path: Path, name: str, said: Sequence[str]) -> Path:

@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from call_families import FAMILIES
+from call_families import FAMILIES, in_tags, written_call
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from test_call_grammar import behind, fit, grammar_of
@@ -107,41 +107,6 @@ typed = st.recursive(
 )
 
 
-def in_gemma(value, *, is_key=False):
-    if isinstance(value, str):
-        is_plain = value and value == value.strip() and ":" not in value
-        if is_key and is_plain and not value.startswith(("}", '<|"|>')):
-            return value
-        return f'<|"|>{value}<|"|>'
-    if isinstance(value, list):
-        return f"[{','.join(map(in_gemma, value))}]"
-    if isinstance(value, dict):
-        pairs = (
-            f"{in_gemma(key, is_key=True)}:{in_gemma(each)}" for key, each in value.items()
-        )
-        return "{" + ",".join(pairs) + "}"
-    return json.dumps(value)
-
-
-def in_tags(value):
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def written(name, arguments):
-    """A call as the family writes it."""
-    text = json.dumps(arguments, ensure_ascii=False)
-    if name == "Gemma 4":
-        return f"<|tool_call>call:f{in_gemma(arguments)}<tool_call|>"
-    if name == "Qwen3-Coder":
-        each = "".join(
-            f"<parameter={key}>\n{in_tags(value)}\n</parameter>\n"
-            for key, value in arguments.items()
-        )
-        return f"<tool_call>\n<function=f>\n{each}</function>\n</tool_call>"
-    call = FAMILIES[name].call.replace("get_weather", "f")
-    return call.replace('{"city": "Rome", "days": 3}', text)
-
-
 def texts_of(value):
     if isinstance(value, str):
         return [value]
@@ -210,7 +175,7 @@ SLOW = settings(
 @given(drawn=objects(typed), seed=st.integers(0, 9))
 def test_values_are_written_allowed_and_read_back(name, drawn, seed):
     schema, arguments = drawn
-    call = written(name, arguments)
+    call = written_call(name, arguments)
     grammar = grammar_for(name, schema)
     is_allowed = grammar is not None and fit(grammar, behind(grammar, call))
     if is_carried(name, schema, arguments) and grammar is not None:
@@ -231,7 +196,7 @@ def test_values_are_written_allowed_and_read_back(name, drawn, seed):
 def test_whatever_the_grammar_allows_is_read(name, drawn, data):
     """Also what no writer made: a call that something was put into, or taken out of."""
     schema, arguments = drawn
-    call = written(name, arguments)
+    call = written_call(name, arguments)
     begin = data.draw(st.integers(len(call) // 3, len(call)))
     end = data.draw(st.integers(begin, min(begin + 9, len(call))))
     middle = data.draw(

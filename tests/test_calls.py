@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 import re
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from call_families import ARGUMENTS, FAMILIES, TOOLS
+from call_families import ARGUMENTS, FAMILIES, TOOLS, written_call
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.prompt import takes_tools
@@ -524,3 +525,56 @@ def test_half_of_a_surrogate_pair_ends_in_arguments_that_can_be_encoded(is_kept)
     escaped = FAMILIES["Qwen"].call.replace("Rome", "\\ud800 \\ud83d\\ude00")
     ((_, arguments),) = read("Qwen", escaped, is_kept=is_kept)[2]
     assert arguments == {"city": "\ufffd \U0001f600", "days": 3}
+
+
+def streamed(name, texts, *, use=USE):
+    """For each of the texts, which come one by one, the pieces of calls that it gave."""
+    form = form_of(FAMILIES[name].template)
+    thoughts = Thoughts(families_of(FAMILIES[name].template, ()))
+    if form.recipient:
+        thoughts = thoughts.after("<|start|>assistant")
+    text = AnswerText(Pieces(texts), thoughts, (), Calls(form, use, grammar=CallGrammar("")))
+    found = [text.push(at) for at in range(len(texts))] + [text.finish(is_cut=False)]
+    return [[part.call for part in parts if part.call] for parts in found]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_call_comes_in_the_same_parts_wherever_it_is_cut(name):
+    """The name first; together they are the text of the whole call."""
+    call = FAMILIES[name].call
+    for at in range(1, len(call)):
+        pieces = [*itertools.chain(*streamed(name, [call[:at], call[at:]]))]
+        assert (pieces[0].name, pieces[0].json) == ("get_weather", "")
+        assert "".join(piece.json for piece in pieces) == json.dumps(ARGUMENTS)
+        assert [piece.is_last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+LONG = "".join(f'line {number} <b> "q" \\ é\n' for number in range(30))
+OF_TEXT = {"properties": {"text": {"type": "string"}}, "required": ["text"]}
+OF_PERHAPS = {"properties": {"text": OPTIONAL}}
+OF_LIST = {"properties": {"edits": {"type": "array", "items": {"type": "object"}}}}
+OF_OBJECT = {"properties": {"tree": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments"),
+    [
+        (OF_TEXT, {"text": LONG}),
+        (OF_PERHAPS, {"text": LONG}),
+        (OF_PERHAPS, {"text": f"the {LONG}"}),
+        (OF_LIST, {"edits": [{"old": LONG, "n": -1.5}, {"new": LONG, "all": True}]}),
+        (OF_OBJECT, {"tree": {"a": {"b": [LONG, None, []]}, "c": {}}}),
+    ],
+)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_arguments_come_while_they_are_written(name, schema, arguments):
+    """All but what may be a mark or a number, whatever the schema says of them."""
+    use = tool_use([{"name": "f", "parameters": schema}], "auto", is_parallel=True)
+    call = written_call(name, arguments)
+    num_written = num_out = 0
+    for character, pieces in zip([*call, ""], streamed(name, call, use=use), strict=True):
+        num_written += len(character)
+        num_out += sum(len(piece.json) for piece in pieces)
+        assert num_out > num_written - 110, call[:num_written]
+    pieces = itertools.chain(*streamed(name, call, use=use))
+    assert json.loads("".join(piece.json for piece in pieces)) == arguments

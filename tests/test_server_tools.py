@@ -37,6 +37,10 @@ SAID = ["Let me see. ", "<tool_call>", '\n{"name": "get_weather", "arg', "uments
         '": {"city": "Rome", "days": 3}}\n', "</tool_call>"]  # fmt: skip
 
 NOW = {"name": "now", "description": "The time."}
+TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+WRITE = {"name": "write", "description": "A file.", "parameters": TEXT}
+# Behind the head, which the grammar writes.
+TAGGED = ["<tool_call>", ">", "\none ", "two ", "<three> ", '"four"', "\n</parameter>\n"]
 EQUAL = ["<tool_call>", '\n{"name": "now", "arguments": {}}\n', "</tool_call>", "<0x0A>"]
 
 
@@ -54,6 +58,7 @@ def server(tmp_path_factory, demo_target, demo_draft):
         "{% if reasoning_effort == 'high' %} Think hard, and think again.{% endif %}"
         "{% if style %} {{ style }}{% endif %}",
     )
+    tagger = write_calling_model(folder / "tagger.gguf", "Qwen3-Coder", TAGGED)
     presets = folder / "localspec" / "models.toml"
     presets.parent.mkdir()
     presets.write_text(
@@ -62,11 +67,12 @@ def server(tmp_path_factory, demo_target, demo_draft):
         f'[caller]\ndescription = "caller"\ncontext_length = 2048\ntarget.path = "{caller}"\n'
         f'[eager]\ndescription = "eager"\ncontext_length = 2048\ntarget.path = "{eager}"\n'
         f'[looping]\ndescription = "equal"\ncontext_length = 2048\ntarget.path = "{looping}"\n'
+        f'[tagger]\ndescription = "tags"\ncontext_length = 2048\ntarget.path = "{tagger}"\n'
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(folder))
         with running_server(
-            presets=["tooled", "caller", "looping", "eager", "demo"]
+            presets=["tooled", "caller", "looping", "eager", "tagger", "demo"]
         ) as running:
             yield running
 
@@ -268,6 +274,30 @@ def test_the_events_of_a_call_in_messages(server):
     assert stopped["delta"]["stop_reason"] == "tool_use"
     whole = server.ask("/v1/messages", **ask).json()
     assert [block["type"] for block in whole["content"]] == ["text", "tool_use"]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_call_in_tags_comes_while_it_is_written(server, choice):
+    """In every protocol that has parts of calls: the name, then JSON."""
+    ask = {"model": "tagger", "temperature": 0, "tool_choice": choice}
+    messages = {**ask, "messages": [QUESTION]}
+    chunks = events_of(server, "/v1/chat/completions", **messages, tools=[{"function": WRITE}])
+    calls = [c for chunk in chunks for c in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert calls[0]["function"] == {"name": "write", "arguments": ""}
+    chat = [call["function"]["arguments"] for call in calls[1:]]
+    events = events_of(
+        server, "/v1/responses", **ask, input=[QUESTION], tools=[{"type": "function", **WRITE}]
+    )
+    kind = "response.function_call_arguments.delta"
+    response = [event["delta"] for event in events if event["type"] == kind]
+    asked = {**messages, "tool_choice": {"type": "any" if choice == "required" else choice}}
+    tool = {**WRITE, "input_schema": TEXT}
+    events = events_of(server, "/v1/messages", **asked, tools=[tool])
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    blocks = [delta["partial_json"] for delta in deltas if delta["partial_json"]]
+    for parts in (chat, response, blocks):
+        assert json.loads("".join(parts)) == {"text": 'one two <three> "four"'}
+        assert len(parts) > 5
 
 
 def test_the_prompt_has_tools_calls_and_results(server):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from localspec.streaming.object_end import FiniteNumbers, ObjectEnd
-from localspec.streaming.stops import first_of, num_unfinished
 from localspec.streaming.thinking import Part
 from localspec.streaming.unmarked_calls import UnmarkedCalls
+from localspec.tools.arguments import READERS, ArgumentReader
 from localspec.tools.calls import CallPiece, Calls
+from localspec.tools.partial_text import first_of, num_unfinished
 from localspec.tools.written import Written
 
 
@@ -24,7 +24,8 @@ class CallStream:
 
     def __init__(self, calls: Calls) -> None:
         self._form, self._use, self._id_of = calls.form, calls.use, calls.id_of
-        self._is_certain = calls.grammar is not None and calls.form.notation == "json"
+        self._is_certain = calls.grammar is not None
+        self._tools = {tool.name: tool for tool in calls.use.callable}
         self._head = calls.form.head_pattern()
         self._held = ""
         is_free = not calls.use.must and calls.use.answer_schema is None
@@ -36,7 +37,7 @@ class CallStream:
         self._is_behind_call = False
         self._number = 0  # of the next call
         self._open: CallPiece | None = None  # the call whose arguments come now
-        self._arguments, self._numbers = ObjectEnd(), FiniteNumbers()
+        self._arguments: ArgumentReader | None = None  # of that one
 
     @property
     def is_calling(self) -> bool:
@@ -158,26 +159,25 @@ class CallStream:
 
     def _flow(self) -> list[Part] | None:
         """More of a call that is certain to be one."""
-        if self._open is None:
+        if self._open is None or self._arguments is None:
             found = self._head.search(self._held)
             if found is None:
                 return None
             self._held = self._held[found.end() :]
             call_id = self._id_of(self._number)
             self._open = CallPiece(self._number, call_id, found["name"], "", is_last=False)
-            self._arguments, self._numbers = ObjectEnd(), FiniteNumbers()
+            reader = READERS[self._form.notation]
+            self._arguments = reader(self._tools[found["name"]], is_kept=True)
             self._number += 1
             return [Part("", is_thought=False, call=self._open)]
         if not self._held:
             return None
-        end = self._arguments.push(self._held)
-        json, self._held = self._numbers.push(self._held[:end]), self._held[end:]
-        if not json:
-            return []
-        piece = self._open._replace(json=json, is_last=self._arguments.is_over)
-        if self._arguments.is_over:
+        json, is_over = self._arguments.push(self._held), self._arguments.is_over
+        self._held = self._arguments.rest if is_over else ""
+        piece = self._open._replace(json=json, is_last=is_over)
+        if is_over:
             self._open = None
-        return [Part("", is_thought=False, call=piece)]
+        return [Part("", is_thought=False, call=piece)] if json else []
 
     def _no_call(self, opening: str) -> list[Part]:
         """Text that was held as a call and turned out to be something else."""

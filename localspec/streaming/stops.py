@@ -1,28 +1,11 @@
-"""Stop strings and other marks in text that comes piece by piece."""
+"""Stop strings in text that comes piece by piece."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from localspec.errors import OptionError
-
-
-def first_of(marks: Iterable[str], text: str) -> str | None:
-    """The mark that comes first in the text; of several at one place, the first of `marks`."""
-    return min(filter(text.__contains__, marks), key=text.find, default=None)
-
-
-def num_unfinished(marks: Collection[str], text: str) -> int:
-    """Length of the longest end of the text with which a mark may begin."""
-    longest = min(len(text), max(map(len, marks), default=1) - 1)
-    return next(
-        (
-            size
-            for size in range(longest, 0, -1)
-            if any(len(mark) > size and text.endswith(mark[:size]) for mark in marks)
-        ),
-        0,
-    )
+from localspec.tools.partial_text import first_of, num_unfinished
 
 
 class StopSearch:

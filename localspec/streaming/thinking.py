@@ -8,10 +8,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from localspec.streaming.object_end import ObjectEnd
-from localspec.streaming.stops import first_of, num_unfinished
 from localspec.streaming.thought_families import Family, Following
 from localspec.tools.calls import CallPiece
+from localspec.tools.partial_text import ObjectEnd, first_of, num_unfinished
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on

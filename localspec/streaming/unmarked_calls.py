@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localspec.streaming.object_end import ObjectEnd
+from localspec.tools.partial_text import ObjectEnd
 from localspec.tools.tool import Tool
 from localspec.tools.written import Written, read_unmarked
 

@@ -57,8 +57,9 @@ class CallForm:
         return "".join(self.head.partition("NAME")[0].split())
 
     def head_pattern(self) -> re.Pattern[str]:
-        """Matches the head of a call, with its name."""
-        return re.compile(re.escape(self.head).replace("NAME", "(?P<name>[A-Za-z0-9_.:/-]+)"))
+        """Matches the head of a call, with its name, once that has ended."""
+        name = "(?P<name>[A-Za-z0-9_.:/-]+)(?=[^A-Za-z0-9_.:/-])"
+        return re.compile(re.escape(self.head).replace("NAME", name))
 
 
 _OBJECT = '{"name": "NAME", "arguments": '

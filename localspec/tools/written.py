@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from localspec.errors import OptionError
-from localspec.tools.schemas import branches, choices, fits, properties_of, takes_text
+from localspec.tools.arguments import ArgumentReader, GemmaArguments, TagArguments
+from localspec.tools.schemas import fits
 from localspec.tools.tool import Tool, json_text, json_value
-from localspec.tools.values import QUOTE, in_tags
-
-_MAX_DEPTH = 64  # of values in Gemma's notation
 
 
 class Written(NamedTuple):
@@ -102,19 +99,12 @@ def read_message(text: str, tools: Sequence[Tool]) -> list[Written] | None:
 def read_gemma(text: str, tools: Sequence[Tool]) -> list[Written] | None:
     """Gemma 4's call:name{key:value,…}, whose strings stand between <|"|>."""
     found = re.fullmatch(r"\s*call:([^\s{]+)\s*(\{.*\})\s*", text, re.DOTALL)
-    if found is None:
-        return None
-    try:
-        value, end = _gemma_value(found[2], 0, 0)
-    except ValueError:
-        return None
-    written = _call(found[1], value, tools) if end == len(found[2]) else None
-    return None if written is None else [written]
+    return (
+        None if found is None else _read_arguments(GemmaArguments, found[1], [found[2]], tools)
+    )
 
 
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\n?(.*?)\n?</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>")
-_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|\Z))")
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\n?(.*?)\n?(</function>)\s*", re.DOTALL)
 
 
 def read_tags(text: str, tools: Sequence[Tool]) -> list[Written] | None:
@@ -122,86 +112,24 @@ def read_tags(text: str, tools: Sequence[Tool]) -> list[Written] | None:
     found = _FUNCTION.fullmatch(text)
     if found is None:
         return None
-    name, body = found[1].strip(), found[2]
-    schema = next((tool.parameters for tool in tools if tool.name == name), {})
-    known = sorted(properties_of(schema), key=len, reverse=True)
-    arguments, at = {}, 0
-    while opening := _tag_at(body, at, known):
-        key, at = opening
-        try:
-            arguments[key], at = _tagged(body, at, properties_of(schema).get(key), schema)
-        except ValueError:
-            return None
-    if body[at:].strip():
+    return _read_arguments(TagArguments, found[1].strip(), found.groups()[1:], tools)
+
+
+def _read_arguments(
+    kind: type[ArgumentReader], name: str, texts: Sequence[str], tools: Sequence[Tool]
+) -> list[Written] | None:
+    """The call of that name, whose arguments are these texts, one after the other."""
+    tool = next((tool for tool in tools if tool.name == name), None)
+    if tool is None:
         return None
-    written = _call(name, arguments, tools)
-    return None if written is None else [written]
-
-
-def _tag_at(text: str, at: int, known: Sequence[str]) -> tuple[str, int] | None:
-    """The name in the tag that begins there, and where its value does; None without a tag.
-
-    known: names that are looked for first, which may hold what no other name can.
-    """
-    at = _behind_space(text, at)
-    key = next((key for key in known if text.startswith(f"<parameter={key}>", at)), None)
-    if key is not None:
-        end = at + len(f"<parameter={key}>")
-    elif found := _PARAMETER.match(text, at):
-        key, end = found[1].strip(), found.end()
-    else:
-        return None
-    return key, end + text.startswith("\n", end)
-
-
-def _tagged(text: str, at: int, schema: object, root: Mapping[str, Any]) -> tuple[Any, int]:
-    """The value between tags that begins there, and where its closing tag ends.
-
-    Raises ValueError if it has none.
-    """
-    is_text = takes_text(schema, root)
-    for end in _END.finditer(text, at):
-        written = text[at : end.start()]
-        if is_text is not False or not _is_cut(written):
-            return _typed(written, schema, root, is_text=is_text), end.end()
-    raise ValueError("no end")
-
-
-def _is_cut(text: str) -> bool:
-    """Whether it is JSON that ends inside a string, to which the tag behind it belongs."""
+    reader = kind(tool, is_kept=False)
     try:
-        json.loads(text)
-    except json.JSONDecodeError as error:
-        return error.msg.startswith("Unterminated string")
-    except (ValueError, RecursionError):
-        return False
-    return False
-
-
-def _branches(schema: object, root: Mapping[str, Any]) -> list[object]:
-    try:
-        return branches(schema, root)
-    except OptionError:  # a reference to nowhere
-        return []
-
-
-def _typed(text: str, schema: object, root: Mapping[str, Any], *, is_text: bool | None) -> Any:
-    """The value that a text between tags stands for."""
-    for branch in _branches(schema, root):
-        for choice in choices(branch) or ():
-            if in_tags(choice) == text:
-                return choice
-    if is_text:
-        return text
-    try:
-        value = json_value(text)
+        arguments = "".join(map(reader.push, texts))
     except ValueError:
-        return text
-    if is_text is False:
-        return value
-    # A text stands there without quotes, and may look like another value, as 1e5 does.
-    is_odd = isinstance(value, str) or (isinstance(value, float) and "e" in text.lower())
-    return text if is_odd or not fits(value, schema, root) else value
+        return None
+    is_whole = reader.is_over and not reader.rest.strip()
+    written = _call(name, arguments, tools) if is_whole else None
+    return None if written is None else [written]
 
 
 def _call(name: object, arguments: object, tools: Sequence[Tool]) -> Written | None:
@@ -231,66 +159,3 @@ def _first_value(text: str) -> tuple[Any, str]:
 
 
 _DECODER = json.JSONDecoder()
-
-
-_PLAIN = re.compile(r"[^\s,:\[\]{}]+")
-
-
-def _gemma_value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """The value that begins there, and where it ends. Raises ValueError without one."""
-    if depth > _MAX_DEPTH:
-        raise ValueError("too deep")
-    if text.startswith(QUOTE, at):
-        end = text.index(QUOTE, at + len(QUOTE))
-        return text[at + len(QUOTE) : end], end + len(QUOTE)
-    if text.startswith("{", at):
-        return _gemma_object(text, at, depth)
-    if text.startswith("[", at):
-        return _gemma_list(text, at, depth)
-    plain = _PLAIN.match(text, at)
-    if plain is None:
-        raise ValueError("no value")
-    return json_value(plain[0]), plain.end()
-
-
-def _gemma_object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
-    found: dict[str, Any] = {}
-    at = _behind_space(text, at + 1)
-    while not text.startswith("}", at):
-        if text.startswith(QUOTE, at):
-            key, at = _gemma_value(text, at, depth)
-        else:
-            end = text.index(":", at)
-            key, at = text[at:end].strip(), end
-        at = _behind_space(text, at)
-        if not text.startswith(":", at):
-            raise ValueError("no colon")
-        found[key], at = _gemma_value(text, _behind_space(text, at + 1), depth + 1)
-        at = _next_item(text, at, "}")
-    return found, at + 1
-
-
-def _gemma_list(text: str, at: int, depth: int) -> tuple[list[Any], int]:
-    found = []
-    at = _behind_space(text, at + 1)
-    while not text.startswith("]", at):
-        value, at = _gemma_value(text, at, depth + 1)
-        found.append(value)
-        at = _next_item(text, at, "]")
-    return found, at + 1
-
-
-def _next_item(text: str, at: int, closing: str) -> int:
-    """Where the next item or the closing is. Raises ValueError if there is neither."""
-    at = _behind_space(text, at)
-    if text.startswith(",", at):
-        return _behind_space(text, at + 1)
-    if not text.startswith(closing, at):
-        raise ValueError("no end")
-    return at
-
-
-def _behind_space(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at

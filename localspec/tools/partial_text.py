@@ -1,14 +1,33 @@
-"""JSON that comes piece by piece: where an object ends, and its numbers."""
+"""Text that comes piece by piece: marks in it, and JSON."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterable
 
 from localspec.tools.tool import json_value
 
 _NUMBER_STARTS, _IN_NUMBERS = "-0123456789", "+-.0123456789eE"
 _LONG = 5  # characters of the shortest number that no float can hold: 1e309
 _INFINITE = float("inf")
+
+
+def first_of(marks: Iterable[str], text: str) -> str | None:
+    """The mark that comes first in the text; of several at one place, the first of `marks`."""
+    return min(filter(text.__contains__, marks), key=text.find, default=None)
+
+
+def num_unfinished(marks: Collection[str], text: str) -> int:
+    """Length of the longest end of the text with which a mark may begin."""
+    longest = min(len(text), max(map(len, marks), default=1) - 1)
+    return next(
+        (
+            size
+            for size in range(longest, 0, -1)
+            if any(len(mark) > size and text.endswith(mark[:size]) for mark in marks)
+        ),
+        0,
+    )
 
 
 class _JsonReader:

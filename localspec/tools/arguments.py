@@ -1,0 +1,309 @@
+"""Arguments of calls, read while they are written: each notation to JSON, piece by piece.
+
+A reader gets the text behind a call's head. What it has returned is final.
+"""
+
+from __future__ import annotations
+
+import abc
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from localspec.errors import OptionError
+from localspec.tools.partial_text import FiniteNumbers, ObjectEnd, num_unfinished
+from localspec.tools.schemas import branches, choices, fits, properties_of, takes_text
+from localspec.tools.tool import Tool, json_text, json_value
+from localspec.tools.values import QUOTE, in_tags
+
+
+class ArgumentReader(abc.ABC):
+    """Reads the arguments of one call of a tool.
+
+    is_kept: a grammar keeps them to the notation and the schema. rest: text that waits, and
+    once is_over the text behind the arguments.
+    """
+
+    def __init__(self, tool: Tool, *, is_kept: bool) -> None:
+        self._schema, self._is_kept = tool.parameters, is_kept
+        self.rest = ""
+        self.is_over = False
+
+    @abc.abstractmethod
+    def push(self, text: str) -> str:
+        """More of the JSON. Raises ValueError for what no grammar allows."""
+
+
+class JsonArguments(ArgumentReader):
+    """An object, or a list, as it stands."""
+
+    def __init__(self, tool: Tool, *, is_kept: bool) -> None:
+        super().__init__(tool, is_kept=is_kept)
+        self._end, self._numbers = ObjectEnd(), FiniteNumbers()
+
+    def push(self, text: str) -> str:
+        size = self._end.push(text)
+        self.is_over, self.rest = self._end.is_over, text[size:]
+        return self._numbers.push(text[:size])
+
+
+class _Stepwise(ArgumentReader):
+    """Takes the text in steps. Each gives more of the JSON, or None to wait for more text."""
+
+    _step: Callable[[], str | None]  # the next one
+    _at = 0  # where it begins in the rest
+
+    def push(self, text: str) -> str:
+        self.rest += text
+        found = []
+        while not self.is_over and (more := self._step()) is not None:
+            found.append(more)
+        self.rest, self._at = self.rest[self._at :], 0
+        return "".join(found)
+
+    def _skip_space(self) -> None:
+        while self._at < len(self.rest) and self.rest[self._at].isspace():
+            self._at += 1
+
+    def _taken(self, mark: str) -> bool:
+        """Whether the mark stands there, which is passed over then."""
+        found = self.rest.startswith(mark, self._at)
+        self._at += len(mark) * found
+        return found
+
+    def _quoted(self, end: int) -> str:
+        """The text up to there, as it stands in a string."""
+        text, self._at = self.rest[self._at : end], end
+        return json_text(text)[1:-1]
+
+    def _safe_end(self, marks: tuple[str, ...]) -> int:
+        """The end of the text that belongs to no unfinished mark."""
+        return len(self.rest) - num_unfinished(marks, self.rest[self._at :])
+
+
+_PLAIN = re.compile(r"[^\s,:\[\]{}]+")
+
+
+class GemmaArguments(_Stepwise):
+    """Gemma 4's {key:value,…}, whose strings stand between <|"|>."""
+
+    def __init__(self, tool: Tool, *, is_kept: bool) -> None:
+        super().__init__(tool, is_kept=is_kept)
+        self._closings: list[str] = []  # of what is open
+        self._separator = ""  # before the next item
+        self._step, self._behind_string = self._value, self._next
+
+    def _begins(self) -> bool:
+        """Whether what comes next can be told, behind blank space."""
+        self._skip_space()
+        begun = self.rest[self._at : self._at + len(QUOTE)]
+        return bool(begun) and (begun == QUOTE or not QUOTE.startswith(begun))
+
+    def _value(self) -> str | None:
+        if not self._begins():
+            return None
+        if self._taken(QUOTE):
+            self._behind_string, self._step = self._next, self._string
+            return '"'
+        for opening, closing, step in (("{", "}", self._key), ("[", "]", self._item)):
+            if self._taken(opening):
+                self._closings.append(closing)
+                self._separator, self._step = "", step
+                return opening
+        plain = _PLAIN.match(self.rest, self._at)
+        if plain is None:
+            raise ValueError("no value")
+        if plain.end() == len(self.rest):
+            return None
+        self._at, self._step = plain.end(), self._next
+        return json_text(json_value(plain[0]))
+
+    def _string(self) -> str | None:
+        end = self.rest.find(QUOTE, self._at)
+        if end < 0:
+            return self._quoted(self._safe_end((QUOTE,))) or None
+        text = self._quoted(end)
+        self._at, self._step = end + len(QUOTE), self._behind_string
+        return f'{text}"'
+
+    def _key(self) -> str | None:
+        if not self._begins():
+            return None
+        if self._taken("}"):
+            return self._closed()
+        if self._taken(QUOTE):
+            self._behind_string, self._step = self._colon, self._string
+            return f'{self._separator}"'
+        end = self.rest.find(":", self._at)
+        if end < 0:
+            return None
+        key, self._at, self._step = self.rest[self._at : end].strip(), end, self._colon
+        return f"{self._separator}{json_text(key)}"
+
+    def _colon(self) -> str | None:
+        if not self._begins():
+            return None
+        if not self._taken(":"):
+            raise ValueError("no colon")
+        self._step = self._value
+        return ": "
+
+    def _item(self) -> str | None:
+        if self._begins() and self._taken("]"):
+            return self._closed()
+        separator, value = self._separator, self._value()
+        return None if value is None else separator + value
+
+    def _next(self) -> str | None:
+        if not self._begins():
+            return None
+        if self._taken(self._closings[-1]):
+            return self._closed()
+        if not self._taken(","):
+            raise ValueError("no end")
+        self._separator = ", "
+        self._step = self._key if self._closings[-1] == "}" else self._item
+        return ""
+
+    def _closed(self) -> str:
+        closing, self._step = self._closings.pop(), self._next
+        self.is_over = not self._closings
+        return closing
+
+
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>")
+_FUNCTION_END = "</function>"
+_ENDS = ("\n</parameter>", "</parameter>")
+_END = re.compile(r"\n?</parameter>")
+# Where no grammar forbids it, a text can hold the tag.
+_LAST_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|\Z))")
+_WORDS = ("true", "false", "null")
+
+
+class TagArguments(_Stepwise):
+    """Qwen3-Coder's <parameter=key> for each argument, up to </function>.
+
+    Where no grammar keeps them, all of the parameters come at once.
+    """
+
+    def __init__(self, tool: Tool, *, is_kept: bool) -> None:
+        super().__init__(tool, is_kept=is_kept)
+        # Looked for first: they may hold what no other name can.
+        known = sorted(properties_of(self._schema), key=len, reverse=True)
+        self._tags = {f"<parameter={key}>": key for key in known}
+        self._step = self._tag
+        self._separator = "{"  # before the next argument
+        self._value_schema: object = None
+        self._is_text: bool | None = None
+        self._end = _END if is_kept else _LAST_END
+        self._object, self._numbers = ObjectEnd(), FiniteNumbers()  # of a value that is JSON
+
+    def _tag(self) -> str | None:
+        self._skip_space()
+        if self._taken(_FUNCTION_END):
+            self.is_over = True
+            return "{}" if self._separator == "{" else "}"
+        begun = self.rest[self._at :]
+        if any(tag != begun and tag.startswith(begun) for tag in self._tags):
+            return None
+        tag = next(filter(begun.startswith, self._tags), "")
+        found = _PARAMETER.match(begun)
+        key = self._tags[tag] if tag else found[1].strip() if found else ""
+        size = len(tag) or (found.end() if found else len(begun))
+        if size == len(begun):  # what follows belongs to the tag if it is a line's end
+            return None
+        self._at += size + begun.startswith("\n", size)
+        self._value_schema = properties_of(self._schema).get(key)
+        self._is_text = takes_text(self._value_schema, self._schema)
+        separator, self._separator, self._step = self._separator, ", ", self._value
+        return f"{separator}{json_text(key)}: "
+
+    def _value(self) -> str | None:
+        """Find out how the value is to be read."""
+        begun = self.rest[self._at :].lstrip()
+        if not self._is_text and (not begun or any(each.startswith(begun) for each in _WORDS)):
+            return None
+        may_be_json = begun[:1] in '[{"-0123456789' or begun.startswith(_WORDS)
+        if self._is_text or (self._is_text is None and not may_be_json):
+            self._step = self._text
+            return '"'
+        if self._is_kept and self._is_text is False and begun[0] in "[{":
+            self._object, self._numbers = ObjectEnd(), FiniteNumbers()
+            self._step = self._flow
+        else:
+            self._step = self._whole
+        return ""
+
+    def _text(self) -> str | None:
+        end = self._end.search(self.rest, self._at)
+        if end is None:
+            return self._quoted(self._safe_end(_ENDS)) or None
+        text = self._quoted(end.start())
+        self._at, self._step = end.end(), self._tag
+        return f'{text}"'
+
+    def _flow(self) -> str | None:
+        """More of an object or a list, which no tag in it ends."""
+        if self._object.is_over:
+            end = self._end.match(self.rest, self._at)
+            if end is not None:
+                self._at, self._step = end.end(), self._tag
+            return None if end is None else ""
+        text = self.rest[self._at :]
+        size = self._object.push(text)
+        self._at += size
+        return self._numbers.push(text[:size]) if text else None
+
+    def _whole(self) -> str | None:
+        for end in self._end.finditer(self.rest, self._at):
+            written = self.rest[self._at : end.start()]
+            if self._is_text is not False or not _is_cut(written):
+                self._at, self._step = end.end(), self._tag
+                value = _typed(written, self._value_schema, self._schema, is_text=self._is_text)
+                return json_text(value)
+        return None
+
+
+def _is_cut(text: str) -> bool:
+    """Whether it is JSON that ends inside a string, to which the tag behind it belongs."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated string")
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
+def _branches(schema: object, root: Mapping[str, Any]) -> list[object]:
+    try:
+        return branches(schema, root)
+    except OptionError:  # a reference to nowhere
+        return []
+
+
+def _typed(text: str, schema: object, root: Mapping[str, Any], *, is_text: bool | None) -> Any:
+    """The value that a text between tags stands for."""
+    for branch in _branches(schema, root):
+        for choice in choices(branch) or ():
+            if in_tags(choice) == text:
+                return choice
+    if is_text:
+        return text
+    try:
+        value = json_value(text)
+    except ValueError:
+        return text
+    if is_text is False:
+        return value
+    # A text stands there without quotes, and may look like another value, as 1e5 does.
+    is_odd = isinstance(value, str) or (isinstance(value, float) and "e" in text.lower())
+    return text if is_odd or not fits(value, schema, root) else value
+
+
+READERS: Mapping[str, type[ArgumentReader]] = {  # by the notation of a form
+    "json": JsonArguments,
+    "gemma": GemmaArguments,
+    "tags": TagArguments,
+}
