@@ -59,7 +59,7 @@ class Pieces:
         return "".join(self.texts[token] for token in tokens)
 
 
-def read(name, answer, *, use=USE, is_kept=False, sizes=None, stop=()):
+def read(name, answer, *, use=USE, is_kept=False, sizes=None, stop=(), is_cut=False):
     """Text, thoughts and calls of an answer, whose tokens have one character or other sizes."""
     form = form_of(FAMILIES[name].template)
     calls = Calls(form, use, grammar=CallGrammar("") if is_kept else None)
@@ -77,7 +77,7 @@ def read(name, answer, *, use=USE, is_kept=False, sizes=None, stop=()):
         parts += text.push(token)
         if text.stopped:
             break
-    parts += text.finish(is_cut=False)
+    parts += text.finish(is_cut=is_cut)
     said = "".join(part.text for part in parts if not part.is_thought)
     thought = "".join(part.text for part in parts if part.is_thought)
     found = whole_calls(part.call for part in parts)
@@ -155,6 +155,66 @@ def test_a_call_that_is_thought_of_is_none():
     )
     said, thought, calls = read("Qwen", f"<think>Hm.</think>\n\n{call}")
     assert (said, thought, calls) == ("", "Hm.", [("get_weather", ARGUMENTS)])
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gpt-oss"])
+def test_a_call_in_thoughts_counts_if_they_never_end(name, is_kept):
+    begin, end = "<think>", "</think>"
+    call = FAMILIES[name].call
+    if name == "Llama 3":
+        call = f"<|python_tag|>{call}"
+    expected = [("get_weather", ARGUMENTS)]
+    for seed in range(9):
+        sizes = random.Random(seed) if seed else None
+        found = read(name, f"{begin}Hm. {call}", is_kept=is_kept, sizes=sizes)
+        assert found == ("", "Hm. ", expected)
+        if two := FAMILIES[name].two:
+            both = read(name, f"{begin}{two}", is_kept=is_kept, sizes=sizes)
+            assert both == ("", "", [*expected, ("now", {})])
+        closed = read(name, f"{begin}Hm. {call} {end}No.", is_kept=is_kept, sizes=sizes)
+        assert closed == ("No.", f"Hm. {call} ", [])
+        for other in (call[:-9], f"{call[:12]} is a mark.", "Hm <tool_ca"):
+            assert read(name, f"{begin}{other}", sizes=sizes) == ("", other, [])
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_call_that_is_cut_is_no_text(name, is_kept):
+    """Neither half a mark nor half a call, wherever it is cut."""
+    call, said = FAMILIES[name].call, "I look.\n\n"
+    if name == "gpt-oss":
+        call, said = call.removeprefix("<|channel|>commentary"), ""
+    if form_of(FAMILIES[name].template).is_bare:
+        said = ""
+    for end in range(1, len(call)):
+        text, thought, _ = read(name, said + call[:end], is_kept=is_kept, is_cut=True)
+        assert (text, thought) == (said.rstrip(), ""), call[:end]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FAMILIES if FAMILIES[name].marks[0] != "<|start|>"]
+)
+def test_what_is_no_call_is_text_where_it_is_cut(name):
+    for answer in ("a < b", f"{FAMILIES[name].marks[0]} is a mark", "Hello. \n"):
+        if form_of(FAMILIES[name].template).closing or "mark" not in answer:
+            assert read(name, answer, is_cut=True) == (answer, "", [])
+
+
+def test_a_stop_string_counts_in_what_is_said():
+    """Neither in thoughts, where it would end the answer, nor across their marks."""
+    call = FAMILIES["gpt-oss"].call
+    for name, begin, end in (
+        ("Qwen", "<think>", "</think>\n\n"),
+        ("gpt-oss", "<|channel|>analysis<|message|>", "<|end|><|channel|>final<|message|>"),
+    ):
+        for seed in range(9):
+            sizes = random.Random(seed)
+            found = read(name, f"{begin}A. B{end}C. D", stop=(".",), sizes=sizes)
+            assert found == ("C", "A. B", [])
+            found = read(name, f"{begin}A. B{end}C. D", stop=("BC", "D"), sizes=sizes)
+            assert found == ("C. ", "A. B", [])
+    assert read("gpt-oss", call, stop=("Rome",))[2] == []
 
 
 def test_thoughts_before_a_message_to_a_tool():

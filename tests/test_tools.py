@@ -336,6 +336,16 @@ def test_a_call_that_was_cut_is_none_until_it_is_whole(engine):
 
 
 @needs_grammar
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_required_call_that_is_cut_shows_nothing(name, files):
+    with localspec.load(target=files[name]) as engine:
+        for number in (1, 2, 3, 5, 8, 12):
+            ask = {**ONE, **STEADY, "max_tokens": number, "draft_tokens": 0}
+            reply = engine.generate([QUESTION], **ask).reply()
+            assert (reply.text, reply.finish_reason) == ("", "length")
+
+
+@needs_grammar
 def test_a_schema_that_cannot_be_kept_to(engine):
     strange = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
     tool = {"name": "odd", "parameters": strange}

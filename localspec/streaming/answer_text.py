@@ -1,4 +1,4 @@
-"""Tokens of an answer → its thoughts and speech, up to a stop string in either."""
+"""Tokens of an answer → its thoughts and speech, up to a stop string in what it says."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from localspec.streaming.calls import CallStream
 from localspec.streaming.stops import StopSearch
 from localspec.streaming.thinking import Part, Thoughts, ThoughtStream
 from localspec.tools.calls import Calls, whole_calls
+from localspec.tools.partial_text import num_unfinished
 from localspec.tools.tool import ToolCall
 from localspec.vocabulary import WholeVocabulary
+
+_RECIPIENT = " to=functions."  # in the head of a message that is a call
 
 
 class Said(NamedTuple):
@@ -37,8 +40,8 @@ class AnswerText:
 
     `push` and `finish` return text that is final. An unfinished UTF-8 character, mark or stop
     string waits inside. Bytes that are not UTF-8 come out as U+FFFD. Stop strings are looked
-    for in thoughts, speech and calls as they are written, not in what tells thoughts from
-    speech, nor across that.
+    for in speech and in calls as they are written, not in thoughts, nor across what tells
+    those from speech.
 
     Where an answer was cut and goes on, the same tokens say the same as if it had come in one:
     see `resume`.
@@ -58,7 +61,7 @@ class AnswerText:
         self._split = ThoughtStream(thoughts)
         self._search = StopSearch(stop)
         self._calls = None if calls is None else CallStream(calls)
-        self._is_thought = False  # what the search holds
+        self._is_thought = False  # the text that the search holds: a call that is a message
         # Characters that were shown at a cut, thought or said, and are not certain yet.
         self._pending: deque[tuple[str, bool]] = deque()
 
@@ -100,8 +103,7 @@ class AnswerText:
 
     def push(self, token: int) -> list[Part]:
         """The parts that became certain with the token, in order."""
-        parts = self._split.push(self._text(token))
-        return self._told_apart(self._called(self._searched(parts)))
+        return self._told_apart(self._called(self._split.push(self._text(token))))
 
     def _text(self, token: int) -> str:
         if token in self._shown:
@@ -114,8 +116,11 @@ class AnswerText:
         is_cut: the answer was cut off, so that an incomplete character is left out.
         """
         rest = "" if is_cut else self._decoder.decode(b"", final=True)
-        parts = [*self._split.push(rest), *self._split.finish()]
-        found = self._called(self._searched(parts, is_last=True))
+        parts = self._split.push(rest)
+        head = self._split.head or ""  # of a message, or all that was said
+        if not is_cut or not (_RECIPIENT in head or num_unfinished((_RECIPIENT,), head)):
+            parts += self._split.finish()
+        found = self._called(parts) + self._told(self._waited())
         if self._calls is not None:
             found += self._calls.finish(is_cut=is_cut)
         return self._told_apart(found)
@@ -139,28 +144,27 @@ class AnswerText:
                 found.append(part._replace(text=part.text[size:]))
         return found
 
-    def _searched(self, parts: list[Part], *, is_last: bool = False) -> list[Part]:
-        """The parts up to a stop string. One without text is a mark, which none goes across."""
-        found: list[Part] = []
-
-        def add(text: str) -> None:
-            if text:
-                found.append(Part(text, self._is_thought))
-
-        for part in parts:
-            if not part.text or part.is_thought != self._is_thought:
-                add(self._search.finish())
-                self._is_thought = part.is_thought
-            if part.text:
-                add(self._search.push(part.text))
-            elif not self._search.stopped:
-                found.append(part)
-        if is_last:
-            add(self._search.finish())
-        return found
-
     def _called(self, parts: list[Part]) -> list[Part]:
         """The parts with calls in place of the text that writes them, without marks."""
+        return [each for part in parts for each in self._told(self._searched(part))]
+
+    def _told(self, parts: list[Part]) -> list[Part]:
         if self._calls is None:
             return [part for part in parts if part.text]
         return [each for part in parts for each in self._calls.push(part)]
+
+    def _searched(self, part: Part) -> list[Part]:
+        """The part up to a stop string. One without text is a mark."""
+        is_calling = self._calls is not None and self._calls.is_calling
+        is_heard = bool(part.text) and (is_calling or not part.is_thought)
+        found = [] if is_heard and part.is_thought == self._is_thought else self._waited()
+        if is_heard and not self.stopped:
+            self._is_thought = part.is_thought
+            part = part._replace(text=self._search.push(part.text))
+            return [*found, part] if part.text else found
+        return found if self.stopped else [*found, part]
+
+    def _waited(self) -> list[Part]:
+        """The text in which a stop string may have begun."""
+        text = self._search.finish()
+        return [Part(text, self._is_thought)] if text else []

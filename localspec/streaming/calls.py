@@ -18,8 +18,9 @@ class CallStream:
     Where a grammar keeps the answer to the form, a call is known by its head, and its
     arguments come as they are written; else it is known when it is whole, and anything
     else stays text. Neither the form's marks nor the blank space around calls
-    are text. Thoughts hold no calls. Where the model chooses, an answer that is nothing but
-    objects with a tool's name and arguments is calls, too, and is held as long as it may be.
+    are text. Thoughts hold no calls, unless they never end. Where the model chooses, an
+    answer that is nothing but objects with a tool's name and arguments is calls, too, and is
+    held as long as it may be.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -32,6 +33,7 @@ class CallStream:
         self._unmarked = UnmarkedCalls(calls.use.callable) if is_free else None
         self._opening: str | None = None  # of the calls that are being written
         self._blank = ""  # before that
+        self._thought = ""  # that is a call if the thoughts never end
         self._tried = 0  # characters of them in which no closing has to be looked for again
         self._has_spoken = False
         self._is_behind_call = False
@@ -56,26 +58,61 @@ class CallStream:
             return []
         if self._form.recipient:
             return self._push_message(part)
-        if part.text and not part.is_thought:
-            return self._say(part.text)
-        before = self._spoken() if self._opening is None else []
-        return [*before, part] if part.text else before
+        if part.text and part.is_thought:
+            before = self._spoken() if self._opening is None else []
+            return [*before, *self._think(part.text)]
+        before = self._thoughts()
+        if part.text:
+            return [*before, *self._say(part.text)]
+        return [*before, *self._spoken()] if self._opening is None else before
 
     def finish(self, *, is_cut: bool) -> list[Part]:
         """The parts that waited; no more text follows.
 
         is_cut: the answer was cut off, so that an incomplete call is not a call.
         """
-        opening = self._opening
+        if self.has_ended:
+            return []
+        if self._thought and not is_cut:
+            return self._calls_in_thoughts()
+        opening, parts = self._opening, self._thoughts()
         if is_cut:
             self._unmarked = None
-        if opening is None or self._is_certain:
-            parts = [] if self._is_certain and opening is not None else self._spoken()
-        else:
+        if opening is None:
+            num_waiting = self._num_waiting() if is_cut else 0
+            if num_waiting:
+                self._held = self._held[:-num_waiting].rstrip()
+            parts += self._spoken()
+        elif not self._is_certain:
             written = None if is_cut else self._form.read(self._held, self._use.callable)
-            parts = self._no_call(opening) if written is None else self._whole(written)
+            if written is not None:
+                parts += self._whole(written)
+            elif not is_cut or not self._form.may_begin(opening, self._held):
+                parts += self._no_call(opening)
         self._opening, self._held = None, ""
         return parts
+
+    def _think(self, text: str) -> list[Part]:
+        """Thoughts in front of what may be a call."""
+        self._thought += text
+        openings = self._form.openings
+        opening = first_of(openings, self._thought)
+        end = len(self._thought) - num_unfinished(openings, self._thought)
+        size = end if opening is None else self._thought.find(opening)
+        text, self._thought = self._thought[:size], self._thought[size:]
+        return [Part(text, is_thought=True)] if text else []
+
+    def _thoughts(self) -> list[Part]:
+        """Thoughts that waited, and are no call."""
+        text, self._thought = self._thought, ""
+        return [Part(text, is_thought=True)] if text else []
+
+    def _calls_in_thoughts(self) -> list[Part]:
+        """The calls at the end of thoughts that never ended, which no grammar kept."""
+        text, self._thought = self._thought, ""
+        self._is_certain, self._unmarked = False, None
+        parts = [*self._say(text), *self.finish(is_cut=False)]
+        return [each if each.call else each._replace(is_thought=True) for each in parts]
 
     def _push_message(self, part: Part) -> list[Part]:
         """Where messages are calls: one that is goes on to the next mark."""
@@ -106,15 +143,15 @@ class CallStream:
                 found = self._flow()
             else:
                 found = self._section()
-            if found is None:
+            if found is not None:
+                parts += found
+            if found is None or self.has_ended:
                 return parts
-            parts += found
 
     def _begin(self) -> list[Part] | None:
         """The text in front of the next call; None to wait for more."""
         begin, sign = "".join(self._held.split()), self._form.sign
-        is_first = self._form.is_bare and not self._has_spoken and not self._number
-        if is_first and begin.startswith(sign):
+        if self._may_be_bare and begin.startswith(sign):
             self._opening, self._unmarked = "", None
             return []
         opening = first_of(self._form.openings, self._held)
@@ -123,7 +160,7 @@ class CallStream:
             self._opening, self._unmarked, self._tried = opening, None, 0
             self._blank = said[len(said.rstrip()) :]
             return self._text(said.rstrip())
-        if is_first and sign.startswith(begin):
+        if self._may_be_bare and sign.startswith(begin):
             return None
         if self._unmarked is not None and self._unmarked.is_possible:
             return None
@@ -132,6 +169,17 @@ class CallStream:
         said = self._held[:size].rstrip()  # blank space before a call belongs to it
         self._held = self._held[len(said) :]
         return self._text(said) or None
+
+    @property
+    def _may_be_bare(self) -> bool:
+        """Whether a call without an opening may begin."""
+        return self._form.is_bare and not self._has_spoken and not self._number
+
+    def _num_waiting(self) -> int:
+        """Characters at the end of the text with which a call may begin."""
+        begin = "".join(self._held.split())
+        is_bare = self._may_be_bare and self._form.sign.startswith(begin)
+        return len(self._held) if is_bare else num_unfinished(self._form.openings, self._held)
 
     def _section(self) -> list[Part] | None:
         """The calls that are written, if they are whole."""

@@ -56,6 +56,13 @@ class CallForm:
         """The text of a head before the name, without blank space."""
         return "".join(self.head.partition("NAME")[0].split())
 
+    def may_begin(self, opening: str, text: str) -> bool:
+        """Whether the text behind an opening may be the beginning of a call."""
+        before = self.before.removeprefix(opening) + self.head.partition("NAME")[0]
+        sign = "".join(before.partition('"')[0].split())
+        begun = "".join(text.split())
+        return begun.startswith(sign) or sign.startswith(begun)
+
     def head_pattern(self) -> re.Pattern[str]:
         """Matches the head of a call, with its name, once that has ended."""
         name = "(?P<name>[A-Za-z0-9_.:/-]+)(?=[^A-Za-z0-9_.:/-])"
