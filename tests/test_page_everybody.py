@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 from page_driver import FOX, PATIENCE_MS, ask, last_text, played, visitor
 
@@ -115,3 +118,38 @@ def test_the_live_picture_is_closed_on_a_telephone_and_stays_so(browser, server)
         page.reload()
         page.wait_for_selector("#model option", state="attached")
         assert page.locator("#live").is_hidden()
+
+
+LONG_NAME = "A-model-of-many-words-7B-Instruct-2507.Q4_K_M"
+
+
+def test_titles_and_names_of_models_are_whole_where_there_is_room(browser, server):
+    """The title in its line, and in two lines of the list, with its date."""
+    title = "Which fox in the old stories is the one that everybody knows?"
+    size = {"width": 1700, "height": 700}
+    with visitor(browser, server.url, viewport=size, locale="en-GB") as page:
+        told = {"data": [{"id": LONG_NAME, "max_model_len": 2048}]}
+        page.route("**/v1/models", lambda route: route.fulfill(json=told))
+        page.reload()
+        page.wait_for_selector(f"#model option:text-is('{LONG_NAME}')", state="attached")
+        played(page, {"content": "yes"})
+        ask(page, title)
+        is_whole = "e => e.scrollWidth <= e.clientWidth && e.scrollHeight <= e.clientHeight"
+        for name in ("#title", "#list .name"):
+            assert page.inner_text(name) == title
+            assert page.locator(name).evaluate(is_whole), name
+        assert page.locator("#model").bounding_box()["width"] > 8 * len(LONG_NAME)
+        assert re.fullmatch(r"\d\d:\d\d", page.inner_text("#list time"))
+        other = {"title": "Of old", "updated": 1_700_000_000_000, "messages": []}
+        file = {"kind": "localspec conversations", "conversations": [other]}
+        held = {"name": "x.json", "mimeType": "", "buffer": json.dumps(file).encode()}
+        page.set_input_files("#import-file", [held])
+        page.wait_for_selector("#list li:nth-child(2) time:text-is('14 Nov 2023')")
+
+
+def test_an_answer_that_comes_at_once_is_shown_to_its_end(page):
+    played(page, {"content": "word\n\n" * 100})
+    ask(page, FOX)
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+    below = "e => e.scrollHeight - e.scrollTop - e.clientHeight"
+    assert page.locator("#scroll").evaluate(below) < 2
