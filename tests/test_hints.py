@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 import localspec
 from gguf_maker import write_random_model
 from localspec.cli import main
+from localspec.cli.flags import THEIRS
 from localspec.cli.screen import in_flags
 
 PACKAGE = Path(localspec.__file__).parent
@@ -208,6 +209,43 @@ def test_a_model_in_the_wrong_place_says_where_it_belongs(demo_target, arguments
     result = run(*[argument.replace("FILE", file) for argument in arguments])
     assert result.exit_code == 2
     assert hint.replace("FILE", file) in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "ours"),
+    [
+        ("chat", "-c --ctx-size --num-ctx -c4096 --ctx-size=4096", "--ctx"),
+        ("chat", "-n --n-predict --num-predict", "--max-tokens"),
+        ("chat", "-t --num-thread", "--threads"),
+        ("chat", "-ngl --n-gpu-layers --num-gpu", "--gpu-layers"),
+        ("generate", "-md --model-draft", "--draft"),
+        ("generate", "-mg", "--main-gpu"),
+        ("generate", "-fa", "--flash-attn"),
+        ("bench", "--draft-max --draft-n", "--draft-tokens"),
+        ("generate", "--temp --temp=0", "--temperature"),
+        ("generate", "-p --prompt", "localspec generate PROMPT"),
+        ("chat", "-p --prompt", "localspec generate -m MODEL PROMPT"),
+        ("generate", "-hf --hf-repo", "-m"),
+        ("verify", "-m --model -hf", "localspec verify MODEL"),
+        ("download", "-m", "localspec download PRESET"),
+        ("chat", "--stream", "no option, since answers are shown as they are written"),
+        ("generate", "-i -cnv", "localspec chat"),
+        ("serve", "-np", "--parallel"),
+        ("explain", "-c", "--ctx"),
+        ("codex", "-c", "--ctx"),
+    ],
+)
+def test_an_option_of_another_program_says_what_stands_for_it(command, flags, ours):
+    for flag in flags.split():
+        result = run(command, flag, "1")
+        assert result.exit_code == 2
+        assert "No such option '-" in result.stderr
+        assert f"Use: {ours}" in result.stderr
+
+
+def test_what_stands_for_an_option_of_another_program_is_there():
+    known = set(flags_of(main))
+    assert {ours for ours in THEIRS if ours.startswith("--")} <= known
 
 
 @pytest.mark.parametrize("words", [["bench", "demo", "more"], ["doctor", "more"], ["xyzzy"]])

@@ -214,6 +214,8 @@ def test_settings_have_the_names_of_flags_too(settings_chat, typed, said):
         ("temprature 1", "there is no setting 'temprature'", "Perhaps temperature?"),
         ("temp 1", "there is no setting 'temp'", "Perhaps temperature?"),
         ("--max-token 1", "there is no setting '--max-token'", "Perhaps max_tokens?"),
+        ("num_predict 9", "there is no setting 'num_predict'", "Perhaps max_tokens?"),
+        ("num_ctx 9", "there is no setting 'num_ctx'", "Perhaps ctx?"),
         ("nonsense", "there is no setting 'nonsense'", "/set lists all"),
         ("--ctx 9", "--ctx cannot be changed during a chat", "localspec chat --ctx"),
         ("logit_bias 1", "--logit-bias cannot be changed", "localspec chat --logit-bias"),

@@ -25,6 +25,45 @@ _USUAL_FLAGS = {
     "template": "--chat-template",
 }
 
+_MODEL = ("-m", "--model", "--preset", "--target", "-hf", "--hf-repo")
+# Options of llama.cpp and Ollama by what stands for them here: an option, the name of an
+# argument, or a text, which has a blank.
+THEIRS = {
+    **dict.fromkeys(("model", "models", "presets", "-m"), _MODEL),
+    **dict.fromkeys(("prompt", "localspec generate -m MODEL PROMPT"), ("-p", "--prompt")),
+    "--ctx": ("-c", "--ctx-size", "--num-ctx", "--n-ctx"),
+    "--max-tokens": ("-n", "--predict", "--n-predict", "--num-predict"),
+    "--threads": ("-t", "--num-thread", "--n-threads"),
+    "--threads-batch": ("-tb",),
+    "--gpu-layers": ("-ngl", "--n-gpu-layers", "--num-gpu"),
+    "--draft-gpu-layers": ("-ngld", "--n-gpu-layers-draft", "--gpu-layers-draft"),
+    "--draft": ("-md", "--model-draft"),
+    "--draft-tokens": ("--draft-max", "--draft-n", "--spec-draft-n-max"),
+    "--temperature": ("--temp",),
+    "--seed": ("-s",),
+    "--system": ("-sys", "--system-prompt"),
+    "--chat-template": ("--chat-template-file",),
+    "--flash-attn": ("-fa",),
+    "--cache-type-k": ("-ctk",),
+    "--cache-type-v": ("-ctv",),
+    "--main-gpu": ("-mg",),
+    "--tensor-split": ("-ts",),
+    "--mmproj": ("-mm",),
+    "--parallel": ("-np", "--n-parallel"),
+    "--stop": ("-r", "--reverse-prompt"),
+    "--json-schema": ("-j", "-jf", "--json-schema-file", "--format"),
+    "--grammar": ("--grammar-file",),
+    "--no-think": ("--think", "--hidethinking", "--reasoning-budget"),
+    "--stats": ("-v", "--verbose"),
+    "--api-key-file": ("--api-key",),
+    "localspec chat": ("-i", "--interactive", "-cnv", "--conversation"),
+    "no option, since answers are shown as they are written": ("--stream", "--no-stream"),
+}
+# click takes the first of these for short options in a row: -md for -m d.
+LONG_WITH_ONE_DASH = frozenset(
+    flag for theirs in THEIRS.values() for flag in theirs if len(flag) > 2 and flag[1] != "-"
+)
+
 Decorator = Callable[[Any], Any]
 
 
@@ -57,6 +96,11 @@ def flags_of(keyword: str) -> list[str]:
 def usual_flag(keyword: str) -> str:
     """The flag that help and errors name."""
     return flags_of(keyword)[0]
+
+
+def ours_for(theirs: str) -> list[str]:
+    """What may stand here for an option of another program; see `THEIRS`."""
+    return [ours for ours, flags in THEIRS.items() if theirs in flags]
 
 
 def keyword_option(keyword: str, help: str, *, prefix: str = "", **more: Any) -> Decorator:

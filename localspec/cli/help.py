@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from localspec.cli.device_options import DEVICE_NAMES
+from localspec.cli.flags import LONG_WITH_ONE_DASH, ours_for
 from localspec.cli.sampling_options import SAMPLING_NAMES
 from localspec.errors import LocalspecError, perhaps
 from localspec.presets.preset import LocalModel
@@ -30,7 +31,6 @@ _NO_MODEL = {
     "generate": "Put a prompt of several words in quotes.",
     "chat": "To ask one question: localspec generate -m MODEL PROMPT.",
 }
-_MODEL_FLAGS = ("-m", "--model", "--preset", "--target")  # that only some commands have
 _WHOLE = 1000  # characters of a command's summary: it is wrapped, never cut
 
 
@@ -42,10 +42,14 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. Raises click.UsageError."""
         try:
+            own = args[: args.index("--")] if "--" in args else args
+            for flag in () if ctx.resilient_parsing else own:
+                if flag in LONG_WITH_ONE_DASH:
+                    raise click.NoSuchOption(flag, ctx=ctx)
             extra = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if {"model", "models"} & self._param_names() and error.option_name in _MODEL_FLAGS:
-                ctx.fail(f"{error.message} Use: localspec {self.name} MODEL.")
+            if instead := self._instead_of(error.option_name):
+                ctx.fail(f"{error.message} Use: {instead}.")
             raise
         if extra and not ctx.resilient_parsing:  # as in completion
             several = "s" if len(extra) > 1 else ""
@@ -55,6 +59,16 @@ class Command(click.Command):
 
     def _param_names(self) -> set[str | None]:
         return {param.name for param in self.params}
+
+    def _instead_of(self, theirs: str) -> str:
+        """What stands here for an option of another program; empty if that is not known."""
+        names = {opt for param in self.params for opt in (*param.opts, *param.secondary_opts)}
+        here = (ours for ours in ours_for(theirs) if ours in names or " " in ours)
+        ours = next(here, "")
+        is_argument = ours.isalpha()
+        return (
+            f"localspec {self.name} {ours.removesuffix('s').upper()}" if is_argument else ours
+        )
 
     def _place_of(self, extra: list[str], prompt: str | None) -> str:
         """Where the arguments belong that the command has no place for."""

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import click
 
 from localspec.cli.conversation import Conversation, ThoughtView
+from localspec.cli.flags import ours_for
 from localspec.cli.sampling_options import FIELD_OF
 from localspec.errors import OptionError, perhaps
 from localspec.sampling.params import SamplingParams, check_has_distribution
@@ -84,10 +85,9 @@ def _known(name: str) -> str:
                 f"Give it at the start: localspec chat {flag} …",
             )
     check_has_distribution(setting)
-    raise OptionError(
-        f"there is no setting {name!r}",
-        f"{perhaps(setting, setting_names())}/set lists all.",
-    )
+    ours = next(iter(ours_for("--" + written.replace("_", "-"))), setting)
+    meant = perhaps(ours.removeprefix("--").replace("-", "_"), (*setting_names(), "ctx"))
+    raise OptionError(f"there is no setting {name!r}", f"{meant}/set lists all.")
 
 
 def _check_answerable(options: AnswerOptions) -> None:
