@@ -158,13 +158,16 @@ def test_generate_tells_a_pipe_that_the_context_is_full_not_of_its_own_limit():
     assert run("chat", "--max-tokens", 3, stdin="Hello!\n").stderr == ""
 
 
-def test_chat_on_a_pipe_has_no_commands(tmp_path, monkeypatch):
+def test_chat_on_a_pipe_has_no_commands_but_the_end(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert run("chat", *TERSE, "--session", "s", stdin="exit\n/quit\n").exit_code == 0
+    lines = "exit\n/retry\n/exit\nHello!\n"
+    assert run("chat", *TERSE, "--session", "s", stdin=lines).exit_code == 0
     (saved,) = tmp_path.rglob("s.json")
     contents = [message["content"] for message in json.loads(saved.read_text())["messages"]]
-    assert contents[::2] == ["exit", "/quit"]
+    assert contents[::2] == ["exit", "/retry"]
+    for word in ("/exit", "/quit", "/bye"):
+        assert run("chat", *TERSE, stdin=f"{word}\nHello!\n").stdout == ""
 
 
 def test_chat_keeps_a_session_on_a_pipe(tmp_path, monkeypatch):

@@ -17,13 +17,18 @@ _STYLES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def written(text: str, *, width: int = 80, size: int = 1, colourful: bool = True) -> str:
-    """Everything that is written for `text` when it comes in pieces of `size` characters."""
+    """What stays of `text`, with its styles, when it comes in pieces of `size` characters."""
     parts: list[str] = []
     writer = MarkdownWriter(WrappedWriter(parts.append, lambda: width, colourful=colourful))
     for at in range(0, len(text), size):
         writer.push(text[at : at + size])
     writer.finish()
-    return "".join(parts)
+    return stays("".join(parts))
+
+
+def stays(text: str) -> str:
+    """A terminal's text without what was written over."""
+    return re.sub(r"[^\n\r]*\r", "", text)
 
 
 def shown(text: str, **more) -> str:
@@ -113,6 +118,24 @@ def test_a_table_is_drawn_when_it_is_whole():
     assert shown("| not | a |\n| table | at all |\n", width=12) == (
         "| not | a |\n| table |\nat all |\n"
     )
+
+
+def test_a_table_that_comes_shows_that_it_does():
+    screen = pyte.Screen(40, 20)
+    stream = pyte.Stream(screen)
+    out = WrappedWriter(
+        lambda t: stream.feed(t.replace("\n", "\r\n")), lambda: 40, colourful=False
+    )
+    writer = MarkdownWriter(out)
+    writer.push("So:\n| name | size |\n|---|---|\n| a | 1 |\n| b")
+    assert [line.rstrip() for line in screen.display[:2]] == ["So:", "(a table, line 3 …)"]
+    writer.push(" | 2 |\n")
+    assert "line 4 …" in screen.display[1]
+    writer.push("That")
+    writer.finish()
+    text = "\n".join(screen.display)
+    assert "line" not in text
+    assert {"name", "size", "a", "b", "1", "2", "That"} <= set(text.split())
 
 
 @pytest.mark.parametrize("width", range(10, 100, 5))
@@ -274,7 +297,7 @@ def test_an_answer_goes_on_as_what_it_was():
         for character in STORY[at:]:
             writer.push(character)
         writer.finish()
-        raw = "".join(parts)
+        raw = stays("".join(parts))
         text = _STYLES.sub("", raw)
         assert re.match(r"$|\S|  \w|    return", text)  # an indent of a point or of code
         assert ("\x1b[35mreturn\x1b[0m" in raw) == (at < STORY.index("return x\n") + 8)

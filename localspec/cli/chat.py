@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +62,8 @@ def chat(  # noqa: PLR0913  each is an option of the command
     """Chat with a model.
 
     On a terminal, Ctrl-C stops an answer, Ctrl-D or /quit leaves, and /help lists all commands.
-    On a pipe, every line of the input is a message. 'localspec sessions' lists saved
-    conversations.
+    On a pipe, every line of the input is a message, and /exit ends. 'localspec sessions' lists
+    saved conversations.
 
     MODEL is a preset, an alias, a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT.
     Without one it is LOCALSPEC_MODEL, 'localspec models default', or the demo pair.
@@ -133,9 +134,11 @@ def _greet(conversation: Conversation, session: str | None, *, is_resumed: bool)
 
 
 def _answer_lines(conversation: Conversation) -> int:
-    """Answer every line of the input. Returns how many could not be answered."""
+    """Answer every line of the input, up to /exit. Returns how many were not answered."""
+    from localspec.cli.conversation import LEAVE
+
     num_failed = 0
-    for text in piped_lines():
+    for text in itertools.takewhile(lambda text: text not in LEAVE, piped_lines()):
         try:
             conversation.ask(text)
         except OptionError:

@@ -37,6 +37,7 @@ from localspec.streaming.answer import Answer
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.reply import Reply
 
+LEAVE = ("/quit", "/exit", "/bye")
 ThoughtView = Literal["show", "dim", "hide"]
 
 

@@ -39,6 +39,53 @@ def use_colour() -> bool | None:
     return False if has_none else None
 
 
+@contextlib.contextmanager
+def modes_kept() -> Iterator[None]:
+    """Restore the modes of the terminal on stdin after the block, however it ended.
+
+    Does nothing for the Windows console, in the background, and where stdin is no terminal.
+    """
+    if not _is_in_front():
+        yield
+        return
+    import termios
+
+    terminal = sys.stdin.fileno()
+    modes = termios.tcgetattr(terminal)
+    try:
+        yield
+    finally:
+        if _is_in_front():  # a background process that changes modes is stopped
+            with contextlib.suppress(termios.error):  # the terminal may have gone
+                termios.tcsetattr(terminal, termios.TCSANOW, modes)
+
+
+def _is_in_front() -> bool:
+    if sys.platform == "win32" or not is_terminal(sys.stdin):
+        return False
+    with contextlib.suppress(OSError):
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    return False
+
+
+@contextlib.contextmanager
+def echo_off() -> Iterator[None]:
+    """While the block runs, the terminal does not show typed text.
+
+    It would mix with the output. It is not lost: the next read gets it. The Windows console
+    shows nothing by itself.
+    """
+    with modes_kept():
+        if sys.platform != "win32" and _is_in_front():
+            import termios
+
+            terminal = sys.stdin.fileno()
+            modes = termios.tcgetattr(terminal)
+            modes[3] &= ~termios.ECHO
+            termios.tcsetattr(terminal, termios.TCSANOW, modes)
+        yield
+
+
 def read_input() -> str:
     """All of stdin, decoded as files are.
 

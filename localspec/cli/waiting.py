@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from localspec.cli.standard_streams import is_terminal, num_columns
+from localspec.cli.standard_streams import echo_off, is_terminal, num_columns
 
 _PATIENCE_S = 0.5
 _REFRESH_S = 0.2
@@ -21,9 +21,9 @@ _length = [0]  # of the longest text on the line that waits
 def waiting(describe: Callable[[], str], pipe_s: float | None = None) -> Iterator[None]:
     """While the block runs, show the text of `describe`, which another thread calls.
 
-    The line is rewritten with carriage returns, and blank when the block ends: no mode of the
-    terminal is changed that would have to be restored. pipe_s: where stderr is no terminal, a
-    new line comes every so many seconds; None for nothing.
+    The line is rewritten with carriage returns, and blank when the block ends. What is typed
+    meanwhile is not shown, but read later. pipe_s: where stderr is no terminal, a new line
+    comes every so many seconds; None for nothing.
     """
     is_shown = is_terminal(sys.stderr)
     if not is_shown and pipe_s is None:
@@ -48,7 +48,8 @@ def waiting(describe: Callable[[], str], pipe_s: float | None = None) -> Iterato
     shower = threading.Thread(target=show, name="localspec-waiting", daemon=True)
     shower.start()
     try:
-        yield
+        with echo_off():
+            yield
     finally:
         done.set()
         shower.join()

@@ -14,7 +14,7 @@ import click
 
 from localspec.chat.attachment import Attachment, read_attachment, require_sight
 from localspec.chat.session import session_names
-from localspec.cli.conversation import Conversation
+from localspec.cli.conversation import LEAVE, Conversation
 from localspec.cli.screen import note, show_legend, stats_lines
 from localspec.cli.sessions import note_resumed, session_lines
 from localspec.cli.terminal.line_editor import Values, can_edit
@@ -24,7 +24,7 @@ from localspec.pictures.picture import Picture
 
 # A path such as /etc/hosts is a message, and so is a line that begins with a space.
 _COMMAND = re.compile(r"(/(?:[a-z]+|\?))(?:\s+(.*))?", re.DOTALL)
-_ALIASES = {"/?": "/help", "/exit": "/quit", "/bye": "/quit", "exit": "/quit", "quit": "/quit"}
+_ALIASES = {"/?": "/help", **dict.fromkeys((*LEAVE, "exit", "quit"), "/quit")}
 _BETWEEN = re.compile(r"[\s=]+")  # a setting and its value
 _MAX_COPIED = 74_000  # bytes; many terminals ignore a longer sequence
 _SHOWN = 60  # characters of a text that is quoted

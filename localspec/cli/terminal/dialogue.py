@@ -9,7 +9,6 @@ import os
 import shlex
 import shutil
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from localspec.cli.answer import note_limits
 from localspec.cli.conversation import Conversation
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.screen import error_lines, note, status_line
+from localspec.cli.standard_streams import echo_off, modes_kept
 from localspec.cli.terminal.answer_view import MarkedView, RenderedView
 from localspec.cli.terminal.chat_commands import COMMANDS, Leave, attach_file, run_command
 from localspec.cli.terminal.line_editor import LineEditor
@@ -43,7 +43,7 @@ def converse(conversation: Conversation) -> None:
     editor = LineEditor({name: command.values for name, command in COMMANDS.items()})
     prefill = functools.partial(_prefilled, conversation)
     meanwhile = functools.partial(idle_time, conversation.engine, conversation.chat)
-    with _leave_in_order(editor), _modes_kept():
+    with _leave_in_order(editor), modes_kept():
         for text in editor.messages(prefill, meanwhile):
             try:
                 if not run_command(conversation, text) and not _takes_dropped(
@@ -89,7 +89,7 @@ def show_answer(conversation: Conversation, answer: Answer) -> Reply:
         else RenderedView(conversation.think, conversation.text_so_far)
     )
     pieces, reading = iter(answer), "Reading {} of {} tokens …"
-    with cancel_on_interrupt(answer.cancel), _echo_off(), answer:
+    with cancel_on_interrupt(answer.cancel), echo_off(), answer:
         with waiting(lambda: reading.format(*conversation.engine._reading_progress)):
             first = next(pieces, None)
         if first is not None:
@@ -148,44 +148,6 @@ def idle_time(engine: BaseEngine, chat: Chat) -> Iterator[None]:
         while worker.is_alive():
             engine.cancel()
             worker.join(_RETRY_S)
-
-
-@contextlib.contextmanager
-def _modes_kept() -> Iterator[None]:
-    """Restore the modes of the terminal after the block, however it ended.
-
-    Does nothing for the Windows console.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    import termios
-
-    terminal = sys.stdin.fileno()
-    modes = termios.tcgetattr(terminal)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(termios.error):  # the terminal may have gone
-            termios.tcsetattr(terminal, termios.TCSANOW, modes)
-
-
-@contextlib.contextmanager
-def _echo_off() -> Iterator[None]:
-    """While the block runs, the terminal does not show typed text.
-
-    It would mix with the output. It is not lost: the next read gets it. The Windows console
-    shows nothing by itself.
-    """
-    with _modes_kept():
-        if sys.platform != "win32":
-            import termios
-
-            terminal = sys.stdin.fileno()
-            modes = termios.tcgetattr(terminal)
-            modes[3] &= ~termios.ECHO
-            termios.tcsetattr(terminal, termios.TCSANOW, modes)
-        yield
 
 
 def _takes_dropped(conversation: Conversation, text: str) -> bool:
