@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 from interruptions import wish_at_decode
+from simulated import TRAINED, Clock, TimedTarget
 
 import inside
 import localspec
-from localspec.checks import bench
+from localspec.checks import bench, step_bench
 from localspec.checks.bench import Bench, KindSpeed, Outcome, run_bench
 from localspec.checks.limit import EndedBy
 from localspec.checks.prompts import KINDS, Task, built_in_tasks
@@ -170,6 +174,7 @@ def test_a_target_alone_has_no_draft_to_measure(demo_target, few):
     with localspec.load(target=demo_target) as engine:
         found = run_bench(engine, TASKS, asked(), **UNWATCHED)
     assert found.costs.proposer_s == {}
+    found = replace(found, costs=replace(found.costs, are_steady=True))
     assert found.break_even.keys() == {ProposerKind.LOOKUP}
 
 
@@ -193,7 +198,7 @@ def test_a_prompt_that_does_not_fit_is_left_out_and_said(few):
         found = run_bench(engine, [long, *TASKS], asked(), **UNWATCHED)
         assert found.left_out == {"edit": 1}
         shown = bench_text(found, engine, details=False)
-        assert "left out: 1 of edit." in shown
+        assert "Left out: 1 edit prompt, since this model" in shown
         assert "Too little text" not in shown
         own = [task("A fox"), task("A fox. " * 200), task("The sea is"), task("Tell me more.")]
         found = run_bench(engine, own, asked(), **UNWATCHED)
@@ -222,8 +227,8 @@ def test_the_verdict_comes_first_and_the_rest_on_request(prompts_file, few):
     assert any(f"{outcome.value}".lower() in first.lower() for outcome in Outcome)
     assert others[-1].startswith("Measured in ")
     assert others[-1].endswith("all intervals are narrow. For more: --details.")
-    assert any(line.startswith("Cost of decoding n tokens") for line in others)
-    assert any(line.startswith("At these costs the draft model (0.") for line in others)
+    costs = [line for line in others if line.startswith(("Time of a", "The machine was busy"))]
+    assert len(costs) == 1
     detailed = run("--prompts", prompts_file, "--details", *SHORT)
     assert " times plain (" in detailed.stdout.splitlines()[0]
     assert "Own: times plain by stretch:" in detailed.stdout
@@ -307,11 +312,12 @@ def test_a_kind_without_a_stretch_has_a_line_of_its_own(demo_target):
         (
             DecodeCosts((0.1, 0.15), {ProposerKind.DRAFT: 0.01}),
             [
-                "At these costs lookup (0.00 a token) pays from an acceptance of 0.50",
-                "the draft model (0.10 a token) pays from an acceptance of 0.60",
+                "At that lookup, 0.00 a token, pays if at least 50% of its tokens are",
+                "the draft model, 0.10 a token, pays if at least 60% of its tokens",
             ],
         ),
-        (DecodeCosts((0.1, 0.15)), ["lookup (0.00 a token) pays from"]),
+        (DecodeCosts((0.1, 0.1)), ["lookup, 0.00 a token, pays whatever is accepted"]),
+        (DecodeCosts((0.1, 0.15)), ["lookup, 0.00 a token, pays if"]),
     ],
 )
 def test_what_pays_is_said_of_sizes_that_were_timed(demo_target, costs, words):
@@ -319,10 +325,46 @@ def test_what_pays_is_said_of_sizes_that_were_timed(demo_target, costs, words):
         shown = bench_text(
             benched(compared("code", [1.0] * 3), costs=costs), engine, details=False
         )
-    lines = [line for line in shown.splitlines() if line.startswith("At these costs")]
+    lines = [line for line in shown.splitlines() if line.startswith("At that")]
     assert len(lines) == len(words)
     for line, said in zip(lines, words, strict=True):
         assert said in line
+
+
+@pytest.mark.parametrize(
+    ("slowdowns", "are_steady"),
+    [
+        ([1.0], True),
+        ([1.0, 1.1, 1.3], True),
+        ([1.0, 20.0, 20.0], False),  # another program has the cores most of the time
+        ([1.0] * 9 + [60.0], True),  # a single hiccup, which medians take
+    ],
+)
+def test_costs_of_a_busy_machine_are_not_shown(demo_target, monkeypatch, slowdowns, are_steady):
+    draw, clock = random.Random(0), Clock()
+    target = TimedTarget(clock, 0.1, TRAINED)
+    target.slowdown = lambda _cached, _tokens: draw.choice(slowdowns)
+    monkeypatch.setattr(step_bench, "time", SimpleNamespace(perf_counter=clock))
+    loop = SimpleNamespace(target=target, proposers=[], draft_policy=None)
+    costs = step_bench.measure_steps(loop, 5)
+    assert costs.are_steady is are_steady
+    found = benched(compared("code", [1.0] * 3), costs=costs)
+    assert bool(found.break_even) is are_steady
+    with localspec.load(target=demo_target) as engine:
+        shown = bench_text(found, engine, details=True)
+    assert ("The machine was busy" in shown) is not are_steady
+    assert ("in decodes of one token:" in shown) is are_steady
+    assert ("A target-only step: " in shown) is are_steady
+
+
+def test_no_decode_of_several_tokens_takes_less_than_one(monkeypatch):
+    """All decodes of one were slow, and some of several were not."""
+    clock = Clock()
+    target = TimedTarget(clock, 0.1, TRAINED)
+    target.slowdown = lambda _cached, tokens: 1.0 if tokens == 3 else 6.0
+    monkeypatch.setattr(step_bench, "time", SimpleNamespace(perf_counter=clock))
+    loop = SimpleNamespace(target=target, proposers=[], draft_policy=None)
+    assert not step_bench.measure_steps(loop, 1).are_steady
 
 
 @pytest.mark.parametrize("max_tokens", [1, SHORTEST_ANSWER - 1])

@@ -352,7 +352,7 @@ def test_explain_says_what_it_takes_and_whether_it_was_enough(q8_target):
 
     known, line = exact()
     if known is None:
-        assert "with --exact: flash attention, bf16 keys; a probe when" in line
+        assert "with --exact: flash attention, bf16 keys; the first load with it tests" in line
         localspec.load(target=q8_target, exact=True, num_threads=2).close()
     assert exact()[0].all_sizes
     assert "found exact on this machine" in exact()[1]

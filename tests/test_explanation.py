@@ -209,8 +209,11 @@ def test_measured_costs_give_the_gain(learn):
     assert speedups == sorted(speedups)
     assert found.gains[-1].num_draft_tokens == 3
     assert 0.3 < found.break_even < 0.7
-    assert f"pays from an acceptance rate of {found.break_even:.2f}" in explanation_text(found)
-    gain = f"at 0.9: {speedups[-1]:.2f} times as fast, with 3 draft tokens"
+    assert (
+        f"pays if at least {found.break_even:.0%} of its tokens are accepted"
+        in explanation_text(found)
+    )
+    gain = f"if 90% are: {speedups[-1]:.2f} times as fast, with 3 draft tokens"
     assert gain in explanation_text(found)
 
 
@@ -218,7 +221,7 @@ def test_a_draft_that_never_pays_is_said_to(learn):
     learn(range(1, 18), 0.9)
     found = explain()
     assert found.break_even is None
-    assert "too slow at any acceptance" in explanation_text(found)
+    assert "too slow, whatever is accepted" in explanation_text(found)
 
 
 def test_weights_that_are_there_twice_are_named():

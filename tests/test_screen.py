@@ -166,11 +166,17 @@ def test_stats_say_who_proposed():
             "8 in 10%",
         ),
         ({8: 81, 7: 9}, ThreadUse(7, 8, True), None, "8 in 90%, 7 in 10%"),
-        ({8: 9, 7: 81}, ThreadUse(7, 8, False), None, "7 in 90%"),  # more are no faster
+        (
+            {8: 9, 7: 81},
+            ThreadUse(7, 8, False),
+            "7 of 8 threads: more are no faster",
+            "7 in 90%",
+        ),
+        ({8: 25, 7: 35, 6: 30}, ThreadUse(7, 8, True), None, "7 in 39%"),
         ({}, ThreadUse(8, 8, False), None, None),
     ],
 )
-def test_threads_are_named_where_the_machine_is_busy(steps, use, in_the_line, in_stats):
+def test_threads_are_named_where_most_steps_had_fewer(steps, use, in_the_line, in_stats):
     stats = Meter(1, 0, 0.0, num_steps=90, steps_per_threads=steps).stats(1.0, None, use)
     line, lines = status_line(stats, 512, 200), "\n".join(stats_lines(stats, 512))
     assert (in_the_line in line) if in_the_line else ("thread" not in line)

@@ -411,6 +411,15 @@ def test_a_load_says_how_far_it_is_and_then_nothing(loading):
     assert loading.leave() == 0
 
 
+def test_what_is_typed_during_a_load_is_the_first_message(loading):
+    loading.process.send("/set seed 7")
+    text = loading.wait_for(lambda text: text.endswith("\n> /set seed 7"))
+    assert text.startswith("large.gguf alone.\n")
+    assert b"set" not in loading.received.partition(b"large.gguf alone.")[0]
+    loading.process.send("\r")
+    assert "seed 7" in last_part(loading.wait_for_prompt(2))
+
+
 def test_ctrl_c_ends_a_load(loading):
     loading.process.send("\x03")
     assert loading.ended() == 130
@@ -591,6 +600,28 @@ def test_a_killed_process_loses_at_most_the_answer_that_was_streaming(chat):
     again.wait_for_prompt(2)
     assert "Took back: Tell me" in again.say("/undo")
     assert "Took back: Hello!" in again.say("/undo")
+
+
+@pytest.mark.parametrize("command", ["bench", "verify"])
+def test_what_a_measurement_prints_is_wrapped_between_words(tmp_path, command):
+    terminal = Terminal(tmp_path, command, "--seconds", "1", columns=30)
+    terminal.ended()
+    lines = terminal.text().splitlines()
+    said = " ".join(terminal.text().split())
+    assert "ot enough" in said
+    assert said.endswith("--details.")
+    assert all(len(line) < 30 for line in lines)
+    terminal.close()
+
+
+def test_the_lines_behind_a_title_stand_below_each_other(tmp_path):
+    terminal = Terminal(tmp_path, "explain", columns=50)
+    assert terminal.ended() == 0
+    assert terminal.text().splitlines()[0].startswith("Pair       A tiny pair trained")
+    assert all(
+        re.match(r"[A-Z][\w-]+ +\S| {11}\S", line) for line in terminal.text().splitlines()
+    )
+    terminal.close()
 
 
 def test_a_pipe_needs_neither_editor_nor_drawing():

@@ -161,9 +161,9 @@ class Bench:
         """The lowest acceptance rate at which each proposer pays; None if it never does.
 
         Of the lookup, whose tokens cost nothing, and the draft model; of none if a decode of
-        one token alone was timed.
+        one token alone was timed, or costs are wrong.
         """
-        if self.costs is None or len(self.costs.ratios) < 2:
+        if self.costs is None or not self.costs.are_steady or len(self.costs.ratios) < 2:
             return {}
         steps = (0.0, *self.costs.ratios)
         return {

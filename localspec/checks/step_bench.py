@@ -16,6 +16,8 @@ from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.proposers import DraftModel
 
 _NUM_CACHED = 64  # tokens in front of a timed decode
+_UNSTEADY = 2.0  # a median that is so many times the fastest: other programs ran in between
+_IMPOSSIBLE = 0.8  # of a decode of one token, for one of several
 _DRAFTED = 8  # tokens that a timed draft decodes one by one
 
 
@@ -24,11 +26,13 @@ class DecodeCosts:
     """What decodes cost on a machine.
 
     target_s: seconds of the target's decode of 1, 2, 3 … tokens. proposer_s: seconds of a token
-    of each proposer that was timed.
+    of each proposer that was timed. are_steady: whether the same decode took about as long each
+    time; if not, other programs were busy, and these costs are wrong.
     """
 
     target_s: tuple[float, ...]
     proposer_s: Mapping[ProposerKind, float] = field(default_factory=dict)
+    are_steady: bool = True
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -103,14 +107,16 @@ class _Timer:
     def costs(self) -> DecodeCosts:
         """The medians. The policy learns the draft's cost as well."""
         target_s = tuple(map(statistics.median, takewhile(bool, self.target_s.values())))
+        is_even = target_s[0] < _UNSTEADY * min(self.target_s[1])
+        are_steady = is_even and min(target_s) > _IMPOSSIBLE * target_s[0]
         if self.draft is None:
-            return DecodeCosts(target_s)
+            return DecodeCosts(target_s, are_steady=are_steady)
         draft_token_s = statistics.median(self._draft_s)
         if self._learner is not None:
             for prospect in self._learner.prospects:
                 if prospect.kind is self.draft.kind:
                     prospect.cost.learn(1, 1, draft_token_s, target_s[0])
-        return DecodeCosts(target_s, {self.draft.kind: draft_token_s})
+        return DecodeCosts(target_s, {self.draft.kind: draft_token_s}, are_steady)
 
 
 def _timed(model: Model, num_cached: int, size: int) -> float:

@@ -11,8 +11,8 @@ from localspec.checks.bench import Bench, KindSpeed, Outcome
 from localspec.checks.limit import EndedBy
 from localspec.checks.ratio_estimate import RatioEstimate
 from localspec.cli.json_output import to_json
-from localspec.cli.quantities import counted, duration, readable_bytes
-from localspec.cli.screen import PROPOSER_NAMES, printable
+from localspec.cli.quantities import counted, duration, pays_from, readable_bytes
+from localspec.cli.screen import PROPOSER_NAMES, fitted
 from localspec.engine.base import BaseEngine
 from localspec.errors import OptionError
 from localspec.speculative.reasons import why_off
@@ -23,7 +23,7 @@ def bench_text(found: Bench, engine: BaseEngine, *, details: bool) -> str:
     lines = [*verdict(found), "", *_why(found), _what_ended(found)]
     if details:
         lines += ["", *_details(found, engine)]
-    return printable("\n".join(lines))
+    return fitted("\n".join(lines))
 
 
 def verdict(found: Bench) -> list[str]:
@@ -40,8 +40,9 @@ def verdict(found: Bench) -> list[str]:
     if missing := [each.kind for each in found.kinds if each not in known]:
         lines.append(f"Too little text so far, use more --seconds: {', '.join(missing)}.")
     if found.left_out:
-        counts = ", ".join(f"{count} of {kind}" for kind, count in found.left_out.items())
-        lines.append(f"Prompts that this model cannot be asked, left out: {counts}.")
+        counts = [counted(count, f"{kind} prompt") for kind, count in found.left_out.items()]
+        why = "this model cannot call tools, or its context is too short"
+        lines.append(f"Left out: {', '.join(counts)}, since {why}.")
     if found.outcome is Outcome.SLOWER:
         lines.append("Drafting costs more than it gains here: use --no-draft.")
     if found.outcome is Outcome.NOTHING_DRAFTED:
@@ -68,14 +69,19 @@ def _why(found: Bench) -> list[str]:
     """What decodes cost, and from which acceptance on drafting pays."""
     if found.costs is None:
         return []
+    if not found.costs.are_steady:
+        return [
+            "The machine was busy: the same decode took sometimes twice as long, so what a "
+            "draft token costs is not known. End other programs and repeat it."
+        ]
     ratios = "  ".join(f"{n}: {ratio:.2f}" for n, ratio in enumerate(found.costs.ratios, 1))
-    lines = [f"Cost of decoding n tokens, in target-only steps:  {ratios}"]
+    lines = [f"Time of a decode of n tokens, in decodes of one token:  {ratios}"]
     for kind, edge in found.break_even.items():
         pays = f"never pays with up to {len(found.costs.ratios) - 1} a step"
         if edge is not None:
-            pays = f"pays from an acceptance of {edge:.2f}"
+            pays = pays_from(edge)
         share = found.costs.shares[kind]
-        lines.append(f"At these costs {PROPOSER_NAMES[kind]} ({share:.2f} a token) {pays}.")
+        lines.append(f"At that {PROPOSER_NAMES[kind]}, {share:.2f} a token, {pays}.")
     return lines
 
 
@@ -93,7 +99,7 @@ def _details(found: Bench, engine: BaseEngine) -> list[str]:
     lines = [engine.description]
     for each in found.kinds:
         lines += _kind_details(each)
-    if found.costs is not None:
+    if found.costs is not None and found.costs.are_steady:
         lines.append(f"A target-only step: {1000 * found.costs.target_s[0]:.2f} ms")
         for seconds in found.costs.proposer_s.values():
             lines.append(f"A draft token: {1000 * seconds:.2f} ms")
@@ -143,7 +149,7 @@ def write_plot(found: Bench, path: Path) -> None:
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     costs, gains = figure.subplots(1, 2)
-    ratios = () if found.costs is None else found.costs.ratios
+    ratios = found.costs.ratios if found.costs and found.costs.are_steady else ()
     costs.plot(range(1, len(ratios) + 1), ratios, marker="o")
     costs.set(title="What a step costs", xlabel="tokens in a step", ylabel="target-only steps")
     known = {each.kind: each.estimate for each in found.kinds if each.estimate is not None}

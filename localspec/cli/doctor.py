@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 from localspec.cli.device_options import parse_servers
@@ -65,7 +67,9 @@ def _blocks(found: Installation, heads: str) -> list[tuple[str, list[str]]]:
     cache, memory = found.cache, found.memory
     presets = f"{found.presets_file}{'' if found.presets_file.exists() else ' (none yet)'}"
     size, disk = readable_bytes(cache.size_bytes), readable_bytes(cache.free_bytes)
-    profiles = f"{found.profiles_folder}: costs of {found.num_profiles} pairs and settings"
+    profiles = (
+        f"{found.profiles_folder}: measured speeds of {counted(found.num_profiles, 'pair')}"
+    )
     return [
         ("localspec", [f"{found.version}, Python {found.python}, {found.system}"]),
         ("Packages", [packages]),
@@ -90,12 +94,14 @@ def _conversations() -> str:
 
     sizes = kept_sizes()
     size = readable_bytes(sum(sizes.values()))
-    return f"{kept_folder()}: caches of {counted(len(sizes), 'conversation')}, {size}"
+    return f"{kept_folder()}: {counted(len(sizes), 'conversation')} of servers, {size}"
 
 
 def _device(device: Device) -> str:
-    free = _free_of(device.free_bytes, device.total_bytes)
-    return f"{device.name}: {device.description}, {device.kind}, {free}"
+    what = f"{device.name}: {device.description}, {device.kind}"
+    if device.kind == "CPU":  # its memory has a line of its own
+        return what
+    return f"{what}, {_free_of(device.free_bytes, device.total_bytes)}"
 
 
 def _free_of(free_bytes: int, total_bytes: int) -> str:
@@ -111,21 +117,22 @@ def _heads(missing: tuple[str, ...], for_layers: tuple[str, ...]) -> str:
         return f"off: this libllama lacks {', '.join(missing)}; another version may have them"
     if for_layers:
         return f"MTP; for EAGLE-3 and DFlash this libllama lacks {', '.join(for_layers)}"
-    return "this libllama computes trained heads (MTP, EAGLE-3, DFlash)"
+    return "trained heads can draft here (MTP, EAGLE-3, DFlash)"
 
 
 def _exact(found: Installation) -> str:
-    """What --exact takes on this processor, and for how many models it was enough."""
-    uneven = ", ".join(sorted(found.room.uneven)) or "none"
-    return (
-        f"found of {found.num_exact} models and settings with --exact, which does not repack "
-        f"weights of these types: {uneven}"
-    )
+    """With how many models --exact works, and what it takes on this processor."""
+    tested = "no model was loaded with --exact yet"
+    if found.num_exact:
+        tested = f"--exact works with {counted(found.num_exact, 'model')} tested here"
+    uneven = ", ".join(sorted(found.room.uneven))
+    return f"{tested}; with it, {uneven} weights are not repacked" if uneven else tested
 
 
 def _plan_lines(found: Installation, name: str) -> list[str]:
     """Where the layers of a downloaded preset would go now."""
-    memory, room = found.plans[name], found.rooms[name]
+    memory = found.plans[name]
+    room = replace(found.rooms[name], main_bytes=found.memory.available_bytes)
     fits = "DOES NOT FIT" if room.shortages(memory) else "fits"
     return [
         f"{name} at a context of {memory.context_length}: {fits}",

@@ -15,7 +15,7 @@ from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
 from localspec.cli.model_options import context_option, model_argument, target_draft_head
 from localspec.cli.places import place_lines
-from localspec.cli.quantities import readable_bytes
+from localspec.cli.quantities import pays_from, readable_bytes
 from localspec.cli.screen import in_flags, titled
 from localspec.cli.waiting import waiting
 from localspec.llama.options import LlamaOptions
@@ -125,7 +125,7 @@ def _blocks(found: Explanation) -> list[tuple[str, list[str]]]:
 
 def _model_lines(model: ModelFacts) -> list[str]:
     place = "on this machine" if model.is_here else "to download"
-    heads = f"{model.num_heads} heads, {model.num_kv_heads} of keys and values"
+    heads = f"{model.num_heads} attention heads, {model.num_kv_heads} of keys and values"
     window = f", sliding window {model.sliding_window}" if model.sliding_window else ""
     return [
         f"{model.name}, {readable_bytes(model.size_bytes)} {place}",
@@ -140,7 +140,7 @@ def _exact(target: ModelFacts) -> str:
     """What --exact takes, whether that was found to be enough, and what it costs."""
     settings, found = ", ".join(target.exact_settings), target.exactness
     if found is None:
-        return f"with --exact: {settings}; a probe when it is loaded"
+        return f"with --exact: {settings}; the first load with it tests whether that is enough"
     when = "by default" if found.is_cheap else "with --exact"
     cost = ""
     if found.slowdown is not None:
@@ -225,7 +225,7 @@ def _rollback(found: Explanation) -> str:
             f"the target can roll back up to {target.num_snapshots} tokens; their recurrent "
             f"states take {readable_bytes(target.snapshot_bytes)}"
         )
-    return "the target's cache can be rolled back"
+    return "the target's cache can be rolled back, as drafting needs it"
 
 
 def _memory_lines(found: Explanation) -> list[str]:
@@ -284,12 +284,13 @@ def _gain_lines(found: Explanation) -> list[str]:
     if found.gains is None:
         return [_NOT_MEASURED]
     if found.break_even is None:
-        return ["none here: the draft is too slow at any acceptance rate"]
+        return ["none here: the draft is too slow, whatever is accepted"]
+    drafter = "head" if found.draft is None else "draft"
     return [
-        f"pays from an acceptance rate of {found.break_even:.2f}",
+        f"the {drafter} {pays_from(found.break_even)}",
         *(
-            f"at {gain.acceptance:.1f}: {gain.speedup:.2f} times as fast, with "
-            f"{gain.num_draft_tokens} draft tokens"
+            f"if {gain.acceptance:.0%} are: {gain.speedup:.2f} times as fast, with "
+            f"{gain.num_draft_tokens} draft tokens a step"
             for gain in found.gains
         ),
     ]

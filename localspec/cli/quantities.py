@@ -25,6 +25,13 @@ def readable_bytes(num_bytes: int | None) -> str:
     return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{num_bytes} B"
 
 
+def pays_from(acceptance: float) -> str:
+    """From which acceptance drafting pays, 0 to 1, as the end of a sentence."""
+    if acceptance < 0.005:
+        return "pays whatever is accepted"
+    return f"pays if at least {acceptance:.0%} of its tokens are accepted"
+
+
 def parse_size(
     _context: click.Context, _option: click.Parameter, text: str | None
 ) -> int | None:

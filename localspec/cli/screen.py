@@ -73,28 +73,34 @@ def _visible(character: str) -> str:
 
 
 def titled(blocks: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Blocks of lines, each with its title in front of its first line."""
+    """Blocks of lines for stdout, each with its title in front of its first line."""
+    width = max(11, *(len(title) + 1 for title, _ in blocks))
     lines = [
-        f"{'' if index else title:<11}{text}"
+        f"{'' if index else title:<{width}}{line}"
         for title, texts in blocks
-        for index, text in enumerate(texts)
+        for index, line in enumerate(fitted("\n".join(texts), indent=width).split("\n"))
+        if texts
     ]
-    return printable("\n".join(lines))
+    return "\n".join(lines)
 
 
 def note(text: str) -> None:
     """Print a note on stderr, dimmed to set it apart from the model's text."""
-    click.echo(click.style(_fitted(printable(text)), dim=True), err=True, color=use_colour())
+    click.echo(click.style(fitted(text, err=True), dim=True), err=True, color=use_colour())
 
 
-def _fitted(text: str) -> str:
-    """Text for stderr, wrapped between words on a terminal."""
-    if not is_terminal(sys.stderr):
+def fitted(text: str, *, err: bool = False, indent: int = 0) -> str:
+    """Printable text for stdout or stderr, on a terminal wrapped between words.
+
+    indent: columns that each line begins behind.
+    """
+    text = printable(text)
+    if not is_terminal(sys.stderr if err else sys.stdout):
         return text
     # Imported here: a pipe does not need the library that knows how wide characters are.
     from localspec.cli.terminal.wrapping import wrapped
 
-    return wrapped(text, num_columns(err=True))
+    return wrapped(text, num_columns(err=err) - indent)
 
 
 def mark(piece: Piece) -> tuple[str, str | None]:
@@ -147,15 +153,17 @@ def status_line(stats: Stats, context_length: int, columns: int) -> str:
 
 
 def _threads_of(stats: Stats) -> str | None:
-    """The threads of most steps, if there were fewer because the machine is busy."""
+    """The threads of most steps, if there were fewer than it could have."""
     if stats.threads is None or not stats.steps_per_threads:
         return None
     usable = stats.threads.num_usable
-    count = max(stats.steps_per_threads, key=lambda count: stats.steps_per_threads[count])
+    counts = stats.steps_per_threads
+    count = max(counts, key=lambda count: counts[count])
     was_busy = stats.threads.is_busy or stats.threads.num_threads > count
-    if count >= usable or not was_busy:
+    if count >= usable or 2 * counts[count] <= sum(counts.values()):
         return None
-    return f"{count} of {usable} threads: the machine is busy"
+    why = "the machine is busy" if was_busy else "more are no faster"
+    return f"{count} of {usable} threads: {why}"
 
 
 def _thread_lines(stats: Stats) -> list[str]:
@@ -225,7 +233,7 @@ def error_lines(error: LocalspecError) -> str:
     lines = [f"Error: {in_flags(str(error))}"]
     if error.hint:
         lines.append(f"Hint: {in_flags(error.hint)}")
-    return _fitted(printable("\n".join(lines)))
+    return fitted("\n".join(lines), err=True)
 
 
 def in_flags(text: str) -> str:

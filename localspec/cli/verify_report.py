@@ -11,7 +11,7 @@ from localspec.checks.selfcheck import Finding, Report
 from localspec.checks.step_law import BOUND, ENOUGH_PLACES, RULES
 from localspec.cli.json_output import to_json
 from localspec.cli.quantities import duration
-from localspec.cli.screen import printable
+from localspec.cli.screen import fitted
 from localspec.engine.base import BaseEngine
 
 
@@ -30,7 +30,7 @@ def report_text(report: Report, engine: BaseEngine, *, details: bool) -> str:
         lines += ["", *_details(report, engine)]
     else:
         lines.append("For rounding and random numbers: --details.")
-    return printable("\n".join(lines))
+    return fitted("\n".join(lines))
 
 
 def _headline(report: Report) -> str:
@@ -63,8 +63,8 @@ def _rows_line(report: Report) -> list[str]:
     if rounding.num_rows == 0:
         return []
     return [
-        f"Equal to the bit: {rounding.num_equal} of {rounding.num_rows} rows of logits, from "
-        f"decodes of 2 to {rounding.largest_size} tokens."
+        f"Equal to the bit: {rounding.num_equal} of {rounding.num_rows} rows of logits, if "
+        f"tokens are decoded alone or 2 to {rounding.largest_size} at once."
     ]
 
 
@@ -86,10 +86,11 @@ def _distribution_line(report: Report) -> str:
     line = f"Distribution: {report.distribution.value}. "
     if report.distribution is Finding.NOT_LOSSLESS:
         return f"{line}Sampled text does not follow the target's distribution."
-    line += f"All {law.num_outcomes} outcomes of steps at {law.num_places} places were weighed"
+    line += f"The probabilities of all {law.num_outcomes} outcomes of a step were computed at "
+    line += f"{law.num_places} places"
     if report.distribution is Finding.NOT_ENOUGH:
         return f"{line}; a verdict needs {ENOUGH_PLACES} places."
-    return f"{line}: no probability is off by more than {law.largest_difference:.1g}."
+    return f"{line}: none is off by more than {law.largest_difference:.1g}."
 
 
 def _what_it_takes(report: Report) -> str:
@@ -136,8 +137,8 @@ def _details(report: Report, engine: BaseEngine) -> list[str]:
         f"Steps: {law.num_outcomes} outcomes by the rules {' and '.join(RULES)}, compared with "
         f"{law.num_rows} rows at {law.num_places} places; largest difference "
         f"{law.largest_difference:.2g}, bound {BOUND:.0g}.",
-        f"Random numbers: {numbers.num_numbers} are fresh, uniform and independent; "
-        f"{numbers.num_choices} choices of the rule coupled are those of its noise."
+        f"Random numbers: {numbers.num_numbers} are fresh, uniform and independent; the rule "
+        f"coupled chose {numbers.num_choices} times as they say."
         if not numbers.bugs
         else "Random numbers: see the bugs above.",
     ]
