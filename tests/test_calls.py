@@ -24,6 +24,7 @@ from localspec.tools.calls import Calls, whole_calls
 from localspec.tools.forms import FORMS, form_of
 from localspec.tools.grammar import CallGrammar
 from localspec.tools.tool import tool_use
+from localspec.tools.written import read_unmarked
 
 USE = tool_use(TOOLS, "auto", is_parallel=True)
 LATER = [
@@ -412,6 +413,14 @@ UNMARKED = [
     (f"{fenced(OBJECT)}\n\n{fenced(NOW)}", [CALLED, CALLED_NOW]),
     (fenced(f"{NOW}\n{OBJECT}"), [CALLED_NOW, CALLED]),
     (fenced(f"[{OBJECT}, {NOW}]"), [CALLED, CALLED_NOW]),
+    (f"<tools>\n{OBJECT}\n</tools>", [CALLED]),
+    (f"<tools>{NOW}</tools>\n<tools>{OBJECT}</tools>", [CALLED_NOW, CALLED]),
+    (f"```json\n<tools>\n{NOW}\n</tools>\n```", [CALLED_NOW]),
+    (f"{{{NOW}}}", [CALLED_NOW]),
+    (f"{{{NOW}", [CALLED_NOW]),
+    (fenced(f"{{{OBJECT}}}"), [CALLED]),
+    (fenced(f"{{{NOW}"), [CALLED_NOW]),
+    (f"{fenced(f'{{{NOW}}}')}\n{fenced(f'{{{OBJECT}')}", [CALLED_NOW, CALLED]),
     (fenced(OBJECT.replace("Rome", '```}"\\n<').replace('}"', '}\\"')), None),
 ]
 
@@ -435,6 +444,34 @@ def test_an_answer_that_is_nothing_but_objects_of_calls(name, is_kept):
         assert read(name, whole, is_kept=is_kept, sizes=sizes) == ("", "", expected), answer
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_fenced_objects_of_calls_behind_a_text(name, is_kept):
+    for number, (answer, expected) in enumerate(UNMARKED):
+        if expected is None or ("<tools>" not in answer and "```" not in answer):
+            continue
+        if form_of(FAMILIES[name].template).is_single:
+            expected = expected[:1]
+        for text in ("I call it:", "Use `x`:\n```python\nx\n```\nSo: [1]", "``````json\n{"):
+            whole = said_in_prefix(name, f"{text}\n\n{answer}")
+            sizes = random.Random(number) if number else None
+            found = read(name, whole, is_kept=is_kept, sizes=sizes)
+            assert found == (text, "", expected), whole
+
+
+def test_the_braces_of_qwens_template_are_read():
+    tools = tool_use(
+        [{"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}],
+        "auto",
+        is_parallel=True,
+    ).tools
+    for text in ('{{"name": "add", "arguments": {"a": 1, "b": 2}}', '{ {"name": "add"}}'):
+        (call,) = read_unmarked(text, tools)
+        assert call.name == "add"
+    assert read_unmarked('{{"name": "add", "arguments": {"a": "x"}}}', tools) is None
+    assert read_unmarked('{{"name": "rm", "arguments": {}}}', tools) is None
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_bare_objects_of_calls(name):
     """Where a grammar keeps Llama's own calls, which are such, the reading is its own."""
@@ -455,7 +492,13 @@ NO_CALLS = [
     fenced('{"name": "get_weather", "arguments": {"days": 3}}'),
     fenced(OBJECT)[:-20],
     f"{fenced(OBJECT)}\nI called it.",
-    f"I call it:\n{fenced(OBJECT)}",
+    f"I call it:\n{OBJECT}",
+    f"I call it:\n{fenced(OBJECT)}\nThat was it.",
+    f"I call it:\n<tools>{OBJECT.replace('city', 'town')}</tools>",
+    f"<tools>\n{NOW}, and so on\n</tools>",
+    f"{{{NOW}, {NOW}}}",
+    f"{{{{{NOW}}}}}",
+    "The <tools> are ``` here.\n\n```\n",
     f"{fenced(OBJECT)}\n{fenced('{}')}",
     f"```json\n{OBJECT},\n{NOW}\n```",
     "[1] says so", "[]", "```", "``", "{}", "```json\n[]\n```", "``````json\n{", "1", "\n",

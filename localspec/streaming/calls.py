@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from localspec.streaming.thinking import Part
-from localspec.streaming.unmarked_calls import UnmarkedCalls
+from localspec.streaming.unmarked_calls import STARTS, UnmarkedCalls
 from localspec.tools.arguments import READERS, ArgumentReader
 from localspec.tools.calls import CallPiece, Calls
 from localspec.tools.partial_text import first_of, num_unfinished
@@ -19,8 +19,8 @@ class CallStream:
     arguments come as they are written; else it is known when it is whole, and anything
     else stays text. Neither the form's marks nor the blank space around calls
     are text. Thoughts hold no calls, unless they never end. Where the model chooses, an
-    answer that is nothing but objects with a tool's name and arguments is calls, too, and is
-    held as long as it may be.
+    answer that is, or ends with, nothing but objects with a tool's name and arguments is calls,
+    too, and is held as long as it may be.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -29,8 +29,11 @@ class CallStream:
         self._tools = {tool.name: tool for tool in calls.use.callable}
         self._head = calls.form.head_pattern()
         self._held = ""
-        is_free = not calls.use.must and calls.use.answer_schema is None
-        self._unmarked = UnmarkedCalls(calls.use.callable) if is_free else None
+        self._is_free = not calls.use.must and calls.use.answer_schema is None
+        self._unmarked = UnmarkedCalls(calls.use.callable) if self._is_free else None
+        self._start = (
+            0  # in the held text, of what may be calls if it is none from its beginning
+        )
         self._opening: str | None = None  # of the calls that are being written
         self._blank = ""  # before that
         self._thought = ""  # that is a call if the thoughts never end
@@ -152,22 +155,32 @@ class CallStream:
         """The text in front of the next call; None to wait for more."""
         begin, sign = "".join(self._held.split()), self._form.sign
         if self._may_be_bare and begin.startswith(sign):
-            self._opening, self._unmarked = "", None
+            self._opening, self._unmarked, self._is_free = "", None, False
             return []
         opening = first_of(self._form.openings, self._held)
         if opening is not None:
             said, _, self._held = self._held.partition(opening)
-            self._opening, self._unmarked, self._tried = opening, None, 0
+            self._opening, self._unmarked, self._is_free = opening, None, False
+            self._tried = 0
             self._blank = said[len(said.rstrip()) :]
             return self._text(said.rstrip())
         if self._may_be_bare and sign.startswith(begin):
             return None
         if self._unmarked is not None and self._unmarked.is_possible:
             return None
-        self._unmarked = None
-        size = len(self._held) - num_unfinished(self._form.openings, self._held)
+        size, starts, self._unmarked = len(self._held), STARTS if self._is_free else (), None
+        start = first_of(starts, self._held[self._start :])
+        if start is not None:
+            size = self._held.find(start, self._start)
+        else:
+            size -= num_unfinished((*self._form.openings, *starts), self._held)
         said = self._held[:size].rstrip()  # blank space before a call belongs to it
-        self._held = self._held[len(said) :]
+        self._held, self._start = self._held[len(said) :], 0
+        if start is not None:
+            self._start = size - len(said) + 1
+            self._unmarked = UnmarkedCalls(self._use.callable)
+            self._unmarked.push(self._held)
+            return self._text(said)
         return self._text(said) or None
 
     @property

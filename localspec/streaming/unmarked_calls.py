@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from localspec.tools.partial_text import ObjectEnd
 from localspec.tools.tool import Tool
 from localspec.tools.written import Written, read_unmarked
 
-_FENCE, _OPENED = "```", "```json"
-_BETWEEN = ("", _FENCE, _OPENED, _FENCE + _FENCE, _FENCE + _OPENED)
+STARTS = ("```", "<tools>")  # with which calls may begin behind a text
+_FENCES = ("```json", "<tools>", "</tools>")
+_WHOLE_FENCES = re.compile(r"\A(?:```json|```(?!j)|</?tools>)*")
 # How objects begin that name a tool, without blank space.
 _BEGINS = (
     '{"name":"NAME"',
@@ -25,7 +27,7 @@ class UnmarkedCalls:
     """Watches an answer from its beginning for whether it is nothing but such calls.
 
     They are objects with the name of a tool and arguments that fit, or lists of such, perhaps
-    in a fence each.
+    in a fence each; an object may begin with two braces.
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -34,13 +36,12 @@ class UnmarkedCalls:
             opening + begin.replace("NAME", tool.name)
             for tool in tools
             for begin in _BEGINS
-            for opening in ("", "[")
+            for opening in ("", "[", "{")
         ]
         self._text = ""
         self._begin = ""  # of the next value, with its fence, without blank space
         self._end: ObjectEnd | None = None  # of the value that is written
-        # What may stand in front of the next value.
-        self._fences: Sequence[str] = ("", _FENCE, _OPENED)
+        self._closing = ""  # of the first of two braces
         self.is_possible = True
 
     def push(self, text: str) -> None:
@@ -55,23 +56,26 @@ class UnmarkedCalls:
             at += self._end.push(text[at:])
             if self._end.is_over:
                 self._begin, self._end = "", None
-                self._fences = _BETWEEN
                 so_far = self._text[: len(self._text) - len(text) + at]
                 self.is_possible = read_unmarked(so_far, self._tools) is not None
 
     def _read_start(self, character: str) -> None:
         """Look at the next character in front of a value, or of its beginning."""
+        if character == self._closing and not self._begin:
+            self._closing = ""
+            return
         self._begin += character.strip()
         at = next((at for at, each in enumerate(self._begin) if each in "{["), None)
         fence, value = self._begin[:at].lower(), self._begin[len(self._begin[:at]) :]
+        unfinished = _WHOLE_FENCES.sub("", fence)
         if not value:
-            self.is_possible = any(each.startswith(fence) for each in self._fences)
+            self.is_possible = any(each.startswith(unfinished) for each in _FENCES)
             return
         if any(value.startswith(each) for each in self._begins):
-            self._end = ObjectEnd()
-            self._end.push(value)
+            self._end, self._closing = ObjectEnd(), "}" * value.startswith("{{")
+            self._end.push(value[len(self._closing) :])
         is_begin = any(each.startswith(value) for each in self._begins)
-        self.is_possible = fence in self._fences and (is_begin or self._end is not None)
+        self.is_possible = not unfinished and (is_begin or self._end is not None)
 
     def read(self) -> list[Written] | None:
         """The calls so far; None if the text is something else."""

@@ -66,12 +66,15 @@ def read_named(text: str, tools: Sequence[Tool]) -> list[Written] | None:
 
 def read_unmarked(text: str, tools: Sequence[Tool]) -> list[Written] | None:
     """Objects with a tool's name and arguments that fit, perhaps in a fence each, or lists of
-    such: as models write calls that do not keep to their family's form.
+    such: as models write calls that do not keep to their family's form. An object may begin
+    with two braces, as Qwen2.5-Coder's template shows it.
     """
     calls: list[Written] = []
     rest = text
     while rest := _FENCES.sub("", rest):
-        value, rest = _first_value(rest)
+        inner = _DOUBLED.sub("", rest)
+        value, behind = _first_value(inner)
+        rest = behind if inner == rest else behind.removeprefix("}")
         objects = value if isinstance(value, list) else [value]
         found = [_of_object(each, tools) for each in objects]
         written = [each for each in found if each is not None and _is_fit(each, tools)]
@@ -81,7 +84,8 @@ def read_unmarked(text: str, tools: Sequence[Tool]) -> list[Written] | None:
     return calls or None
 
 
-_FENCES = re.compile(r"\A\s*(?:```(?:json)?\s*)*", re.IGNORECASE)
+_FENCES = re.compile(r"\A\s*(?:(?:```(?:json)?|</?tools>)\s*)*", re.IGNORECASE)
+_DOUBLED = re.compile(r"\A\{\s*(?=\{)")
 
 
 def _is_fit(written: Written, tools: Sequence[Tool]) -> bool:
