@@ -20,13 +20,13 @@ def names_device(name: str) -> bool:
     return _DEVICES.fullmatch(name) is not None
 
 
-def write_whole(path: Path, *parts: bytes | memoryview, durable: bool) -> None:
-    """Replace the file by the parts in a row; a reader sees all of them or the old file.
+def write_whole(path: Path, data: bytes, *, durable: bool) -> None:
+    """Replace the file by the data; a reader sees all of it or the old file.
 
     durable: also after a power cut, the file is the old or the new one. That waits for the
     disk, which what can be learned again is not worth. Raises OSError.
     """
-    write_parts(path, parts, durable=durable)
+    write_parts(path, [data], durable=durable)
 
 
 def write_parts(path: Path, parts: Iterable[bytes | memoryview], *, durable: bool) -> None:

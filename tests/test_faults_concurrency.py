@@ -22,7 +22,7 @@ from localspec.atomic_write import write_whole
 from localspec.errors import DownloadError, LocalspecError, PresetError
 from localspec.hub.patience import HubBusyError
 
-KEPT = ("sessions", "names", "memories", "costs")
+KEPT = ("sessions", "names", "costs")
 
 
 @pytest.fixture
@@ -52,7 +52,6 @@ def test_what_is_kept_by_one_is_not_lost(work, kind):
     [
         ("sessions", "localspec.chat.session"),
         ("names", "localspec.presets.names"),
-        ("memories", "localspec.engine.memory_file"),
         ("costs", "localspec.policy.profile"),
     ],
 )
@@ -60,9 +59,9 @@ def test_what_is_kept_by_one_is_not_lost(work, kind):
 def test_a_planted_write_is_noticed(work, kind, module, plant, monkeypatch):
     """The first file is cut, or none is written."""
 
-    def write(path: Path, *parts: bytes, durable: bool) -> None:
+    def write(path: Path, data: bytes, *, durable: bool) -> None:
         if plant == "torn":
-            write_whole(path, b"".join(parts)[:-9], durable=durable)
+            write_whole(path, data[:-9], durable=durable)
 
     monkeypatch.setattr(f"{module}.write_whole", write)
     assert lost(work, kind)

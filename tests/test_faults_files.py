@@ -101,11 +101,11 @@ def test_models_and_what_they_are_asked_lose_nothing(module):
 
 
 def test_a_number_gives_the_same_input_and_others_another(tmp_path):
-    kind = watched.kinds_of()["memories"]
+    kind = watched.kinds_of()["names.toml"]
     watched.samples_made(kind, tmp_path)
     known = samples(tmp_path)
-    inputs = [numbered(kind, "memories", 1, number, known) for number in range(50)]
-    assert inputs == [numbered(kind, "memories", 1, number, known) for number in range(50)]
+    inputs = [numbered(kind, "names.toml", 1, number, known) for number in range(50)]
+    assert inputs == [numbered(kind, "names.toml", 1, number, known) for number in range(50)]
     assert len(set(inputs)) > 40
 
 

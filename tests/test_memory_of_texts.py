@@ -113,20 +113,6 @@ def test_what_was_of_use_longest_ago_goes_first():
     assert not known[1]
 
 
-@settings(deadline=None)
-@given(texts=st.lists(st.lists(st.integers(0, 3), max_size=120), max_size=5))
-def test_it_is_the_same_once_restored(texts):
-    memory, restored = TextMemory(), TextMemory()
-    for text in texts:
-        memory.add(text)
-    restored.restore(memory.parts())
-    assert restored.parts() == memory.parts()
-    assert list(restored.index.text) == list(memory.index.text)
-    end = [1, 2, *(texts[0][:9] if texts else [])]
-    looks = [proposed(Lookup(never, each), end, 8) for each in (memory, restored)]
-    assert looks[0] == looks[1]
-
-
 def test_confidence_is_what_was_seen():
     """It falls where what was found did not come, and rises where it did."""
     wrong, right = Lookup(never), Lookup(never)

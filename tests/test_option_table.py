@@ -24,6 +24,7 @@ WITHOUT_A_FLAG = {
     "target_options",
     "draft_options",
     "kept_bytes",
+    "memory",
     "parallel",  # of serve
     "cache_disk",  # of serve
     *option_table.ONLY_IN_PYTHON,

@@ -14,7 +14,6 @@ import pytest
 
 from localspec.atomic_write import write_whole
 from localspec.chat.session import read_session, save_session
-from localspec.engine.memory_file import MemoryFile
 from localspec.errors import OptionError, SessionError
 from localspec.hub.api import RemoteFile
 from localspec.hub.hub_file import HubFile
@@ -70,8 +69,6 @@ def test_no_file_has_the_name_of_a_device(name):
     """Windows would write to the device, whatever stands behind a dot."""
     with pytest.raises(OptionError):
         save_session(name, _said("x"))
-    with pytest.raises(OptionError):
-        MemoryFile(name, SimpleNamespace(entries=lambda: [b"a"]))  # type: ignore[arg-type]
     for file in (f"{name}.gguf", f"{name}/model.gguf", ".. /.. /model.gguf", "a./model.gguf"):
         with pytest.raises(OptionError):
             HubFile(repo="owner/model", file=file)

@@ -193,7 +193,9 @@ def test_what_may_be_kept_on_disk_and_whose_it_is(monkeypatch, tmp_path, keys, m
     """Another key finds nothing of the one before, and several share nothing."""
     found = []
     monkeypatch.setattr(
-        ServedModels, "open_first", lambda models: found.append(models.all[0].cache_disk)
+        ServedModels,
+        "open_first",
+        lambda models: found.append((models.all[0].cache_disk, models.all[0].remembers)),
     )
     monkeypatch.setattr(Runner, "run", lambda runner, **_: inside.say_ready(runner))
     path = tmp_path / "keys"
@@ -201,7 +203,7 @@ def test_what_may_be_kept_on_disk_and_whose_it_is(monkeypatch, tmp_path, keys, m
     given = ["--api-key-file", str(path)] if keys else []
     result = CliRunner().invoke(main, ["serve", "--port", "0", *given, *more])
     assert result.exit_code == 0, result.output
-    assert found == [expected]
+    assert found == [(expected, len(keys) < 2)]
     told = " ".join(result.stderr.split())
     assert ("Caches of conversations are kept in" in told) is (expected[0] > 0)
 
@@ -211,15 +213,6 @@ def test_a_size_has_a_number_and_a_unit(size):
     result = refused("--cache-disk", size)
     assert result.exit_code == 2
     assert "give one like 8GB, 500MB or 0" in " ".join(result.output.split())
-
-
-@pytest.mark.parametrize("more", [["--memory", "work"], ["--remember", __file__]])
-def test_clients_of_several_keys_share_no_memory(tmp_path, more):
-    keys = tmp_path / "keys"
-    keys.write_text("one\ntwo\n")
-    result = refused("--api-key-file", keys, *more)
-    assert result.exit_code == 2
-    assert "share no memory" in result.output
 
 
 def test_what_cannot_be_served():

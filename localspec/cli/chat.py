@@ -13,7 +13,6 @@ from localspec.cli.answer import note_limits, write_answer
 from localspec.cli.completion import complete_session
 from localspec.cli.constraint_options import constraint_options
 from localspec.cli.help import Command
-from localspec.cli.memory_options import MemoryOptions, memory_options
 from localspec.cli.model_options import model_argument
 from localspec.cli.options import PairOptions, pair_options
 from localspec.cli.screen import error_lines, note, show_legend
@@ -47,9 +46,8 @@ if TYPE_CHECKING:
     "--no-think", is_flag=True, help="Ask a reasoning model to answer without thinking first."
 )
 @constraint_options
-@memory_options
 @pair_options
-def chat(  # noqa: PLR0913  each is an option of the command
+def chat(
     options: PairOptions,
     *,
     session: str | None,
@@ -57,7 +55,6 @@ def chat(  # noqa: PLR0913  each is an option of the command
     quiet: bool,
     no_think: bool,
     fits: dict[str, Any],
-    memory: MemoryOptions,
 ) -> None:
     """Chat with a model.
 
@@ -79,7 +76,7 @@ def chat(  # noqa: PLR0913  each is an option of the command
     # Imported here, because shell completion must not load an engine.
     from localspec.cli.conversation import Conversation
 
-    with memory.opened(options) as engine:
+    with options.open_engine() as engine:
         is_dialogue = is_terminal(sys.stdin) and is_terminal(sys.stdout)
         write = _write_plain
         if is_dialogue:

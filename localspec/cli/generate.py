@@ -24,7 +24,6 @@ from localspec.cli.flags import json_option
 from localspec.cli.help import Command
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.json_output import to_json, write_json
-from localspec.cli.memory_options import MemoryOptions, memory_options
 from localspec.cli.model_options import model_option
 from localspec.cli.options import PairOptions, pair_options
 from localspec.cli.screen import note, show_legend, stats_lines
@@ -64,7 +63,6 @@ if TYPE_CHECKING:
 )
 @click.option("--stats", is_flag=True, help="Print statistics of the answer to stderr.")
 @constraint_options
-@memory_options
 @pair_options
 def generate(  # noqa: PLR0913  each is an option of the command
     options: PairOptions,
@@ -77,7 +75,6 @@ def generate(  # noqa: PLR0913  each is an option of the command
     files: tuple[Path, ...],
     stats: bool,
     fits: dict[str, Any],
-    memory: MemoryOptions,
 ) -> None:
     """Answer PROMPT, or the text on stdin, through the chat template.
 
@@ -104,7 +101,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
         raise click.UsageError(
             "--raw takes the prompt alone, without files or a pipe beside it."
         )
-    with memory.opened(options) as engine:
+    with options.open_engine() as engine:
         chosen = options.for_answer(engine, stop=stop, logprobs=logprobs, **fits)
         text = attached(question, attachments)
         if raw:

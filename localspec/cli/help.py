@@ -20,7 +20,7 @@ HEADINGS = {
     "Model": (
         *("model", "preset", "target", "draft", "head", "mmproj", "context_length", "force"),
     ),
-    "Drafting": (*("proposer", "draft_tokens", "no_draft", "rule", "memory", "remember"),),
+    "Drafting": (*("proposer", "draft_tokens", "no_draft", "rule"),),
     "Prompt and answer": ("system", "template_name", "max_tokens", "seed"),
     "Sampling": SAMPLING_NAMES,
     "Device": DEVICE_NAMES,

@@ -50,7 +50,7 @@ class PairOptions:
     max_tokens: int | None
     show_draft: bool
 
-    def open_engine(self, *, memory: bool | str = True) -> BaseEngine:
+    def open_engine(self, *, memory: bool = True) -> BaseEngine:
         """Load the pair; with RPC servers in a process of its own, since they may crash it.
 
         memory: as for `localspec.load`; a measurement, which repeats its prompts, has none.

@@ -21,7 +21,6 @@ from localspec.cli.device_options import EXACT_OPTION, RPC_OPTION
 from localspec.cli.download import offer_download
 from localspec.cli.flags import read_option_file
 from localspec.cli.help import Command
-from localspec.cli.memory_options import MemoryOptions, memory_options
 from localspec.cli.model_options import context_option
 from localspec.cli.quantities import parse_size, readable_bytes
 from localspec.cli.screen import printable
@@ -116,7 +115,6 @@ _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an an
     help="The projector with which the first MODEL sees images, as for chat; 'none': no MODEL "
     "sees. [default: each preset's, or a file mmproj*.gguf beside the target's]",
 )
-@memory_options
 @click.option(
     "--embeddings",
     shell_complete=complete_model,
@@ -179,7 +177,6 @@ def serve(  # noqa: PLR0913  each is an option of the command
     embeddings: str | None,
     has_page: bool,
     fetches_images: bool,
-    memory: MemoryOptions,
 ) -> None:
     """Serve the OpenAI, Anthropic and Ollama APIs.
 
@@ -201,12 +198,12 @@ def serve(  # noqa: PLR0913  each is an option of the command
 
     say = _begin_log(in_json=log_json)
     access = AccessRules(keys=_keys(api_key_file), hosts=allowed_hosts, origins=cors_origins)
-    _check_access(access, host, memory, cache_disk)
+    _check_access(access, host, cache_disk)
     names = _names(models, embeddings)
     made = _models(names, mmproj, context_length, rpc, exact=exact)
     embedder = None if embeddings is None else ServedEmbedder(embeddings)
     served = ServedModels(made, takes_any_name=not known_models_only, embedder=embedder)
-    _prepare(served, access, memory, parallel, cache_disk)
+    _prepare(served, access, parallel, cache_disk)
     with listen(host, port) as listening:
         address = _address(host, listening.getsockname()[1])
         with waiting(lambda: "Loading the models …"):
@@ -248,18 +245,11 @@ def _begin_log(*, in_json: bool) -> Callable[[str], None]:
     return logger.info if in_json else partial(click.echo, err=True)
 
 
-def _check_access(
-    access: AccessRules, host: str, memory: MemoryOptions, cache_disk: int | None
-) -> None:
+def _check_access(access: AccessRules, host: str, cache_disk: int | None) -> None:
     if not access.keys and not _is_loopback(host):
         raise OptionError(
             f"{host} can be reached from other machines, and no API key is set",
             "Give --api-key-file FILE, or leave --host out.",
-        )
-    if not access.is_of_one and memory != MemoryOptions(None, ()):
-        raise OptionError(
-            "clients with several API keys share no memory",
-            "Leave --memory and --remember out, or give one key.",
         )
     if not access.is_of_one and cache_disk:
         raise OptionError(
@@ -302,11 +292,7 @@ def usual_name() -> str:
 
 
 def _prepare(
-    served: ServedModels,
-    access: AccessRules,
-    memory: MemoryOptions,
-    parallel: int,
-    cache_disk: int | None,
+    served: ServedModels, access: AccessRules, parallel: int, cache_disk: int | None
 ) -> None:
     """Tell the models what they remember. Raises OptionError where two have one name."""
     from localspec.engine.cache_disk import CacheDisk
@@ -316,8 +302,7 @@ def _prepare(
     for model in served.all:
         model.cache_disk = disk
         model.parallel = parallel
-        model.remembers = access.is_of_one and (memory.name or True)
-        model.remembered = memory.paths
+        model.remembers = access.is_of_one
     for name, number in Counter(model.name for model in served.all).items():
         if number > 1:
             raise OptionError(

@@ -29,7 +29,6 @@ from localspec.cli.completion import complete_file, complete_session
 from localspec.cli.flags import json_option
 from localspec.cli.help import Group
 from localspec.cli.json_output import write_json
-from localspec.cli.memories import forget, list_memories, wipe
 from localspec.cli.quantities import counted, readable_bytes
 from localspec.cli.screen import note, printable
 from localspec.cli.standard_streams import is_terminal
@@ -64,8 +63,6 @@ def sessions(context: click.Context) -> None:
         localspec sessions show french
         localspec sessions export french french.md
         localspec sessions remove french
-        localspec sessions memories
-        localspec sessions forget work
         localspec sessions wipe
     """
     if context.invoked_subcommand is None:
@@ -147,13 +144,32 @@ def remove_named(*, names: tuple[str, ...], yes: bool) -> None:
         check_exists(name)
         click.echo(f"{name}: {readable_bytes(session_bytes(name))}", err=True)
     if not yes:
-        if not is_terminal(sys.stdin):
-            raise click.UsageError(
-                "Nobody can be asked here. Use --yes to remove without asking."
-            )
-        click.confirm(f"Remove {counted(len(chosen), 'session')}?", abort=True, err=True)
+        _confirm(f"Remove {counted(len(chosen), 'session')}?")
     remove_sessions(chosen)
     click.echo(f"{counted(len(chosen), 'session')} removed", err=True)
+
+
+@sessions.command("wipe")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def wipe(*, yes: bool) -> None:
+    """Delete the caches that 'localspec serve' keeps of conversations on this machine.
+
+    The next answer of each reads it again. A server that is running goes on, and keeps what is
+    asked from then on.
+    """
+    from localspec.engine.cache_store import kept_files, wipe_kept
+
+    count = counted(len(kept_files()), "conversation")
+    if not yes:
+        _confirm(f"Wipe the caches of {count}?")
+    click.echo(f"{readable_bytes(wipe_kept())} freed", err=True)
+
+
+def _confirm(question: str) -> None:
+    """Ask the user, who may end the command."""
+    if not is_terminal(sys.stdin):
+        raise click.UsageError("Nobody can be asked here. Use --yes to remove without asking.")
+    click.confirm(question, abort=True, err=True)
 
 
 def session_lines() -> list[str]:
@@ -282,7 +298,3 @@ def _closed(text: str) -> str:
         elif fence and len(line.strip()) >= len(fence) and set(line.strip()) == {fence[0]}:
             fence = ""
     return f"{text}\n{fence}" if fence else text
-
-
-for _command in (list_memories, forget, wipe):
-    sessions.add_command(_command)

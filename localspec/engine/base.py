@@ -135,13 +135,6 @@ class BaseEngine(abc.ABC):
         """Let a text, or token ids, draft answers that repeat it. Raises OptionError."""
 
     @abc.abstractmethod
-    def remember_files(self, *paths: str | os.PathLike[str]) -> None:
-        """`remember` for text files, and those in folders, read again as they change.
-
-        Without hidden ones, links and those over 300 kB; the first 4 MB of all together count.
-        """
-
-    @abc.abstractmethod
     def free_kept(self) -> None:
         """Free the copies of waiting conversations' caches. Raises BusyError in an answer."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -66,7 +65,7 @@ class Engine(BaseEngine):
         description: str,
         room: CacheRoom,
         *,
-        memory: bool | str,
+        memory: bool,
     ) -> None:
         super().__init__(sampling)
         self.description = description
@@ -82,7 +81,7 @@ class Engine(BaseEngine):
         self._access.num_places = len(self._lanes)
         self._decoder = self._lanes[0].decoder  # of work that no answer may run beside
         proposers = [each for lane in self._lanes for each in lane.decoder.proposers]
-        self._remembering = Remembering(proposers, target.vocabulary, memory=memory)
+        self._remembering = Remembering(proposers, has_memory=memory)
         self._cache_pool = pool_of(self._lanes, room)
         self._changing = threading.Lock()  # held while a text is put into a lane
 
@@ -161,7 +160,6 @@ class Engine(BaseEngine):
         run = state.run = self._run(lane, turn, prompt, request, state)
         try:
             exchange.begin()
-            self._remembering.refresh(self.tokenize)
             self._switch(lane, exchange.owner, prompt)
             lane.use(
                 lambda done: exchange.on_prompt(done, len(prompt.tokens)), policy, reference
@@ -176,7 +174,6 @@ class Engine(BaseEngine):
                 if run.result is not None:
                     state.result = run.result
                     exchange.remember(*run.result)
-                    self._remembering.save()
                 lane.use_usual()
             finally:
                 turn.end()
@@ -274,12 +271,6 @@ class Engine(BaseEngine):
             self._take(turn, in_use)
             self._remembering.add(tokens)
 
-    def remember_files(self, *paths: str | os.PathLike[str]) -> None:
-        with self._access.turn() as turn, turn:
-            self._take(turn, in_use)
-            self._remembering.add_files(*paths)
-            self._remembering.refresh(self.tokenize)
-
     def free_kept(self) -> None:
         with self._access.turn() as turn, turn:
             self._take(turn, in_use)
@@ -329,7 +320,6 @@ class Engine(BaseEngine):
         self._access.end_here()
         with self._access.turn() as turn, turn:
             self._access.take(turn, in_use, waits=True)
-            self._remembering.save(is_last=True)
             with contextlib.suppress(EngineError, MemoryError):  # of one that is closed
                 for lane in self._lanes:
                     lane.begin()

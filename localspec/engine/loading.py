@@ -83,7 +83,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     draft_options: LlamaOptions | None = None,
     kept_bytes: int = DEFAULT_KEPT_BYTES,
     parallel: int = 1,
-    memory: bool | str = True,
+    memory: bool = True,
     cache_disk: int | CacheDisk = 0,
     progress: Callable[[float], None] | None = None,
     force: bool = False,
@@ -103,8 +103,8 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     proposer="head". exact: the same text to the bit with any draft; None: where that costs at
     most 3 %. target_options, draft_options: other settings of each. kept_bytes, cache_disk: for
     caches of conversations that wait. parallel: answers at once. memory: earlier texts draft
-    what repeats; a name keeps them on disk. progress: called with the loaded share; raise to
-    cancel. force: load what seems too large.
+    what repeats. progress: called with the loaded share; raise to cancel. force: load what
+    seems too large.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
     """
@@ -146,7 +146,7 @@ def _engine(
     chosen: Preset | None,
     room: CacheRoom,
     *,
-    memory: bool | str,
+    memory: bool,
 ) -> Engine:
     sampling = SamplingParams() if chosen is None else chosen.sampling
     description = _description(models) if chosen is None else chosen.description

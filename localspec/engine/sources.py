@@ -56,7 +56,7 @@ class LoadKeywords(TypedDict, total=False):
     draft_options: LlamaOptions | None
     kept_bytes: int
     parallel: int
-    memory: bool | str
+    memory: bool
     cache_disk: int | CacheDisk
     force: bool
 

@@ -263,10 +263,6 @@ class Served:
         self._end_left()
         self._engine.remember(text)
 
-    def remember_files(self, *paths: str) -> None:
-        self._end_left()
-        self._engine.remember_files(*paths)
-
     def free_kept(self) -> None:
         self._end_left()
         self._engine.free_kept()

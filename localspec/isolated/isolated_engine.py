@@ -94,8 +94,6 @@ class IsolatedEngine(BaseEngine):
         self._num_owners = 0
         self._numbering = threading.Lock()  # held while something gets its number
         self._gone_owners: set[int] = set()  # of which every change is one call of C
-        # Files and folders, for a process that is started anew.
-        self._remembered: list[str] = []
         self._reading = (0, 0)
         self._cells: dict[bytes, list[int]] = {}  # of pictures, by their digests
         self.description = facts.description
@@ -150,12 +148,6 @@ class IsolatedEngine(BaseEngine):
         with self._exclusively() as process:
             process.call("remember", text)
 
-    def remember_files(self, *paths: str | os.PathLike[str]) -> None:
-        names = [os.path.abspath(path) for path in paths]
-        with self._exclusively() as process:
-            process.call("remember_files", *names)
-            self._remembered += names
-
     def free_kept(self) -> None:
         with self._exclusively() as process:
             process.call("free_kept")
@@ -185,8 +177,6 @@ class IsolatedEngine(BaseEngine):
                 self._process.stop(is_closed=False)
                 self._process = ChildProcess(self._preset, self._arguments, None)
                 self._access.num_places = self._process.facts.parallel
-                if self._remembered:
-                    self._process.call("remember_files", *self._remembered)
             return self._process
 
     def _check_options(self, options: AnswerOptions) -> None:

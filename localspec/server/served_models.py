@@ -40,9 +40,9 @@ class ServedModel(ServedFile):
     text; "" where there is none. fim: those with which it fills in. kept_bytes: memory for
     caches of texts that wait. parallel: as for `load`, if memory allows. cache_disk: what may
     be kept on disk of texts, and of whom.
-    remembers: as `load` takes `memory`; remembered: files and folders whose text drafts.
-    keep_s: how long it stays loaded without a question; None is the server's default. memory,
-    load_s: what it takes since it was loaded, and how long loading took.
+    remembers: as `load` takes `memory`. keep_s: how long it stays loaded without a question;
+    None is the server's default. memory, load_s: what it takes since it was loaded, and how
+    long loading took.
 
     Raises PresetError if its files are not here, OptionError, and ModelFileError.
     """
@@ -76,8 +76,7 @@ class ServedModel(ServedFile):
         self.kept_bytes = 0
         self.parallel = 1
         self.cache_disk = CacheDisk(0)
-        self.remembers: bool | str = True
-        self.remembered: Sequence[Path] = ()
+        self.remembers = True
         self.keep_s: float | None = None
         self.memory: PairMemory | None = None
         self.load_s = 0.0
@@ -103,8 +102,6 @@ class ServedModel(ServedFile):
             cache_disk=self.cache_disk,
         )
         try:
-            if self.remembered:
-                engine.remember_files(*self.remembered)
             self.memory = engine.memory().models
         except BaseException:
             engine.close()

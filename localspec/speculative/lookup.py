@@ -103,11 +103,6 @@ class Lookup(Proposer):
         self._reference = reference
         self._found_at = self._followed = None
 
-    def keep_text(self) -> None:
-        """Remember the text as it stands."""
-        if self.memory is not None:
-            self.memory.add(self._own.text)
-
     def begin(self, chain: SamplerChain) -> None:
         self._chain = chain
 

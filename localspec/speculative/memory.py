@@ -12,7 +12,6 @@ import itertools
 import threading
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,23 +23,15 @@ _KNOWN_RUN = 2 * _RUN  # tokens; a known run as long is not added again
 _KEPT_SHARE = 0.75  # of the bound that is left once it is reached
 
 
-class RememberedPart(NamedTuple):
-    """Tokens in a row, and when they were of use: a larger number is later."""
-
-    used: int
-    tokens: array[int]
-
-
 class TextMemory:
     """Texts from before. most_tokens: the bound of all together."""
 
     def __init__(self, most_tokens: int = MOST_REMEMBERED) -> None:
         self.index = NgramIndex()
-        self.num_added = 0  # tokens that were new, from the beginning
         self.num_changes = 0  # whoever found something here looks again after a change
         self._most_tokens = most_tokens
         self._begins: list[int] = []  # of the parts, ascending
-        self._used: list[int] = []
+        self._used: list[int] = []  # when each was of use: a larger number is later
         self._now = 0
         self.lock = threading.RLock()  # held by whoever reads or changes it
 
@@ -73,28 +64,6 @@ class TextMemory:
         """The part at that position of the index's text was of use."""
         self._used[bisect.bisect_right(self._begins, position) - 1] = self._now
 
-    def parts(self) -> list[RememberedPart]:
-        """All that is remembered, in the order in which it came."""
-        edges = itertools.pairwise([*self._begins, len(self.index)])
-        return [
-            RememberedPart(used, self.index.text[begin : end - 1])
-            for used, (begin, end) in zip(self._used, edges, strict=True)
-        ]
-
-    def restore(self, parts: Sequence[RememberedPart]) -> None:
-        """Remember just these, from `parts`."""
-        text, begins = array("i"), []
-        for part in parts:
-            begins.append(len(text))
-            text += part.tokens
-            text.append(GAP)
-        index = NgramIndex()
-        index.read(text)
-        self.index, self._begins, self._used = index, begins, [part.used for part in parts]
-        self._now = max(self._used, default=0)
-        self.num_changes += 1
-        self._forget_some()
-
     def _append(self, tokens: array[int], num_new: int) -> None:
         """Add a part, of which so many tokens are not known yet."""
         if num_new <= 0:
@@ -104,20 +73,28 @@ class TextMemory:
         tokens.append(GAP)
         self.index.read(tokens)
         self.num_changes += 1
-        self.num_added += num_new
 
     def _forget_some(self) -> None:
         if len(self.index) <= self._most_tokens:
             return
-        parts = self.parts()
+        ends = [*self._begins[1:], len(self.index)]
         left = int(_KEPT_SHARE * self._most_tokens)
         kept = []
-        for number in sorted(range(len(parts)), key=lambda n: (-parts[n].used, -n)):
-            left -= len(parts[number].tokens) + 1
+        for number in sorted(range(len(ends)), key=lambda n: (-self._used[n], -n)):
+            left -= ends[number] - self._begins[number]
             if left < 0:
                 break
             kept.append(number)
-        self.restore([parts[number] for number in sorted(kept)])
+        kept.sort()
+        text, begins = array("i"), []
+        for number in kept:
+            begins.append(len(text))
+            text += self.index.text[self._begins[number] : ends[number]]
+        index = NgramIndex()
+        index.read(text)
+        self.index, self._begins = index, begins
+        self._used = [self._used[number] for number in kept]
+        self.num_changes += 1
 
 
 def _without_gaps(tokens: Sequence[int]) -> list[array[int]]:

@@ -38,7 +38,6 @@ IN_PYTHON = {
     "system": "`chat(system=…)`",
     "no_think": "`chat(think=False)`",
     "raw": "`generate_raw(…)`",
-    "remember": "`engine.remember_files(…)`",
 }
 # Options of a terminal, which say how an answer is shown or where a text comes from.
 OF_A_TERMINAL = {

@@ -17,8 +17,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _END_S = 120.0
 _IMPORTED = (  # nothing that loads libllama, or starts a thread
     "shared_files", "poor_process", "localspec.chat.session", "localspec.engine.loading",
-    "localspec.engine.memory_file", "localspec.policy.profile",
-    "localspec.presets.user_presets",
+    "localspec.policy.profile", "localspec.presets.user_presets",
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """A process that lacks something: memory, files, room on disk, folders, a clock, or time.
 
-It lives a short life: loads the demo pair, answers, and saves a session, a memory and caches.
+It lives a short life: loads the demo pair, answers, and saves a session and caches.
 Then it is given all that it lacked, and lives once more: what it was refused before must not
 have torn anything.
 """
@@ -32,7 +32,7 @@ QUESTION = "Tell me of a fox. " + " ".join(
 )
 _OPTIONS: dict[str, Any] = {
     "exact": False, "num_threads": 1, "draft_tokens": 3, "context_length": 512,
-    "cache_disk": 20_000_000, "memory": "m",
+    "cache_disk": 20_000_000,
 }  # fmt: skip
 _TOKENS = 8
 _SETTLED = 20  # loads, or turns, after which nothing is to grow

@@ -15,7 +15,6 @@ import os
 import random
 import time
 import traceback
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -215,46 +214,6 @@ def check_names(work: Work) -> None:
             work.note(f"lost {name} was removed, and is there")
 
 
-# --- memories
-
-
-def _vocabulary() -> Any:
-    return SimpleNamespace(entries=lambda: [b"a", b"b"])
-
-
-def _text(name: str) -> list[int]:
-    chance = random.Random(name)
-    return [chance.randrange(1, 2**31 - 1) for _ in range(40)]
-
-
-def change_memory(work: Work) -> None:
-    """Remember texts and save them; others save theirs to the same file."""
-    from localspec.engine.memory_file import MemoryFile
-    from localspec.speculative.memory import TextMemory
-
-    memory, file, count = TextMemory(), MemoryFile("m", _vocabulary()), 0
-    file.load(memory)
-    while work.goes_on():
-        count += 1
-        name = f"{work.number}-{count}-{work.chance.randrange(10**9)}"
-        memory.add(_text(name))
-        file.save(memory, at_least=1)
-        work.note(f"kept {name}")
-
-
-def check_memory(work: Work) -> None:
-    """All texts are there."""
-    from localspec.engine.memory_file import MemoryFile
-    from localspec.speculative.memory import TextMemory
-
-    memory = TextMemory()
-    MemoryFile("m", _vocabulary()).load(memory)
-    whole = b"".join(part.tokens.tobytes() for part in memory.parts())
-    for name in work.lines("kept"):
-        if array("i", _text(name)).tobytes() not in whole:
-            work.note(f"lost the text {name} was saved, and is not there")
-
-
 # --- kept caches
 
 
@@ -355,7 +314,6 @@ KINDS: dict[str, tuple[Callable[[Work], None], Callable[[Work], None]]] = {
     "sessions": (change_session, check_session),
     "costs": (change_costs, check_costs),
     "names": (change_names, check_names),
-    "memories": (change_memory, check_memory),
     "caches": (change_caches, check_caches),
     "files": (change_files, check_files),
 }

@@ -10,7 +10,7 @@ FOLDER holds the model, by default Qwen2.5-Coder 1.5B; docs/performance.md says 
    turn is a conversation of its own, as after a compaction. Sides: plain; lookup, in the text
    alone; memory, of what was asked and answered before; with --llama-server its lookups, each
    in one server that stays up.
-2. The same session again, by an engine that finds the memory of the first on disk.
+2. The same session again.
 3. JSON by one schema: ten answers that are only remembered, then those that count.
 4. Chat beside a million tokens of unrelated memory: this repository's text.
 
@@ -44,8 +44,7 @@ from real_text.agent import NUM_WARM, Session, chats, people, unrelated_texts
 from real_text.servers import LOOKUPS, SERVER, Files, LlamaServer
 from real_text.sides import PLAIN, Answered, Sides, Weights, target_options
 
-_LOOKUP, _MEMORY, _AGAIN = "lookup", "memory", "memory, again"
-_KEPT = "measured"  # the name of the memory on disk
+_LOOKUP, _MEMORY = "lookup", "memory"
 # Parts of the time at which the parts of the measurement end
 _ENDS = (0.55, 0.75, 0.88, 1.0)
 
@@ -97,25 +96,20 @@ class Measurement:
 
     def run(self) -> None:
         """Measure all parts, each within its share of the time."""
-        first = self._sides([PLAIN, _LOOKUP], {_MEMORY: _KEPT})
-        with contextlib.closing(first):
-            asked = self._session(first)
-        again = self._sides([PLAIN], {_AGAIN: _KEPT})
-        with contextlib.closing(again):
-            self._answer(Row("the same session again"), again, asked, _ENDS[1])
-        sides = self._sides([PLAIN, _LOOKUP], {_MEMORY: True})
-        with contextlib.closing(sides):
+        with contextlib.closing(self._sides()) as sides:
+            asked = self._session(sides)
+            self._answer(Row("the same session again"), sides, asked, _ENDS[1])
+        with contextlib.closing(self._sides()) as sides:
             before, after = people()[:NUM_WARM], people()[NUM_WARM:]
             self._answer(Row(f"JSON, the first {NUM_WARM} answers"), sides, before, _ENDS[2])
             self._answer(Row(f"JSON after {NUM_WARM} answers"), sides, after, _ENDS[2])
-        sides = self._sides([PLAIN, _LOOKUP], {_MEMORY: True})
-        with contextlib.closing(sides):
+        with contextlib.closing(self._sides()) as sides:
             num_tokens = _remember(sides.engines[_MEMORY], unrelated_texts())
             what = f"chat beside {num_tokens} unrelated tokens"
             self._answer(Row(what), sides, chats(), _ENDS[3])
 
-    def _sides(self, names: Sequence[str], remembering: dict[str, bool | str]) -> Sides:
-        return Sides(self.weights, None, names, remembering)
+    def _sides(self) -> Sides:
+        return Sides(self.weights, None, [PLAIN, _LOOKUP], [_MEMORY])
 
     def _session(self, sides: Sides) -> list[Task]:
         """The agent's session; returns what was asked, turn by turn."""
@@ -174,7 +168,7 @@ def measure(asked: argparse.Namespace) -> None:
     target = asked.folder / asked.target
     threads = asked.threads or num_usable_cores()
     with contextlib.ExitStack() as undo:
-        # Only what is measured here is remembered, and it does not stay.
+        # What is measured here does not stay.
         folder = undo.enter_context(tempfile.TemporaryDirectory())
         os.environ["XDG_CACHE_HOME"] = folder
         weights = Weights(target, target_options(asked.ctx, asked.threads, exact=asked.exact))

@@ -32,7 +32,6 @@ _WHATS = {
         "aliases and presets of one's own",
         "What was added is there, what was removed is not",
     ),
-    "memories": ("a memory of texts", "Every text that was saved is there"),
     "caches": (
         "a folder of kept caches that is too small",
         "Every answer is that of an engine which keeps nothing",

@@ -177,16 +177,6 @@ def changed_json(data: bytes, random: Random) -> bytes:
     return json_bytes(changed_value(json.loads(data), random), random)
 
 
-def changed_lines(data: bytes, random: Random) -> bytes:
-    """A file of one value a line."""
-    lines = data.split(b"\n")
-    at = random.randrange(len(lines))
-    if random.random() < 0.2 or not lines[at]:
-        return changed_bytes(data, random)
-    lines[at] = changed_json(lines[at], random)
-    return b"\n".join(lines)
-
-
 def toml_bytes(value: dict[str, Any], random: Random) -> bytes:
     """The tables of a TOML file, each under its header."""
     lines = [f"{json.dumps(key)} = {_inline(each)}" for key, each in value.items()

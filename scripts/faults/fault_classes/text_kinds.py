@@ -1,10 +1,7 @@
-"""Kinds of inputs that are text, or JSON beside bytes: settings, and what is kept."""
+"""Kinds of inputs that are text: settings, and files beside a message."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -12,37 +9,17 @@ from random import Random
 from fault_classes.kinds import Kind, Read, own_home
 from fault_classes.mutations import (
     changed_bytes,
-    changed_json,
-    changed_lines,
     changed_text,
     changed_toml,
 )
 
 _ROOT = Path(__file__).parents[3]
-_TOKENIZER = [b"a", b"b", b"c"]
-
-
-class _Entries:
-    """A vocabulary of three tokens."""
-
-    kind, size, bos, add_bos = 1, 3, -1, False
-
-    def entries(self) -> list[bytes]:
-        return _TOKENIZER
 
 
 def _toml(data: bytes, random: Random, _samples: Sequence[bytes]) -> bytes:
     from localspec.presets.toml_text import parse_toml
 
     return changed_toml(data, random, parse_toml)
-
-
-def _json(data: bytes, random: Random, _samples: Sequence[bytes]) -> bytes:
-    return changed_json(data, random)
-
-
-def _lines(data: bytes, random: Random, _samples: Sequence[bytes]) -> bytes:
-    return changed_lines(data, random)
 
 
 # models.toml
@@ -155,67 +132,6 @@ def _open_names(folder: Path) -> Read:
     return read
 
 
-# memories
-
-
-def _memory_bytes(parts: Sequence[tuple[int, Sequence[int]]]) -> bytes:
-    tokens = b"".join(struct.pack("<i", token) for _, part in parts for token in part)
-    header = {
-        "format": "localspec-memory",
-        "version": 1,
-        "tokenizer": _identity(),
-        "sha256": hashlib.sha256(tokens).hexdigest(),
-        "parts": [[used, len(part)] for used, part in parts],
-    }
-    return json.dumps(header).encode() + b"\n" + tokens
-
-
-def _identity() -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for entry in _TOKENIZER:
-        digest.update(len(entry).to_bytes(4, "little"))
-        digest.update(entry)
-    return digest.hexdigest()
-
-
-def _make_memories(folder: Path) -> None:
-    parts = [(1, [0, 1, 2] * 8), (2, [2, 1, 0, 0] * 8), (5, [1] * 16)]
-    (folder / "sample").write_bytes(_memory_bytes(parts))
-
-
-def _change_memory(data: bytes, random: Random, _samples: Sequence[bytes]) -> bytes:
-    head, _, tokens = data.partition(b"\n")
-    tokens = changed_bytes(tokens, random) if random.random() < 0.3 else tokens
-    if random.random() < 0.7:
-        found = json.loads(head) | {"sha256": hashlib.sha256(tokens).hexdigest()}
-        head = json.dumps(found).encode()
-    if random.random() < 0.8:
-        head = changed_json(head, random)
-    return head + b"\n" + tokens
-
-
-def _open_memories(folder: Path) -> Read:
-    own_home(folder)
-    from localspec.engine import memory_file
-    from localspec.speculative.memory import TextMemory
-
-    file = memory_file.MemoryFile("mine", _Entries())
-    file.path.parent.mkdir(parents=True, exist_ok=True)
-
-    def read(data: bytes) -> None:
-        file.path.write_bytes(data)
-        memory_file.kept_memories()
-        memory_file.num_tokens_in(file.path)
-        memory = TextMemory()
-        again = memory_file.MemoryFile("mine", _Entries())
-        again.load(memory)
-        memory.add([0, 1, 2] * 8)
-        again.save(memory, at_least=0)
-        memory_file.MemoryFile("mine", _Entries()).load(TextMemory())
-
-    return read
-
-
 # files beside a message
 
 
@@ -230,15 +146,9 @@ def _open_texts(folder: Path) -> Read:
     own_home(folder)
     from localspec.chat.attachment import attached, read_attachment
     from localspec.checks.prompts import read_prompts
-    from localspec.engine.remembered_files import RememberedFiles
     from localspec.errors import LocalspecError
 
     path = folder / "read.txt"
-
-    def remember() -> None:
-        files = RememberedFiles()
-        files.add(path)
-        list(files.changed())
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
@@ -246,7 +156,6 @@ def _open_texts(folder: Path) -> Read:
             lambda: attached("see", [read_attachment(path, sees=False)]),
             lambda: read_attachment(path, sees=True),
             lambda: read_prompts(path),
-            remember,
         ):
             try:
                 action()
@@ -267,6 +176,5 @@ def _as_text(data: bytes, random: Random) -> bytes:
 KINDS: dict[str, Kind] = {
     "models.toml": Kind("presets (`models.toml`)", _make_presets, _toml, _open_presets),
     "names.toml": Kind("names (`names.toml`)", _make_names, _toml, _open_names),
-    "memories": Kind("memories of texts", _make_memories, _change_memory, _open_memories),
     "texts": Kind("text files", _make_texts, _text, _open_texts),
 }

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from localspec.checks.prompts import Task, built_in_tasks
@@ -116,7 +115,7 @@ class Weights:
 class Sides:
     """An engine for each name. draft: None where no name needs one.
 
-    remembering: names of sides besides, which draft from memory, as `localspec.load` takes it.
+    remembering: names of sides besides, which draft from a memory.
     With any, what policies and lookups learn goes on from answer to answer.
     """
 
@@ -125,7 +124,7 @@ class Sides:
         target: Weights,
         draft: Weights | None,
         names: Sequence[str],
-        remembering: Mapping[str, bool | str] = MappingProxyType({}),
+        remembering: Sequence[str] = (),
     ) -> None:
         self._target, self._draft = target, draft
         self._goes_on = bool(remembering)
@@ -142,7 +141,7 @@ class Sides:
             models = self._models[name] = Models(target.context(), model, None)
             drafting = {**WITHOUT_DRAFT, **WITH_DRAFT}.get(name, Drafting())
             # Without the memory of earlier answers: each question is asked several times.
-            memory = remembering.get(name, False)
+            memory = name in remembering
             self.engines[name] = Engine(
                 models, drafting, SamplingParams(), name, CacheRoom(0), memory=memory
             )
