@@ -13,6 +13,9 @@ logger = logging.getLogger(__name__)
 _MEMBERSHIP = re.compile(r"\d+:([^:]*):(/.*)")  # controllers and the group's path
 # Which part of the tree is mounted, where, the type, and the options with the controllers.
 _MOUNT = re.compile(r"\S+ \S+ \S+ (/\S*) (/\S*) .* - (cgroup2?) \S+ (\S+)")
+# What the system drops when a program needs the memory, as in its own MemAvailable: pages of
+# files, which leaves those of shared memory out, and caches of its own.
+_RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
@@ -91,20 +94,20 @@ def _quota(group: Path) -> float | None:
 def _memory_limit(group: Path) -> MemoryLimit | None:
     """What one group allows, or None."""
     counts = dict(line.partition(" ")[::2] for line in _lines(group / "memory.stat"))
-    for limit, usage, dropped in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    for limit, usage, prefix in (
+        ("memory.max", "memory.current", ""),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ):
-        words = [*_lines(group / limit), *_lines(group / usage), counts.get(dropped, "0")]
-        if len(words) < 3 or words[0] == "max":
+        dropped = [counts.get(prefix + kind, "0") for kind in _RECLAIMABLE]
+        words = [*_lines(group / limit), *_lines(group / usage), *dropped]
+        if len(words) < 2 + len(dropped) or words[0] == "max":
             continue
         try:
-            most, used, cached = map(int, words)
+            most, used, *reclaimable = map(int, words)
         except ValueError as error:
             logger.debug("the limit %r of %s is left out: %s", words, group, error)
             continue
-        # The system drops cached files when a program needs the memory.
-        return MemoryLimit(most, max(used - cached, 0))
+        return MemoryLimit(most, max(used - sum(reclaimable), 0))
     return None
 
 

@@ -235,13 +235,15 @@ NESTED_MEMORY = {
     "memory.max": "max",
     "app.slice/memory.max": "4000000",
     "app.slice/memory.current": "3000000",
-    "app.slice/memory.stat": "anon 500000\ninactive_file 2000000",
+    "app.slice/memory.stat": "anon 500000\nshmem 250000\ninactive_file 500000\n"
+    "active_file 1250000\nslab_reclaimable 250000",
     "app.slice/chat.scope/memory.max": "max",
 }
 MEMORY_1 = {
     "memory/memory.limit_in_bytes": "3000000",
     "memory/memory.usage_in_bytes": "1500000",
-    "memory/memory.stat": "inactive_file 7\ntotal_inactive_file 500000",
+    "memory/memory.stat": "inactive_file 7\nactive_file 9\ntotal_inactive_file 100000\n"
+    "total_active_file 400000",
 }
 
 
