@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -24,13 +25,16 @@ def write_whole(path: Path, data: bytes, *, durable: bool) -> None:
     """Replace the file by the data; a reader sees all of it or the old file.
 
     durable: also after a power cut, the file is the old or the new one. That waits for the
-    disk, which what can be learned again is not worth. Raises OSError.
+    disk, which what can be learned again is not worth. Raises OSError, also for a device, a
+    pipe or a folder.
     """
     write_parts(path, [data], durable=durable)
 
 
 def write_parts(path: Path, parts: Iterable[bytes | memoryview], *, durable: bool) -> None:
     """`write_whole` for parts that are made while it writes. Raises what making them raises."""
+    if path.exists() and not path.is_file():  # such as /dev/full
+        raise FileExistsError(errno.EEXIST, "not a regular file; name another", str(path))
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
         # Only the user may read it.

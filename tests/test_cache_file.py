@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tracemalloc
 
 import numpy as np
@@ -209,6 +210,22 @@ def test_nothing_is_kept_of_a_conversation_that_said_nothing(tmp_path):
     with localspec.load(draft_tokens=0) as engine:
         assert not engine.save_caches(engine.chat(), tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no pipes with names")
+def test_what_is_no_regular_file_is_not_replaced(tmp_path):
+    """Once /dev/full was a file, behind this."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    with localspec.load(draft_tokens=0) as engine:
+        chat = engine.chat()
+        chat.send("Hi", max_tokens=2).reply()
+        for path in (pipe, link, tmp_path):
+            with pytest.raises(FileExistsError, match="not a regular file; name another"):
+                engine.save_caches(chat, path)
+    assert pipe.is_fifo()
+    assert sorted(tmp_path.iterdir()) == [link, pipe]
 
 
 def test_a_session_of_the_command_line_keeps_them(tmp_path, monkeypatch):
