@@ -181,6 +181,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
 
         Each token that was not drafted may have cost time. A replay is due once that probable
         loss is as large as the cost of the replay, so replays never cost more than waiting.
+        A block takes as long for a replay as for a draft, so in place of the first one it is
+        drafted, if that would pay at the lowest costs that are likely.
         """
         target_only_s = float(times[1])
         for prospect in available:
@@ -201,7 +203,13 @@ class AdaptiveDraftPolicy(DraftPolicy):
             is_due = prospect.state.num_unjudged > 0 and pays
             if is_due and self._may_read(prospect, context, 0.0, afforded_s):
                 prospect.lost_s = 0.0
+                is_early = self._times.is_guess or not prospect.has_replayed
                 prospect.has_replayed = True
+                if is_early and prospect.state.is_block:
+                    prospect.limit = min(context.room, prospect.state.max_tokens)
+                    if prospect.choose_optimistically(self._times) is not None:
+                        extent = Stopping(prospect, self._times.optimistic)
+                        return Decision(prospect.index, extent, prospect.reads_from)
                 return Replay(prospect.index, prospect.reads_from)
         return None
 

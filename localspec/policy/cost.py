@@ -54,6 +54,9 @@ _OPTIMISTIC_SLOPE = 0.1
 # Optimistic cost of one more token, as a share of the cost of a token of a prompt
 # [short answers]
 _OPTIMISTIC_SHARE = 0.5
+# Time of the first step of its size, in optimistic guesses, above which it does not count:
+# kernels are loaded then, and graphs recorded [no scenario: tests/test_blocks.py]
+_FIRST_FACTOR = 2.0
 # Cost of a token that is read, as a share of a drafted one, until either was timed
 # [no scenario: a target whose prompt was cached]
 _READ_SHARE = 0.5
@@ -72,6 +75,7 @@ class TargetCost:
         self.target_only_s: float | None = None
         self.prefill_token_s: float | None = None
         self._ratios: dict[int, StepRatios] = {}  # by fill
+        self._slow_firsts: set[int] = set()  # sizes whose first step did not count
         self._num_passed = 0.0  # in target-only steps: time since the ratios were updated
         self._target_only: deque[float] = deque(maxlen=_NUM_PLAIN)
         self._answer_plain_s: float | None = None  # target_only_s of an answer, within `apart`
@@ -108,6 +112,11 @@ class TargetCost:
         if self.target_only_s and (is_fresh or not ratios.known[num_tokens]):
             self._pass_by()
             ratio = seconds / self.target_only_s
+            is_first = not ratios.known[num_tokens] and num_tokens not in self._slow_firsts
+            guess = self.ratios(num_cached, optimistic=True)[num_tokens] if is_first else ratio
+            if ratio > _FIRST_FACTOR * guess:
+                self._slow_firsts.add(num_tokens)
+                return
             ratios.learn(num_tokens, ratio, self._answer_plain_s or self.target_only_s)
 
     def _ratios_at(self, fill: int) -> StepRatios:
