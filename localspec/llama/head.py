@@ -173,11 +173,8 @@ class LlamaHead(LlamaContext):
             raise
         if num_logits == 0:
             return np.empty((0, self.vocab_size), dtype=np.float32)
-        return self._given_logits(num_rows)[num_rows - num_logits :]
-
-    def _given_logits(self, count: int) -> Logits:
         rows = llama_cpp.llama_get_logits(self.handle.context)
-        return np.ctypeslib.as_array(rows, (count, self.vocab_size))
+        return np.ctypeslib.as_array(rows, (num_rows, self.vocab_size))[num_rows - num_logits :]
 
     def _read(self, tokens: Sequence[int], num_logits: int) -> int:
         """Read tokens of the text with the target's rows; how many rows of logits it gave."""
