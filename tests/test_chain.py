@@ -301,7 +301,7 @@ def test_the_widest_row_of_float32_has_a_distribution(values):
     found = chain.distribution(row, [0])
     assert 2 not in found.ids or found.prob(2) == 0.0
     assert found.prob(0) in (0.5, 1.0)
-    before = token_logprobs(0, row, found, 2, str)
+    before = token_logprobs(0, row, found, 2, b"%d".__mod__)
     assert before.before == pytest.approx(math.log(0.5))
 
 
@@ -312,7 +312,7 @@ def test_a_row_with_infinity_has_no_log_probabilities():
     found = chain.distribution(row, [1])
     assert found.ids.tolist()[-1:] == [1]
     with pytest.raises(DecodeError, match="largest logit"):
-        token_logprobs(1, row, found, 2, str)
+        token_logprobs(1, row, found, 2, b"%d".__mod__)
 
 
 def test_banning_everything_is_an_error():

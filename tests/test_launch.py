@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -238,3 +240,33 @@ def test_told_to_end_it_ends_the_program_and_the_server(name, tmp_path):
     code, _ = ended(process)
     assert code == 130
     assert not listens(port)
+
+
+LONG_PROMPT = """
+fields["messages"] = [{"role": "user", "content": "fox " * 1500}]
+asked(address, os.environ["ANTHROPIC_AUTH_TOKEN"], fields)
+"""
+
+
+def test_the_terminals_title_says_what_the_server_reads(tmp_path):
+    """The screen is the program's, and the server's log cannot be seen."""
+    installed(tmp_path, "claude", LONG_PROMPT)
+    ours, theirs = os.openpty()
+    words = ("claude", "demo", "--port", str(free_port()))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "localspec", *words],
+        cwd=tmp_path,
+        env={**os.environ, **ELSEWHERE, "PATH": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    said = b""
+    with open(ours, "rb", buffering=0) as screen, contextlib.suppress(OSError):  # at its end
+        while part := screen.read(4096):
+            said += part
+    assert process.wait(180) == 0, said
+    titles = re.findall(rb"\x1b\]2;localspec ([^\x07]*)\x07", said)
+    assert re.fullmatch(rb"reading 1 \d{3} tokens.*", titles[0]), said
+    assert titles[-1] == b""

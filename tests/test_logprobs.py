@@ -11,6 +11,7 @@ from localspec.sampling.distribution import Distribution
 from localspec.sampling.filters import filtered_distribution
 from localspec.sampling.logprobs import token_logprobs, top_of_distribution, top_of_row
 from localspec.sampling.params import SamplingParams
+from localspec.server.chat_completions import logprob_object
 
 
 @pytest.mark.parametrize("size", [5, 3000, 152_064])
@@ -55,20 +56,36 @@ def test_an_emitted_tokens_logprobs_are_those_of_its_row_and_distribution():
     """Its own probability in both, whether or not it is among the best."""
     row = np.log(np.array([0.1, 0.6, 0.3])).astype(np.float32)
     distribution = Distribution(np.array([1, 2]), np.array([0.75, 0.25]))
-    found = token_logprobs(2, row, distribution, 1, str)
+    found = token_logprobs(2, row, distribution, 1, b"%d".__mod__)
     assert (found.token_id, found.text) == (2, "2")
     assert (found.token_id, [top.token_id for top in found.top_before]) == (2, [1])
     assert math.exp(found.before) == pytest.approx(0.3)
     assert math.exp(found.after) == pytest.approx(0.25)
-    assert found.top_after == ((1, pytest.approx(math.log(0.75)), "1"),)
-    alone = token_logprobs(2, row, distribution, 0, str)
+    assert found.top_after == ((1, pytest.approx(math.log(0.75)), "1", None),)
+    alone = token_logprobs(2, row, distribution, 0, b"%d".__mod__)
     assert (alone.top_before, alone.top_after) == ((), ())
     assert alone.after == found.after
+
+
+def test_parts_of_a_character_have_their_bytes():
+    row = np.log(np.array([0.5, 0.5])).astype(np.float32)
+    distribution = Distribution(np.array([0, 1]), np.array([0.5, 0.5]))
+    found = token_logprobs(0, row, distribution, 2, [b"\xc3", "é".encode()].__getitem__)
+    assert (found.text, found.raw) == ("\N{REPLACEMENT CHARACTER}", b"\xc3")
+    assert [(each.text, each.raw) for each in found.top_before] == [
+        ("\N{REPLACEMENT CHARACTER}", b"\xc3"),
+        ("é", None),
+    ]
+    assert logprob_object(found)["bytes"] == [0xC3]
+    assert [each["bytes"] for each in logprob_object(found)["top_logprobs"]] == [
+        [0xC3],
+        [0xC3, 0xA9],
+    ]
 
 
 def test_impossible_tokens_are_not_listed():
     """So that no infinity gets into JSON."""
     row = np.array([0.0, -np.inf, 1.0], dtype=np.float32)
     distribution = Distribution(np.array([2]), np.array([1.0]))
-    found = token_logprobs(2, row, distribution, 3, str)
+    found = token_logprobs(2, row, distribution, 3, b"%d".__mod__)
     assert [top.token_id for top in found.top_before] == [2, 0]

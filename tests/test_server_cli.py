@@ -24,7 +24,7 @@ from localspec.cli.serve import ready_settings
 from localspec.errors import EngineError
 from localspec.server import served_models
 from localspec.server.running import Runner
-from localspec.server.served_models import ServedModels
+from localspec.server.served_models import ServedModel, ServedModels
 from server_runner import running_server
 
 PAGE = Path(__file__).parent.parent / "docs" / "server.md"
@@ -275,3 +275,23 @@ def test_a_projector_is_the_first_models_and_none_is_for_all(
     given = () if named is None else ("--mmproj", named)
     assert "that is all" in refused(*models, *given).output
     assert made == [named, others, others]
+
+
+@pytest.mark.parametrize(
+    ("slots", "is_on_servers", "told"),
+    [
+        (4, False, "Answers at once: 4, each with the whole context."),
+        (2, False, "whole context, not 4: more caches of 2048 tokens do not fit"),
+        (1, True, "whole context, not 4: a model on RPC servers gives one at a time."),
+    ],
+)
+def test_it_says_how_many_answers_run_at_once_and_why(monkeypatch, slots, is_on_servers, told):
+    def open_first(models):
+        models.all[0].is_on_servers = is_on_servers
+
+    monkeypatch.setattr(ServedModels, "open_first", open_first)
+    monkeypatch.setattr(ServedModel, "num_slots", slots)
+    monkeypatch.setattr(Runner, "run", lambda runner, **_: inside.say_ready(runner))
+    result = CliRunner().invoke(main, ["serve", "demo", "--port", "0"])
+    assert result.exit_code == 0, result.output
+    assert told in " ".join(result.stderr.split())

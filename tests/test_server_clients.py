@@ -75,8 +75,12 @@ def test_openai_responses(openai_client):
     assert whole.output_text
     assert whole.usage.output_tokens == 20
     with openai_client.responses.stream(**options) as stream:
-        said = "".join(e.delta for e in stream if e.type == "response.output_text.delta")
-        assert stream.get_final_response().output_text == said
+        events = list(stream)
+    said = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert (events[-1].type, events[-1].response.output_text) == ("response.incomplete", said)
+    form = {"format": {"type": "json_schema", "name": "one", "schema": {"const": 1}}}
+    with openai_client.responses.stream(**options, extra_body={"text": form}) as stream:
+        assert stream.get_final_response().output_text == "1"
 
 
 def test_anthropic_messages(anthropic_client):

@@ -165,6 +165,51 @@ def test_another_name_stands_for_the_loaded_model(server):
     assert server.chat(model="gpt-9", max_tokens=1)["model"] == "demo"
 
 
+def test_each_token_says_where_it_begins(server):
+    """In characters from the start of the prompt on, as in OpenAI's reference."""
+    found = complete(server, prompt=["Once, é", PROMPT], logprobs=0, n=2)
+    for choice in found["choices"]:
+        before = len(PROMPT if choice["index"] > 1 else "Once, é")
+        listed = choice["logprobs"]
+        assert listed["text_offset"][0] == before
+        whole = "".join(listed["tokens"])
+        for token, at in zip(listed["tokens"], listed["text_offset"], strict=True):
+            assert whole[at - before :].startswith(token)
+    body = {"prompt": "Once, é", **STEADY, "logprobs": 0, "stream": True}
+    with server.client.stream("POST", "/v1/completions", json=body) as response:
+        lines = [line for line in response.iter_lines() if line.startswith("data: {")]
+    parts = [
+        json.loads(line.removeprefix("data: "))["choices"][0]["logprobs"] for line in lines
+    ]
+    offsets = [at for part in parts if part for at in part["text_offset"]]
+    assert offsets == found["choices"][0]["logprobs"]["text_offset"]
+
+
+def test_a_prompt_of_texts_and_ids(server, engine):
+    """As llama-server takes one; it begins as a text does where a text is first."""
+    ids = engine.tokenize(" Once upon")
+
+    def read(*prompt):
+        asked = {"prompt": list(prompt), "n_predict": 5, "temperature": 0, "draft_tokens": 3}
+        response = server.ask("/completion", **asked)
+        assert response.status_code == 200, response.text
+        found = response.json()
+        return found["content"], found["tokens_evaluated"]
+
+    text = engine.tokenize("<|im_end|>", special=True)
+    assert read(*ids, "<|im_end|>") == read(*ids, *text)
+    begun = with_bos(engine.tokenize("Hi"), engine.vocabulary)
+    assert read("Hi", *ids) == read(*begun, *ids)
+    for wrong in ([1, "a", 2.5], [1, "a", [2]], [2**40, "a"], [True, "a"]):
+        assert server.ask("/completion", prompt=wrong, n_predict=1).status_code == 400
+
+
+def test_the_list_of_models_with_a_slash_behind_it(server):
+    found = server.client.get("/v1/models/")
+    assert found.status_code == 200
+    assert found.json() == server.client.get("/v1/models").json()
+
+
 def test_several_answers_with_the_greatest_seed(server):
     """The seeds of the later ones begin anew at 0."""
     found = server.ask("/v1/completions", prompt="Once", max_tokens=1, n=2, seed=2**63 - 1)

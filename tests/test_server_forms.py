@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,12 +12,13 @@ import pytest
 
 from localspec.chat.template import ChatTemplate
 from localspec.errors import OptionError
-from localspec.server.answering import NewPiece, ReadingPrompt, Waiting
+from localspec.server.answering import NewPiece, Waiting
 from localspec.server.chat_completions import ChatCompletion
 from localspec.server.encoding import compact_json, sse_event
 from localspec.server.fields import Fields
 from localspec.server.messages import MessageForm
 from localspec.server.ollama_answers import OllamaChat, OllamaGenerate
+from localspec.server.reading import ReadingLog, ReadingPrompt
 from localspec.server.responses import ResponseForm
 from localspec.speculative.metrics import Provenance
 from localspec.streaming.reply import Piece
@@ -36,7 +38,7 @@ def piece(text="", *, arguments=None, is_thought=False):
     if arguments is not None:
         call = CallPiece(0, "call_1", "look", arguments, is_last=arguments.endswith("}"))
     made = Piece(text, (1,), Provenance.PLAIN, is_thought=is_thought, call=call)
-    return NewPiece(0, made, 5)
+    return NewPiece(0, made, 5, 0)
 
 
 @pytest.mark.parametrize("waiting", [Waiting(0), ReadingPrompt(5, 10)])
@@ -185,7 +187,7 @@ def test_a_function_in_a_namespace_is_called_by_both_names():
     for number, name in enumerate(names):
         call = CallPiece(number, f"call_{number}", name, "{}", is_last=True)
         made = Piece("", (1,), Provenance.PLAIN, call=call)
-        events = data_of(form.text_for(NewPiece(0, made, 5)))
+        events = data_of(form.text_for(NewPiece(0, made, 5, 0)))
         (item,) = [e["item"] for e in events if e["type"] == "response.output_item.added"]
         own.append((item["name"], item.get("namespace")))
     assert own == [("f", "mcp__x__"), ("f", None), ("_f", "agents")]
@@ -258,3 +260,31 @@ def test_variables_that_no_template_has_are_harmless():
         "add_generation_prompt": False, "tools": [1], "loop": 3,
     }  # fmt: skip
     assert template.render(QUESTION["messages"], variables=given) == "<s>Hello!!1"
+
+
+@pytest.mark.parametrize("kind", [ChatCompletion, ResponseForm, MessageForm, OllamaChat])
+def test_clients_that_ask_can_see_how_far_a_prompt_is(kind):
+    form = kind(Fields(ASKED))
+    form.begin(SimpleNamespace(name="demo", engine=None))
+    form.text_for(Waiting(0))
+    text = form.text_for(ReadingPrompt(1024, 7239, 512, 361.26))
+    found = json.loads(text.strip().rpartition("data: ")[2])
+    progress = {"processed": 1024, "total": 7239, "cache": 512, "left_s": 361.3}
+    assert found["prompt_progress"] == progress
+
+
+def test_the_log_says_what_is_read_while_that_takes_long(caplog):
+    caplog.set_level(logging.INFO)
+
+    def said(*readings):
+        caplog.clear()
+        log = ReadingLog()
+        for each in readings:
+            log.note(ReadingPrompt(*each))
+        return caplog.messages
+
+    first = said((0, 7239, 0, None), (512, 7239, 0, 350.0), (1024, 7239, 0, 330.0))
+    assert first == ["reading 7 239 tokens", "reading 6 727 tokens, about 6 minutes"]
+    assert said((0, 7239, 0, 361.0)) == ["reading 7 239 tokens, about 6 minutes"]
+    assert said((7000, 7239, 7000, 25.4)) == ["reading 239 tokens, about 25 seconds"]
+    assert said((0, 300, 0, None), (0, 300, 0, 9.0)) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -323,14 +324,18 @@ def test_a_crash_is_one_requests_error_and_the_next_works(server):
 
 
 @pytest.mark.process
-def test_a_long_prompt_tells_how_far_it_is(endless):
+def test_a_long_prompt_tells_how_far_it_is(endless, caplog):
     """In events, which are more than comments: some clients wait for these alone."""
+    caplog.set_level(logging.INFO)
+    endless.models.all[0].token_s = 1.0  # as if prompts had been slow before
     body = [{"role": "user", "content": "one two three " * 1500}]
     with streaming(endless, messages=body, max_tokens=1) as response:
         events = list(events_of(response))
     progress = [event["prompt_progress"] for event in events if "prompt_progress" in event]
     assert len(progress) > 1
     assert all(each["processed"] <= each["total"] for each in progress)
+    assert all(each["left_s"] > 0 for each in progress)
+    assert caplog.messages[0].startswith("reading ")
     assert progress == sorted(progress, key=lambda each: each["processed"])
 
 

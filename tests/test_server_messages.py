@@ -54,12 +54,23 @@ def test_the_order_of_events(server):
         "message_delta",
         "message_stop",
     ]
-    assert events[0]["message"]["usage"]["input_tokens"] > 1
+    begun = events[0]["message"]["usage"]
+    assert begun["input_tokens"] + begun["cache_read_input_tokens"] > 1
     deltas = [e["delta"] for e in events if e["type"] == "content_block_delta"]
     assert {delta["type"] for delta in deltas} == {"text_delta"}
     assert "".join(delta["text"] for delta in deltas) == whole["content"][0]["text"]
     assert events[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
     assert events[-2]["usage"]["output_tokens"] == 20
+
+
+def test_a_message_begins_with_the_usage_that_it_ends_with(server):
+    """Read, cached in part, and in several batches."""
+    for text in ("Tell me of a hen.", "Tell me of a hen.", "Tell me of a hill.", "fox " * 1200):
+        events = events_of(server, messages=[{"role": "user", "content": text}])
+        first, last = events[0]["message"]["usage"], events[-2]["usage"]
+        for name in ("input_tokens", "cache_read_input_tokens"):
+            assert first[name] == last[name]
+    assert first["input_tokens"] > 1000
 
 
 def test_why_it_stopped(server):

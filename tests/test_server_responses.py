@@ -39,7 +39,7 @@ def test_the_order_of_events(server):
         "response.output_text.done",
         "response.content_part.done",
         "response.output_item.done",
-        "response.completed",
+        "response.incomplete",
     ]
     text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
     done = events[-2]["item"]
@@ -55,6 +55,11 @@ def test_the_order_of_events(server):
     assert usage["input_tokens_details"]["cached_tokens"] == usage["input_tokens"] - 1
     assert response["status"] == "incomplete"
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert done["status"] == whole["output"][0]["status"] == "incomplete"
+    brief = {"text": {"format": {"type": "json_schema", "schema": {"const": 1}}}}
+    *_, item, last = events_of(server, max_output_tokens=200, **brief)
+    assert (last["type"], last["response"]["status"]) == ("response.completed", "completed")
+    assert item["item"]["status"] == "completed"
 
 
 @pytest.mark.parametrize("num_top", [None, 3])

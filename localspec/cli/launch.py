@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from localspec.cli.download import offer_download
 from localspec.cli.help import Command
 from localspec.cli.model_options import context_option, model_argument
 from localspec.cli.serve import DEFAULT_PORT, opencode_settings, usual_name
+from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
 from localspec.errors import LocalspecError, OptionError
 from localspec.presets.presets import stands_for
@@ -36,6 +38,7 @@ _KEY = "local"  # a server without keys takes any
 _ASK_S = 5.0  # for a server that is there to say what it has
 _LOOK_S = 0.2  # between two looks whether the server is ready
 _END_S = 60.0  # for the server to end
+_LOG_BYTES = 65536  # of the log, read at a time
 _CLOUDS = (
     "BEDROCK",
     "VERTEX",
@@ -169,7 +172,45 @@ def _server(model: str | None, context_length: int | None, port: int) -> Iterato
                 if process.poll() is not None:
                     raise _failed(log)
                 time.sleep(_LOOK_S)
-        yield _chosen(found, None, None, port)
+        with _title(log):
+            yield _chosen(found, None, None, port)
+
+
+@contextlib.contextmanager
+def _title(log: IO[bytes]) -> Iterator[None]:
+    """The terminal's title says what prompt is read: the screen is the program's.
+
+    The log is read without moving its end, where the server writes.
+    """
+    if sys.platform == "win32" or not is_terminal(sys.stderr):
+        yield
+        return
+    done = threading.Event()
+    shown = b""
+
+    def show(title: bytes) -> None:
+        nonlocal shown
+        if title != shown:
+            shown = title
+            # At once, so that it does not stand amid what the program writes.
+            os.write(sys.stderr.fileno(), b"\x1b]2;localspec " + title + b"\x07")
+
+    def follow() -> None:
+        at = 0
+        while not done.wait(_LOOK_S):
+            *lines, _ = os.pread(log.fileno(), _LOG_BYTES, at).split(b"\n")
+            for line in lines:
+                at += len(line) + 1
+                show(line if line.startswith(b"reading ") else b"")
+        show(b"")
+
+    follower = threading.Thread(target=follow, name="localspec-title", daemon=True)
+    follower.start()
+    try:
+        yield
+    finally:
+        done.set()
+        follower.join()
 
 
 def _models_at(port: int) -> list[dict[str, object]] | None:

@@ -212,7 +212,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
         server = Server(served, limits, logs_json=log_json, has_page=has_page)
         first, keys = served.all[0], access.keys
         settings = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
-        settings += _more_words(first.cache_disk.num_bytes, address if has_page else None)
+        settings += _more_words(first, address if has_page else None)
         runner = Runner(server.app(access), lambda: say(settings), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped
             runner.run(sockets=[listening])
@@ -311,15 +311,28 @@ def _prepare(
             )
 
 
-def _more_words(num_bytes: int, page: str | None) -> str:
-    """What is said last. num_bytes: that caches may take on disk. page: where one can chat."""
+def _more_words(model: ServedModel, page: str | None) -> str:
+    """What is said last of the first model. page: where one can chat."""
     from localspec.engine.cache_store import kept_folder
 
-    words = ""
+    words, num_bytes = f"\n{_at_once(model)}", model.cache_disk.num_bytes
     if num_bytes:
         size = readable_bytes(num_bytes)
         words += f"\nCaches of conversations are kept in {kept_folder()}, up to {size}."
     return words if page is None else f"{words}\nTo chat, open {page} in a browser."
+
+
+def _at_once(model: ServedModel) -> str:
+    """How many questions are answered at once, and why no more."""
+    told = f"Answers at once: {model.num_slots}, each with the whole context"
+    if model.num_slots == model.parallel:
+        return f"{told}."
+    if model.is_on_servers:
+        return f"{told}, not {model.parallel}: a model on RPC servers gives one at a time."
+    return (
+        f"{told}, not {model.parallel}: more caches of {model.context_length} tokens do not "
+        "fit in the memory for them. A smaller --ctx allows more."
+    )
 
 
 def _require_server() -> None:

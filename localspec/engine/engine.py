@@ -157,7 +157,7 @@ class Engine(BaseEngine):
             state.abandon()
             return
         lane = self._enter(turn, exchange.owner, prompt)
-        run = state.run = self._run(lane, turn, prompt, request, state)
+        run = state.run = self._run(lane, turn, prompt, request, state, exchange)
         try:
             exchange.begin()
             self._switch(lane, exchange.owner, prompt)
@@ -187,6 +187,7 @@ class Engine(BaseEngine):
         prompt: Prompt,
         request: Request,
         state: AnswerState,
+        exchange: Exchange,
     ) -> AnswerRun:
         """What produces the answer in a lane."""
         return AnswerRun(
@@ -197,6 +198,7 @@ class Engine(BaseEngine):
             options=state.options,
             cancellation=state.cancellation,
             interrupt=lambda: None if turn.is_over else lane.interrupt(),
+            on_cached=lambda cached: exchange.on_cached(cached, len(prompt.tokens)),
             not_kept=not_kept(spec_of(state.options)),
             exact=self.exactness.all_sizes,
             waited=lane.waited_s,

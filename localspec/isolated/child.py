@@ -64,8 +64,11 @@ class _RemoteExchange(Exchange):
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
         return self._prompt
 
+    def on_cached(self, num_cached: int, num_tokens: int) -> None:
+        self._report((num_cached, num_tokens, True))
+
     def on_prompt(self, num_decoded: int, num_tokens: int) -> None:
-        self._report((num_decoded, num_tokens))
+        self._report((num_decoded, num_tokens, False))
 
 
 class _Shared:

@@ -199,10 +199,11 @@ class IsolatedEngine(BaseEngine):
             return
         process, channel, number = self._begin(turn, exchange, state, prompt)
 
-        def on_report(reading: tuple[int, int]) -> None:
-            self._reading = reading
+        def on_report(told: tuple[int, int, bool]) -> None:
+            num_decoded, num_tokens, is_cached = told
+            self._reading = num_decoded, num_tokens
             try:
-                exchange.on_prompt(*reading)
+                (exchange.on_cached if is_cached else exchange.on_prompt)(*self._reading)
             except BaseException:
                 process.cancel(number, number)  # the child goes on reading otherwise
                 raise

@@ -8,7 +8,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -22,8 +22,9 @@ from localspec.server.counters import Counters
 from localspec.server.event_loop import in_thread, until_either
 from localspec.server.infill import FimPrompt, fim_prompt, required_fim
 from localspec.server.line import PlaceInLine, WaitingLine
-from localspec.server.prompting import prompt_of
+from localspec.server.prompting import prompt_of, raw_prompt
 from localspec.server.question import Input, Question, RawPrompt
+from localspec.server.reading import ReadingLog, ReadingPrompt
 from localspec.server.refusal import stopping
 from localspec.server.served_models import ServedModel, ServedModels
 from localspec.speculative.metrics import Stats
@@ -41,19 +42,13 @@ class Waiting(NamedTuple):
     position: int
 
 
-class ReadingPrompt(NamedTuple):
-    """A long prompt is being read: so many of its tokens are decoded."""
-
-    num_decoded: int
-    num_tokens: int
-
-
 class NewPiece(NamedTuple):
-    """More of one of the answers, and the length of its prompt."""
+    """More of one of the answers, and the length of its prompt, with what of it was cached."""
 
     number: int
     piece: Piece
     num_prompt_tokens: int
+    num_cached: int
 
 
 class Finished(NamedTuple):
@@ -132,7 +127,8 @@ class Answering:
         self._joined_s = time.monotonic()
         self.waited_s: float | None = None
         self.first_s: float | None = None
-        self.reading = ReadingPrompt(0, 0)
+        self.reading = ReadingPrompt()
+        self._reading_log = ReadingLog()
         self.num_said = 0
         self.stats: list[Stats] = []
         self.is_complete = False
@@ -213,10 +209,10 @@ class Answering:
         try:
             for number, (given, repetition) in enumerate(asks):
                 place = await self._free_place(at_work)
-                options = replace(
-                    asked.options, seed=asked.seed_of(repetition), on_prompt=self._on_prompt
+                options = replace(asked.options, seed=asked.seed_of(repetition))
+                exchange = _TextExchange(
+                    engine, given, asked, options, self.model, self._on_reading
                 )
-                exchange = _TextExchange(engine, given, asked, options, self.model)
                 answer = engine._answer(exchange)
                 read = partial(self._read, number, answer, exchange)
                 task = asyncio.create_task(in_thread(read, answer.cancel))
@@ -261,7 +257,8 @@ class Answering:
                         self.first_s = time.monotonic() - self._joined_s
                     num_said += len(piece.token_ids)
                     self.num_said = num_said
-                    self._tell(NewPiece(number, piece, exchange.text.num_asked))
+                    num_asked, num_cached = exchange.text.num_asked, exchange.num_cached
+                    self._tell(NewPiece(number, piece, num_asked, num_cached))
         finally:
             exchange.release()
             with contextlib.suppress(EngineError):  # it was refused, and has none
@@ -271,9 +268,11 @@ class Answering:
             raise stopping()  # if the client is gone, nobody gets this
         self._tell(Finished(number, reply))
 
-    def _on_prompt(self, num_decoded: int, num_tokens: int) -> None:
-        self.reading = ReadingPrompt(num_decoded, num_tokens)
-        self._tell(self.reading)
+    def _on_reading(self, reading: ReadingPrompt) -> None:
+        self.reading = reading
+        self._reading_log.note(reading)
+        if reading.num_decoded > reading.num_cached:
+            self._tell(reading)
 
     def _tell(self, event: Event) -> None:
         """From any thread. Events that come together wake the event loop once.
@@ -303,7 +302,10 @@ class Answering:
 
 
 class _TextExchange(Exchange):
-    """One input of a question. Its prompt may continue a text that was answered before."""
+    """One input of a question. Its prompt may continue a text that was answered before.
+
+    num_cached: tokens of the prompt that were there. tell: called with how far it is read.
+    """
 
     def __init__(
         self,
@@ -312,6 +314,7 @@ class _TextExchange(Exchange):
         question: Question,
         options: AnswerOptions,
         model: ServedModel,
+        tell: Callable[[ReadingPrompt], None],
     ) -> None:
         super().__init__(options)
         self._engine = engine
@@ -319,6 +322,9 @@ class _TextExchange(Exchange):
         self.question = question
         self._model = model
         self.text: AnsweredText  # set when the prompt is made
+        self._tell = tell
+        self.num_cached = 0
+        self._begun_s = 0.0
 
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
         num_stable = None
@@ -328,7 +334,7 @@ class _TextExchange(Exchange):
             tokens, num_stable = fim_prompt(self._engine, self._given, fim, limit)
             prompt = Prompt(tokens)
         elif isinstance(self._given, RawPrompt):
-            prompt = self._engine._raw_prompt(self._given.prompt)
+            prompt = raw_prompt(self._engine, self._given.prompt)
         else:
             use, variables = self.question.use, self.question.variables
             prompt = prompt_of(self._engine, self._given, use, is_cancelled, variables)
@@ -338,6 +344,20 @@ class _TextExchange(Exchange):
         self.text.tokens, self.text.num_asked = prompt.tokens, len(prompt.tokens)
         self.text.num_stable = num_stable or len(prompt.tokens)
         return prompt._replace(client=client)
+
+    def on_cached(self, num_cached: int, num_tokens: int) -> None:
+        self.num_cached, self._begun_s = num_cached, time.monotonic()
+        self._tell_of(num_cached, num_tokens)
+
+    def on_prompt(self, num_decoded: int, num_tokens: int) -> None:
+        num_read = num_decoded - self.num_cached
+        self._model.token_s = (time.monotonic() - self._begun_s) / max(num_read, 1)
+        self._tell_of(num_decoded, num_tokens)
+
+    def _tell_of(self, num_decoded: int, num_tokens: int) -> None:
+        token_s = self._model.token_s
+        left_s = None if token_s is None else token_s * (num_tokens - num_decoded)
+        self._tell(ReadingPrompt(num_decoded, num_tokens, self.num_cached, left_s))
 
     def release(self) -> None:
         """Let other prompts continue the text."""

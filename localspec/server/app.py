@@ -223,6 +223,8 @@ class Server:
 
     def _one(self, request: Request) -> dict[str, Any]:
         name = request.path_params["name"]
+        if not name:  # the list, with a slash behind it
+            return self._list(request)
         for model in self._models.listed:
             if model.is_called(name):
                 return _openai_model(model)

@@ -131,7 +131,7 @@ def _finish_reason(reply: Reply) -> str:
 
 def logprob_object(found: TokenLogprobs) -> dict[str, Any]:
     """A token's log-probability, and the best ones at its position, as OpenAI has them."""
-    own = TokenLogprob(found.token_id, found.before, found.text)
+    own = TokenLogprob(found.token_id, found.before, found.text, found.raw)
     return {
         **_one_logprob(own),
         "top_logprobs": [_one_logprob(top) for top in found.top_before],
@@ -139,10 +139,9 @@ def logprob_object(found: TokenLogprobs) -> dict[str, Any]:
 
 
 def _one_logprob(token: TokenLogprob) -> dict[str, Any]:
-    is_whole = "\N{REPLACEMENT CHARACTER}" not in token.text
     return {
         "id": token.token_id,
         "token": token.text,
         "logprob": max(token.logprob, LOWEST_LOGPROB),
-        "bytes": list(token.text.encode()) if is_whole else None,
+        "bytes": list(token.raw or token.text.encode()),
     }

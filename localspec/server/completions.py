@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from localspec.chat.template import NO_VARIABLES
 from localspec.sampling.logprobs import TokenLogprobs
-from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
+from localspec.server.answering import Event, Finished, NewPiece
 from localspec.server.costs import LOWEST_LOGPROB, openai_usage, own_fields, usage_of
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
@@ -26,6 +26,7 @@ from localspec.server.question import (
     num_answers,
     num_logprobs,
 )
+from localspec.server.reading import ReadingPrompt
 from localspec.server.refusal import RequestError, openai_error
 from localspec.server.tool_fields import own_form
 from localspec.streaming.reply import Reply
@@ -80,8 +81,7 @@ class OpenAIForm(Form):
             return self._chunk([choice], **self._own_fields(event.reply))
         choice = self._empty_choice(0, None)
         if isinstance(event, ReadingPrompt):
-            progress = {"processed": event.num_decoded, "total": event.num_tokens}
-            return self._chunk([choice], prompt_progress=progress)
+            return self._chunk([choice], **event.field)
         return self._chunk([choice], queue_position=event.position)
 
     def end(self, finished: Sequence[Finished]) -> str:
@@ -128,23 +128,53 @@ class Completion(OpenAIForm):
         options["max_tokens"] = max_tokens(fields, "max_tokens", "n_predict")
         options["logprobs"] = num_logprobs(fields, "logprobs")
         super().__init__(fields, _inputs(fields), options)
+        self._offsets: dict[int, int] = {}  # of the next token, for each answer
 
     def _whole_choice(self, finished: Finished) -> dict[str, Any]:
         reply = finished.reply
         choice = self._empty_choice(finished.number, finished)
-        return {**choice, "text": reply.text, "logprobs": _logprob_lists(reply.logprobs)}
+        logprobs = self._logprob_lists(finished.number, reply.logprobs)
+        return {**choice, "text": reply.text, "logprobs": logprobs}
 
     def _choice(self, new: NewPiece) -> dict[str, Any] | None:
         piece = new.piece
         if not piece.text and piece.logprobs is None:
             return None
-        logprobs = _logprob_lists(None if piece.logprobs is None else [piece.logprobs])
+        found = None if piece.logprobs is None else [piece.logprobs]
+        logprobs = self._logprob_lists(new.number, found)
         choice = self._empty_choice(new.number, None)
         return {**choice, "text": piece.text, "logprobs": logprobs}
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
         reason = None if finished is None else finished.reply.finish_reason
         return {"index": number, "text": "", "logprobs": None, "finish_reason": reason}
+
+    def _logprob_lists(
+        self, number: int, found: Sequence[TokenLogprobs] | None
+    ) -> dict[str, Any] | None:
+        if found is None:
+            return None
+        offsets = []
+        for each in found:
+            offsets.append(self._offsets.setdefault(number, self._num_before(number)))
+            data = each.raw or each.text.encode()
+            # A character begins with any byte but 10xxxxxx.
+            self._offsets[number] += sum(byte & 0xC0 != 0x80 for byte in data)
+        return {
+            "tokens": [each.text for each in found],
+            "token_logprobs": [max(each.before, LOWEST_LOGPROB) for each in found],
+            "top_logprobs": [
+                {top.text: max(top.logprob, LOWEST_LOGPROB) for top in each.top_before}
+                for each in found
+            ],
+            "text_offset": offsets,
+        }
+
+    def _num_before(self, number: int) -> int:
+        """The characters of an answer's prompt; token ids count as none."""
+        given = self.question.inputs[number // self.question.num_answers]
+        text = given.before if isinstance(given, FimPrompt) else getattr(given, "prompt", "")
+        return len(text) if isinstance(text, str) else 0
 
 
 def openai_options(fields: Fields) -> dict[str, Any]:
@@ -182,17 +212,3 @@ def _is_tokens(value: object) -> bool:
         and bool(value)
         and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
     )
-
-
-def _logprob_lists(found: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {
-        "tokens": [each.text for each in found],
-        "token_logprobs": [max(each.before, LOWEST_LOGPROB) for each in found],
-        "top_logprobs": [
-            {top.text: max(top.logprob, LOWEST_LOGPROB) for top in each.top_before}
-            for each in found
-        ],
-        "text_offset": [],
-    }

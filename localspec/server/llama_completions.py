@@ -12,7 +12,7 @@ from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import Form
 from localspec.server.infill import FimPrompt
-from localspec.server.question import Input, Question, max_tokens
+from localspec.server.question import Input, Question, RawPrompt, max_tokens
 from localspec.server.refusal import RequestError, openai_error
 
 _STOPS = {"length": "limit", "cancelled": "none"}
@@ -31,9 +31,12 @@ class LlamaCompletion(Form):
         self.question = Question(fields, [self._input(fields)], options)
 
     def _input(self, fields: Fields) -> Input:
+        value = fields.any("prompt")
+        if isinstance(value, list) and {type(each) for each in value} == {int, str}:
+            return RawPrompt(value)
         prompts = raw_prompts(fields)
         if len(prompts) != 1:
-            fields.refuse("prompt", "Give one: a string, or a list of token ids.")
+            fields.refuse("prompt", "Give one: a string, token ids, or both in one list.")
         return prompts[0]
 
     def body(self, finished: Sequence[Finished]) -> Any:

@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
 from localspec.isolated.isolated_engine import IsolatedEngine
-from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
+from localspec.server.answering import Event, Finished, NewPiece
 from localspec.server.costs import Usage, own_fields, usage_of
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import EngineAside, Form
 from localspec.server.prompting import TemplatedPrompt
 from localspec.server.question import Question, answer_options, max_tokens, template_variables
+from localspec.server.reading import ReadingPrompt
 from localspec.server.refusal import RequestError, anthropic_error
 from localspec.server.tool_fields import answer_form, anthropic_tools
 from localspec.streaming.reply import Piece
@@ -77,9 +78,10 @@ class MessageForm(Form):
             piece = event.piece
             if not piece.text and piece.call is None:
                 return ""
-            return self._begin(event.num_prompt_tokens) + self._say(piece)
+            return self._begin(event.num_prompt_tokens, event.num_cached) + self._say(piece)
         if isinstance(event, Finished):
-            begun = self._begin(event.reply.stats.prompt_tokens)
+            stats = event.reply.stats
+            begun = self._begin(stats.prompt_tokens, stats.cached_prompt_tokens)
             has_said = self._block == "text" or event.reply.tool_calls
             turned = "" if has_said else self._turn_to("text", _NO_TEXT)
             usage, own = _message_usage(usage_of([event])), own_fields(event.reply)
@@ -87,8 +89,10 @@ class MessageForm(Form):
             ended = _named_event("message_delta", delta=delta, usage=usage, **own)
             return begun + turned + self._end_block() + ended
         # Not a ping: a coding agent that gets nothing else for five minutes gives up.
-        begun = self._begin(event.num_tokens if isinstance(event, ReadingPrompt) else 0)
-        return begun + self._say_nothing()
+        if isinstance(event, ReadingPrompt):
+            begun = self._begin(event.num_tokens, event.num_cached)
+            return begun + self._say_nothing(event.field)
+        return self._begin(0, 0) + self._say_nothing({})
 
     def end(self, finished: Sequence[Finished]) -> str:
         return _named_event("message_stop")
@@ -96,14 +100,14 @@ class MessageForm(Form):
     def failure(self, error: RequestError) -> str:
         return sse_event(anthropic_error(error), "error")
 
-    def _begin(self, num_prompt_tokens: int) -> str:
+    def _begin(self, num_prompt_tokens: int, num_cached: int) -> str:
         if self._has_begun:
             return ""
         self._has_begun = True
         usage = {
-            "input_tokens": num_prompt_tokens,
+            "input_tokens": num_prompt_tokens - num_cached,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
+            "cache_read_input_tokens": num_cached,
             "output_tokens": 0,
         }
         stop = {"stop_reason": None, "stop_sequence": None}
@@ -120,13 +124,20 @@ class MessageForm(Form):
             return turned + self._delta("thinking_delta", thinking=piece.text)
         return self._say_text(piece.text)
 
-    def _say_nothing(self) -> str:
-        """An empty delta of the open block. Another block would end it amid a call's JSON."""
+    def _say_nothing(self, more: Mapping[str, Any]) -> str:
+        """An empty delta of the open block. Another block would end it amid a call's JSON.
+
+        more: fields of the event.
+        """
+        turned = self._turn_to("text", _NO_TEXT) if self._block is None else ""
+        kind, name = "text_delta", "text"
         if isinstance(self._block, int):
-            return self._delta("input_json_delta", partial_json="")
-        if self._block == "thinking":
-            return self._delta("thinking_delta", thinking="")
-        return self._say_text("")
+            kind, name = "input_json_delta", "partial_json"
+        elif self._block == "thinking":
+            kind, name = "thinking_delta", "thinking"
+        delta = {"type": kind, name: ""}
+        at = {"index": self._num_blocks, "delta": delta}
+        return turned + _named_event("content_block_delta", **at, **more)
 
     def _say_text(self, text: str) -> str:
         return self._turn_to("text", _NO_TEXT) + self._delta("text_delta", text=text)

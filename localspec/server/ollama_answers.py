@@ -30,6 +30,7 @@ from localspec.server.question import (
     flagged_logprobs,
     template_variables,
 )
+from localspec.server.reading import ReadingPrompt
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
 from localspec.server.tool_fields import openai_tools
@@ -99,7 +100,8 @@ class OllamaForm(Form):
         if isinstance(event, Finished):
             return _json_line({**self._part(""), **self._end_of(event)})
         if not isinstance(event, NewPiece):
-            return _json_line(self._part(""))
+            more = event.field if isinstance(event, ReadingPrompt) else {}
+            return _json_line({**self._part(""), **more})
         piece = event.piece
         calls = [] if piece.call is None else self._whole_calls(piece.call)
         if not piece.text and not calls and piece.logprobs is None:

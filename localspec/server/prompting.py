@@ -13,6 +13,7 @@ from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.tools.tool import ToolUse
+from localspec.vocabulary import with_bos
 
 
 class TemplatedPrompt:
@@ -35,6 +36,24 @@ class TemplatedPrompt:
     def tokens(self, engine: IsolatedEngine) -> list[int]:
         """The prompt. Raises RequestError, TemplateError."""
         return prompt_of(engine, self._messages, self._use, never, self._variables).tokens
+
+
+def raw_prompt(engine: IsolatedEngine, given: str | Sequence[int | str]) -> Prompt:
+    """The prompt without a template. Parts of it may be texts, others token ids.
+
+    A text that begins it begins as any does. Raises OptionError for an unknown id.
+    """
+    if isinstance(given, str):
+        return engine._raw_prompt(given)
+    tokens: list[int] = []
+    for number, part in enumerate(given):
+        if isinstance(part, str):
+            after = tokens[-1] if tokens else None
+            found = engine.vocabulary.tokenize(part, parse_special=True, after=after)
+            tokens += found if number else with_bos(found, engine.vocabulary)
+        else:
+            tokens.append(part)
+    return engine._raw_prompt(tokens)
 
 
 def prompt_of(

@@ -15,9 +15,9 @@ from localspec.streaming.options import AnswerOptions, spec_of
 
 
 class RawPrompt(NamedTuple):
-    """A prompt without a chat template: text, or token ids."""
+    """A prompt without a chat template: text, token ids, or both in a row."""
 
-    prompt: str | Sequence[int]
+    prompt: str | Sequence[int | str]
 
 
 Input = Sequence[Message] | RawPrompt | FimPrompt  # messages as `checked_messages` returns them

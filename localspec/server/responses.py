@@ -24,6 +24,7 @@ from localspec.server.question import (
     num_logprobs,
     template_variables,
 )
+from localspec.server.reading import ReadingPrompt
 from localspec.server.refusal import RequestError
 from localspec.server.tool_fields import answer_form, flat_name, namespaced, openai_tools
 from localspec.streaming.reply import Piece
@@ -47,7 +48,7 @@ class ResponseForm(Form):
     """A request to /v1/responses, and its answer.
 
     Its events come in the order in which the parts of an item start and end. The last is
-    response.completed even if the answer was cut: clients take any other end for a failure.
+    response.completed, or response.incomplete where the answer was cut.
     """
 
     example: ClassVar = {"input": "Hello!", "max_output_tokens": 5}
@@ -82,19 +83,21 @@ class ResponseForm(Form):
     def body(self, finished: Sequence[Finished]) -> Any:
         output = []
         for each in finished:
-            reply = each.reply
+            reply, items = each.reply, list[_TextItem | _CallItem]()
             if reply.thoughts:
-                output.append(_TextItem("reasoning", reply.thoughts).object())
+                items.append(_TextItem("reasoning", reply.thoughts))
             if reply.text or not reply.tool_calls:
                 message = _TextItem("message", reply.text)
                 said = (reply.logprobs or ())[reply.num_thought_tokens :]
                 message.logprobs += map(logprob_object, said)
-                output.append(message.object())
+                items.append(message)
             for call in reply.tool_calls:
                 first = CallPiece(0, call.id, call.name, "", is_last=True)
                 item = _CallItem(first, self._spaces)
                 item.text = call.json
-                output.append(item.object())
+                items.append(item)
+            items[-1].is_cut = reply.finish_reason == "length"
+            output += [item.object() for item in items]
         return self._response("completed", output, finished)
 
     def text_for(self, event: Event) -> str:
@@ -106,12 +109,15 @@ class ResponseForm(Form):
             kind = self._item.name if self._item else ""
             if kind == "reasoning" or (kind == "" and not event.reply.tool_calls):
                 begun += self._turn_to(_TextItem("message"))
+            if self._item is not None:
+                self._item.is_cut = event.reply.finish_reason == "length"
             return begun + self._end_item()
-        return begun or self._in_progress()
+        more = event.field if isinstance(event, ReadingPrompt) else {}
+        return begun or self._in_progress(more)
 
     def end(self, finished: Sequence[Finished]) -> str:
         response = self._response("completed", self._output, finished)
-        return self._begin() + self._event("response.completed", response=response)
+        return self._begin() + self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: RequestError) -> str:
         response = self._response("failed", self._output, [])
@@ -122,11 +128,11 @@ class ResponseForm(Form):
         if self._num_events:
             return ""
         response = self._response("in_progress", [], [])
-        return self._event("response.created", response=response) + self._in_progress()
+        return self._event("response.created", response=response) + self._in_progress({})
 
-    def _in_progress(self) -> str:
+    def _in_progress(self, more: Mapping[str, Any]) -> str:
         response = self._response("in_progress", [], [])
-        return self._event("response.in_progress", response=response)
+        return self._event("response.in_progress", response=response, **more)
 
     def _say(self, piece: Piece) -> str:
         if piece.logprobs is not None and not piece.is_thought:
@@ -302,6 +308,7 @@ def _item_call(item: Fields, kind: str) -> dict[str, Any]:
 class _TextItem:
     """A message, or the thoughts before it. name: tells it from other items."""
 
+    is_cut = False
     nothing: Mapping[str, Any] = {"content": []}  # the fields that are empty at its start
 
     def __init__(self, kind: _TextKind, text: str = "") -> None:
@@ -322,7 +329,7 @@ class _TextItem:
         }
 
     def object(self) -> dict[str, Any]:
-        common = {"id": self._id, "status": "completed", "content": [self.part()]}
+        common = {"id": self._id, "status": _status(self), "content": [self.part()]}
         if self.kind == "reasoning":
             return {"type": "reasoning", "summary": [], **common}
         return {"type": "message", "role": "assistant", **common}
@@ -340,6 +347,7 @@ class _TextItem:
 class _CallItem:
     """A call of a tool; like `_TextItem`, but without parts. spaces: see `namespaced`."""
 
+    is_cut = False
     nothing: Mapping[str, Any] = {"arguments": ""}
     delta = "function_call_arguments"
 
@@ -354,7 +362,7 @@ class _CallItem:
         return {
             "id": self._id,
             "type": "function_call",
-            "status": "completed",
+            "status": _status(self),
             "call_id": self._call.id,
             **self._named,
             "arguments": self.text,
@@ -365,6 +373,10 @@ class _CallItem:
 
     def whole_text(self) -> dict[str, Any]:
         return {"name": self._named["name"], "arguments": self.text}
+
+
+def _status(item: _TextItem | _CallItem) -> str:
+    return "incomplete" if item.is_cut else "completed"
 
 
 def _response_usage(usage: Usage) -> dict[str, Any]:

@@ -40,9 +40,10 @@ class ServedModel(ServedFile):
     text; "" where there is none. fim: those with which it fills in. kept_bytes: memory for
     caches of texts that wait. parallel: as for `load`, if memory allows. cache_disk: what may
     be kept on disk of texts, and of whom.
-    remembers: as `load` takes `memory`. keep_s: how long it stays loaded without a question;
-    None is the server's default. memory, load_s: what it takes since it was loaded, and how
-    long loading took.
+    remembers: as `load` takes `memory`. is_on_servers: whether RPC servers hold layers of it.
+    keep_s: how long it stays loaded without a question; None is the server's default. memory,
+    load_s: what it takes since it was loaded, and how long loading took. token_s: how long a
+    token of a long prompt took last; None before.
 
     Raises PresetError if its files are not here, OptionError, and ModelFileError.
     """
@@ -65,6 +66,8 @@ class ServedModel(ServedFile):
         )
         self._model = model
         self._rpc, self._exact = rpc, exact
+        known = () if preset is None else preset.rpc
+        self.is_on_servers = bool(known if rpc is None else rpc)
         self._mmproj = mmproj
         self.sampling = SamplingParams() if preset is None else preset.sampling
         self.end_texts = [_token_text(header, role) for role in ("bos", "eos")]
@@ -80,6 +83,7 @@ class ServedModel(ServedFile):
         self.keep_s: float | None = None
         self.memory: PairMemory | None = None
         self.load_s = 0.0
+        self.token_s: float | None = None
         self.engine: IsolatedEngine | None = None
         self.texts = AnsweredTexts()
         self.loading: asyncio.Task[IsolatedEngine] | None = None

@@ -69,7 +69,8 @@ class AnswerRun:
 
     The two are kept apart so that dropping an unfinished `Answer` frees it at once, which
     ends its generator, which frees the engine. interrupt: ends what the models do for this
-    answer, and no other, within one decode; from any thread. waited: seconds for which the
+    answer, and no other, within one decode; from any thread. on_cached: called with the tokens
+    of the prompt that are cached. waited: seconds for which the
     decoder's clock stood still, since other answers had the machine.
     """
 
@@ -80,6 +81,7 @@ class AnswerRun:
     options: AnswerOptions
     cancellation: Cancellation
     interrupt: Callable[[], None]
+    on_cached: Callable[[int], None]
     not_kept: tuple[str, ...]  # of what the answer was to fit
     exact: bool  # see `Stats.exact`
     waited: Callable[[], float] = float  # 0.0
@@ -102,6 +104,7 @@ class AnswerRun:
         meter = Meter(len(self.prompt.tokens), cached, started, self.exact)
         text = self._text()
         try:
+            self.on_cached(cached)
             with self.cancellation.obeyed(self.interrupt):
                 with contextlib.suppress(Interrupted):
                     for step in self.decoder.steps(self.request):
@@ -184,7 +187,7 @@ class AnswerRun:
             logits,
             distribution,
             self.options.logprobs,
-            lambda token: self.vocabulary.detokenize([token], special=True),
+            lambda token: self.vocabulary.piece(token) or self.vocabulary.text(token).encode(),
         )
         self.logprobs.append(found)
         return found

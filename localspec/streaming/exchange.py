@@ -35,6 +35,9 @@ class Exchange(abc.ABC):
         It may be refused, and raise Interrupted as soon as `is_cancelled` is true.
         """
 
+    def on_cached(self, num_cached: int, num_tokens: int) -> None:  # noqa: B027
+        """Called once it is known how much of the prompt is cached, before the rest is read."""
+
     def on_prompt(self, num_decoded: int, num_tokens: int) -> None:
         """Called after each batch of a prompt of several; raising in it ends the answer."""
         if self.options.on_prompt is not None:

@@ -201,7 +201,7 @@ def _try_row(random: Random) -> str:
         return f"a token without probability wins: {token}"
     try:
         top_of_row(row, random.choice((1, 20)))
-        found = token_logprobs(token, row, distribution, 3, str)
+        found = token_logprobs(token, row, distribution, 3, b"%d".__mod__)
     except DecodeError:
         return "" if not math.isfinite(row.max()) else "a sound row has no log-probabilities"
     return "" if math.isfinite(found.after) else f"log-probability {found.after}"
