@@ -88,6 +88,7 @@ def test_edit_and_retry_make_versions_that_stand_in_place(page):
     assert page.inner_text("#title") == hen
     page.click("#messages li:first-child >> [aria-label='Earlier version']")
     assert page.evaluate("document.activeElement.ariaLabel") == "Earlier version"
+    assert page.inner_text("#said") == "Version 1 of 2."
     assert (page.inner_text("#title"), last_text(page)) == (FOX, first)
     assert page.locator("#messages li").count() == 2
     page.reload()
@@ -172,6 +173,29 @@ def test_an_exported_conversation_is_imported_as_it_was(page, tmp_path, kind):
     assert page.inner_text("#messages li:first-child .text") == "What?"
     page.click("#show-settings")
     assert page.input_value("#settings [name=system]") == "Be brief -- and kind."
+
+
+OF_EARLIER = """<!-- localspec conversation {"title":"Of old","mark":"message","system":""} -->
+# Of old
+
+<!-- message user -->
+Which?
+
+<!-- message assistant -->
+This.
+"""
+
+
+def test_a_file_of_before_there_were_versions_is_imported(page, tmp_path):
+    (tmp_path / "x.md").write_text(OF_EARLIER)
+    page.set_input_files("#import-file", tmp_path / "x.md")
+    page.click("#list button:has-text('Of old')")
+    page.wait_for_selector("#messages li:nth-child(2)")
+    assert last_text(page) == "This."
+    played(page, {"content": "That."})
+    page.click("text=Retry")
+    ended(page)
+    assert page.inner_text(VERSION.format(2)) == "2/2"
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,17 @@ import json
 import re
 
 import pytest
-from page_driver import FOX, PATIENCE_MS, ask, last_text, played, visitor
+from page_driver import FOX, PATIENCE_MS, ask, ended, last_text, played, visitor
 
 pytestmark = pytest.mark.process
+
+
+def retried(page):
+    """Have a second version with a formula that is wider than any window."""
+    played(page, {"content": f"$$\\frac{{{'a + ' * 300}b}}{{2}}$$ and $x^2$"})
+    page.click("text=Retry")
+    ended(page)
+    assert page.locator("#messages math").count() == 2
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
@@ -29,6 +37,7 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
         lambda: page.click(".actions >> text=Tokens"),
     ]
     states += [lambda: page.keyboard.press("Alt+l"), lambda: page.keyboard.press("Alt+l")]
+    states += [lambda: retried(page), lambda: page.click("text=Edit")]
     states += [lambda: page.click("#show-settings")]
     for reach in states:
         reach()

@@ -234,7 +234,9 @@ export async function edit(message) {
 async function toVersion(message, name) {
   turnTo(state.open, message);
   draw();
-  views.get(message).rest.querySelector(`[aria-label="${name}"]`).focus();
+  const { rest, versions } = views.get(message);
+  rest.querySelector(`[aria-label="${name}"]`).focus();
+  say(`Version ${versions.indexOf(message) + 1} of ${versions.length}.`);
   await save(state.open);
 }
 

@@ -115,7 +115,7 @@ export class MessageView {
       button(sign, () => this.actions.toVersion(versions.at(to % versions.length), name), { "aria-label": name });
     return [
       arrow("‹", "Earlier version", at - 1),
-      element("span", { class: "note" }, `${at + 1}/${versions.length}`),
+      element("span", {}, `${at + 1}/${versions.length}`),
       arrow("›", "Later version", at + 1),
     ];
   }
