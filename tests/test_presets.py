@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+import localspec
 from localspec.errors import DownloadError, OptionError, PresetError
 from localspec.hub.hub_file import HEAD_SIGN, HubFile, HubModel, all_parts, choose_quantization
+from localspec.presets.installed import preset_state
 from localspec.presets.located import locate
-from localspec.presets.preset import LocalModel, PackagedModel, hub_files
+from localspec.presets.preset import LocalModel, PackagedModel, Preset, hub_files
 from localspec.presets.preset_file import read_presets
 from localspec.presets.presets import (
     find_preset,
@@ -21,8 +25,10 @@ from localspec.presets.presets import (
     user_presets_file,
 )
 from localspec.presets.source import Quantized, parse_source
+from localspec.presets.toml_text import parse_toml
 from localspec.sampling.params import SamplingParams
 
+ROOT = Path(__file__).parent.parent
 PRESETS = load_presets()
 
 # The sums of all models, as public catalogues list the files.
@@ -113,7 +119,10 @@ def test_presets_of_families_that_see_have_a_projector():
 
 
 def test_the_plain_presets_are_demo_and_those_of_the_hub():
-    assert [name for name in PRESETS if "@" not in name] == ["demo", *NUM_BYTES]
+    plain = {name: preset for name, preset in PRESETS.items() if "@" not in name}
+    of_hub = [name for name, preset in plain.items() if hub_files(preset.models)]
+    assert of_hub == [*NUM_BYTES]
+    assert plain.keys() - of_hub == {"demo", "smollm2-135m"}
 
 
 def test_heads_are_told_by_their_names_and_lie_beside_their_targets():
@@ -162,6 +171,68 @@ def test_the_demo_pair_came_with_the_package():
     assert all(isinstance(model, PackagedModel) for model in preset.models)
     target, draft = locate(preset).values()
     assert target.stat().st_size + draft.stat().st_size <= 14_000_000
+
+
+@pytest.fixture
+def llm_fox(tmp_path, monkeypatch, demo_draft) -> Path:
+    """A model that an installed package brings, as pip leaves it."""
+    (tmp_path / "llm_fox").mkdir()
+    model = shutil.copy(demo_draft, tmp_path / "llm_fox" / "fox.gguf")
+    (tmp_path / "llm_fox" / "__init__.py").write_text("raise AssertionError('imported')")
+    about = tmp_path / "llm_fox-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-fox\nVersion: 1.0\n")
+    (about / "RECORD").write_text("llm_fox/__init__.py,,\nllm_fox/fox.gguf,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return Path(model)
+
+
+def of_package(sha256: str, extra: str = "") -> Preset:
+    text = (
+        '[fox]\ndescription = "A fox"\ncontext_length = 64\n[fox.target]\n'
+        f'packaged = "fox.gguf"\npackage = "llm-fox"\nsha256 = "{sha256}"\nextra = "{extra}"\n'
+    )
+    return read_presets("mine.toml", text, {})["fox"]
+
+
+def test_a_file_of_another_package_is_found_by_name_and_checked_by_its_digest(llm_fox):
+    preset = of_package(hashlib.sha256(llm_fox.read_bytes()).hexdigest())
+    assert locate(preset) == {"target": llm_fox}
+    assert preset_state(preset).is_installed
+    with localspec.load(preset) as engine:
+        assert engine.generate("Hi", max_tokens=2).reply().token_ids
+    assert locate(of_package("")) == {"target": llm_fox}
+    for refused in (locate, localspec.load, localspec.explain, localspec.download):
+        with pytest.raises(PresetError, match="sha256 is not 0000") as caught:
+            refused(of_package("0" * 64))
+        assert caught.value.hint.endswith("--force-reinstall --no-deps llm-fox")
+
+
+def test_a_file_of_a_package_that_changes_is_read_again(llm_fox):
+    preset = of_package(hashlib.sha256(llm_fox.read_bytes()).hexdigest())
+    locate(preset)
+    llm_fox.write_bytes(b"another")
+    with pytest.raises(PresetError, match="sha256"):
+        locate(preset)
+
+
+def test_a_package_that_is_missing_is_named_with_what_installs_it():
+    assert preset_state(of_package("")).state == "absent"
+    for extra, hint in (("", "pip install llm-fox"), ("x", "pip install 'localspec[x]'")):
+        for refused in (locate, localspec.load, localspec.explain, localspec.download):
+            with pytest.raises(PresetError, match="package llm-fox") as caught:
+                refused(of_package("", extra))
+            assert caught.value.hint == f"Install it: {hint}"
+
+
+def test_each_extra_that_presets_name_installs_their_package():
+    project = parse_toml((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    for preset in PRESETS.values():
+        for model in preset.models:
+            if isinstance(model, PackagedModel) and model.extra:
+                needed = project["optional-dependencies"][model.extra]
+                assert [each.partition(">")[0] for each in needed] == [model.package]
+                assert len(model.sha256) == 64
 
 
 def test_an_unknown_preset_names_near_ones_and_not_all_of_them():

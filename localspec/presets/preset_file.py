@@ -32,7 +32,7 @@ Table = Mapping[str, Any]
 _COMMON: dict[str, type] = {"quantization": str, "license": str}
 _FILE: dict[str, type] = {"file": str, "size_bytes": int, "sha256": str}
 _MODEL: dict[str, dict[str, type]] = {
-    "packaged": {"packaged": str, **_COMMON},
+    "packaged": {"packaged": str, "package": str, "extra": str, "sha256": str, **_COMMON},
     "path": {"path": str, **_COMMON},
     "repo": {"repo": str, "revision": str, "parts": list, **_FILE, **_COMMON},
 }
@@ -121,7 +121,7 @@ class _PresetReader:
         self._check(table, _MODEL[kinds[0]], (role,))
         common = {key: table.get(key, "") for key in _COMMON}
         if kinds[0] == "packaged":
-            return PackagedModel(packaged=table["packaged"], **common)
+            return PackagedModel(**{**table, **common})
         if kinds[0] == "path":
             # Not Path.expanduser, which raises for the home of an unknown user.
             return LocalModel(path=Path(os.path.expanduser(table["path"])), **common)
