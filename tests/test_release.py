@@ -46,7 +46,6 @@ def test_a_released_package_links_to_its_repository():
     targets = re.findall(r"\]\(([^)]+)\)", readme)
     assert f"{HOME}/blob/v1/docs/performance.md" in targets
     assert all(target.startswith(("https://", "#")) for target in targets)
-    assert f"git clone {HOME} " in readme
 
 
 @in_the_repository

@@ -167,6 +167,15 @@ def test_every_dependency_has_a_lower_bound():
     assert not [each for each in requirements if not bound.match(each)]
 
 
+def test_the_extra_all_is_the_server_and_the_grammar():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    assert extras["all"] == extras["server"] + extras["grammar"]
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert re.findall(r"pip install '\.\[(\w+)\]'", readme)[0] == "all"
+
+
 def test_the_workflow_audits_dependencies():
     text = (ROOT / ".github/workflows/nightly.yml").read_text("utf-8")
     assert re.search(r"pip install '\.\[server,grammar,plot\]' pip-audit", text)
