@@ -8,10 +8,10 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
-from llama_cpp import mtmd_cpp
 from numpy.typing import NDArray
 
 import inside
+from localspec.llama.library import mtmd
 from localspec.llama.model import LlamaModel
 from localspec.pictures.picture import Picture
 
@@ -25,6 +25,7 @@ def logits_by_hand(
 
     The cache is emptied before, and after.
     """
+    mtmd_cpp = mtmd()
     model.truncate(0)
     context = inside.projector_context(model)
     bitmaps = [
@@ -52,7 +53,7 @@ def logits_by_hand(
     assert status == 0
     found = llama_cpp.llama_get_logits_ith(model.handle.context, -1)
     row = np.ctypeslib.as_array(found, (model.vocab_size,)).copy()
-    ids = _ids(chunks)
+    ids = _ids(mtmd_cpp, chunks)
     mtmd_cpp.mtmd_input_chunks_free(chunks)
     for each in bitmaps:
         mtmd_cpp.mtmd_bitmap_free(each)
@@ -60,7 +61,7 @@ def logits_by_hand(
     return row, ids, behind.value
 
 
-def _ids(chunks: Any) -> list[int]:
+def _ids(mtmd_cpp: Any, chunks: Any) -> list[int]:
     """Ids of tokens, and -1 for each cell."""
     found: list[int] = []
     for number in range(mtmd_cpp.mtmd_input_chunks_size(chunks)):

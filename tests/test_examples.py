@@ -237,6 +237,7 @@ def display(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server.wait()
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("display")
 def test_the_tk_window_stays_alive_and_stops(engine):
     tkinter = pytest.importorskip("tkinter", reason="tkinter is not installed")

@@ -113,3 +113,27 @@ def test_what_starts_a_process_has_the_mark(tmp_path):
     failed = re.findall(r"^ERROR .*::(\w+)", done.stdout, re.M)
     assert failed == ["test_of_a_fixture", "test_itself", "test_by_multiprocessing"]
     assert "5 passed, 3 errors" in done.stdout
+
+
+STARTS = re.compile(r"\bsubprocess\.(Popen|run|call|check_\w+)\(|\bos\.(fork|forkpty)\(")
+MARKS = re.compile(r"\bmark\.(process|slow)\b")
+
+
+def test_what_starts_a_process_has_the_mark_also_where_its_program_is_missing():
+    """A test or fixture that starts one on some machines only would fail on those alone."""
+    unmarked = []
+    for path in sorted((ROOT / "tests").glob("test_*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        functions = [each for each in tree.body if isinstance(each, ast.FunctionDef)]
+        whole = [each for each in tree.body if "pytestmark" in ast.unparse(each)[:12]]
+        if any(MARKS.search(ast.unparse(each)) for each in whole):
+            continue
+        starting = {each.name for each in functions if STARTS.search(ast.unparse(each))}
+        for each in functions:
+            marks = " ".join(map(ast.unparse, each.decorator_list))
+            fixtures = {argument.arg for argument in each.args.args}
+            fixtures |= set(re.findall(r"usefixtures\('(\w+)'", marks))
+            is_test = each.name.startswith("test_") and not MARKS.search(marks)
+            if is_test and starting & {each.name, *fixtures}:
+                unmarked.append(f"{path.name}: {each.name}")
+    assert unmarked == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import re
@@ -213,6 +214,28 @@ def test_a_size_has_a_number_and_a_unit(size):
     result = refused("--cache-disk", size)
     assert result.exit_code == 2
     assert "give one like 8GB, 500MB or 0" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("command", ["serve", "claude", "codex", "opencode"])
+def test_packages_that_lack_are_asked_for_before_anything_starts(
+    command, tmp_path, monkeypatch, own_config
+):
+    program = tmp_path / command
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name in ("anyio", "uvicorn") else found(name, *rest),
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    result = CliRunner().invoke(main, [command, "qwen2-7b", "--port", str(port)])
+    assert result.exit_code == 2, result.output
+    assert "the server needs anyio and uvicorn, not installed here" in result.stderr
+    assert "pip install 'localspec[all]'" in result.stderr
 
 
 def test_what_cannot_be_served():

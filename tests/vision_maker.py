@@ -9,10 +9,13 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 from gguf import GGMLQuantizationType
 from hybrid_maker import Weights
 
 from gguf_maker import write_random_model, write_spm_tokenizer
+from localspec.errors import OptionError
+from localspec.llama.library import mtmd
 from localspec.pictures.picture import Picture
 from model_writer import ModelWriter
 
@@ -44,14 +47,25 @@ _IN_PARTS = ("qwen2vl_merger", "qwen3vl_merger")  # whose positions have parts
 _MERGED = 2  # patches in a row that become one cell
 
 
+def need_libmtmd() -> None:
+    """Skip what shows pictures to a model where llama-cpp-python was built without."""
+    try:
+        mtmd()
+    except OptionError as error:
+        pytest.skip(f"libmtmd is missing: {error}")
+
+
 def write_vision_pair(
     folder: Path, kind: str, *, seed: int = 0, side: int = 0, **shape: object
 ) -> tuple[Path, Path]:
     """A language model of 64 numbers and a projector of that kind, in a folder.
 
+    Skips the test where no libmtmd could read what the projector is shown.
+
     side: of what it looks at at once, if not its usual one. shape: as for
     `write_random_model`.
     """
+    need_libmtmd()
     architecture, _ = KINDS[kind]
     tokenizer = write_vision_tokenizer(folder, kind)
     extra: dict[str, object] = {}

@@ -27,7 +27,7 @@ import click
 from localspec.cli.download import offer_download
 from localspec.cli.help import Command
 from localspec.cli.model_options import context_option, model_argument
-from localspec.cli.serve import DEFAULT_PORT, opencode_settings, usual_name
+from localspec.cli.serve import DEFAULT_PORT, opencode_settings, require_server, usual_name
 from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
 from localspec.errors import LocalspecError, OptionError
@@ -162,6 +162,7 @@ def _server(model: str | None, context_length: int | None, port: int) -> Iterato
     if found is not None:
         yield _chosen(found, model, context_length, port)
         return
+    require_server()  # before a download
     words = ["serve", *([] if model is None else [model]), "--port", str(port)]
     if context_length is not None:
         words += ["--ctx", str(context_length)]

@@ -189,7 +189,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
         curl http://127.0.0.1:8617/v1/chat/completions \\
             -d '{"messages": [{"role": "user", "content": "Hello!"}]}'
     """
-    _require_server()
+    require_server()
     from localspec.server.app import Limits, Server
     from localspec.server.guard import AccessRules
     from localspec.server.running import Runner, listen
@@ -335,13 +335,14 @@ def _at_once(model: ServedModel) -> str:
     )
 
 
-def _require_server() -> None:
-    for library in ("starlette", "uvicorn"):
-        if importlib.util.find_spec(library) is None:
-            raise OptionError(
-                f"the server needs {library}, which is not installed",
-                "Install both: python -m pip install starlette uvicorn",
-            )
+def require_server() -> None:
+    """Raise OptionError if packages lack that the server needs."""
+    needed = ("anyio", "starlette", "uvicorn")
+    if lacking := [name for name in needed if importlib.util.find_spec(name) is None]:
+        raise OptionError(
+            f"the server needs {' and '.join(lacking)}, not installed here",
+            "Install what it needs: pip install 'localspec[all]'",
+        )
 
 
 def _keys(path: Path | None) -> list[str]:
