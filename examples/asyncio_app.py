@@ -3,9 +3,9 @@
     python examples/asyncio_app.py 8765
     nc localhost 8765
 
-The engine does one answer at a time, so the connections take turns; each finds its own
-conversation still in the caches. Whoever hangs up ends their answer. Line breaks within an
-answer become spaces, so that its end is where the line ends.
+The engine gives up to four answers at once, and whoever comes then waits in line; each finds
+its own conversation still in the caches. Whoever hangs up ends their answer. Line breaks within
+an answer become spaces, so that its end is where the line ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ class Server:
 
     def __init__(self, engine: localspec.Engine) -> None:
         self._engine = engine
-        self._turn = asyncio.Lock()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one connection until it ends."""
@@ -30,8 +29,7 @@ class Server:
             line = asyncio.ensure_future(reader.readline())
             while question := (await line).decode("utf-8", errors="replace").strip():
                 line = asyncio.ensure_future(reader.readline())
-                async with self._turn:
-                    await self._answer(chat, question, line, writer)
+                await self._answer(chat, question, line, writer)
         finally:
             line.cancel()
             writer.close()
@@ -43,7 +41,7 @@ class Server:
         line: asyncio.Future[bytes],
         writer: asyncio.StreamWriter,
     ) -> None:
-        async with chat.send(question) as answer:
+        async with chat.send(question, queue=True) as answer:
             async for piece in answer:
                 if line.done() and not line.result():
                     return  # they are gone; leaving the block stops the engine
@@ -55,11 +53,13 @@ class Server:
 
 
 async def main(port: int) -> None:
-    with localspec.load() as engine:
+    with localspec.load(parallel=4) as engine:
         server = await asyncio.start_server(Server(engine).serve, "127.0.0.1", port)
         print("listening on", server.sockets[0].getsockname()[1], flush=True)
         await server.serve_forever()
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/asyncio_app.py PORT")
     asyncio.run(main(int(sys.argv[1])))

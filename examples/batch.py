@@ -31,4 +31,6 @@ def main(questions: Path, answers: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python examples/batch.py QUESTIONS.txt ANSWERS.jsonl")
     main(Path(sys.argv[1]), Path(sys.argv[2]))

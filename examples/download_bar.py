@@ -32,4 +32,6 @@ def main(preset: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/download_bar.py PRESET")
     main(sys.argv[1])

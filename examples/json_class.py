@@ -30,5 +30,7 @@ def read_animal(engine: localspec.Engine, text: str) -> Animal:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python examples/json_class.py MODEL TEXT")
     with localspec.load(sys.argv[1]) as engine:
         print(read_animal(engine, sys.argv[2]))

@@ -3,11 +3,10 @@
     uvicorn --factory examples.starlette_app:main
     curl -N -d "Tell me a story." http://127.0.0.1:8000/anna
 
-An engine writes one answer at a time, so a lock is the queue. Whoever hangs up cancels the task
-of the request, and with it the answer, within one decode.
+The engine gives up to four answers at once, and whoever comes then waits in line. Whoever hangs
+up cancels the task of the request, and with it the answer, within one decode.
 """
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -25,7 +24,6 @@ class Visitors:
     def __init__(self, engine: localspec.Engine) -> None:
         self.engine = engine
         self.chats: dict[str, localspec.Chat] = {}
-        self.turn = asyncio.Lock()
 
     async def answer(self, request: Request) -> StreamingResponse:
         question = (await request.body()).decode(errors="replace")
@@ -33,16 +31,15 @@ class Visitors:
         return StreamingResponse(pieces, media_type="text/plain; charset=utf-8")
 
     async def pieces(self, visitor: str, question: str) -> AsyncIterator[str]:
-        async with self.turn:
-            try:
-                begun = self.engine.chat(system="You are terse.")
-                chat = self.chats.setdefault(visitor, begun)
-                async with chat.send(question) as answer:
-                    async for piece in answer:
-                        if not piece.is_thought:
-                            yield piece.text
-            except localspec.LocalspecError as error:
-                yield f"(I cannot answer: {error})"
+        try:
+            begun = self.engine.chat(system="You are terse.")
+            chat = self.chats.setdefault(visitor, begun)
+            async with chat.send(question, queue=True) as answer:
+                async for piece in answer:
+                    if not piece.is_thought:
+                        yield piece.text
+        except localspec.LocalspecError as error:
+            yield f"(I cannot answer: {error})"
 
 
 def make_app(engine: localspec.Engine) -> Starlette:
@@ -56,4 +53,4 @@ def make_app(engine: localspec.Engine) -> Starlette:
 
 
 def main() -> Starlette:
-    return make_app(localspec.load())
+    return make_app(localspec.load(parallel=4))

@@ -20,7 +20,6 @@ from localspec.chat.template import Message
 from localspec.chat.turns import Turn
 from localspec.cli import launch
 from localspec.engine import loading
-from localspec.engine.access import Access, EngineTurn
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.engine import Engine
@@ -41,6 +40,7 @@ from localspec.server.answered_texts import AnsweredText
 from localspec.server.running import Runner
 from localspec.server.served_models import ServedModel
 from localspec.speculative.loop import SpeculativeDecoder
+from localspec.streaming.access import Access, EngineTurn
 from localspec.streaming.answer import Answer
 from localspec.streaming.answer_run import AnswerState
 from localspec.streaming.cancellation import CancelCheck, never

@@ -8,8 +8,8 @@ import time
 import pytest
 
 import localspec
-from localspec.engine.access import Access, busy
 from localspec.errors import EngineError, Interrupted
+from localspec.streaming.access import Access, busy
 
 
 def access_of(num_places):

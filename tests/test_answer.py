@@ -86,3 +86,36 @@ def test_the_template_says_whether_it_has_a_switch_for_thoughts(engine):
     ):
         template = ChatTemplate(source, bos="", eos="")
         assert template.has_think_switch is has_switch
+
+
+def test_an_answer_and_its_reply_are_shown_as_their_text(engine):
+    options = {"temperature": 0, "max_tokens": 12}
+    expected = engine.generate("What is 7 times 8?", **options).reply()
+    answer = engine.generate("What is 7 times 8?", **options)
+    assert repr(answer) == "<Answer, not read to its end>"
+    assert str(answer) == f"{answer}" == str(expected) == expected.text
+    num_tokens = len(expected.token_ids)
+    assert repr(expected) == f"<Reply {expected.text!r}, {num_tokens} tokens, stop>"
+    assert repr(answer) == f"<Answer, {expected!r}>"
+    half = engine.generate("What is 7 times 8?", **options)
+    next(half)
+    assert str(half) == expected.text
+    cancelled = engine.generate("What is 7 times 8?", **options)
+    cancelled.cancel()
+    assert str(cancelled) == ""
+    long = engine.generate("Tell me a story.", max_tokens=60).reply()
+    assert len(repr(long)) < 80
+    assert "\n" not in repr(long)
+
+
+def test_an_answer_that_is_being_read_is_shown_without_reading_it(engine):
+    with engine.generate("Tell me a story.", ignore_eos=True) as answer:
+        next(answer)
+        before = repr(answer)
+        assert before == repr(answer) == "<Answer, not read to its end>"
+    assert str(answer) == answer.reply().text != ""
+
+
+def test_an_engine_is_shown_in_one_line(engine):
+    what = f"{engine.description!r}, context of {engine.context_length} tokens"
+    assert repr(engine) == f"<{type(engine).__name__} {what}>"

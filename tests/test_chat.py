@@ -348,3 +348,32 @@ def test_clear_keeps_the_system_message(engine):
     chat.send("Hello", max_tokens=3).reply()
     chat.clear()
     assert chat.messages == ({"role": "system", "content": "Be brief."},)
+
+
+def test_a_copy_goes_on_by_itself(engine):
+    options = {"temperature": 0, "max_tokens": 8}
+    chat = engine.chat(system="You are terse.")
+    assert repr(chat) == "<Chat of 0 turns>"
+    chat.send("Hello!", **options).reply()
+    with chat.send("Tell me a story.", **options) as running:
+        next(running)
+        branch = chat.copy()
+        assert len(branch.messages) == 3
+    assert repr(branch) == "<Chat of 1 turns>"
+    before = chat.messages
+    one = branch.send("What is 7 times 8?", **options).reply()
+    branch.system = None
+    assert chat.messages == before
+    assert [message["content"] for message in branch.messages] == [
+        "Hello!", before[2]["content"], "What is 7 times 8?", one.text,
+    ]  # fmt: skip
+    again = branch.copy()
+    again.undo()
+    assert len(branch.messages) == 4
+    assert again.send("What is 7 times 8?", **options).reply().text
+    cut = branch.send("Tell me a story.", **options).reply()
+    assert cut.finish_reason == "length"
+    other = branch.copy()
+    rest = [each.continue_answer(**options).reply().text for each in (branch, other)]
+    assert rest[0] == rest[1] != ""
+    assert branch.messages == other.messages

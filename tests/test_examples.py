@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,10 +54,23 @@ def test_a_chat_on_a_terminal_in_ten_lines(tmp_path):
     assert len(done.stdout) > 50
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_one_that_wants_arguments_says_which(path, tmp_path):
+    if "sys.argv" not in path.read_text("utf-8"):
+        pytest.skip("it takes none")
+    shutil.copy(path, tmp_path)
+    done = subprocess.run(
+        [sys.executable, path.name], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(rf"usage: python examples/{path.name}( [A-Z]+(\.\w+)?)+\n", done.stderr)
+
+
 @pytest.fixture
 def engine() -> Iterator[localspec.Engine]:
     """The demo pair with the same answers every time: drawn ones are now and then short."""
-    with localspec.load() as engine:
+    with localspec.load(parallel=4, exact=True) as engine:
         engine.sampling = replace(engine.sampling, temperature=0.0)
         yield engine
 

@@ -47,7 +47,7 @@ class NoModels:
 def make_room(chat, begun):
     """The prompt of the chat's next answer, and how many oldest turns leave for it."""
     exchange = ChatExchange(chat, begun, inside.turns(chat), AnswerOptions())
-    return exchange.prompt(never), exchange.num_leaving
+    return exchange.made(never), exchange.num_leaving
 
 
 def turns_of(rng, number):

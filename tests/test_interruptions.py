@@ -23,7 +23,7 @@ OWL = "Tell me a story about an owl."  # answered without a near tie that roundi
 AGAIN = "the fox and the owl and the fox and the owl and the"
 # What holds state that two places share.
 LEASE = (
-    "engine/access.py",
+    "streaming/access.py",
     "engine/engine.py",
     "engine/base.py",
     "streaming/answer.py",

@@ -13,7 +13,6 @@ import localspec
 from gguf_maker import write_random_model
 from localspec.chat.template import BUILT_IN
 from localspec.cli.terminal.dialogue import idle_time
-from localspec.engine.access import Access, busy
 from localspec.engine.prefill import prepare
 from localspec.errors import BusyError, ContextError, DecodeError
 from localspec.policy.acceptance import RATES
@@ -25,6 +24,7 @@ from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.speculative.thread_policy import FixedThreads
+from localspec.streaming.access import Access, busy
 from toy import all_shared
 
 GREEDY = localspec.SamplingParams(temperature=0)

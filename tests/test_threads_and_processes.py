@@ -14,8 +14,8 @@ import pytest
 
 import inside
 import localspec
-from localspec.engine.access import busy
 from localspec.errors import BusyError, EngineError
+from localspec.streaming.access import busy
 from spawned import ALIKE, answer_there, load_again_and_again
 
 GREEDY = localspec.SamplingParams(temperature=0)

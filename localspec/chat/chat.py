@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING
 
 from localspec.chat.prompt import PromptMaker
 from localspec.chat.room import ChatBackend, fitting_prompt
 from localspec.chat.template import Message, template_source
 from localspec.chat.tool_messages import call_message
 from localspec.chat.turns import (
+    MAX_COUNT,
     Turn,
+    Unfinished,
+    is_count,
     messages_of,
     question_message,
     require_no_calls,
@@ -20,7 +23,8 @@ from localspec.chat.turns import (
     system_messages,
     turns_of,
 )
-from localspec.errors import BusyError, EngineError, OptionError
+from localspec.errors import EngineError, OptionError
+from localspec.streaming.access import Access, EngineTurn, still_answering
 from localspec.streaming.answer import Answer
 from localspec.streaming.answer_text import Said
 from localspec.streaming.cancellation import CancelCheck, never
@@ -34,19 +38,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
     from localspec.pictures.picture import PictureSource
-
-MAX_COUNT = 2**31 - 1  # of turns
-
-
-class Unfinished(NamedTuple):
-    """An answer that was cut: a prompt with all its tokens.
-
-    turn: whose random numbers it has. revision: of the conversation, after the answer.
-    """
-
-    prompt: Prompt
-    turn: int
-    revision: int
 
 
 # Questions that have nothing in common, and may merge with what a template puts before them.
@@ -79,7 +70,7 @@ class Chat:
         self._maker = PromptMaker(engine.vocabulary, source, think=think, vision=vision)
         self._num_asked = 0
         self._revision = 0  # counts changes: an answer asked for before one is refused
-        self._answering: Callable[[], ChatExchange | None] = _nothing
+        self._line = Access()  # for the next answer
         self._unfinished: Unfinished | None = None  # the last answer, if it was
         self._tools: tuple[Tool, ...] = ()  # those of the last answer
 
@@ -136,8 +127,9 @@ class Chat:
         images: pictures that go with it, see `Picture.read`; they stay in the conversation.
 
         tools: those that the model may call from now on, until others are given; see
-        `send_tool_results`. The conversation changes only when the answer is read. Then
-        ContextError is raised if the message alone does not fit the context, and the
+        `send_tool_results`. With queue=True it waits for answers to questions that were asked
+        before, and stands behind them. The conversation changes only when the answer is read.
+        Then ContextError is raised if the message alone does not fit the context, and the
         conversation stays as it was.
         """
         require_no_calls(self._turns)
@@ -224,7 +216,7 @@ class Chat:
 
         A picture's own are negative numbers.
         """
-        return self._as_asked(text, images).prompt(never).tokens
+        return self._as_asked(text, images).made(never).tokens
 
     def _as_asked(self, text: str, images: Sequence[PictureSource] = ()) -> ChatExchange:
         asked = (question_message(text, images),)
@@ -246,10 +238,19 @@ class Chat:
     def _beginning(self, is_cancelled: CancelCheck) -> list[int]:
         """The beginning of the next prompt, whatever is asked. Raises Interrupted."""
         first, second = map(self._as_asked, _PROBES)
-        prompt = first.prompt(is_cancelled)
+        prompt = first.made(is_cancelled)
         other = second.prompt_behind(first.kept, is_cancelled)
         pairs = zip(prompt.tokens, other.tokens, strict=False)
         return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+
+    def copy(self) -> Chat:
+        """Another conversation that begins as this one is now: each goes on by itself."""
+        other = copy.copy(self)
+        other._line = Access()
+        return other
+
+    def __repr__(self) -> str:
+        return f"<Chat of {len(self._forgotten + self._turns)} turns>"
 
     def clear(self) -> None:
         """Forget every turn; the system message stays."""
@@ -308,19 +309,39 @@ class ChatExchange(Exchange):
     ) -> None:
         super().__init__(options)
         self.owner: Chat = chat
-        self.turn = chat._num_asked if unfinished is None else unfinished.turn
-        self._system, self._asked, self._turns = chat._system, asked, turns
-        self._use = options.tool_use(chat._tools)
-        self._replaced = chat._turns[len(turns) :]
-        self._revision = chat._revision
+        self.place: EngineTurn = chat._line.turn()
+        self._asked = asked
+        self._is_new = turns is chat._turns
+        self._see(turns)
         self._prompt: Prompt | None = None
         self._said: Message = {"role": "assistant", "content": ""}  # of the answer so far
         if unfinished is not None:
             self._prompt, self._said = unfinished.prompt, self._replaced[0][-1]
+            self.turn = unfinished.turn
         self.num_leaving = 0  # oldest turns that are forgotten
 
+    def _see(self, turns: list[Turn]) -> None:
+        """Look at the conversation as it is now."""
+        chat = self.owner
+        self.turn, self._revision = chat._num_asked, chat._revision
+        self._system, self._turns = chat._system, turns
+        self._use = self.options.tool_use(chat._tools)
+        self._replaced = chat._turns[len(turns) :]
+
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
-        """Raises ContextError, TemplateError."""
+        """Raises BusyError, ContextError, TemplateError, and Interrupted in the line.
+
+        OptionError where the answer before has called tools.
+        """
+        chat, waits = self.owner, self.options.queue
+        chat._line.take(self.place, still_answering, waits=waits, is_cancelled=is_cancelled)
+        if waits and self._is_new:  # it stands behind those that were answered meanwhile
+            require_no_calls(chat._turns)
+            self._see(chat._turns)
+        return self.made(is_cancelled)
+
+    def made(self, is_cancelled: CancelCheck) -> Prompt:
+        """The prompt behind the conversation as it was seen, whoever answers in it now."""
         if self._prompt is None:
             self._prompt, self.num_leaving = fitting_prompt(
                 self.owner._engine,
@@ -338,19 +359,12 @@ class ChatExchange(Exchange):
     def begin(self) -> None:
         """Raises EngineError where the conversation has changed."""
         chat = self.owner
-        other = chat._answering()
-        if other is not None and not other.is_over():  # in another lane
-            raise BusyError(
-                "the last question of this conversation is still being answered",
-                "Finish or close that answer first.",
-            )
         if chat._revision != self._revision:
             raise EngineError(
                 "the conversation has changed, or another answer of it came first",
                 "Ask again.",
             )
         chat._revision += 1
-        chat._answering = weakref.ref(self)
         chat._num_asked = max(chat._num_asked, self.turn + 1)
         chat._tools = self._use.tools
         # Both at once: an exception of a signal handler may come between two lines.
@@ -359,7 +373,6 @@ class ChatExchange(Exchange):
 
     def remember(self, reply: Reply, said: Said | None) -> None:
         chat, prompt = self.owner, self._prompt
-        chat._answering = _nothing
         if prompt is None or chat._revision != self._revision + 1:
             return  # it was cleared, say, while the answer came
         if said is not None:
@@ -382,12 +395,3 @@ class ChatExchange(Exchange):
     def kept(self) -> list[Turn]:
         """The turns before it that are not forgotten."""
         return self._turns[self.num_leaving :]
-
-
-def _nothing() -> None:
-    """Which answer of a conversation comes, while none does."""
-
-
-def is_count(value: object) -> TypeGuard[int]:
-    """Whether it can be a number of turns: 0 to MAX_COUNT."""
-    return isinstance(value, int) and 0 <= value <= MAX_COUNT

@@ -250,7 +250,7 @@ def _files(name: str) -> tuple[Path, Path]:
 
 
 def _session(name: str, path: Path, content: Any) -> Session:
-    from localspec.chat.chat import is_count  # late: names of sessions are listed without it
+    from localspec.chat.turns import is_count  # late: names of sessions are listed without it
 
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise _unreadable(path, "it is not a localspec session")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.shown import attached_pictures, shown_in, with_shown
 from localspec.chat.template import Message
 from localspec.errors import OptionError
+from localspec.streaming.prompt import Prompt
 
 if TYPE_CHECKING:
     from localspec.pictures.picture import PictureSource
 
+MAX_COUNT = 2**31 - 1  # of turns
 _PICTURE_SIZE = 1000  # characters of text that take about as many tokens
 # A question and its answer; where that calls tools, their results and the next answer.
 Turn = tuple[Message, ...]
@@ -150,3 +152,19 @@ def _text(result: object) -> str:
         raise OptionError(
             f"a result is {result!r:.80}: {error}", "Give a text, or what JSON can hold."
         ) from error
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether it can be a number of turns: 0 to MAX_COUNT."""
+    return isinstance(value, int) and 0 <= value <= MAX_COUNT
+
+
+class Unfinished(NamedTuple):
+    """An answer that was cut: a prompt with all its tokens.
+
+    turn: whose random numbers it has. revision: of the conversation, after the answer.
+    """
+
+    prompt: Prompt
+    turn: int
+    revision: int

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from localspec.chat.chat import Chat
 from localspec.chat.prompt import PromptMaker, takes_tools
 from localspec.chat.template import NO_VARIABLES, ChatTemplate, Message, template_source
-from localspec.engine.access import Access, EngineTurn
 from localspec.engine.arguments import checked_chat, question_messages, token_ids
 from localspec.errors import ClosedError, EngineError, OptionError
 from localspec.fork_guard import OwnProcess
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
+from localspec.streaming.access import Access, EngineTurn
 from localspec.streaming.answer import Answer, PieceReader
 from localspec.streaming.answer_run import AnswerState
 from localspec.streaming.cancellation import CancelCheck, Cancellation
@@ -80,6 +80,10 @@ class BaseEngine(abc.ABC):
         self._is_ending = False
         self._maker: tuple[tuple[str, bool], PromptMaker] | None = None  # the last one used
         weakref.finalize(self, _end_at_exit, weakref.ref(self))
+
+    def __repr__(self) -> str:
+        what = f"{self.description!r}, context of {self.context_length} tokens"
+        return f"<{type(self).__name__} {what}>"
 
     @property
     def parallel(self) -> int:
@@ -169,8 +173,10 @@ class BaseEngine(abc.ABC):
         rule = make_rule(options.rule, is_greedy=is_greedy, seed=seed, randomness=drawn)
         state = AnswerState(options, sampling, rule.name)
         turn = self._access.turn(is_shared=True)
-        exchange.is_over = lambda: turn.is_over
-        reader = PieceReader(state, turn.of(self._pieces(turn, exchange, state)))
+        pieces = turn.of(self._pieces(turn, exchange, state))
+        if exchange.place is not None:
+            exchange.place.of(pieces)
+        reader = PieceReader(state, pieces)
         with self._listing:
             self._readers.add(reader)  # which ends with the engine
         return Answer(reader)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from localspec.chat.room import longer_context
 from localspec.constraints.guidance import not_kept
-from localspec.engine.access import EngineTurn, busy, in_use
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_disk import CacheRoom
 from localspec.engine.cache_file import read_caches, write_caches
@@ -36,6 +35,7 @@ from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import Drafting, DraftPolicy, ProposerKind
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
+from localspec.streaming.access import EngineTurn, busy, in_use
 from localspec.streaming.answer_run import AnswerRun, AnswerState
 from localspec.streaming.cancellation import CancelCheck, Cancellation, never
 from localspec.streaming.exchange import Exchange

@@ -6,7 +6,6 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from localspec.engine.access import EngineTurn
 from localspec.engine.cache_disk import CacheRoom
 from localspec.engine.cache_pool import CachePool, TextPlace
 from localspec.engine.cache_store import CacheStore
@@ -25,6 +24,7 @@ from localspec.policy.threads import AdaptiveThreads
 from localspec.speculative.lookup import Lookup
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.policy_api import Drafting, DraftPolicy
+from localspec.streaming.access import EngineTurn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

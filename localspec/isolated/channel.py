@@ -8,8 +8,8 @@ from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
-from localspec.engine.access import Access, EngineTurn, in_use
 from localspec.errors import LocalspecError
+from localspec.streaming.access import Access, EngineTurn, in_use
 from localspec.streaming.cancellation import CancelCheck, never
 
 

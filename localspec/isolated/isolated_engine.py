@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localspec.engine.access import Access, EngineTurn, busy, in_use
 from localspec.engine.base import BaseEngine, Found
 from localspec.engine.loading import OTHER_KEYWORDS
 from localspec.engine.sources import LoadKeywords
@@ -31,6 +30,7 @@ from localspec.isolated.process import ChildProcess
 from localspec.isolated.read_pieces import ReadPieces
 from localspec.isolated.watch import Watch
 from localspec.presets.preset import Preset
+from localspec.streaming.access import Access, EngineTurn, busy, in_use
 from localspec.streaming.answer_run import AnswerState
 from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.exchange import Exchange

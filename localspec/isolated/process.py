@@ -12,7 +12,6 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from localspec.engine.access import EngineTurn
 from localspec.engine.sources import servers_used
 from localspec.errors import ClosedError, CrashedError, EngineError, RpcError
 from localspec.isolated.channel import Channel
@@ -20,6 +19,7 @@ from localspec.isolated.child import serve_engine
 from localspec.isolated.facts import EngineFacts
 from localspec.llama.rpc_servers import ask_servers
 from localspec.preflight.side_by_side import MOST_PARALLEL
+from localspec.streaming.access import EngineTurn
 
 if TYPE_CHECKING:
     from localspec.engine.sources import LoadKeywords

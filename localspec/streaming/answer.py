@@ -151,12 +151,14 @@ class Answer:
 
         for piece in answer: ...        async for piece in answer: ...
         reply = answer.reply()          reply = await answer
+        print(answer)
 
     Nothing happens before the first piece is asked for: then the prompt is made, which may be
     refused, and the engine is used until the answer ends. On an event loop all that takes time
     happens in a thread of the answer's own. `with` and `async with` close it; so does dropping
     the last reference, and cancelling the task that reads it. An answer that is never read
-    leaves no trace. From any thread, but one may read at a time.
+    leaves no trace. From any thread, but one may read at a time. `str(answer)` is the text of
+    `answer.reply()`: it reads what is left, and waits for it.
     """
 
     def __init__(self, reader: PieceReader) -> None:
@@ -165,6 +167,13 @@ class Answer:
         self._is_awaited = False
         self._closing: asyncio.Task[None] | None = None
         self._reader = reader
+
+    def __str__(self) -> str:
+        return self.reply().text
+
+    def __repr__(self) -> str:
+        result = self._reader.state.result
+        return f"<Answer, {'not read to its end' if result is None else repr(result[0])}>"
 
     def __iter__(self) -> Iterator[Piece]:
         return self._reader

@@ -5,8 +5,9 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 
+from localspec.streaming.access import EngineTurn
 from localspec.streaming.answer_text import Said
-from localspec.streaming.cancellation import CancelCheck, never
+from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Reply
@@ -17,22 +18,22 @@ class Exchange(abc.ABC):
 
     options: of the answer. turn: makes the random numbers of each answer in a conversation its
     own. owner: the conversation, whose text is kept while others are answered; known once the
-    prompt is made. is_over: whether its answer has ended, also where a signal handler kept it
-    from being remembered.
+    prompt is made. place: in the line of that conversation, which its answer has to its end.
     """
 
     turn: int = 0
     owner: object | None = None
+    place: EngineTurn | None = None
 
     def __init__(self, options: AnswerOptions) -> None:
         self.options = options
-        self.is_over: Callable[[], bool] = never
 
     @abc.abstractmethod
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
         """What the model is to read; made when the answer is first read, in that thread.
 
-        It may be refused, and raise Interrupted as soon as `is_cancelled` is true.
+        Other answers may come first in the conversation. It may be refused, and raise
+        Interrupted as soon as `is_cancelled` is true.
         """
 
     def on_cached(self, num_cached: int, num_tokens: int) -> None:  # noqa: B027

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -51,9 +52,9 @@ class Piece:
     step: StepFacts | None = field(default=None, repr=False, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Reply:
-    """A whole answer.
+    """A whole answer. `str(reply)` is its text.
 
     text: what was said, without half a character where it was cut. thoughts: what the model
     thought, where the prompt was made from messages. token_ids include the end token, if the
@@ -80,3 +81,10 @@ class Reply:
     not_kept: tuple[str, ...] = ()
     stopped_by: str | None = None
     num_thought_tokens: int = 0
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        num_tokens = len(self.token_ids)
+        return f"<Reply {reprlib.repr(self.text)}, {num_tokens} tokens, {self.finish_reason}>"

@@ -1,5 +1,7 @@
 """Who may work on an engine: so many answers at once, or something else, alone.
 
+A conversation has a line of its own, for one answer at a time.
+
 Idle work makes way for an answer.
 
 A signal handler can raise between any two instructions, also between taking a right and being
@@ -27,7 +29,7 @@ Work = TypeVar("Work", bound=Generator[Any, None, None])
 
 
 class EngineTurn:
-    """A place in the line for an engine, and the right to work once it is the first.
+    """A place in a line, and the right to work once it is the first.
 
     Over when it was ended, or when the generator that it is for has come to its end in any way:
     returned, raised, closed or dropped. A `with` block ends it, and takes nothing: two in a
@@ -100,7 +102,7 @@ class EngineTurn:
 
 
 class Access:
-    """The line for an engine: its first may work. First come, first served.
+    """The line for an engine or a conversation: its first may work. First come, first served.
 
     num_places: as many of the first may work at once, if they share it.
     """
@@ -189,6 +191,14 @@ def busy() -> BusyError:
     """The refusal of another answer."""
     return BusyError(
         "the engine is producing another answer",
+        "Finish or close that answer first, or wait in line for it: queue=True.",
+    )
+
+
+def still_answering() -> BusyError:
+    """The refusal of another answer in a conversation."""
+    return BusyError(
+        "the last question of this conversation is still being answered",
         "Finish or close that answer first, or wait in line for it: queue=True.",
     )
 
