@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from call_families import FAMILIES, TOOLS
+from call_families import FAMILIES, TOOLS, written_call
+from test_calls import read
 
 from localspec.chat.kept_calls import kept_calls
 from localspec.errors import ConstraintError, OptionError
@@ -241,3 +242,30 @@ def test_marks_that_are_entries_are_named_by_their_ids():
     assert lark.startswith('start: <[7]> "\\n" calls\n')
     assert '"\\n" <[8]> "\\n" <[7]> "\\n"' in lark
     assert "tool_call" not in lark
+
+
+ODD = {"a": {"not": {"type": "string"}}, "b": {"type": "string"}, "c": {"type": "array"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments", "fits"),
+    [
+        ({"properties": ODD, "required": ["a"]}, {"b": "12", "a": "[x", "c": [1]}, True),
+        ({"properties": ODD}, {"c": "[x"}, False),
+        ({"properties": ODD}, {}, True),
+        ({"additionalProperties": True}, {"x": "1", "y z": "a\n[b"}, True),
+        ({"allOf": [{"properties": {"q": {"type": "string"}}}]}, {"q": "a"}, True),
+        ({"additionalProperties": False}, {"x": "1"}, False),
+        ({}, {"x": "1"}, False),
+    ],
+)
+def test_tags_of_a_tool_that_is_not_kept_to_its_schema(schema, arguments, fits):
+    """Or whose schema names no arguments: all of them were forbidden."""
+    use = tool_use([{"name": "f", "parameters": schema}], "auto", is_parallel=True)
+    grammar = kept_calls(form_of(FAMILIES["Qwen3-Coder"].template), use, {})
+    call = written_call("Qwen3-Coder", arguments)
+    assert fit(grammar, behind(grammar, call)) is fits
+    if fits:
+        for is_kept in (True, False):
+            found = read("Qwen3-Coder", call, use=use, is_kept=is_kept)[2]
+            assert found == [("f", {**arguments, "x": 1} if "x" in arguments else arguments)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from localspec.tools.forms import CallForm
-from localspec.tools.schemas import Schema
+from localspec.tools.schemas import Schema, properties_of, takes_text
 from localspec.tools.tool import Tool, ToolUse
 from localspec.tools.values import GrammarTexts, gemma_rules, json_rule, tag_rules
 
@@ -46,7 +46,7 @@ def call_grammar(
     for number, tool in enumerate(use.callable):
         head = "" if form.recipient else spell.of(form.head.replace("NAME", tool.name))
         rules.append(f"call_{number}: {head} args_{number} {spell.of(form.tail)}".rstrip())
-        rules += _arguments(form, number, schema_of(tool), spell)
+        rules += _arguments(form, number, tool, schema_of(tool), spell)
     if form.recipient:
         start, triggers = _messages(use, spell)
         return CallGrammar("\n".join([*start, *rules]) + "\n", triggers, has_frame=True)
@@ -121,10 +121,25 @@ def _messages(use: ToolUse, spell: GrammarTexts) -> tuple[list[str], tuple[str, 
     ], ()
 
 
-def _arguments(form: CallForm, number: int, schema: Schema, spell: GrammarTexts) -> list[str]:
+def _arguments(
+    form: CallForm, number: int, tool: Tool, schema: Schema, spell: GrammarTexts
+) -> list[str]:
     name = f"args_{number}"
     if form.notation == "gemma":
         return gemma_rules(name, schema, spell)
     if form.notation == "tags":
-        return tag_rules(name, schema, spell)
+        kinds = _kinds(tool.parameters)
+        return tag_rules(name, schema if properties_of(schema) or not kinds else kinds, spell)
     return [json_rule(name, schema)]
+
+
+def _kinds(schema: Schema) -> Schema:
+    """The properties that a schema names, kept to nothing but what is read as a text."""
+    values = {
+        key: {"type": _NO_TEXTS} if takes_text(value, schema) is False else {}
+        for key, value in properties_of(schema).items()
+    }
+    return {"properties": values} if values else {}
+
+
+_NO_TEXTS = ["object", "array", "number", "boolean", "null"]

@@ -75,8 +75,13 @@ def json_rule(name: str, schema: Schema) -> str:
 def tag_rules(name: str, schema: Schema, spell: GrammarTexts) -> list[str]:
     """Each argument between tags of its own: required ones, then any of the others.
 
-    Raises ConstraintError for a required one that cannot be written.
+    A schema that names none, and does not refuse others, takes any. Raises ConstraintError for
+    a required one that cannot be written.
     """
+    if not properties_of(schema) and schema.get("additionalProperties") is not False:
+        value = f"{name.upper()}_ANY"
+        any_one = f'("<parameter=" /[^>\\n]+/ ">" {value})*'
+        return [f"{name}: {any_one}", f"{value}: {_TAGGED_TEXT}"]
     rules: list[str] = []
     required: list[str] = []
     others: list[str] = []
