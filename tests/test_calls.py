@@ -229,6 +229,26 @@ def test_thoughts_before_a_message_to_a_tool():
     assert read("gpt-oss", final) == ("Hello.", "", [])
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_call_in_tags_whose_opening_was_forgotten(is_kept):
+    """As Qwen3-Coder does; the closing may stand there or not."""
+    call = FAMILIES["Qwen3-Coder"].call.removeprefix("<tool_call>\n")
+    for seed in range(9):
+        how = {"sizes": random.Random(seed) if seed else None, "is_kept": is_kept}
+        for text, end in (("", ""), ("I look.", ""), ("I look.", "\n</tool_call>")):
+            whole = f"{text}\n{call.removesuffix('</tool_call>').rstrip()}{end}"
+            found = read("Qwen3-Coder", whole, **how)
+            assert found == (text, "", [("get_weather", ARGUMENTS)])
+        found = read("Qwen3-Coder", f"{call}\n{FAMILIES['Qwen3-Coder'].call}", **how)
+        assert found == ("", "", [("get_weather", ARGUMENTS)] * 2)
+        found = read("Qwen3-Coder", f"<think>Hm. {call}", **how)
+        assert found == ("", "Hm. ", [("get_weather", ARGUMENTS)])
+        for other in ("<function=rm>\n</function>", "<function=now> is a tag.", "a <funct"):
+            assert read("Qwen3-Coder", other, **how) == (other, "", [])
+        for end in range(3, len(call)):
+            assert read("Qwen3-Coder", call[:end], is_cut=True, **how)[0] == ""
+
+
 def test_text_behind_a_call():
     call = FAMILIES["Qwen"].call
     said, _, calls = read("Qwen", f"{call}\n\nThat is it.")

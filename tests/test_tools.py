@@ -310,8 +310,13 @@ def test_a_head_without_end_is_ended_where_the_answer_is_kept_to_something(tmp_p
 
 
 @needs_grammar
-def test_a_call_that_was_cut_is_none_until_it_is_whole(engine):
-    chat = engine.chat()
+@pytest.mark.parametrize("name", ["Qwen", "Qwen3-Coder", "Gemma 4"])
+def test_a_call_that_was_cut_is_none_until_it_is_whole(files, demo_draft, name):
+    with localspec.load(target=files[name], draft=demo_draft) as engine:
+        check_a_cut_call(engine, engine.chat())
+
+
+def check_a_cut_call(engine, chat):
     ask = {**ONE, **STEADY, "tool_choice": "get_weather", "rule": "coupled"}
     whole = engine.generate([{"role": "user", "content": "How is it?"}], **ask).reply()
     short = whole.stats.completion_tokens - 16

@@ -25,8 +25,10 @@ class CallStream:
 
     def __init__(self, calls: Calls) -> None:
         self._form, self._use, self._id_of = calls.form, calls.use, calls.id_of
-        self._is_certain = calls.grammar is not None
+        self._is_kept = self._is_certain = calls.grammar is not None  # all calls; this call
         self._tools = {tool.name: tool for tool in calls.use.callable}
+        forgets = (self._form.forgets.replace("NAME", name) for name in self._tools)
+        self._openings = (*self._form.openings, *filter(None, forgets))
         self._head = calls.form.head_pattern()
         self._held = ""
         self._is_free = not calls.use.must and calls.use.answer_schema is None
@@ -98,9 +100,8 @@ class CallStream:
     def _think(self, text: str) -> list[Part]:
         """Thoughts in front of what may be a call."""
         self._thought += text
-        openings = self._form.openings
-        opening = first_of(openings, self._thought)
-        end = len(self._thought) - num_unfinished(openings, self._thought)
+        opening = first_of(self._openings, self._thought)
+        end = len(self._thought) - num_unfinished(self._openings, self._thought)
         size = end if opening is None else self._thought.find(opening)
         text, self._thought = self._thought[:size], self._thought[size:]
         return [Part(text, is_thought=True)] if text else []
@@ -113,7 +114,8 @@ class CallStream:
     def _calls_in_thoughts(self) -> list[Part]:
         """The calls at the end of thoughts that never ended, which no grammar kept."""
         text, self._thought = self._thought, ""
-        self._is_certain, self._unmarked = False, None
+        self._is_kept = self._is_certain = False
+        self._unmarked = None
         parts = [*self._say(text), *self.finish(is_cut=False)]
         return [each if each.call else each._replace(is_thought=True) for each in parts]
 
@@ -157,9 +159,13 @@ class CallStream:
         if self._may_be_bare and begin.startswith(sign):
             self._opening, self._unmarked, self._is_free = "", None, False
             return []
-        opening = first_of(self._form.openings, self._held)
+        opening = first_of(self._openings, self._held)
         if opening is not None:
             said, _, self._held = self._held.partition(opening)
+            if opening not in self._form.openings:
+                opening, self._held, self._is_certain = "", opening + self._held, False
+            else:
+                self._is_certain = self._is_kept
             self._opening, self._unmarked, self._is_free = opening, None, False
             self._tried = 0
             self._blank = said[len(said.rstrip()) :]
@@ -173,7 +179,7 @@ class CallStream:
         if start is not None:
             size = self._held.find(start, self._start)
         else:
-            size -= num_unfinished((*self._form.openings, *starts), self._held)
+            size -= num_unfinished((*self._openings, *starts), self._held)
         said = self._held[:size].rstrip()  # blank space before a call belongs to it
         self._held, self._start = self._held[len(said) :], 0
         if start is not None:
@@ -192,7 +198,7 @@ class CallStream:
         """Characters at the end of the text with which a call may begin."""
         begin = "".join(self._held.split())
         is_bare = self._may_be_bare and self._form.sign.startswith(begin)
-        return len(self._held) if is_bare else num_unfinished(self._form.openings, self._held)
+        return len(self._held) if is_bare else num_unfinished(self._openings, self._held)
 
     def _section(self) -> list[Part] | None:
         """The calls that are written, if they are whole."""

@@ -31,7 +31,8 @@ class CallForm:
     of calls; without a closing it extends to the end of the answer. before … after: see the
     module; NAME stands for the tool's. marks: texts in these that may be entries of the
     vocabulary. is_bare: an answer may begin with a call without an opening. recipient: matches
-    the head of a message that is a call. is_single: templates take one call per message.
+    the head of a message that is a call. forgets: models leave out the opening before a text
+    like this. is_single: templates take one call per message.
     has_ids: templates only take ids of nine letters and digits.
     """
 
@@ -48,6 +49,7 @@ class CallForm:
     marks: tuple[str, ...] = ()
     is_bare: bool = False
     recipient: str = ""
+    forgets: str = ""
     is_single: bool = False
     has_ids: bool = False
 
@@ -58,7 +60,8 @@ class CallForm:
 
     def may_begin(self, opening: str, text: str) -> bool:
         """Whether the text behind an opening may be the beginning of a call."""
-        before = self.before.removeprefix(opening) + self.head.partition("NAME")[0]
+        before = self.before.removeprefix(opening) if opening else ""
+        before += self.head.partition("NAME")[0]
         sign = "".join(before.partition('"')[0].split())
         begun = "".join(text.split())
         return begun.startswith(sign) or sign.startswith(begun)
@@ -105,6 +108,7 @@ FORMS = (
         after="</tool_call>",
         read=read_tags,
         notation="tags",
+        forgets="<function=NAME>",
         marks=("<tool_call>", "</tool_call>"),
     ),
     # Gemma 4
