@@ -449,3 +449,12 @@ def test_one_with_numbers_that_end_the_process_is_refused(tmp_path, key, value, 
     changed = {**header.metadata, f"clip.vision.{key}": value}
     with pytest.raises(ModelFileError, match=said):
         check_projector(dataclasses.replace(header, metadata=changed))
+
+
+def test_where_libmtmd_is_missing_what_shows_pictures_is_skipped(tmp_path, monkeypatch):
+    def missing():
+        raise OptionError("there is no such library")
+
+    monkeypatch.setattr(vision_maker, "mtmd", missing)
+    with pytest.raises(pytest.skip.Exception, match="libmtmd is missing: there is no such"):
+        vision_maker.write_vision_pair(tmp_path, "gemma3")

@@ -60,12 +60,9 @@ def write_vision_pair(
 ) -> tuple[Path, Path]:
     """A language model of 64 numbers and a projector of that kind, in a folder.
 
-    Skips the test where no libmtmd could read what the projector is shown.
-
     side: of what it looks at at once, if not its usual one. shape: as for
     `write_random_model`.
     """
-    need_libmtmd()
     architecture, _ = KINDS[kind]
     tokenizer = write_vision_tokenizer(folder, kind)
     extra: dict[str, object] = {}
@@ -88,7 +85,11 @@ def write_vision_pair(
 
 
 def write_vision_tokenizer(folder: Path, kind: str) -> Path:
-    """A file with nothing but a tokenizer that has the tokens around pictures."""
+    """A file with nothing but a tokenizer that has the tokens around pictures.
+
+    Skips the test where no libmtmd could read pictures for a model with it.
+    """
+    need_libmtmd()
     path, _ = write_spm_tokenizer(
         folder / f"{kind}.tokenizer.gguf", (), control=(), user_defined=KINDS[kind][1]
     )
