@@ -67,7 +67,8 @@ def pytest_collection() -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say in one line what was not tested for want of a program."""
     reasons = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())]
-    found = [re.match(r"Skipped: (\S+) is (?:not installed|missing)", reason) for reason in reasons]
+    lacking = re.compile(r"Skipped: (\S+) is (?:not installed|missing)")
+    found = map(lacking.match, reasons)
     if missing := sorted({each[1] for each in found if each}):
         terminalreporter.write_line(
             f"skipped what needs {', '.join(missing)}: not installed here", yellow=True

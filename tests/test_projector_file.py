@@ -19,7 +19,7 @@ from examples import num_examples
 from localspec import LocalModel, ModelFileError, PairError, Preset
 from localspec.cli import main
 from localspec.cli.explain import explanation_text
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, OptionError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.projector_check import (
     check_projector,
