@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from click.testing import CliRunner, Result
 
@@ -33,6 +36,56 @@ def run(*arguments: object, stdin: str | None = None) -> Result:
     result = CliRunner().invoke(main, [str(a) for a in arguments], input=stdin)
     assert "Traceback" not in result.output
     return result
+
+
+def test_explain_without_network_says_what_is_known_here(hub: StandinHub, monkeypatch):
+    run("download", "qwen2-7b")
+    named = run("explain", "qwen2-7b").stdout  # from the headers
+    run("models", "remove", "qwen2-7b", "--yes")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    found = run("explain", "qwen2-7b")
+    assert found.exit_code == 0, found.output
+    assert found.stdout.splitlines()[0] == named.splitlines()[0]
+    assert re.search(rf"^Target +{re.escape(TARGET)}, .* to download$", found.stdout, re.M)
+    assert re.search(rf"^Draft +{re.escape(DRAFT)}, .* to download$", found.stdout, re.M)
+    assert re.search(
+        r"^Memory +all files [\d.]+ .B, free memory [\d.]+ GB$", found.stdout, re.M
+    )
+    assert "offline mode is on" in found.stderr
+    assert run("explain", "qwen2-7b", "--json").exit_code == 1
+    assert run("explain", "hf:o/m/x.gguf").exit_code == 1
+
+
+def test_models_lists_files_that_were_used_or_lie_in_usual_folders(
+    hub: StandinHub, tmp_path, monkeypatch, demo_target, demo_draft
+):
+    """Each content once, and no projector, no later part and no preset's file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    here, studio = tmp_path / "here", tmp_path / ".lmstudio/models/o/m"
+    for folder in (here, studio):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    used = tmp_path / "far/away/used.gguf"
+    used.parent.mkdir(parents=True)
+    shutil.copy(demo_target, used)
+    assert "Files that no preset names" not in run("models").stdout
+    asked = ("generate", "-m", used, "--max-tokens", 1, "Hi")
+    assert [run(*asked).exit_code for _ in range(2)] == [0, 0]
+    names = ("a.gguf", "mmproj-a.gguf", "b-00001-of-00002.gguf", "b-00002-of-00002.gguf")
+    for name in names:
+        (studio / name).write_bytes(b"GGUF" * 5000)
+    (here / "c.gguf").symlink_to(studio / "a.gguf")
+    (here / "d.gguf").write_bytes(b"GGUF")
+    run("models", "add", "own", "--target", demo_draft)
+    _, _, listed = run("models").stdout.partition("'localspec chat FILE':\n")
+    assert [line.split(maxsplit=2) for line in listed.splitlines()] == [
+        ["20.0", "kB", str(here / "c.gguf")],
+        ["40.0", "kB", str(studio / "b-00001-of-00002.gguf")],
+        ["4", "B", str(here / "d.gguf")],
+        ["12.3", "MB", str(used)],
+    ]
+    used.unlink()
+    assert "used.gguf" not in run("models").stdout
 
 
 @pytest.mark.process

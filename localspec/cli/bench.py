@@ -14,19 +14,21 @@ from localspec.cli.flags import json_option
 from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
 from localspec.cli.model_options import model_argument
-from localspec.cli.options import (
-    PROMPTS_OPTION,
-    PairOptions,
-    pair_options,
-    seconds_option,
-)
+from localspec.cli.options import PairOptions, pair_options, seconds_option
 
 _DEFAULT_TOKENS = 128
 
 
 @click.command(cls=Command)
 @model_argument
-@PROMPTS_OPTION
+@click.option(
+    "--prompts",
+    metavar="FILE|builtin",
+    default="builtin",
+    show_default=True,
+    shell_complete=complete_file,
+    help="Prompts of your own, one per line.",
+)
 @seconds_option(default=90)
 @click.option("--details", is_flag=True, help="Show all measurements, too.")
 @json_option("object with everything measured")

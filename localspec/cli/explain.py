@@ -16,13 +16,19 @@ from localspec.cli.json_output import write_json
 from localspec.cli.model_options import context_option, model_argument, target_draft_head
 from localspec.cli.places import place_lines
 from localspec.cli.quantities import pays_from, readable_bytes
-from localspec.cli.screen import in_flags, titled
+from localspec.cli.screen import in_flags, note, titled
 from localspec.cli.waiting import waiting
+from localspec.errors import DownloadError
+from localspec.hub.hub_file import HubModel
 from localspec.llama.options import LlamaOptions
 from localspec.machine import memory_here
 from localspec.preflight.side_by_side import MOST_PARALLEL, served_kept_bytes
 from localspec.presets.choice import choose_model
+from localspec.presets.installed import preset_state, size_of
+from localspec.presets.located import missing_files
 from localspec.presets.pairing import LARGEST_SHARE
+from localspec.presets.preset import Preset
+from localspec.presets.presets import find_preset
 from localspec.speculative.common_tokens import CommonTokens
 from localspec.speculative.shared_vocabulary import SharedVocabulary
 
@@ -82,14 +88,35 @@ def explain(
     if parallel is not None:
         asked |= {"parallel": parallel}
         asked |= {"kept_bytes": served_kept_bytes(memory_here().total_bytes)}
-    with waiting(lambda: "Looking at the models …"):
-        found = explanation.explain(preset, target=chosen, **asked)
+    try:
+        with waiting(lambda: "Looking at the models …"):
+            found = explanation.explain(preset, target=chosen, **asked)
+    except DownloadError as error:
+        if preset is None or as_json:
+            raise
+        click.echo(titled(_known_blocks(find_preset(preset))))
+        note(f"The headers of the files say more, but {error}. {error.hint}")
+        return
     if as_json:
         write_json(found)
     else:
         click.echo(explanation_text(found))
     if not found.is_pair:
         raise click.exceptions.Exit(exit_codes.FAILED)
+
+
+def _known_blocks(preset: Preset) -> list[tuple[str, list[str]]]:
+    """What is known of a preset whose headers cannot be read."""
+    blocks = [("Pair", [preset.description])]
+    for role, model in preset.by_role().items():
+        files = model.files if isinstance(model, HubModel) else [model.path]
+        names = ", ".join(file.name for file in files)
+        place = "to download" if missing_files(model) else "on this machine"
+        text = f"{names}, {readable_bytes(size_of(model))} {place}"
+        blocks.append((role.capitalize(), [text]))
+    size, free = preset_state(preset).size_bytes, memory_here().available_bytes
+    sizes = f"all files {readable_bytes(size)}, free memory {readable_bytes(free)}"
+    return [*blocks, ("Memory", [sizes])]
 
 
 def explanation_text(found: Explanation) -> str:

@@ -34,7 +34,6 @@ THEIRS = {
     "--ctx": ("-c", "--ctx-size", "--num-ctx", "--n-ctx"),
     "--max-tokens": ("-n", "--predict", "--n-predict", "--num-predict"),
     "--threads": ("-t", "--num-thread", "--n-threads"),
-    "--threads-batch": ("-tb",),
     "--gpu-layers": ("-ngl", "--n-gpu-layers", "--num-gpu"),
     "--draft-gpu-layers": ("-ngld", "--n-gpu-layers-draft", "--gpu-layers-draft"),
     "--draft": ("-md", "--model-draft"),
@@ -42,27 +41,15 @@ THEIRS = {
     "--temperature": ("--temp",),
     "--seed": ("-s",),
     "--system": ("-sys", "--system-prompt"),
-    "--chat-template": ("--chat-template-file",),
     "--flash-attn": ("-fa",),
-    "--cache-type-k": ("-ctk",),
-    "--cache-type-v": ("-ctv",),
-    "--main-gpu": ("-mg",),
-    "--tensor-split": ("-ts",),
-    "--mmproj": ("-mm",),
     "--parallel": ("-np", "--n-parallel"),
     "--stop": ("-r", "--reverse-prompt"),
     "--json-schema": ("-j", "-jf", "--json-schema-file", "--format"),
-    "--grammar": ("--grammar-file",),
     "--no-think": ("--think", "--hidethinking", "--reasoning-budget"),
     "--stats": ("-v", "--verbose"),
-    "--api-key-file": ("--api-key",),
     "localspec chat": ("-i", "--interactive", "-cnv", "--conversation"),
     "no option, since answers are shown as they are written": ("--stream", "--no-stream"),
 }
-# click takes the first of these for short options in a row: -md for -m d.
-LONG_WITH_ONE_DASH = frozenset(
-    flag for theirs in THEIRS.values() for flag in theirs if len(flag) > 2 and flag[1] != "-"
-)
 
 Decorator = Callable[[Any], Any]
 

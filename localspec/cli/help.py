@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from localspec.cli.device_options import DEVICE_NAMES
-from localspec.cli.flags import LONG_WITH_ONE_DASH, ours_for
+from localspec.cli.flags import ours_for
 from localspec.cli.sampling_options import SAMPLING_NAMES
 from localspec.errors import LocalspecError, perhaps
 from localspec.presets.preset import LocalModel
@@ -41,15 +41,17 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. Raises click.UsageError."""
+        own = args[: args.index("--") if "--" in args else None]
         try:
-            own = args[: args.index("--")] if "--" in args else args
-            for flag in () if ctx.resilient_parsing else own:
-                if flag in LONG_WITH_ONE_DASH:
-                    raise click.NoSuchOption(flag, ctx=ctx)
+            # Not -m with the model d, nor -h and -f.
+            if (theirs := {"-md", "-hf"} & {*own}) and not ctx.resilient_parsing:
+                raise click.NoSuchOption(theirs.pop())
             extra = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if instead := self._instead_of(error.option_name):
-                ctx.fail(f"{error.message} Use: {instead}.")
+            # Of -ngl, click names -n.
+            typed = next((word for word in own if word.startswith(error.option_name)), "")
+            if instead := self._instead_of(typed.partition("=")[0]):
+                ctx.fail(f"No such option '{typed}'. Use: {instead}.")
             raise
         if extra and not ctx.resilient_parsing:  # as in completion
             several = "s" if len(extra) > 1 else ""

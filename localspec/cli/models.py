@@ -20,6 +20,7 @@ from localspec.preflight.room import MemoryRoom
 from localspec.presets import installed
 from localspec.presets.choice import usual_model
 from localspec.presets.draft_here import DraftHere, drafts_for_presets
+from localspec.presets.files_here import files_here
 from localspec.presets.installed import PresetState, damaged_files, list_models, preset_state
 from localspec.presets.located import locate
 from localspec.presets.names import read_names
@@ -57,7 +58,8 @@ def models(context: click.Context, *, as_json: bool) -> None:
     """List presets: state, size, whether they fit into free memory, licence.
 
     Presets on this machine come first. A * marks presets with facts that only one source or
-    none confirms; --json says which. Then come drafts that are here for presets without one.
+    none confirms; --json says which. Then come files that were used or lie in usual folders,
+    and drafts that are here for presets without one.
 
     \b
         localspec models
@@ -82,6 +84,11 @@ def models(context: click.Context, *, as_json: bool) -> None:
         fits = {None: "-", True: "yes", False: "no"}[_fits(state, room)]
         license = state.preset.target.license or "-"
         click.echo(printable(f"{name:<{width}}{state.state:<8}{size:>9}  {fits:<6}{license}"))
+    if here := files_here():
+        click.echo("\nFiles that no preset names, for 'localspec chat FILE':")
+    for path in here:
+        size = readable_bytes(installed.size_of(LocalModel(path=path)))
+        click.echo(printable(f"{size:>9}  {path}"))
     for name, draft in drafts.items():
         tokens = "" if draft.common is None else f" ({draft.common.with_expectation()})"
         note(f"{name} has no draft; {draft.path} could draft for it{tokens}.")

@@ -13,7 +13,7 @@ import click
 
 from localspec.chat.template import BUILT_IN
 from localspec.cli import device_options, sampling_options
-from localspec.cli.completion import complete_file, complete_preset, complete_template
+from localspec.cli.completion import complete_preset, complete_template
 from localspec.cli.download import offer_download
 from localspec.cli.flags import Decorator, flags_of, read_option_file, usual_flag, with_all
 from localspec.cli.model_options import context_option, target_draft_head
@@ -192,16 +192,6 @@ _OPTIONS = [
     click.option("--force", is_flag=True, help="Load even if memory seems too small."),
     click.option("--show-draft", is_flag=True, help="Colour tokens by where they came from."),
 ]
-
-
-PROMPTS_OPTION = click.option(
-    "--prompts",
-    metavar="FILE|builtin",
-    default="builtin",
-    show_default=True,
-    shell_complete=complete_file,
-    help="Prompts of your own, one per line.",
-)
 
 
 def seconds_option(default: float) -> Decorator:

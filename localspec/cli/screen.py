@@ -90,10 +90,7 @@ def note(text: str) -> None:
 
 
 def fitted(text: str, *, err: bool = False, indent: int = 0) -> str:
-    """Printable text for stdout or stderr, on a terminal wrapped between words.
-
-    indent: columns that each line begins behind.
-    """
+    """Printable text for stdout or stderr, wrapped to a terminal's columns less `indent`."""
     text = printable(text)
     if not is_terminal(sys.stderr if err else sys.stdout):
         return text

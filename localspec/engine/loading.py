@@ -38,6 +38,7 @@ from localspec.llama.rpc_servers import reset_lines_at_end
 from localspec.preflight.content import content_of_adopted
 from localspec.preflight.fit import suited, target_context_length
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
+from localspec.presets.files_here import note_used
 from localspec.presets.presets import common_servers
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import REPLAY_TOKENS, Drafting, ProposerName
@@ -261,6 +262,8 @@ def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
     options = suited(options, header, context)
     prepare_kernels(options, header)
     model = LlamaModel.open(header.path, options, progress)
+    note_used(header.path)
+    note_used(header.path)
     try:
         # Now that the system has the file at hand.
         model.content = content.digest()

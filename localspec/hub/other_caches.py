@@ -35,18 +35,28 @@ def find_elsewhere(remote: RemoteFile) -> ForeignFile | None:
     return None
 
 
-def _candidates(remote: RemoteFile) -> Iterator[ForeignFile]:
-    file, sha256 = remote.file, remote.checksum
+def model_folders() -> dict[str, list[Path]]:
+    """Where other programs keep their models, by program."""
     home = Path.home()
-    for folder in (home / ".lmstudio", home / ".cache" / "lm-studio"):
-        yield ForeignFile(folder / "models" / file.repo / file.name, "LM Studio")
     chosen = os.environ.get("OLLAMA_MODELS")
     ollama = [home / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
-    for folder in [Path(chosen), *ollama] if chosen else ollama:
+    return {
+        "LM Studio": [home / ".lmstudio/models", home / ".cache/lm-studio/models"],
+        "Ollama": [Path(chosen), *ollama] if chosen else ollama,
+        "llama.cpp": _llama_cpp_folders(home),
+    }
+
+
+def _candidates(remote: RemoteFile) -> Iterator[ForeignFile]:
+    file, sha256 = remote.file, remote.checksum
+    folders = model_folders()
+    for folder in folders["LM Studio"]:
+        yield ForeignFile(folder / file.repo / file.name, "LM Studio")
+    for folder in folders["Ollama"]:
         yield ForeignFile(folder / "blobs" / f"sha256-{sha256}", "Ollama")
     # llama.cpp's former cache; now it uses the hub's layout, perhaps in another folder.
     flat = f"{file.repo.replace('/', '_')}_{file.file.replace('/', '_')}"
-    for folder in _llama_cpp_folders(home):
+    for folder in folders["llama.cpp"]:
         yield ForeignFile(folder / flat, "llama.cpp")
         repo = folder / f"models--{file.repo.replace('/', '--')}"
         yield ForeignFile(repo / "blobs" / sha256, "llama.cpp")

@@ -67,7 +67,7 @@ def search_folder(folder: Path) -> FolderContent:
     """
     if not os.path.isdir(folder):
         raise OptionError(f"{str(folder)!r} is not a folder", "Name one that holds GGUF files.")
-    walk = _FolderWalk()
+    walk = FolderWalk()
     presets = load_presets().values()
     targets = {
         preset.target.path.resolve(): preset.name
@@ -118,7 +118,7 @@ class _Named(NamedTuple):
     projector: Path | None
 
 
-class _FolderWalk:
+class FolderWalk:
     """A bounded walk through a folder. is_whole: whether it has seen everything."""
 
     def __init__(self) -> None:

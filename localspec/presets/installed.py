@@ -83,7 +83,7 @@ def preset_state(preset: str | Preset) -> PresetState:
     paths = tuple(dict.fromkeys(here))
     is_ready = all(None not in _files_of(model) for model in preset.needed)
     state = "absent" if not paths else "ready" if is_ready else "partial"
-    sizes = [_size_of(model) for model in preset.models]
+    sizes = [size_of(model) for model in preset.models]
     return PresetState(
         preset=preset,
         state=state,
@@ -153,7 +153,8 @@ def _files_of(model: PresetModel) -> list[Path | None]:
     return [path if os.path.isfile(path) else None for path in paths]
 
 
-def _size_of(model: PresetModel) -> int | None:
+def size_of(model: PresetModel) -> int | None:
+    """Bytes of all its files; None if one is unknown, or a local one is not here."""
     if isinstance(model, HubModel):
         return model.size_bytes
     sizes = [None if path is None else path.stat().st_size for path in _files_of(model)]
