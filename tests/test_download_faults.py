@@ -1,4 +1,4 @@
-"""What can go wrong on the way, one fault a test. docs/reliability.md is made from these.
+"""What can go wrong on the way, one fault a test.
 
 The first line of a docstring is the fault, the second what has to hold. After every test no
 file stands under its final name that is not whole and right.
