@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +17,7 @@ from localspec.server.encoding import compact_json, sse_event
 from localspec.server.fields import Fields
 from localspec.server.messages import MessageForm
 from localspec.server.ollama_answers import OllamaChat, OllamaGenerate
-from localspec.server.reading import ReadingLog, ReadingPrompt
+from localspec.server.reading import ReadingPrompt
 from localspec.server.responses import ResponseForm
 from localspec.speculative.metrics import Provenance
 from localspec.streaming.reply import Piece
@@ -273,18 +272,16 @@ def test_clients_that_ask_can_see_how_far_a_prompt_is(kind):
     assert found["prompt_progress"] == progress
 
 
-def test_the_log_says_what_is_read_while_that_takes_long(caplog):
-    caplog.set_level(logging.INFO)
-
-    def said(*readings):
-        caplog.clear()
-        log = ReadingLog()
-        for each in readings:
-            log.note(ReadingPrompt(*each))
-        return caplog.messages
-
-    first = said((0, 7239, 0, None), (512, 7239, 0, 350.0), (1024, 7239, 0, 330.0))
-    assert first == ["reading 7 239 tokens", "reading 6 727 tokens, about 6 minutes"]
-    assert said((0, 7239, 0, 361.0)) == ["reading 7 239 tokens, about 6 minutes"]
-    assert said((7000, 7239, 7000, 25.4)) == ["reading 239 tokens, about 25 seconds"]
-    assert said((0, 300, 0, None), (0, 300, 0, 9.0)) == []
+@pytest.mark.parametrize(
+    ("reading", "told", "is_long"),
+    [
+        ((0, 7239, 0, None), "reading 7 239 tokens", True),
+        ((0, 7239, 0, 361.0), "reading 7 239 tokens, about 6 minutes", True),
+        ((7000, 7239, 7000, 25.4), "reading 239 tokens, about 25 seconds", True),
+        ((0, 300, 0, None), "reading 300 tokens", False),
+        ((0, 3000, 0, 9.0), "reading 3 000 tokens, about 9 seconds", False),
+    ],
+)
+def test_what_of_a_prompt_is_left_in_words(reading, told, is_long):
+    made = ReadingPrompt(*reading)
+    assert (str(made), made.is_long) == (told, is_long)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import math
 import time
 from collections import deque
@@ -24,7 +25,7 @@ from localspec.server.infill import FimPrompt, fim_prompt, required_fim
 from localspec.server.line import PlaceInLine, WaitingLine
 from localspec.server.prompting import prompt_of, raw_prompt
 from localspec.server.question import Input, Question, RawPrompt
-from localspec.server.reading import ReadingLog, ReadingPrompt
+from localspec.server.reading import ReadingPrompt
 from localspec.server.refusal import stopping
 from localspec.server.served_models import ServedModel, ServedModels
 from localspec.speculative.metrics import Stats
@@ -61,6 +62,9 @@ class Finished(NamedTuple):
 Event = Waiting | ReadingPrompt | NewPiece | Finished
 
 
+logger = logging.getLogger(__name__)
+
+_LOGGED_S = 60.0  # between two lines in the log about the reading of a prompt
 _numbers = itertools.count()  # of the questions since the start
 
 
@@ -128,7 +132,7 @@ class Answering:
         self.waited_s: float | None = None
         self.first_s: float | None = None
         self.reading = ReadingPrompt()
-        self._reading_log = ReadingLog()
+        self._logs_s = 0.0  # when the next line about that may come
         self.num_said = 0
         self.stats: list[Stats] = []
         self.is_complete = False
@@ -270,7 +274,10 @@ class Answering:
 
     def _on_reading(self, reading: ReadingPrompt) -> None:
         self.reading = reading
-        self._reading_log.note(reading)
+        if reading.is_long and time.monotonic() >= self._logs_s:
+            if reading.left_s is not None:  # else soon again
+                self._logs_s = time.monotonic() + _LOGGED_S
+            logger.info("%s", reading)
         if reading.num_decoded > reading.num_cached:
             self._tell(reading)
 

@@ -39,20 +39,19 @@ class TemplatedPrompt:
 
 
 def raw_prompt(engine: IsolatedEngine, given: str | Sequence[int | str]) -> Prompt:
-    """The prompt without a template. Parts of it may be texts, others token ids.
+    """The prompt without a template; a text that begins it begins as any text does.
 
-    A text that begins it begins as any does. Raises OptionError for an unknown id.
+    Raises OptionError for an unknown id.
     """
     if isinstance(given, str):
         return engine._raw_prompt(given)
     tokens: list[int] = []
-    for number, part in enumerate(given):
-        if isinstance(part, str):
-            after = tokens[-1] if tokens else None
-            found = engine.vocabulary.tokenize(part, parse_special=True, after=after)
-            tokens += found if number else with_bos(found, engine.vocabulary)
-        else:
+    for part in given:
+        if isinstance(part, int):
             tokens.append(part)
+        else:
+            found = engine.tokenize(part, special=True)
+            tokens += found if tokens else with_bos(found, engine.vocabulary)
     return engine._raw_prompt(tokens)
 
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from typing import Any, NamedTuple
 
-logger = logging.getLogger(__name__)
-
-_LONG_S = 20.0  # what is read sooner is not worth a line
-_AGAIN_S = 60.0  # between two lines of one prompt
-_LONG = 1024  # tokens; where it is not known how long one takes
+_LONG_S = 20.0
+_LONG = 1024  # tokens, where it is not known how long one takes
 
 
 class ReadingPrompt(NamedTuple):
@@ -32,6 +27,13 @@ class ReadingPrompt(NamedTuple):
         told = {"processed": self.num_decoded, "total": self.num_tokens}
         return {"prompt_progress": {**told, "cache": self.num_cached, "left_s": left_s}}
 
+    @property
+    def is_long(self) -> bool:
+        """Whether the rest is worth a line in the log."""
+        if self.left_s is None:
+            return self.num_tokens - self.num_decoded >= _LONG
+        return self.left_s >= _LONG_S
+
     def __str__(self) -> str:
         number = f"{self.num_tokens - self.num_decoded:,}".replace(",", " ")
         if self.left_s is None:
@@ -39,22 +41,3 @@ class ReadingPrompt(NamedTuple):
         if self.left_s < 90:
             return f"reading {number} tokens, about {self.left_s:.0f} seconds"
         return f"reading {number} tokens, about {self.left_s / 60:.0f} minutes"
-
-
-class ReadingLog:
-    """Logs what of a prompt is still to be read, while that takes long."""
-
-    def __init__(self) -> None:
-        self._said_s: float | None = None
-
-    def note(self, reading: ReadingPrompt) -> None:
-        """Log it, unless it is short, or was said a moment ago."""
-        if reading.left_s is None:
-            if reading.num_tokens - reading.num_decoded >= _LONG:
-                logger.info("%s", reading)
-            return
-        now_s = time.monotonic()
-        is_new = self._said_s is None or now_s - self._said_s >= _AGAIN_S
-        if is_new and reading.left_s >= _LONG_S:
-            self._said_s = now_s
-            logger.info("%s", reading)

@@ -27,7 +27,7 @@ from localspec.server.question import (
 from localspec.server.reading import ReadingPrompt
 from localspec.server.refusal import RequestError
 from localspec.server.tool_fields import answer_form, flat_name, namespaced, openai_tools
-from localspec.streaming.reply import Piece
+from localspec.streaming.reply import Piece, Reply
 from localspec.tools.calls import CallPiece
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class ResponseForm(Form):
                 item = _CallItem(first, self._spaces)
                 item.text = call.json
                 items.append(item)
-            items[-1].is_cut = reply.finish_reason == "length"
+            items[-1].status = _status(reply)
             output += [item.object() for item in items]
         return self._response("completed", output, finished)
 
@@ -110,7 +110,7 @@ class ResponseForm(Form):
             if kind == "reasoning" or (kind == "" and not event.reply.tool_calls):
                 begun += self._turn_to(_TextItem("message"))
             if self._item is not None:
-                self._item.is_cut = event.reply.finish_reason == "length"
+                self._item.status = _status(event.reply)
             return begun + self._end_item()
         more = event.field if isinstance(event, ReadingPrompt) else {}
         return begun or self._in_progress(more)
@@ -308,7 +308,7 @@ def _item_call(item: Fields, kind: str) -> dict[str, Any]:
 class _TextItem:
     """A message, or the thoughts before it. name: tells it from other items."""
 
-    is_cut = False
+    status = "completed"
     nothing: Mapping[str, Any] = {"content": []}  # the fields that are empty at its start
 
     def __init__(self, kind: _TextKind, text: str = "") -> None:
@@ -329,7 +329,7 @@ class _TextItem:
         }
 
     def object(self) -> dict[str, Any]:
-        common = {"id": self._id, "status": _status(self), "content": [self.part()]}
+        common = {"id": self._id, "status": self.status, "content": [self.part()]}
         if self.kind == "reasoning":
             return {"type": "reasoning", "summary": [], **common}
         return {"type": "message", "role": "assistant", **common}
@@ -347,7 +347,7 @@ class _TextItem:
 class _CallItem:
     """A call of a tool; like `_TextItem`, but without parts. spaces: see `namespaced`."""
 
-    is_cut = False
+    status = "completed"
     nothing: Mapping[str, Any] = {"arguments": ""}
     delta = "function_call_arguments"
 
@@ -362,7 +362,7 @@ class _CallItem:
         return {
             "id": self._id,
             "type": "function_call",
-            "status": _status(self),
+            "status": self.status,
             "call_id": self._call.id,
             **self._named,
             "arguments": self.text,
@@ -375,8 +375,8 @@ class _CallItem:
         return {"name": self._named["name"], "arguments": self.text}
 
 
-def _status(item: _TextItem | _CallItem) -> str:
-    return "incomplete" if item.is_cut else "completed"
+def _status(reply: Reply) -> str:
+    return "incomplete" if reply.finish_reason == "length" else "completed"
 
 
 def _response_usage(usage: Usage) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from localspec.server.fields import Fields
@@ -23,10 +24,8 @@ def openai_tools(fields: Fields) -> dict[str, Any]:
     """
     given: list[Mapping[str, Any]] = []
     for tool, raw in zip(fields.objects("tools") or [], fields.any("tools") or (), strict=True):
-        if _is_space(raw) and tool.objects("tools") is not None:
-            given += [_by_flat_name(each, raw.get("name")) for each in raw["tools"]]
-        else:
-            given.append(raw)
+        members = (tool.objects("tools") and raw["tools"]) if _is_space(raw) else None
+        given += [raw] if members is None else map(partial(_in_space, raw.get("name")), members)
     tools, ignored = _kept_tools(given, [tool.get("type") in _FUNCTIONS for tool in given])
     choice = fields.any("tool_choice")
     kind = choice.get("type") if isinstance(choice, Mapping) else None
@@ -40,24 +39,28 @@ def openai_tools(fields: Fields) -> dict[str, Any]:
 
 def namespaced(fields: Fields) -> dict[str, dict[str, Any]]:
     """The functions in namespaces: what their calls have in Responses, by their flat names."""
-    spaces = [tool for tool in fields.any("tools") or () if _is_space(tool)]
-    both = [(each.get("name"), tool.get("name")) for tool in spaces for each in tool["tools"]]
-    return {flat_name(*names): {"name": names[0], "namespace": names[1]} for names in both}
+    return {
+        flat_name(each.get("name"), space.get("name")): {
+            "name": each.get("name"),
+            "namespace": space.get("name"),
+        }
+        for space in filter(_is_space, fields.any("tools") or ())
+        for each in space["tools"]
+    }
 
 
-def flat_name(name: str | None, namespace: str | None) -> str:
+def flat_name(name: object, namespace: object) -> str:
     """A function's name to the model, which knows no namespaces; as Codex joins the two."""
-    if not namespace:
-        return name or ""
-    return f"{namespace.rstrip('_')}__{(name or '').lstrip('_')}"
+    own = str(name or "")
+    return f"{str(namespace).rstrip('_')}__{own.lstrip('_')}" if namespace else own
 
 
 def _is_space(tool: Mapping[str, Any]) -> bool:
-    return tool.get("type") == "namespace" and isinstance(tool.get("tools"), list)
+    return tool.get("type") == "namespace" and "tools" in tool
 
 
-def _by_flat_name(tool: Mapping[str, Any], namespace: object) -> Mapping[str, Any]:
-    return {**tool, "name": flat_name(str(tool.get("name")), str(namespace))}
+def _in_space(namespace: object, tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**tool, "name": flat_name(tool.get("name"), namespace)} if namespace else tool
 
 
 def _allowed_functions(choice: Mapping[str, Any]) -> object:
@@ -66,12 +69,9 @@ def _allowed_functions(choice: Mapping[str, Any]) -> object:
     tools = given.get("tools") if isinstance(given, Mapping) else None
     if not isinstance(tools, list) or not all(isinstance(each, Mapping) for each in tools):
         return choice  # which is refused
-    functions = [
-        _by_flat_name(each, each["namespace"]) if each.get("namespace") else each
-        for each in tools
-        if each.get("type") in _FUNCTIONS
-    ]
-    return {"type": "allowed_tools", **given, "tools": functions} if functions else "none"
+    kept = [each for each in tools if each.get("type") in _FUNCTIONS]
+    named = [_in_space(each.get("namespace"), each) for each in kept]
+    return {"type": "allowed_tools", **given, "tools": named} if named else "none"
 
 
 def anthropic_tools(fields: Fields) -> dict[str, Any]:
