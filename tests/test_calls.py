@@ -225,6 +225,11 @@ def test_thoughts_before_a_message_to_a_tool():
     assert read("gpt-oss", answer) == ("", "Hm.", [("get_weather", ARGUMENTS)])
     role = " to=functions.now<|channel|>commentary json<|message|>{}"
     assert read("gpt-oss", role) == ("", "", [("now", {})])
+    for is_kept in (False, True):  # no grammar sees to a name without its space
+        bare = role.replace("functions.", "")
+        assert read("gpt-oss", bare, is_kept=is_kept) == ("", "", [("now", {})])
+        other = bare.replace("now", "python").replace("{}", "1")
+        assert read("gpt-oss", other, is_kept=is_kept) == ("", "1", [])
     final = "<|channel|>final<|message|>Hello."
     assert read("gpt-oss", final) == ("Hello.", "", [])
 
@@ -545,6 +550,14 @@ def test_objects_at_a_cut_are_no_calls_yet(is_cut):
     parts += text.finish(is_cut=is_cut)
     assert "".join(part.text for part in parts) == (answer if is_cut else "")
     assert any(part.call for part in parts) is not is_cut
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_half_an_object_of_a_call_is_no_text_where_it_is_cut(name):
+    for before in ("", "I call it:"):
+        answer = said_in_prefix(name, f"{before}{fenced(OBJECT)}")
+        for end in range(answer.index("weather") + 9, answer.index("3")):
+            assert read(name, answer[:end], is_cut=True) == (before, "", [])
 
 
 def test_text_is_held_no_longer_than_it_may_be_a_call():

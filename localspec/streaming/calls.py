@@ -81,12 +81,12 @@ class CallStream:
         if self._thought and not is_cut:
             return self._calls_in_thoughts()
         opening, parts = self._opening, self._thoughts()
-        if is_cut:
-            self._unmarked = None
         if opening is None:
             num_waiting = self._num_waiting() if is_cut else 0
             if num_waiting:
                 self._held = self._held[:-num_waiting].rstrip()
+            if is_cut:
+                self._unmarked = None
             parts += self._spoken()
         elif not self._is_certain:
             written = None if is_cut else self._form.read(self._held, self._use.callable)
@@ -128,8 +128,9 @@ class CallStream:
             return self._read()
         parts = self.finish(is_cut=False)
         found = re.search(self._form.recipient, part.head)
-        if found is not None and found["name"] in [t.name for t in self._use.callable]:
+        if found is not None and found["name"] in self._tools:
             self._opening, self._held = "", f"{found['name']}\n"
+            self._is_certain = self._is_kept and bool(found["space"])
             parts += self._read()
         return parts
 
@@ -198,7 +199,9 @@ class CallStream:
         """Characters at the end of the text with which a call may begin."""
         begin = "".join(self._held.split())
         is_bare = self._may_be_bare and self._form.sign.startswith(begin)
-        return len(self._held) if is_bare else num_unfinished(self._openings, self._held)
+        if is_bare or (self._unmarked is not None and self._unmarked.is_within):
+            return len(self._held)
+        return num_unfinished(self._openings, self._held)
 
     def _section(self) -> list[Part] | None:
         """The calls that are written, if they are whole."""

@@ -44,6 +44,11 @@ class UnmarkedCalls:
         self._closing = ""  # of the first of two braces
         self.is_possible = True
 
+    @property
+    def is_within(self) -> bool:
+        """Whether an object that names a tool is being written."""
+        return self.is_possible and self._end is not None
+
     def push(self, text: str) -> None:
         """More of the answer. Sets `is_possible` to whether it may still be calls."""
         self._text += text

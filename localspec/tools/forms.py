@@ -31,7 +31,7 @@ class CallForm:
     of calls; without a closing it extends to the end of the answer. before … after: see the
     module; NAME stands for the tool's. marks: texts in these that may be entries of the
     vocabulary. is_bare: an answer may begin with a call without an opening. recipient: matches
-    the head of a message that is a call. forgets: models leave out the opening before a text
+    the head of a message that is a call, with its name, and its space where that is. forgets: models leave out the opening before a text
     like this. is_single: templates take one call per message.
     has_ids: templates only take ids of nine letters and digits.
     """
@@ -133,7 +133,7 @@ FORMS = (
         after="",
         read=read_message,
         marks=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"),
-        recipient=r" to=functions\.(?P<name>[A-Za-z0-9_.:/-]+)",
+        recipient=r" to=(?P<space>functions\.)?(?P<name>[A-Za-z0-9_.:/-]+)",
         is_single=True,
     ),
     # Mistral from Small 3.2 on: Devstral, Ministral
