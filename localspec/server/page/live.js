@@ -82,7 +82,7 @@ export class Live {
     const { num_usable: usable, is_busy: isBusy } = explanation?.threads ?? {};
     return [
       ["Threads", threads && `${threads}${usable ? ` of ${usable}` : ""}${isBusy ? ": the machine is busy" : ""}`],
-      ["Exact", explanation && (explanation.exact ? "yes, to the bit" : "by law")],
+      ["Exact", explanation && (explanation.exact ? "to the bit" : "in distribution")],
       ["Context", used && this.model && `${used} of ${this.model.max_model_len} tokens`],
       ["Memory", this.memory && `${(this.memory / 1e9).toFixed(2)} GB`],
     ];
