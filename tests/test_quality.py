@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 import localspec
 
@@ -69,71 +64,3 @@ def test_tests_reach_what_is_private_through_one_door():
         for name in private_names(path.read_text("utf-8"))
     ]
     assert found == [], "Ask the public interface, or add a function to tests/inside.py."
-
-
-@pytest.mark.process
-@pytest.mark.skipif(sys.platform == "win32", reason="there is another reason to skip it")
-def test_what_is_not_installed_is_said_in_one_line():
-    """Of a module that is skipped, and without a PATH where tmux could be found."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n0", "-m", "process", "tests/test_tmux.py"],
-        cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "\nskipped what needs tmux: not installed here\n" in done.stdout
-
-
-@pytest.mark.process
-def test_what_starts_a_process_has_the_mark(tmp_path):
-    """Also where a fixture of it does, or multiprocessing."""
-    path = tmp_path / "test_starts.py"
-    path.write_text(
-        "import multiprocessing, subprocess, sys\n"
-        "import pytest\n"
-        "COMMAND = [sys.executable, '-c', '']\n"
-        "def start():\n"
-        "    process = multiprocessing.get_context('spawn').Process(target=print)\n"
-        "    process.start()\n"
-        "    process.join()\n"
-        "@pytest.fixture(scope='module')\n"
-        "def made():\n"
-        "    subprocess.run(COMMAND)\n"
-        "def test_of_a_fixture(made): pass\n"
-        "def test_itself(): subprocess.run(COMMAND)\n"
-        "def test_by_multiprocessing(): start()\n"
-        "@pytest.mark.process\n"
-        "def test_marked(): start()\n"
-        "def test_none(): pass\n"
-    )
-    options = ["-n0", "-c", ROOT / "pyproject.toml", "-m", "", "-p", "conftest"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, path],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    failed = re.findall(r"^ERROR .*::(\w+)", done.stdout, re.M)
-    assert failed == ["test_of_a_fixture", "test_itself", "test_by_multiprocessing"]
-    assert "5 passed, 3 errors" in done.stdout
-
-
-STARTS = re.compile(r"\bsubprocess\.(Popen|run|call|check_\w+)\(|\bos\.(fork|forkpty)\(")
-MARKS = re.compile(r"\bmark\.(process|slow)\b")
-
-
-def test_what_starts_a_process_has_the_mark_also_where_its_program_is_missing():
-    """A test or fixture that starts one on some machines only would fail on those alone."""
-    unmarked = []
-    for path in sorted((ROOT / "tests").glob("test_*.py")):
-        tree = ast.parse(path.read_text("utf-8"))
-        functions = [each for each in tree.body if isinstance(each, ast.FunctionDef)]
-        whole = [each for each in tree.body if "pytestmark" in ast.unparse(each)[:12]]
-        if any(MARKS.search(ast.unparse(each)) for each in whole):
-            continue
-        starting = {each.name for each in functions if STARTS.search(ast.unparse(each))}
-        for each in functions:
-            marks = " ".join(map(ast.unparse, each.decorator_list))
-            fixtures = {argument.arg for argument in each.args.args}
-            fixtures |= set(re.findall(r"usefixtures\('(\w+)'", marks))
-            is_test = each.name.startswith("test_") and not MARKS.search(marks)
-            if is_test and starting & {each.name, *fixtures}:
-                unmarked.append(f"{path.name}: {each.name}")
-    assert unmarked == []

@@ -8,7 +8,6 @@ import sys
 import time
 
 import pytest
-from measure_restart import has_text, main, measured
 
 import inside
 from localspec.engine.cache_disk import CacheDisk
@@ -69,29 +68,3 @@ def test_what_an_idle_server_has_written_outlives_the_models_process(number):
         wait_until(lambda: not inside.child_process(engine).is_running())
         assert len(kept_files()) == 1
         assert num_decoded(server.chat(LONG, max_tokens=12)) == 1
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_restart_from_the_command_line_is_measured(number):
-    """All of its processes are killed, or Ctrl-C is pressed."""
-    row = measured("demo", 700, number)
-    _, ended_by, tokens, before, after, _, cached, size, _, _ = row.split("|")
-    assert ended_by.strip() == number.name
-    assert (int(tokens), int(cached)) == (700, 699)
-    assert float(before) > 0 < float(after)
-    assert float(size) > 0
-
-
-def test_an_empty_piece_that_comes_while_a_prompt_is_read_is_no_first_text():
-    choice = {"text": "", "finish_reason": None}
-    assert not has_text({"choices": [choice]})
-    assert not has_text({"choices": []})
-    assert has_text({"choices": [{**choice, "text": "A"}]})
-    assert has_text({"choices": [{**choice, "finish_reason": "length"}]})
-
-
-def test_the_table_of_restarts_needs_a_model(capsys):
-    with pytest.raises(SystemExit):
-        main([])
-    assert "model" in capsys.readouterr().err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
-import measure_vision
 import numpy as np
 import pytest
 from mtmd_by_hand import MARKER, logits_by_hand
@@ -189,18 +188,6 @@ def test_cells_in_a_list():
         10,
     ]
     assert without_cells(tokens) == [7, 8, 9]
-
-
-def test_the_script_for_the_cost_of_a_projector(pair, capsys, monkeypatch):
-    target, mmproj = pair
-    options = ["--tokens", "4", "--rounds", "1"]
-    monkeypatch.setattr("sys.argv", ["measure_vision.py", str(target), str(mmproj), *options])
-    measure_vision.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(": speed with ÷ without **")[0] for line in lines] == [
-        "plain",
-        "automatic",
-    ]
 
 
 @pytest.mark.process

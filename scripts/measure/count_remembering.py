@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
+from real_text.agent import NUM_WARM, Session, people
 from simulated import Clock
 
 import localspec
@@ -61,7 +62,6 @@ from localspec.speculative.rules import make_rule
 from localspec.speculative.thread_policy import FixedThreads
 from localspec.streaming.cancellation import never
 from localspec.streaming.options import AnswerOptions
-from real_text.agent import NUM_WARM, Session, people
 
 _GREEDY = SamplingParams(temperature=0)
 _COSTS = {1: 1.0, 2: 1.75, 3: 2.11, 4: 2.57, 5: 3.17, 16: 7.7}

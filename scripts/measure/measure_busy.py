@@ -34,6 +34,7 @@ from typing import Any
 
 from busy_sides.neighbours import busy_processes, quota_group
 from busy_sides.side import Setting, Side, Sides, Turn
+
 from localspec.errors import LocalspecError
 from localspec.machine import cores_here
 from shape_pair.bigrams import TextSpec

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from side_by_side import shown
 
 import localspec
 from localspec.constraints.guidance import Guide
@@ -50,7 +51,6 @@ from shape_pair.model_file import Contents, Parts, write_model
 from shape_pair.shapes import SHAPES
 from shape_pair.vocabulary import WordList, invent
 from shape_pair.weights import make_ends
-from side_by_side import shown
 
 PERSON = {
     "type": "object",

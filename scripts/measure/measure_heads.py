@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from side_by_side import Timed, read_in_turn, shown
 
 import localspec
 from localspec.engine.engine import Engine
@@ -46,7 +47,6 @@ from shape_pair.bigrams import TextSpec
 from shape_pair.blocks import QUANTIZATIONS
 from shape_pair.pair import HEADS, head_spec, make_with_head
 from shape_pair.shapes import SHAPES
-from side_by_side import Timed, read_in_turn, shown
 
 SETTINGS = {
     "greedy": SamplingParams(temperature=0),

@@ -33,6 +33,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from side_by_side import Timed, read_in_turn, shown
+
 import localspec
 from localspec.checks.step_bench import DecodeCosts, measure_steps
 from localspec.engine.engine import Engine
@@ -53,7 +55,6 @@ from shape_pair.bigrams import TextSpec
 from shape_pair.blocks import QUANTIZATIONS
 from shape_pair.pair import HEADS, PairSpec, head_spec, make_pair, make_with_head
 from shape_pair.shapes import SHAPES
-from side_by_side import Timed, read_in_turn, shown
 
 GREEDY = localspec.SamplingParams(temperature=0)
 AGREEMENTS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)

@@ -34,15 +34,16 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "compare"))
 
+from measure_real import TARGET
+from real_text.agent import NUM_WARM, Session, chats, people, unrelated_texts
+from real_text.servers import LOOKUPS, SERVER, Files, LlamaServer
+from real_text.sides import PLAIN, Answered, Sides, Weights, target_options
+
 from comparison.options import positive, run
 from localspec.checks.prompts import Task
 from localspec.engine.engine import Engine
 from localspec.machine import num_usable_cores
 from localspec.speculative.memory import MOST_REMEMBERED
-from measure_real import TARGET
-from real_text.agent import NUM_WARM, Session, chats, people, unrelated_texts
-from real_text.servers import LOOKUPS, SERVER, Files, LlamaServer
-from real_text.sides import PLAIN, Answered, Sides, Weights, target_options
 
 _LOOKUP, _MEMORY = "lookup", "memory"
 # Parts of the time at which the parts of the measurement end

@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import localspec
 from side_by_side import Timed, read_in_turn, shown
+
+import localspec
 
 _QUESTION = "Tell me a story about a fox, an owl, a river and a lantern. " * 8
 GREEDY = localspec.SamplingParams(temperature=0)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from side_by_side import Timed, read_in_turn
+
 from localspec.checks.prompts import Task, built_in_tasks
 from localspec.engine.arguments import question_messages
 from localspec.engine.cache_disk import CacheRoom
@@ -31,7 +33,6 @@ from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS, Drafting
 from localspec.streaming.cancellation import never
 from localspec.streaming.options import AnswerOptions
-from side_by_side import Timed, read_in_turn
 
 PLAIN = "plain"
 WITHOUT_DRAFT: dict[str, Drafting] = {
