@@ -22,6 +22,7 @@ PACKAGE = Path(localspec.__file__).parent
 NUM_SEEDS = 4
 TERSE = "You are terse."
 
+GREETING = "(?i)hello|^hi|^hey|here i am|talk about|would you like|help"
 STORY = r"\b(lived|was|were) .*\."
 HAIKU = r"[^\n]+\n[^\n]+\n[^\n]+\."
 # A prompt, and what an answer to the point has.
@@ -29,8 +30,8 @@ TO_THE_POINT = {
     "Another one!": STORY,  # behind a story
     "Bye!": "(?i)bye|farewell|see you",
     "Count to ten.": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10",
-    "Hello!": "(?i)^(hello|hi|hey)",
-    "Hi!": "(?i)^(hello|hi|hey)",
+    "Hello!": GREETING,
+    "Hi!": GREETING,
     "Is a whale a fish?": "(?i)^no",
     "Once upon a time there was": STORY.replace(r".*\.", ""),
     "Once upon a time there was a fox": "^ (who|called|named) ",

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -233,6 +234,16 @@ def test_each_extra_that_presets_name_installs_their_package():
                 needed = project["optional-dependencies"][model.extra]
                 assert [each.partition(">")[0] for each in needed] == [model.package]
                 assert len(model.sha256) == 64
+
+
+@pytest.mark.process
+def test_python_in_a_checkout_finds_them():
+    """The working directory comes before what is installed, and people install from there."""
+    program = "import localspec; print(localspec.__file__, localspec.find_preset('demo').name)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == [str(ROOT / "localspec/__init__.py"), "demo"], done.stderr
 
 
 def test_an_unknown_preset_names_near_ones_and_not_all_of_them():
