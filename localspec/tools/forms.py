@@ -31,8 +31,9 @@ class CallForm:
     of calls; without a closing it extends to the end of the answer. before … after: see the
     module; NAME stands for the tool's. marks: texts in these that may be entries of the
     vocabulary. is_bare: an answer may begin with a call without an opening. recipient: matches
-    the head of a message that is a call, with its name, and its space where that is. forgets: models leave out the opening before a text
-    like this. is_single: templates take one call per message.
+    the head of a message that is a call, with its name, and its space where that is. forgets: a
+    text before which models leave out the opening. is_single: templates take one call per
+    message.
     has_ids: templates only take ids of nine letters and digits.
     """
 
