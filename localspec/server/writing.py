@@ -74,7 +74,8 @@ class PostEndpoint:
                 finished.sort(key=lambda each: each.number)
                 if form.question.streams:
                     text = "".join(map(form.text_for, events))
-                    if not text and writer.silent_s > self._service.patience_s:
+                    silent_s = time.monotonic() - writer.written_s
+                    if not text and silent_s > self._service.patience_s:
                         text = form.text_for(Waiting(0))  # what happens is not shown yet
                     await writer.write(text)
             if not form.question.streams:
@@ -114,12 +115,7 @@ class _StreamWriter:
             **headers,
         }
         self.has_begun = False
-        self._written_s = time.monotonic()
-
-    @property
-    def silent_s(self) -> float:
-        """The seconds since something was written, or since the start."""
-        return time.monotonic() - self._written_s
+        self.written_s = time.monotonic()  # when something was last, or the start
 
     async def write(self, text: str, *, is_last: bool = False) -> None:
         """Write more, or end the response. Raises ClientDisconnect if it is not taken."""
@@ -135,4 +131,4 @@ class _StreamWriter:
                 await self._send({"type": "http.response.body", **body})
         except OSError as error:  # TimeoutError is one
             raise ClientDisconnect from error
-        self._written_s = time.monotonic()
+        self.written_s = time.monotonic()

@@ -66,12 +66,6 @@ class _Stepwise(ArgumentReader):
         while self._at < len(self.rest) and self.rest[self._at].isspace():
             self._at += 1
 
-    def _taken(self, mark: str) -> bool:
-        """Whether the mark stands there, which is passed over then."""
-        found = self.rest.startswith(mark, self._at)
-        self._at += len(mark) * found
-        return found
-
     def _quoted(self, end: int) -> str:
         """The text up to there, as it stands in a string."""
         text, self._at = self.rest[self._at : end], end
@@ -82,97 +76,58 @@ class _Stepwise(ArgumentReader):
         return len(self.rest) - num_unfinished(marks, self.rest[self._at :])
 
 
-_PLAIN = re.compile(r"[^\s,:\[\]{}]+")
+_KEY_END, _VALUE_END = re.compile(":"), re.compile(r"[,:\[\]{}]")  # without quotes
 
 
 class GemmaArguments(_Stepwise):
-    """Gemma 4's {key:value,…}, whose strings stand between <|"|>."""
+    """Gemma 4's {key:value,…}, whose strings stand between <|"|>.
+
+    What is in a wrong place gives no JSON.
+    """
 
     def __init__(self, tool: Tool, *, is_kept: bool) -> None:
         super().__init__(tool, is_kept=is_kept)
-        self._closings: list[str] = []  # of what is open
+        self._open = ""  # the brackets
         self._separator = ""  # before the next item
-        self._step, self._behind_string = self._value, self._next
+        self._is_key = False  # what comes next
+        self._step = self._item
 
-    def _begins(self) -> bool:
-        """Whether what comes next can be told, behind blank space."""
+    def _item(self) -> str | None:
         self._skip_space()
         begun = self.rest[self._at : self._at + len(QUOTE)]
-        return bool(begun) and (begun == QUOTE or not QUOTE.startswith(begun))
-
-    def _value(self) -> str | None:
-        if not self._begins():
+        if not begun or (begun != QUOTE and QUOTE.startswith(begun)):
             return None
-        if self._taken(QUOTE):
-            self._behind_string, self._step = self._next, self._string
-            return '"'
-        for opening, closing, step in (("{", "}", self._key), ("[", "]", self._item)):
-            if self._taken(opening):
-                self._closings.append(closing)
-                self._separator, self._step = "", step
-                return opening
-        plain = _PLAIN.match(self.rest, self._at)
-        if plain is None:
-            raise ValueError("no value")
-        if plain.end() == len(self.rest):
-            return None
-        self._at, self._step = plain.end(), self._next
-        return json_text(json_value(plain[0]))
+        mark, separator = begun[0], self._separator
+        if begun == QUOTE:
+            found, size, self._step, self._is_key = '"', len(QUOTE), self._string, False
+        elif mark == "}" or (mark == "]" and not self._is_key):
+            found, size, separator, self._is_key = mark, 1, "", False
+            self._open = self._open[:-1]
+            self.is_over = not self._open
+        elif self._is_key or mark not in "{[:,":
+            end = (_KEY_END if self._is_key else _VALUE_END).search(self.rest, self._at)
+            if end is None:
+                return None
+            text, size = self.rest[self._at : end.start()].strip(), end.start() - self._at
+            found = json_text(text if self._is_key else json_value(text))
+            self._is_key = False
+        else:
+            found, size = {":": ": ", ",": ""}.get(mark, mark), 1
+            self._open += mark if mark in "{[" else ""
+            self._is_key = mark != ":" and self._open[-1:] == "{"
+        self._at += size
+        self._separator = ", " if mark == "," and not found else ""
+        return separator + found
 
     def _string(self) -> str | None:
         end = self.rest.find(QUOTE, self._at)
         if end < 0:
             return self._quoted(self._safe_end((QUOTE,))) or None
-        text = self._quoted(end)
-        self._at, self._step = end + len(QUOTE), self._behind_string
+        text, self._step = self._quoted(end), self._item
+        self._at += len(QUOTE)
         return f'{text}"'
 
-    def _key(self) -> str | None:
-        if not self._begins():
-            return None
-        if self._taken("}"):
-            return self._closed()
-        if self._taken(QUOTE):
-            self._behind_string, self._step = self._colon, self._string
-            return f'{self._separator}"'
-        end = self.rest.find(":", self._at)
-        if end < 0:
-            return None
-        key, self._at, self._step = self.rest[self._at : end].strip(), end, self._colon
-        return f"{self._separator}{json_text(key)}"
 
-    def _colon(self) -> str | None:
-        if not self._begins():
-            return None
-        if not self._taken(":"):
-            raise ValueError("no colon")
-        self._step = self._value
-        return ": "
-
-    def _item(self) -> str | None:
-        if self._begins() and self._taken("]"):
-            return self._closed()
-        separator, value = self._separator, self._value()
-        return None if value is None else separator + value
-
-    def _next(self) -> str | None:
-        if not self._begins():
-            return None
-        if self._taken(self._closings[-1]):
-            return self._closed()
-        if not self._taken(","):
-            raise ValueError("no end")
-        self._separator = ", "
-        self._step = self._key if self._closings[-1] == "}" else self._item
-        return ""
-
-    def _closed(self) -> str:
-        closing, self._step = self._closings.pop(), self._next
-        self.is_over = not self._closings
-        return closing
-
-
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>")
 _FUNCTION_END = "</function>"
 _ENDS = ("\n</parameter>", "</parameter>")
 _END = re.compile(r"\n?</parameter>")
@@ -189,9 +144,10 @@ class TagArguments(_Stepwise):
 
     def __init__(self, tool: Tool, *, is_kept: bool) -> None:
         super().__init__(tool, is_kept=is_kept)
-        # Looked for first: they may hold what no other name can.
+        # Known names are looked for first: they may hold what no other name can.
         known = sorted(properties_of(self._schema), key=len, reverse=True)
-        self._tags = {f"<parameter={key}>": key for key in known}
+        names = "|".join([*map(re.escape, known), r"[^>\n]+"])
+        self._opening = re.compile(f"<parameter=({names})>")
         self._step = self._tag
         self._separator = "{"  # before the next argument
         self._value_schema: object = None
@@ -201,19 +157,17 @@ class TagArguments(_Stepwise):
 
     def _tag(self) -> str | None:
         self._skip_space()
-        if self._taken(_FUNCTION_END):
-            self.is_over = True
+        if self.rest.startswith(_FUNCTION_END, self._at):
+            self._at, self.is_over = self._at + len(_FUNCTION_END), True
             return "{}" if self._separator == "{" else "}"
-        begun = self.rest[self._at :]
-        if any(tag != begun and tag.startswith(begun) for tag in self._tags):
+        found = self._opening.match(self.rest, self._at)
+        if found is None:
             return None
-        tag = next(filter(begun.startswith, self._tags), "")
-        found = _PARAMETER.match(begun)
-        key = self._tags[tag] if tag else found[1].strip() if found else ""
-        size = len(tag) or (found.end() if found else len(begun))
-        if size == len(begun):  # what follows belongs to the tag if it is a line's end
+        has_line_end = self.rest.startswith("\n", found.end())
+        if self._is_kept and not has_line_end:  # the tag may go on
             return None
-        self._at += size + begun.startswith("\n", size)
+        self._at = found.end() + has_line_end
+        key = found[1] if found[1] in properties_of(self._schema) else found[1].strip()
         self._value_schema = properties_of(self._schema).get(key)
         self._is_text = takes_text(self._value_schema, self._schema)
         separator, self._separator, self._step = self._separator, ", ", self._value

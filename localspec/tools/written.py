@@ -131,8 +131,7 @@ def _read_arguments(
         arguments = "".join(map(reader.push, texts))
     except ValueError:
         return None
-    is_whole = reader.is_over and not reader.rest.strip()
-    written = _call(name, arguments, tools) if is_whole else None
+    written = None if reader.rest.strip() else _call(name, arguments, tools)
     return None if written is None else [written]
 
 
