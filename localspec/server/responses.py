@@ -96,7 +96,8 @@ class ResponseForm(Form):
                 item = _CallItem(first, self._spaces)
                 item.text = call.json
                 items.append(item)
-            items[-1].status = _status(reply)
+            if isinstance(items[-1], _TextItem):  # calls that were cut are not in a reply
+                items[-1].status = _status(reply)
             output += [item.object() for item in items]
         return self._response("completed", output, finished)
 
@@ -109,7 +110,7 @@ class ResponseForm(Form):
             kind = self._item.name if self._item else ""
             if kind == "reasoning" or (kind == "" and not event.reply.tool_calls):
                 begun += self._turn_to(_TextItem("message"))
-            if self._item is not None:
+            if self._item is not None and not self._item.is_whole:
                 self._item.status = _status(event.reply)
             return begun + self._end_item()
         more = event.field if isinstance(event, ReadingPrompt) else {}
@@ -146,6 +147,7 @@ class ResponseForm(Form):
         if item is None or item.name != (kind if call is None else call.number):
             item = _TextItem(kind) if call is None else _CallItem(call, self._spaces)
             turned = self._turn_to(item)
+        item.is_whole = call is not None and call.is_last
         if not text:
             return turned
         item.text += text
@@ -308,7 +310,7 @@ def _item_call(item: Fields, kind: str) -> dict[str, Any]:
 class _TextItem:
     """A message, or the thoughts before it. name: tells it from other items."""
 
-    status = "completed"
+    status, is_whole = "completed", False
     nothing: Mapping[str, Any] = {"content": []}  # the fields that are empty at its start
 
     def __init__(self, kind: _TextKind, text: str = "") -> None:
@@ -347,7 +349,7 @@ class _TextItem:
 class _CallItem:
     """A call of a tool; like `_TextItem`, but without parts. spaces: see `namespaced`."""
 
-    status = "completed"
+    status, is_whole = "completed", False
     nothing: Mapping[str, Any] = {"arguments": ""}
     delta = "function_call_arguments"
 
