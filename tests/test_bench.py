@@ -312,12 +312,12 @@ def test_a_kind_without_a_stretch_has_a_line_of_its_own(demo_target):
         (
             DecodeCosts((0.1, 0.15), {ProposerKind.DRAFT: 0.01}),
             [
-                "At that lookup, 0.00 a token, pays if at least 50% of its tokens are",
-                "the draft model, 0.10 a token, pays if at least 60% of its tokens",
+                "So lookup (0.00 a token) pays if at least 50% of its tokens are",
+                "the draft model (0.10 a token) pays if at least 60% of its tokens",
             ],
         ),
-        (DecodeCosts((0.1, 0.1)), ["lookup, 0.00 a token, pays whatever is accepted"]),
-        (DecodeCosts((0.1, 0.15)), ["lookup, 0.00 a token, pays if"]),
+        (DecodeCosts((0.1, 0.1)), ["lookup (0.00 a token) pays whatever is accepted"]),
+        (DecodeCosts((0.1, 0.15)), ["lookup (0.00 a token) pays if"]),
     ],
 )
 def test_what_pays_is_said_of_sizes_that_were_timed(demo_target, costs, words):
@@ -325,7 +325,7 @@ def test_what_pays_is_said_of_sizes_that_were_timed(demo_target, costs, words):
         shown = bench_text(
             benched(compared("code", [1.0] * 3), costs=costs), engine, details=False
         )
-    lines = [line for line in shown.splitlines() if line.startswith("At that")]
+    lines = [line for line in shown.splitlines() if line.startswith("So ")]
     assert len(lines) == len(words)
     for line, said in zip(lines, words, strict=True):
         assert said in line
@@ -342,6 +342,7 @@ def test_what_pays_is_said_of_sizes_that_were_timed(demo_target, costs, words):
 )
 def test_costs_of_a_busy_machine_are_not_shown(demo_target, monkeypatch, slowdowns, are_steady):
     draw, clock = random.Random(0), Clock()
+    monkeypatch.setattr(step_bench, "num_busy_cores", lambda: 0.0)
     target = TimedTarget(clock, 0.1, TRAINED)
     target.slowdown = lambda _cached, _tokens: draw.choice(slowdowns)
     monkeypatch.setattr(step_bench, "time", SimpleNamespace(perf_counter=clock))
@@ -357,9 +358,23 @@ def test_costs_of_a_busy_machine_are_not_shown(demo_target, monkeypatch, slowdow
     assert ("A target-only step: " in shown) is are_steady
 
 
+def test_costs_are_not_shown_where_other_programs_ran_all_the_time(monkeypatch):
+    """Every decode was as slow; cores that no thread of ours needs may be busy."""
+    clock = Clock()
+    monkeypatch.setattr(step_bench, "time", SimpleNamespace(perf_counter=clock))
+    for usable, num_busy, are_steady in ((8, 0.2, True), (8, 1.0, False), (6, 1.0, True)):
+        cores = SimpleNamespace(allowed=8, usable=usable)
+        monkeypatch.setattr(step_bench, "cores_here", lambda cores=cores: cores)
+        monkeypatch.setattr(step_bench, "num_busy_cores", lambda num_busy=num_busy: num_busy)
+        target = TimedTarget(clock, 0.1, TRAINED)
+        loop = SimpleNamespace(target=target, proposers=[], draft_policy=None)
+        assert step_bench.measure_steps(loop, 1).are_steady is are_steady
+
+
 def test_no_decode_of_several_tokens_takes_less_than_one(monkeypatch):
     """All decodes of one were slow, and some of several were not."""
     clock = Clock()
+    monkeypatch.setattr(step_bench, "num_busy_cores", lambda: 0.0)
     target = TimedTarget(clock, 0.1, TRAINED)
     target.slowdown = lambda _cached, tokens: 1.0 if tokens == 3 else 6.0
     monkeypatch.setattr(step_bench, "time", SimpleNamespace(perf_counter=clock))

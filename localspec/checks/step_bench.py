@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from localspec.machine import cores_here, num_busy_cores
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import LARGEST_STEP
 from localspec.speculative.loop import SpeculativeDecoder
@@ -18,6 +19,7 @@ from localspec.speculative.proposers import DraftModel
 _NUM_CACHED = 64  # tokens in front of a timed decode
 _UNSTEADY = 2.0  # a median that is so many times the fastest: other programs ran in between
 _IMPOSSIBLE = 0.8  # of a decode of one token, for one of several
+_BUSY_CORES = 0.5  # beyond those that no thread of ours needs
 _DRAFTED = 8  # tokens that a timed draft decodes one by one
 
 
@@ -85,6 +87,8 @@ class _Timer:
         sizes = range(1, min(LARGEST_STEP, target.max_outputs) + 1)
         self.target_s: dict[int, list[float]] = {size: [] for size in sizes}
         self._draft_s: list[float] = []
+        cores = cores_here()
+        self._is_quiet = num_busy_cores() < cores.allowed - cores.usable + _BUSY_CORES
 
     def measured_round(self) -> Iterator[int]:
         """Measure every size once. Before each, yields how many are done."""
@@ -108,7 +112,8 @@ class _Timer:
         """The medians. The policy learns the draft's cost as well."""
         target_s = tuple(map(statistics.median, takewhile(bool, self.target_s.values())))
         is_even = target_s[0] < _UNSTEADY * min(self.target_s[1])
-        are_steady = is_even and min(target_s) > _IMPOSSIBLE * target_s[0]
+        is_possible = min(target_s) > _IMPOSSIBLE * target_s[0]
+        are_steady = self._is_quiet and is_even and is_possible
         if self.draft is None:
             return DecodeCosts(target_s, are_steady=are_steady)
         draft_token_s = statistics.median(self._draft_s)

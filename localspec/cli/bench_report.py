@@ -70,10 +70,7 @@ def _why(found: Bench) -> list[str]:
     if found.costs is None:
         return []
     if not found.costs.are_steady:
-        return [
-            "The machine was busy: the same decode took sometimes twice as long, so what a "
-            "draft token costs is not known. End other programs and repeat it."
-        ]
+        return ["The machine was busy, so what decodes cost is not known: end other programs."]
     ratios = "  ".join(f"{n}: {ratio:.2f}" for n, ratio in enumerate(found.costs.ratios, 1))
     lines = [f"Time of a decode of n tokens, in decodes of one token:  {ratios}"]
     for kind, edge in found.break_even.items():
@@ -81,7 +78,7 @@ def _why(found: Bench) -> list[str]:
         if edge is not None:
             pays = pays_from(edge)
         share = found.costs.shares[kind]
-        lines.append(f"At that {PROPOSER_NAMES[kind]}, {share:.2f} a token, {pays}.")
+        lines.append(f"So {PROPOSER_NAMES[kind]} ({share:.2f} a token) {pays}.")
     return lines
 
 
