@@ -263,7 +263,6 @@ def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
     prepare_kernels(options, header)
     model = LlamaModel.open(header.path, options, progress)
     note_used(header.path)
-    note_used(header.path)
     try:
         # Now that the system has the file at hand.
         model.content = content.digest()

@@ -20,9 +20,10 @@ _MOST_KEPT = 100  # paths of files that were used
 
 def note_used(path: Path) -> None:
     """Keep the path of a file that was opened, if there is room for it on disk."""
-    lines = [*_used(), os.path.abspath(path)]
+    used = os.path.abspath(path)
+    lines = [*(each for each in _used() if each != used), used]
     with contextlib.suppress(OSError, UnicodeError):
-        content = "\n".join(list(dict.fromkeys(lines))[-_MOST_KEPT:])
+        content = "\n".join(lines[-_MOST_KEPT:])
         write_whole(_used_file(), content.encode(), durable=False)
 
 
