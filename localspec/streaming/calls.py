@@ -82,8 +82,7 @@ class CallStream:
             return self._calls_in_thoughts()
         opening, parts = self._opening, self._thoughts()
         if opening is None:
-            num_waiting = self._num_waiting() if is_cut else 0
-            if num_waiting:
+            if is_cut and (num_waiting := self._num_waiting()):
                 self._held = self._held[:-num_waiting].rstrip()
             if is_cut:
                 self._unmarked = None
@@ -115,7 +114,6 @@ class CallStream:
         """The calls at the end of thoughts that never ended, which no grammar kept."""
         text, self._thought = self._thought, ""
         self._is_kept = self._is_certain = False
-        self._unmarked = None
         parts = [*self._say(text), *self.finish(is_cut=False)]
         return [each if each.call else each._replace(is_thought=True) for each in parts]
 
