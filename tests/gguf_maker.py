@@ -213,20 +213,18 @@ def write_spm_model(
     path: Path,
     *,
     more: tuple[str, ...] = (),
-    num_bytes: int = 256,
     control: tuple[str, ...] = (),
     user_defined: tuple[str, ...] = (),
 ) -> Path:
     """A random model with a small vocabulary of SentencePiece's kind, as Llama 2 had it.
 
     It begins texts with a space, and spells in bytes what has no token: the letters do.
-    more: further tokens, the first of them the likeliest. num_bytes: how many bytes there are.
+    more: further tokens, the first of them the likeliest.
     control, user_defined: further tokens of these types, after all others.
     """
     tokenizer, _ = write_spm_tokenizer(
         path.with_suffix(".tokenizer.gguf"),
         more,
-        num_bytes=num_bytes,
         control=control,
         user_defined=user_defined,
     )
@@ -247,7 +245,13 @@ def write_scripted_model(
     follows. Vocabulary as for `write_spm_model`, without a space before texts, and with the
     script's tokens.
     """
-    named = {*control, *user_defined, "</s>", *_bytes(256), *_LETTERS}
+    named = {
+        *control,
+        *user_defined,
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        *_LETTERS,
+    }
     more = tuple(
         dict.fromkeys(text for text in (*script, *script.values()) if text not in named)
     )
@@ -299,24 +303,25 @@ def write_scripted_model(
     return path
 
 
-def _bytes(count: int) -> list[str]:
-    """The tokens of the first bytes."""
-    return [f"<0x{byte:02X}>" for byte in range(count)]
-
-
 def write_spm_tokenizer(
     path: Path,
     more: tuple[str, ...],
     *,
-    num_bytes: int = 256,
     control: tuple[str, ...],
     user_defined: tuple[str, ...],
     space_prefix: bool = True,
 ) -> tuple[Path, list[str]]:
     """A file with nothing but a tokenizer, and its tokens."""
-    tokens = ["<unk>", "<s>", "</s>", *_bytes(num_bytes), *_LETTERS, *more]
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        *_LETTERS,
+        *more,
+    ]
     tokens += [*control, *user_defined]
-    kinds = [2, 3, 3, *[6] * num_bytes, *[1] * (len(_LETTERS) + len(more))]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * (len(_LETTERS) + len(more))]
     kinds += [3] * len(control) + [4] * len(user_defined)
     writer = ModelWriter(path, "llama")
     writer.add_tokenizer_model("llama")

@@ -15,7 +15,7 @@ import os
 import stat
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
@@ -71,8 +71,7 @@ class Header:
 
     metadata: scalars, strings and short arrays of numbers. data_start: where the tensors start.
     tokens: the vocabulary, if any. parts: the headers of all files of a model that was checked
-    (`gguf_file.check`), which are one unless it is split. kinds: GGUF's number of each
-    value's type.
+    (`gguf_file.check`), which are one unless it is split.
     """
 
     path: Path
@@ -82,7 +81,6 @@ class Header:
     data_start: int
     tokens: Sequence[bytes] = ()
     parts: Sequence[Header] = ()
-    kinds: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def weights_bytes(self) -> int:
@@ -184,11 +182,9 @@ class _HeaderReader:
         if max(num_tensors, num_entries) > _MAX_ENTRIES:
             raise self._damaged(f"it claims {num_tensors} tensors and {num_entries} entries")
         metadata: dict[str, Value] = {}
-        kinds: dict[str, int] = {}
         for _ in range(num_entries):
             key = self._string()
-            kinds[key] = self._scalar("<I")
-            metadata[key] = self._value(key, kinds[key])
+            metadata[key] = self._value(key, self._scalar("<I"))
         described = [self._tensor() for _ in range(num_tensors)]
         last_offset = max((tensor.offset for tensor in described), default=0)
         alignment = metadata.get("general.alignment", 32)
@@ -208,7 +204,6 @@ class _HeaderReader:
             metadata=metadata,
             data_start=data_start,
             tokens=self._tokens,
-            kinds=kinds,
         )
 
     def _damaged(self, what: str) -> ModelFileError:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 F32, F16, INT64, BF16 = 0, 1, 27, 30  # of ggml_type
-NOT_MULTIPLIED = range(24, 29)  # whole numbers, and float64: of tables alone
 _NEWER = {42: "Q2_0"}  # libllama has it, gguf 0.19 does not
 
 
