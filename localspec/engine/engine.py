@@ -153,6 +153,7 @@ class Engine(BaseEngine):
             request = self._request(prompt, state, exchange.turn, kinds)
             reference = reference_to(self, prompt, options)
             self._wait(turn, busy, waits=options.queue, is_cancelled=is_cancelled)
+            self._models.require_unwritten()
         except Interrupted:
             state.abandon()
             return

@@ -266,6 +266,7 @@ def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
     try:
         # Now that the system has the file at hand.
         model.content = content.digest()
+        model.mapped = {} if options.use_mmap is False else content.states
         gpus = usable_gpus(list_devices(llama_cpp))
         is_left_to_us = source.options.num_threads is None
         model.may_change_threads = is_left_to_us and not is_on_gpus(header, options, gpus)
@@ -307,6 +308,7 @@ def _open_head(
         head = MedusaHeads(header, target)
     else:
         head = open_head(target, own_path, options, facts, progress)
+        head.mapped = {} if options.use_mmap is False else content.states
     head.content = target.content if own_path is None else content.digest()
     return head
 

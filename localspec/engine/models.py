@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from localspec.errors import CacheError, OptionError
+from localspec.gguf_file.content import require_unwritten
 from localspec.llama.joint import Computing
 from localspec.llama.lane_time import LaneTime
 from localspec.pictures.cells import LAST_CELL
@@ -71,6 +72,11 @@ class Models(NamedTuple):
             return tokens, []
         count, parts = self.target.vision.readable(tokens)
         return tokens[:count], parts
+
+    def require_unwritten(self) -> None:
+        """Raise ModelFileError if a file that is mapped was written to."""
+        for model in self.all:
+            require_unwritten(model.mapped)
 
     def close(self) -> None:
         """Free them all. Idempotent."""

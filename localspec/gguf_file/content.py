@@ -11,23 +11,30 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from localspec.errors import ModelFileError
 from localspec.gguf_file.header import Header, Tensor
 
 logger = logging.getLogger(__name__)
 
+# Paths, and what changes with each file; None if it is gone.
+FileStates = Mapping[Path, tuple[int, ...] | None]
 _NUM_SAMPLES, _SAMPLE_BYTES = 8, 64  # of each tensor
 _CHUNK_BYTES = 1 << 20  # of a header, read at a time
 
 
 class FileContent:
-    """A model's files, as they were when this was made. header: of `check_model_file`."""
+    """A model's files, as they were when this was made. header: of `check_model_file`.
+
+    states: see `require_unwritten`.
+    """
 
     def __init__(self, header: Header) -> None:
         self._header = header
-        self._states = self._current_states()
+        self.states = self._current_states()
 
     def digest(self) -> str | None:
         """A hash of their content, as hexadecimal digits.
@@ -43,13 +50,13 @@ class FileContent:
         except OSError as error:
             logger.warning("%s cannot be read: %s", self._header.path, error.strerror)
             return None
-        if None in self._states or self._states != self._current_states():
+        if None in self.states.values() or self.states != self._current_states():
             logger.warning("%s has changed while it was loaded", self._header.path)
             return None
         return digest.hexdigest()
 
-    def _current_states(self) -> list[tuple[int, ...] | None]:
-        return [_state(part.path) for part in self._header.parts]
+    def _current_states(self) -> FileStates:
+        return {part.path: _state(part.path) for part in self._header.parts}
 
 
 def _add_part(digest: hashlib.blake2b, file: BinaryIO, part: Header) -> None:
@@ -73,6 +80,20 @@ def _samples(tensor: Tensor) -> list[tuple[int, int]]:
         (tensor.offset + last * index // (_NUM_SAMPLES - 1), _SAMPLE_BYTES)
         for index in range(_NUM_SAMPLES)
     ]
+
+
+def require_unwritten(states: FileStates) -> None:
+    """Raise ModelFileError if one of these files was written to since.
+
+    One that was removed or replaced by another stays as it was for whoever has it mapped.
+    """
+    for path, before in states.items():
+        now = _state(path)
+        if now != before and now is not None and before is not None and now[:2] == before[:2]:
+            raise ModelFileError(
+                f"{path} was written to after it was loaded, which changes the model in use",
+                "Load it again. Another time give the new file another name, and rename it.",
+            )
 
 
 def _state(path: Path) -> tuple[int, ...] | None:

@@ -6,6 +6,7 @@ import contextlib
 from contextlib import AbstractContextManager
 
 from localspec.errors import DecodeError, Interrupted
+from localspec.gguf_file.content import FileStates
 from localspec.llama.handle import Handle
 from localspec.llama.joint import LONGEST_STEP, Computing
 from localspec.llama.lane_time import LaneTime
@@ -20,13 +21,15 @@ class LlamaContext:
     a decode of one token from one of several. A step has either, and the policy compares their
     costs, so both get the same number.
 
-    content: what the file holds, in words; None if nobody knows.
+    content: what the file holds, in words; None if nobody knows. mapped: its files while they
+    are mapped, see `require_unwritten`.
     """
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
         self.name = handle.name  # of the file
         self.content: str | None = None
+        self.mapped: FileStates = {}
         self._title = handle.name  # in errors
         self._step_threads: int = llama_cpp.llama_n_threads(handle.context)
         self._prompt_threads: int = llama_cpp.llama_n_threads_batch(handle.context)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from localspec.errors import ModelFileError
+from localspec.gguf_file.content import FileContent, require_unwritten
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import context_to_open
 from localspec.llama import params as llama_params
@@ -71,6 +72,7 @@ class LlamaEmbedder(LlamaContext):
     @classmethod
     def _load(cls, header: Header, options: LlamaOptions, watch: LoadWatch) -> LlamaEmbedder:
         path = header.path
+        states = FileContent(header).states
         model = load_weights(path, options, watch)
         try:
             trained = llama_cpp.llama_model_n_ctx_train(model)
@@ -88,7 +90,9 @@ class LlamaEmbedder(LlamaContext):
             raise
         handle = Handle(context, path.name)
         with handle.closed_on_failure():
-            return cls(handle, length, batch_size)
+            made = cls(handle, length, batch_size)
+            made.mapped = states
+            return made
 
     def tokens_of(self, text: str) -> list[int]:
         """The tokens of a text, with those that the model wants around it."""
@@ -118,6 +122,7 @@ class LlamaEmbedder(LlamaContext):
 
         Raises DecodeError, and Interrupted after `interrupt`.
         """
+        require_unwritten(self.mapped)
         found = np.zeros((len(texts), self.width), dtype=np.float32)
         first = 0
         while first < len(texts):

@@ -13,6 +13,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from localspec.gguf_file.content import FileStates
 from localspec.gguf_file.header import Header, Tensor
 from localspec.gguf_file.medusa import medusa_tensors
 from localspec.gguf_file.own_tokens import own_tokens
@@ -36,6 +37,7 @@ class MedusaHeads:
     def __init__(self, header: Header, target: LlamaModel) -> None:
         self.name = header.path.name
         self.content: str | None = None  # of the file, in words; None if nobody knows
+        self.mapped: FileStates = {}  # it is copied
         self._target = target
         self.num_sequences = target.num_sequences
         self._weights = _Weights(header)
