@@ -287,8 +287,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
         self._must_retime = self._is_slowed(record, scored_s)
         self._has_drafted = record.proposer is not None and size > 1
         is_step = record.proposer is not None or size == 1 or size > LARGEST_STEP
+        counts = True  # as a cost of drafting
         if is_step and not self._must_retime:
-            self.target_cost.learn(size, record.num_cached, scored_s)
+            counts = self.target_cost.learn(size, record.num_cached, scored_s)
             self._costs.now.num_plain += size == 1
         target_only_s = self.target_cost.target_only_s
         self._budget.pass_by(record.num_emitted * (target_only_s or 0.0))
@@ -301,7 +302,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
             )
             prospect.acceptance.learn_verdict(record.confidences, record.num_accepted)
             prospect.lost_s = prospect.trial_s = 0.0
-            self._budget.save(record.num_emitted * target_only_s - step_s, target_only_s)
+            if counts:
+                self._budget.save(record.num_emitted * target_only_s - step_s, target_only_s)
         else:
             for prospect in self._available:
                 prospect.lost_s += prospect.lost_token_s

@@ -87,11 +87,14 @@ class TargetCost:
         """Whether v(n) may have changed: no step of several tokens was timed for long."""
         return self._plain_in_a_row >= _RESTED_STEPS
 
-    def learn(self, num_tokens: int, num_cached: int, seconds: float) -> None:
-        """Learn from a timed decode of num_tokens after num_cached others."""
+    def learn(self, num_tokens: int, num_cached: int, seconds: float) -> bool:
+        """Learn from a timed decode of num_tokens after num_cached others.
+
+        Returns whether it counts: a first one of its size that was slow says nothing.
+        """
         if num_tokens > LARGEST_STEP:
             self.prefill_token_s = seconds / num_tokens
-            return
+            return True
         if self.target_only_s:
             self._num_passed += seconds / self.target_only_s
         if num_tokens == 1:
@@ -104,7 +107,7 @@ class TargetCost:
             self.target_only_s = typical(self._target_only)
             if self._num_passed >= _RESTED_STEPS:
                 self._pass_by()
-            return
+            return True
         self.steps_since_target_only += 1
         self._plain_in_a_row = 0
         ratios = self._ratios_at(fill(num_cached))
@@ -116,8 +119,9 @@ class TargetCost:
             guess = self.ratios(num_cached, optimistic=True)[num_tokens] if is_first else ratio
             if ratio > _FIRST_FACTOR * guess:
                 self._slow_firsts.add(num_tokens)
-                return
+                return False
             ratios.learn(num_tokens, ratio, self._answer_plain_s or self.target_only_s)
+        return True
 
     def _ratios_at(self, fill: int) -> StepRatios:
         if fill not in self._ratios:
