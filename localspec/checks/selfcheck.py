@@ -7,6 +7,10 @@ numbers that they draw must be fresh.
 
 from __future__ import annotations
 
+import localspec.llama.loaded  # noqa: F401  libllama before NumPy
+
+# isort: split
+
 import enum
 import functools
 import itertools

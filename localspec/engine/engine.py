@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import localspec.llama.loaded  # noqa: F401  libllama before NumPy
+
+# isort: split
+
 import contextlib
 import functools
 import threading

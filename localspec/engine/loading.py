@@ -18,6 +18,7 @@ from localspec.engine.fitting import open_fitting
 from localspec.engine.models import Models
 from localspec.engine.side_by_side import side_by_side
 from localspec.engine.sources import (
+    OTHER_KEYWORDS,
     Source,
     chosen_sources,
     named_sources,
@@ -42,7 +43,6 @@ from localspec.presets.files_here import note_used
 from localspec.presets.presets import common_servers
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import REPLAY_TOKENS, Drafting, ProposerName
-from localspec.streaming.options import answer_keywords
 
 if TYPE_CHECKING:
     from localspec.engine.sources import ModelSource
@@ -52,15 +52,6 @@ if TYPE_CHECKING:
     from localspec.llama.model import LlamaModel
     from localspec.presets.preset import Preset
 
-
-# What others call an argument, or take where we do not.
-OTHER_KEYWORDS = {
-    **dict.fromkeys(answer_keywords(), "Give it with the question."),
-    **dict.fromkeys(("model", "model_path", "path"), "Give the model first, without a name."),
-    "n_ctx": "It is context_length here.",
-    "n_threads": "It is num_threads here.",
-    "n_gpu_layers": "It is num_gpu_layers here.",
-}
 
 logger = logging.getLogger(__name__)
 

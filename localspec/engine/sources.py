@@ -29,6 +29,7 @@ from localspec.speculative.policy_api import (
     Drafting,
     ProposerName,
 )
+from localspec.streaming.options import answer_keywords
 
 if TYPE_CHECKING:
     from localspec.llama.library import Llama
@@ -36,6 +37,15 @@ if TYPE_CHECKING:
     ModelSource = str | os.PathLike[str] | Llama
 
 logger = logging.getLogger(__name__)
+
+# What others call an argument, or take where we do not.
+OTHER_KEYWORDS = {
+    **dict.fromkeys(answer_keywords(), "Give it with the question."),
+    **dict.fromkeys(("model", "model_path", "path"), "Give the model first, without a name."),
+    "n_ctx": "It is context_length here.",
+    "n_threads": "It is num_threads here.",
+    "n_gpu_layers": "It is num_gpu_layers here.",
+}
 
 
 class LoadKeywords(TypedDict, total=False):

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.engine.base import BaseEngine, Found
-from localspec.engine.loading import OTHER_KEYWORDS
-from localspec.engine.sources import LoadKeywords
+from localspec.engine.sources import OTHER_KEYWORDS, LoadKeywords
 from localspec.errors import (
     ClosedError,
     CrashedError,

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from localspec.engine.sources import servers_used
 from localspec.errors import ClosedError, CrashedError, EngineError, RpcError
 from localspec.isolated.channel import Channel
-from localspec.isolated.child import serve_engine
 from localspec.isolated.facts import EngineFacts
 from localspec.llama.rpc_servers import ask_servers
 from localspec.preflight.side_by_side import MOST_PARALLEL
@@ -31,6 +30,13 @@ _WRITING_S = 120.0  # in addition, where it keeps caches on disk
 # little as one that computes. That takes longest for a prompt: libllama sends a batch of 512
 # tokens, and perhaps another, before it waits for the first.
 CHILD_SILENCE_S = 600.0
+
+
+def _serve(*arguments: Any) -> None:
+    """`serve_engine`, whose module loads libllama: in the child, not here."""
+    from localspec.isolated.child import serve_engine
+
+    serve_engine(*arguments)
 
 
 class _Child:
@@ -144,7 +150,7 @@ class ChildProcess:
         cancels, self._cancels = context.Pipe(duplex=False)
         theirs = [there for _, there in pipes]
         process = context.Process(
-            target=serve_engine,
+            target=_serve,
             args=(theirs, cancels, preset, arguments, servers),
             daemon=True,
             name="localspec",

@@ -1,6 +1,6 @@
 """The devices that ggml can compute on.
 
-Each function takes the llama_cpp module: `llama/library.py` is the one place that imports it.
+Each function takes the llama_cpp module: `llama/loaded.py` is the one place that imports it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import localspec.llama.loaded  # noqa: F401  libllama before NumPy
+
+# isort: split
+
 import ctypes
 import functools
 from collections.abc import Callable, Sequence

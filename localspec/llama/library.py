@@ -1,4 +1,4 @@
-"""libllama in this process; no other module imports llama_cpp."""
+"""libllama in this process, initialised; the others of this package get it from here."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from typing import Any
 
 from localspec.errors import LocalspecError, OptionError, RpcError
 from localspec.fork_guard import OwnProcess
-from localspec.llama import native, rpc_backend
+from localspec.llama import loaded, native, rpc_backend
 from localspec.llama.devices import Device, list_devices
+from localspec.llama.loaded import Llama as Llama
+from localspec.llama.loaded import llama_cpp as llama_cpp
 from localspec.llama.quirks import amx
-from localspec.llama.quirks.spinning import spinning_briefly
 from localspec.llama.rpc_servers import RpcServer, ask_servers
-
-with spinning_briefly():
-    import llama_cpp as llama_cpp
-    from llama_cpp import Llama as Llama
 
 complaints = native.capture_logs(llama_cpp)
 amx_is_left_out = amx.leave_out_if_wrong(llama_cpp)
@@ -82,7 +79,7 @@ def system_info() -> str:
 def mtmd() -> Any:
     """libmtmd, which reads pictures. Raises OptionError where llama-cpp-python has none."""
     try:
-        from llama_cpp import mtmd_cpp
+        mtmd_cpp = loaded.load_mtmd()
     except (ImportError, OSError, RuntimeError) as error:
         raise OptionError(
             f"this llama-cpp-python reads no pictures: {error}",

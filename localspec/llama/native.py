@@ -1,6 +1,6 @@
 """Settings of libllama that hold for the whole process.
 
-Each function takes the llama_cpp module: `llama/library.py` is the one place that imports it.
+Each function takes the llama_cpp module: `llama/loaded.py` is the one place that imports it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """libllama's RPC backend: whether this build has it, its version, and its devices.
 
 Any failure in it ends the process, so `rpc_servers` asks the servers first. Each function takes
-the llama_cpp module: `llama/library.py` is the one place that imports it.
+the llama_cpp module: `llama/loaded.py` is the one place that imports it.
 """
 
 from __future__ import annotations

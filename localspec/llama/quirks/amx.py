@@ -8,7 +8,7 @@ decode a quantised model more than twice as fast as the AVX-512 kernels (docs/pe
 Remove it, and `amx_trial`, when the oldest supported llama-cpp-python has a ggml that writes
 that configuration so that no compiler drops it, or can no longer be built by GCC 12.
 
-The function takes the llama_cpp module: `llama/library.py` is the one place that imports it.
+The function takes the llama_cpp module: `llama/loaded.py` is the one place that imports it.
 """
 
 from __future__ import annotations

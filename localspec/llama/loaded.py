@@ -1,0 +1,23 @@
+"""Loads libllama, which has to come before NumPy. No other module imports llama_cpp.
+
+A libllama for CUDA may have a C++ library of its own inside; where NumPy's came first, it ended
+the process. So modules that need both import this one before all others. Nothing is initialised
+here: a fork may load models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localspec.llama.quirks.spinning import spinning_briefly
+
+with spinning_briefly():
+    import llama_cpp as llama_cpp
+    from llama_cpp import Llama as Llama
+
+
+def load_mtmd() -> Any:
+    """libmtmd. Raises what importing it raises."""
+    from llama_cpp import mtmd_cpp
+
+    return mtmd_cpp
