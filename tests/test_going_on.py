@@ -100,7 +100,7 @@ CASES = {
         ["S", "<0xE6>", "<0x97>", "<0xA5>", "T"], "", stop=("S日",)
     ),
     "a stop string in thoughts": Case(
-        ["Hm", ".S", "T", "OP", "</think>", "Hi"], "", "Hm.", THINKING, ("STOP",)
+        ["Hm", ".S", "T", "OP", "</think>", "Hi"], "Hi", "Hm.STOP", THINKING, ("STOP",)
     ),
     "none across the marks": Case(
         ["Hm", ".ST", "</thi", "nk>", "OP"], "OP", "Hm.ST", THINKING, ("STOP",)
