@@ -37,6 +37,16 @@ ROOT = Path(__file__).parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
 
+# Many tests promise the same text from decodes of several sizes, which GPUs do not keep.
+# Children and servers inherit this. Metal has nothing like it.
+HIDING_GPUS = {
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "HIP_VISIBLE_DEVICES": "-1",
+    "GGML_VK_VISIBLE_DEVICES": "",
+}
+if os.environ.get("LOCALSPEC_TEST_GPU") != "1":
+    os.environ.update(HIDING_GPUS)
+
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
 if WORKER and hasattr(os, "sched_setaffinity"):
     # A core for each worker and its children: libllama then takes one thread, and terminals
