@@ -227,13 +227,13 @@ def test_doctor_says_whether_heads_can_run(headed, monkeypatch):
     """Where a function is looked up that no libllama has, and where all are there."""
     from localspec.llama.quirks import nextn
 
-    assert "Heads      this libllama computes trained heads" in run("doctor").stdout
+    assert "Heads         trained heads can draft here" in run("doctor").stdout
     assert json.loads(run("doctor", "--json").stdout)["missing_head_functions"] == []
     known = nextn.HEAD_FUNCTIONS["get_ctx_other"]
     monkeypatch.setitem(nextn.HEAD_FUNCTIONS, "absent", ("_Z6absentv", "?absent@@", *known[2:]))
     nextn.missing_functions.cache_clear()
     try:
-        assert "Heads      off: this libllama lacks llama_absent" in run("doctor").stdout
+        assert "Heads         off: this libllama lacks llama_absent" in run("doctor").stdout
         found = json.loads(run("doctor", "--json").stdout)
         assert found["missing_head_functions"] == ["llama_absent"]
         monkeypatch.setattr(nextn, "LAYER_FUNCTIONS", ("absent",))
