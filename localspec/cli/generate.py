@@ -173,16 +173,9 @@ def _reply_json(reply: Reply, engine: BaseEngine) -> dict[str, Any]:
     if reply.logprobs is None:
         del written["logprobs"]
         return written
-    written["logprobs"] = list(map(_logprob_json, written["logprobs"]))
-    return written
-
-
-def _logprob_json(found: dict[str, Any]) -> dict[str, Any]:
     names = {"before": "logprob", "after": "logprob_after", "top_before": "top"}
-    return {
-        names.get(name, name): list(map(_logprob_json, each))
-        if isinstance(each, list)
-        else each
-        for name, each in found.items()
-        if name != "raw"
-    }
+    written["logprobs"] = [
+        {names.get(name, name): value for name, value in each.items() if name != "raw"}
+        for each in written["logprobs"]
+    ]
+    return written

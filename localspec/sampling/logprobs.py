@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -25,20 +25,19 @@ class TopTokens(NamedTuple):
 
 
 class TokenLogprob(NamedTuple):
-    """A token id, the natural logarithm of its probability, and its text; raw as below."""
+    """A token id, the natural logarithm of its probability, and its text."""
 
     token_id: int
     logprob: float
     text: str
-    raw: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """How probable an emitted token was, and which other tokens were possible.
 
-    text: of the token; U+FFFD stands for bytes that are not a whole character, and then raw has
-    all of its bytes. before: in the
+    text: of the token; U+FFFD stands for bytes that are not a whole character. raw: all bytes
+    of the tokens here that have such, by their ids. before: in the
     model's own distribution, the softmax of its row. after: in the distribution the token was
     drawn from, which temperature, filters and penalties have shaped. top_before, top_after:
     the best possible tokens of each, best first; top_after may be shorter, since filters
@@ -51,7 +50,7 @@ class TokenLogprobs:
     after: float
     top_before: tuple[TokenLogprob, ...]
     top_after: tuple[TokenLogprob, ...]
-    raw: bytes | None = None
+    raw: Mapping[int, bytes] = field(default_factory=dict, hash=False)
 
 
 def token_logprobs(
@@ -66,29 +65,32 @@ def token_logprobs(
     logits: (vocab,) and distribution: the target's, at that position. bytes_of: a token's.
     """
     own = _logprobs(logits, np.array([token]))[0]
-    text, raw = _text_and_raw(bytes_of(token))
+    raw: dict[int, bytes] = {}
+
+    def text_of(one: int) -> str:
+        found = bytes_of(one)
+        text = found.decode("utf-8", "replace")
+        if text.encode() != found:
+            raw[one] = found
+        return text
+
     return TokenLogprobs(
         token_id=token,
-        text=text,
+        text=text_of(token),
         raw=raw,
         before=float(own),
         after=math.log(distribution.prob(token)),
-        top_before=_listed(top_of_row(logits, num_top), bytes_of) if num_top else (),
+        top_before=_listed(top_of_row(logits, num_top), text_of) if num_top else (),
         top_after=(
-            _listed(top_of_distribution(distribution, num_top), bytes_of) if num_top else ()
+            _listed(top_of_distribution(distribution, num_top), text_of) if num_top else ()
         ),
     )
 
 
-def _text_and_raw(found: bytes) -> tuple[str, bytes | None]:
-    text = found.decode("utf-8", "replace")
-    return text, None if text.encode() == found else found
-
-
-def _listed(top: TopTokens, bytes_of: Callable[[int], bytes]) -> tuple[TokenLogprob, ...]:
+def _listed(top: TopTokens, text_of: Callable[[int], str]) -> tuple[TokenLogprob, ...]:
     pairs = zip(top.ids.tolist(), top.logprobs.tolist(), strict=True)
     return tuple(
-        TokenLogprob(token, value, *_text_and_raw(bytes_of(token)))
+        TokenLogprob(token, value, text_of(token))
         for token, value in pairs
         if value > -math.inf
     )

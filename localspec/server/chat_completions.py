@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from localspec.chat.messages import checked_messages
@@ -131,17 +131,17 @@ def _finish_reason(reply: Reply) -> str:
 
 def logprob_object(found: TokenLogprobs) -> dict[str, Any]:
     """A token's log-probability, and the best ones at its position, as OpenAI has them."""
-    own = TokenLogprob(found.token_id, found.before, found.text, found.raw)
+    own = TokenLogprob(found.token_id, found.before, found.text)
     return {
-        **_one_logprob(own),
-        "top_logprobs": [_one_logprob(top) for top in found.top_before],
+        **_one_logprob(own, found.raw),
+        "top_logprobs": [_one_logprob(top, found.raw) for top in found.top_before],
     }
 
 
-def _one_logprob(token: TokenLogprob) -> dict[str, Any]:
+def _one_logprob(token: TokenLogprob, raw: Mapping[int, bytes]) -> dict[str, Any]:
     return {
         "id": token.token_id,
         "token": token.text,
         "logprob": max(token.logprob, LOWEST_LOGPROB),
-        "bytes": list(token.raw or token.text.encode()),
+        "bytes": list(raw.get(token.token_id, token.text.encode())),
     }

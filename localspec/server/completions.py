@@ -157,7 +157,7 @@ class Completion(OpenAIForm):
         offsets = []
         for each in found:
             offsets.append(self._offsets.setdefault(number, self._num_before(number)))
-            data = each.raw or each.text.encode()
+            data = each.raw.get(each.token_id, each.text.encode())
             # A character begins with any byte but 10xxxxxx.
             self._offsets[number] += sum(byte & 0xC0 != 0x80 for byte in data)
         return {
