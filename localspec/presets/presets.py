@@ -72,8 +72,10 @@ def _warn(message: str) -> None:
 @functools.cache
 def _shipped_presets() -> Mapping[str, Preset]:
     """The shipped presets, parsed once: every command asks for them several times."""
-    text = (resources.files("localspec") / "models.toml").read_text(encoding="utf-8")
-    return read_presets("models.toml", text, {})
+    path = resources.files("localspec") / "models.toml"
+    if not path.is_file():  # in a checkout it lies beside the package
+        path = Path(__file__).parents[2] / "models.toml"
+    return read_presets("models.toml", path.read_text(encoding="utf-8"), {})
 
 
 def find_preset(name: str) -> Preset:

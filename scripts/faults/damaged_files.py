@@ -145,7 +145,7 @@ def _kinds(folder: Path) -> list[_Kind]:
 
     from gguf_maker import write_random_model, write_spm_tokenizer
 
-    found = [_Kind("presets", ROOT / "localspec/models.toml")]
+    found = [_Kind("presets", ROOT / "models.toml")]
     rgb = Image.frombytes("RGB", (24, 16), Random(0).randbytes(24 * 16 * 3))
     for form in ("png", "jpeg", "webp", "gif"):
         rgb.save(folder / form, form)
