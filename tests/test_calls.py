@@ -484,6 +484,27 @@ def test_fenced_objects_of_calls_behind_a_text(name, is_kept):
             assert found == (text, "", expected), whole
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_fenced_objects_of_calls_in_front_of_a_text(name, is_kept, is_cut):
+    """Qwen2.5-Coder explains the call that it has written, and a coding agent stood still."""
+    is_single = form_of(FAMILIES[name].template).is_single
+    for before, behind in (
+        ("", "**Explanation:**\n- It asks."),
+        ("I call it:", "[1]"),
+        ("", "```\nx"),
+    ):
+        for fence in (fenced(OBJECT), f"<tools>{OBJECT}</tools>"):
+            whole = said_in_prefix(name, f"{before}\n{fence}\n\n{behind}")
+            said = before if is_single else f"{before}{behind}"
+            found = read(name, whole, is_kept=is_kept, is_cut=is_cut)
+            assert found == (said, "", [CALLED]), whole
+    one = tool_use(TOOLS, "auto", is_parallel=False)
+    whole = said_in_prefix(name, f"{fenced(OBJECT)}\nOr:\n{fenced(NOW)}")
+    assert read(name, whole, use=one, is_kept=is_kept) == ("", "", [CALLED])
+
+
 def test_the_braces_of_qwens_template_are_read():
     tools = tool_use(
         [{"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}],
@@ -516,15 +537,13 @@ NO_CALLS = [
     fenced(OBJECT.replace("3", '"three"')),
     fenced('{"name": "get_weather", "arguments": {"days": 3}}'),
     fenced(OBJECT)[:-20],
-    f"{fenced(OBJECT)}\nI called it.",
     f"I call it:\n{OBJECT}",
-    f"I call it:\n{fenced(OBJECT)}\nThat was it.",
     f"I call it:\n<tools>{OBJECT.replace('city', 'town')}</tools>",
     f"<tools>\n{NOW}, and so on\n</tools>",
     f"{{{NOW}, {NOW}}}",
     f"{{{{{NOW}}}}}",
     "The <tools> are ``` here.\n\n```\n",
-    f"{fenced(OBJECT)}\n{fenced('{}')}",
+    f"{OBJECT}\nI called it.",
     f"```json\n{OBJECT},\n{NOW}\n```",
     "[1] says so", "[]", "```", "``", "{}", "```json\n[]\n```", "``````json\n{", "1", "\n",
     "```js\n{",
@@ -544,7 +563,7 @@ def test_what_is_more_or_less_than_objects_of_calls_is_text(name):
 def test_objects_at_a_cut_are_no_calls_yet(is_cut):
     """The model would have gone on: with text, perhaps, so that all of it is text."""
     calls = Calls(form_of(FAMILIES["Qwen"].template), USE)
-    answer = fenced(NOW)
+    answer = NOW
     text = AnswerText(Pieces(answer), Thoughts(), (), calls)
     parts = [part for at in range(len(answer)) for part in text.push(at)]
     parts += text.finish(is_cut=is_cut)

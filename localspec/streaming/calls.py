@@ -18,9 +18,9 @@ class CallStream:
     Where a grammar keeps the answer to the form, a call is known by its head, and its
     arguments come as they are written; else it is known when it is whole, and anything
     else stays text. Neither the form's marks nor the blank space around calls
-    are text. Thoughts hold no calls, unless they never end. Where the model chooses, an
-    answer that is, or ends with, nothing but objects with a tool's name and arguments is calls,
-    too, and is held as long as it may be.
+    are text. Thoughts hold no calls, unless they never end. Where the model chooses, objects
+    with a tool's name and arguments are calls, too, in a fence or at the end of an answer, and
+    are held as long as they may be.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -82,9 +82,10 @@ class CallStream:
             return self._calls_in_thoughts()
         opening, parts = self._opening, self._thoughts()
         if opening is None:
-            if is_cut and (num_waiting := self._num_waiting()):
-                self._held = self._held[:-num_waiting].rstrip()
             if is_cut:
+                parts += self._fenced()
+                if num_waiting := self._num_waiting():
+                    self._held = self._held[:-num_waiting].rstrip()
                 self._unmarked = None
             parts += self._spoken()
         elif not self._is_certain:
@@ -173,6 +174,8 @@ class CallStream:
             return None
         if self._unmarked is not None and self._unmarked.is_possible:
             return None
+        if fenced := self._fenced():
+            return fenced
         size, starts, self._unmarked = len(self._held), STARTS if self._is_free else (), None
         start = first_of(starts, self._held[self._start :])
         if start is not None:
@@ -256,12 +259,18 @@ class CallStream:
 
     def _spoken(self) -> list[Part]:
         """The text that waited for a call; or the calls that it is, if it has no marks."""
+        calls = self._fenced(is_last=True)
         text, self._held = self._held, ""
-        if self._unmarked is not None and not text.isspace() and text:
-            written, self._unmarked = self._unmarked.read(), None
-            if written is not None:
-                return self._whole(written)
-        return self._text(text.rstrip() if self._number else text)
+        return calls + self._text(text.rstrip() if self._number else text)
+
+    def _fenced(self, *, is_last: bool = False) -> list[Part]:
+        """The calls without marks with which the text that waited begins."""
+        found = None if self._unmarked is None else self._unmarked.read(is_last=is_last)
+        if found is None:
+            return []
+        (written, self._held), self._unmarked = found, None
+        self._is_certain, self._is_free = False, self._use.is_parallel
+        return self._whole(written)
 
     def _text(self, text: str) -> list[Part]:
         if self._is_behind_call:

@@ -11,6 +11,7 @@ from localspec.tools.written import Written, read_unmarked
 
 STARTS = ("```", "<tools>")  # with which calls may begin behind a text
 _FENCES = ("```json", "<tools>", "</tools>")
+_CLOSINGS = ("```", "</tools>")
 _WHOLE_FENCES = re.compile(r"\A(?:```json|```(?!j)|</?tools>)*")
 # How objects begin that name a tool, without blank space.
 _BEGINS = (
@@ -24,10 +25,11 @@ _BEGINS = (
 
 
 class UnmarkedCalls:
-    """Watches an answer from its beginning for whether it is nothing but such calls.
+    """Watches an answer from its beginning for whether it begins with such calls.
 
     They are objects with the name of a tool and arguments that fit, or lists of such, perhaps
-    in a fence each; an object may begin with two braces.
+    in a fence each; an object may begin with two braces. Behind a fence anything may follow,
+    as an explanation; behind an object alone only others.
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -42,6 +44,8 @@ class UnmarkedCalls:
         self._begin = ""  # of the next value, with its fence, without blank space
         self._end: ObjectEnd | None = None  # of the value that is written
         self._closing = ""  # of the first of two braces
+        self._has_value = False  # in a fence
+        self._num_closed = 0  # characters up to the end of the last fence with calls
         self.is_possible = True
 
     @property
@@ -54,15 +58,19 @@ class UnmarkedCalls:
         self._text += text
         at = 0
         while self.is_possible and at < len(text):
+            before = len(self._text) - len(text)
             if self._end is None:
                 self._read_start(text[at])
                 at += 1
+                if self._has_value and self._begin.lower() in _CLOSINGS:
+                    self._num_closed = before + at
                 continue
             at += self._end.push(text[at:])
             if self._end.is_over:
                 self._begin, self._end = "", None
-                so_far = self._text[: len(self._text) - len(text) + at]
+                so_far = self._text[: before + at]
                 self.is_possible = read_unmarked(so_far, self._tools) is not None
+                self._has_value = so_far.lstrip().startswith(STARTS)
 
     def _read_start(self, character: str) -> None:
         """Look at the next character in front of a value, or of its beginning."""
@@ -82,6 +90,15 @@ class UnmarkedCalls:
         is_begin = any(each.startswith(value) for each in self._begins)
         self.is_possible = not unfinished and (is_begin or self._end is not None)
 
-    def read(self) -> list[Written] | None:
-        """The calls so far; None if the text is something else."""
-        return read_unmarked(self._text, self._tools)
+    def read(self, *, is_last: bool) -> tuple[list[Written], str] | None:
+        """The calls so far and the text behind them; None if the text begins otherwise.
+
+        is_last: nothing follows, so that an object needs no fence.
+        """
+        calls = read_unmarked(self._text, self._tools) if is_last else None
+        if calls is not None:
+            return calls, ""
+        calls = read_unmarked(self._text[: self._num_closed], self._tools)
+        if calls is None:
+            return None
+        return calls, "" if self.is_within and not is_last else self._text[self._num_closed :]
