@@ -35,6 +35,8 @@ def write_parts(path: Path, parts: Iterable[bytes | memoryview], *, durable: boo
     """`write_whole` for parts that are made while it writes. Raises what making them raises."""
     if path.exists() and not path.is_file():  # such as /dev/full
         raise FileExistsError(errno.EEXIST, "not a regular file; name another", str(path))
+    if path.is_symlink():  # it stays: settings are links into a folder that is kept elsewhere
+        path = Path(os.path.realpath(path))
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
         # Only the user may read it.

@@ -228,6 +228,21 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path):
     assert sorted(tmp_path.iterdir()) == [link, pipe]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="links need a right there")
+def test_a_link_stays_one_where_its_file_is_replaced(tmp_path):
+    (tmp_path / "kept").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "kept/file")
+    with localspec.load(draft_tokens=0) as engine:
+        chat = engine.chat()
+        chat.send("Hi", max_tokens=2).reply()
+        for _ in range(2):  # the first makes the file
+            engine.save_caches(chat, link)
+            assert engine.load_caches(chat, link)
+    assert link.is_symlink()
+    assert [each.name for each in (tmp_path / "kept").iterdir()] == ["file"]
+
+
 def test_a_session_of_the_command_line_keeps_them(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
