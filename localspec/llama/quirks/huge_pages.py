@@ -4,7 +4,7 @@ ggml's CPU backend reorders many types of weights in memory that it allocates
 (`tensor_types.repacked_types`), and a decode reads all of it. With pages of 4 KiB the processor
 spends much of that time on address translation. Most distributions give pages of 2 MiB only on
 request (/sys/kernel/mm/transparent_hugepage/enabled: madvise), and libllama does not request
-them. Figures are in docs/log/against-llama-cpp.md.
+them. With them llama-bench decoded a 1.5B model 4 to 11 % faster on a Xeon.
 
 Remove it when ggml itself asks for large pages for its CPU buffers.
 """

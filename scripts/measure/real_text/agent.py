@@ -16,7 +16,7 @@ _FILES = {
     "tests/examples.py": ("num_examples", "examples_to_draw", 16),
     "tests/engines.py": ("SharedEngine", "EngineForTests", 34),
     "tests/toy_constraint.py": ("ToyConstraint", "SmallConstraint", 36),
-    "docs/changes-since-early-0.1.md": ("0.1", "0.1.0", 20),
+    "docs/index.md": ("localspec", "LocalSpec", 20),
 }
 _SYSTEM = (
     "You are a coding agent. You work on a repository with these files: "
