@@ -47,7 +47,7 @@ Q4_K_TILED = {
     1: 1.0, 2: 2.03, 3: 2.65, 4: 3.12, 5: 4.27, 6: 4.56, 7: 5.22, 8: 6.87, 9: 7.04, 10: 8.35,
     11: 9.11, 12: 9.22, 13: 9.51, 14: 9.66, 15: 11.03, 16: 7.7, 17: 8.36, 32: 15.4,
 }
-# The same of other pairs and of another machine: the tables of docs/performance.md.
+# The same of other pairs and of another machine, as measured.
 EPYC_7B = dict(enumerate((
     1.00, 1.92, 2.73, 2.73, 3.94, 4.51, 5.10, 5.18, 5.93, 6.42, 7.59, 7.20, 8.01, 9.13, 9.08,
     7.51, 8.86,

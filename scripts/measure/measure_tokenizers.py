@@ -8,7 +8,7 @@ the draft is asked at each place of the answer which token it finds likeliest: t
 the target's is its acceptance at temperature 0. Beside it stands the share of the answers'
 tokens that the draft has, too: nobody could accept more. A decode of the target and a row of
 the draft are timed in turn there, in seconds of processor time with one thread, so that other
-programs hardly matter. From that and v(n) of the machines in docs/performance.md follows what
+programs hardly matter. From that and v(n) of some machines follows what
 there is to gain.
 """
 
@@ -33,7 +33,7 @@ from localspec.policy.speedup import Curve, best_draft_tokens, expected_speedup
 from localspec.sampling.distribution import Logits
 from localspec.speculative.translated import TranslatedDraft
 
-# v(1), v(2) … of docs/performance.md.
+# v(1), v(2) … as measured on each.
 MACHINES = {
     "EPYC, 1.5B": (1.0, 1.40, 1.73, 2.39, 2.54, 2.98),
     "EPYC, 7B": (1.0, 1.92, 2.73, 2.73, 3.94, 4.51, 5.10, 5.18, 5.93),
