@@ -45,7 +45,7 @@ def modes_kept() -> Iterator[None]:
 
     Does nothing for the Windows console, in the background, and where stdin is no terminal.
     """
-    if not _is_in_front():
+    if sys.platform == "win32" or not _is_in_front():
         yield
         return
     import termios

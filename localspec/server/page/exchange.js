@@ -45,7 +45,10 @@ function fromJson(name, text) {
 
 function fromMarkdown(text) {
   const { title, mark, system, end } = JSON.parse(HEAD.exec(text)[1]);
-  const roles = new RegExp(`^<!-- ${String(mark).replace(/[^a-z-]/g, "")} (user|assistant|tool)(?: after (-?\\d+))? -->\\n`, "gm");
+  const roles = new RegExp(
+    `^<!-- ${String(mark).replace(/[^a-z-]/g, "")} (user|assistant|tool)(?: after (-?\\d+))? -->\\n`,
+    "gm",
+  );
   const [, ...parts] = text.split(roles);
   const messages = [];
   for (let at = 0; at < parts.length; at += 3) {

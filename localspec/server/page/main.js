@@ -23,11 +23,7 @@ import { running, state } from "./state.js";
 import * as store from "./store.js";
 import { shown } from "./versions.js";
 
-const EXAMPLES = [
-  "What is speculative decoding?",
-  "Write a haiku about rain.",
-  "Tell me a story about a fox.",
-];
+const EXAMPLES = ["What is speculative decoding?", "Write a haiku about rain.", "Tell me a story about a fox."];
 
 // Where the live picture lies over the conversation: it does not come back by itself there.
 const isNarrow = () => matchMedia("(max-width: 56rem)").matches;

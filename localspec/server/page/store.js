@@ -150,7 +150,8 @@ export const clear = (ids) => drop(ids, (store) => [TEXTS, PICTURES, ATTACHED].f
 
 const DRAFT = "localspec.draft.";
 // editing: the place of the message that is edited.
-export const nameOfDraft = (id = "new", editing = undefined) => DRAFT + id + (editing === undefined ? "" : `#${editing}`);
+export const nameOfDraft = (id = "new", editing = undefined) =>
+  DRAFT + id + (editing === undefined ? "" : `#${editing}`);
 
 export const forgetTyped = (start = DRAFT) =>
   Object.keys(localStorage)
