@@ -136,9 +136,9 @@ PROMPTS = found_prompts()
 def test_prompts_are_found_everywhere():
     places = {place for places in PROMPTS.values() for place in places}
     assert {
-        "README.md", "tutorial.md", "applications.md", "server.md", "chat.md", "constrained.md",
-        "freezing.md", "two_chats.py", "flask_app.py", "the package", "generate",
-        "the server's page", "serve", "main",
+        "README.md", "tutorial.md", "applications.md", "clients.md", "chat.md",
+        "constrained.md", "freezing.md", "two_chats.py", "flask_app.py", "the package",
+        "generate", "the server's page", "serve", "main",
     } <= places  # fmt: skip
 
 

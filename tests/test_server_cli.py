@@ -28,7 +28,7 @@ from localspec.server.running import Runner
 from localspec.server.served_models import ServedModel, ServedModels
 from server_runner import running_server
 
-PAGE = Path(__file__).parent.parent / "docs" / "server.md"
+PAGE = Path(__file__).parent.parent / "docs" / "clients.md"
 
 
 def refused(*arguments):

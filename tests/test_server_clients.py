@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
 AGENTS = Path(os.environ.get("LOCALSPEC_AGENTS", "/nonexistent"))  # for `npm install --prefix`
-PAGE = Path(__file__).parent.parent / "docs" / "server.md"
+PAGE = Path(__file__).parent.parent / "docs" / "clients.md"
 
 
 def blocks(language):
