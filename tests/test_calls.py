@@ -18,7 +18,8 @@ from localspec.chat.prompt import takes_tools
 from localspec.chat.template import ChatTemplate
 from localspec.chat.tool_messages import fit_to_form
 from localspec.streaming.answer_text import AnswerText
-from localspec.streaming.thinking import Thoughts
+from localspec.streaming.calls import CallStream
+from localspec.streaming.thinking import Part, Thoughts
 from localspec.streaming.thought_families import families_of
 from localspec.tools.calls import Calls, whole_calls
 from localspec.tools.forms import FORMS, form_of
@@ -503,6 +504,24 @@ def test_fenced_objects_of_calls_in_front_of_a_text(name, is_kept, is_cut):
     one = tool_use(TOOLS, "auto", is_parallel=False)
     whole = said_in_prefix(name, f"{fenced(OBJECT)}\nOr:\n{fenced(NOW)}")
     assert read(name, whole, use=one, is_kept=is_kept) == ("", "", [CALLED])
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_fenced_object_of_a_call_in_front_of_a_call_in_the_familys_form(name, is_kept):
+    """Its opening is one token, with which the call in the fence was only text."""
+    form = form_of(FAMILIES[name].template)
+    if form.is_single:
+        pytest.skip("one call per answer")
+    for before in ("", "I call it:\n"):
+        stream = CallStream(Calls(form, USE, grammar=CallGrammar("") if is_kept else None))
+        parts = []
+        for text in (before, f"{fenced(NOW)}\n", FAMILIES[name].call):
+            parts += stream.push(Part(text, is_thought=False)) if text else []
+        parts += stream.finish(is_cut=False)
+        found = whole_calls(part.call for part in parts)
+        assert [(call.name, call.arguments) for call in found] == [CALLED_NOW, CALLED]
+        assert "".join(part.text for part in parts) == before.strip()
 
 
 def test_the_braces_of_qwens_template_are_read():

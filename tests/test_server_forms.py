@@ -199,6 +199,12 @@ def test_a_function_in_a_namespace_is_called_by_both_names():
     assert [tool.name for tool in use.callable] == ["agents__f"]
 
 
+@pytest.mark.parametrize("members", [None, []])
+def test_a_namespace_without_functions_is_passed_over(members):
+    form = ResponseForm(Fields({"input": "x", "tools": [{**SPACE, "tools": members}, FUNCTION]}))
+    assert [tool.name for tool in form.question.use.tools] == ["f"]
+
+
 ASKED = {"input": "Hi", **QUESTION}
 GPT_OSS = Path(__file__).parent / "templates" / "openai-gpt-oss-120b.jinja"
 

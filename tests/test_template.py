@@ -352,3 +352,9 @@ def test_results_stand_in_the_order_of_the_calls(path, prompt_of):
     assert "no result" not in prompt
     missing = prompt_of(path, [*asked, second])
     assert missing.index("There is no result of this call.") < missing.index("snow")
+    twice = prompt_of(path, [*asked, first, first, second])
+    assert twice.index("sunny") < twice.index("snow") < twice.rindex("sunny")
+    numbers = [{**each, "tool_call_id": at} for at, each in enumerate((first, second))]
+    calls = [{**each, "id": at} for at, each in enumerate(asked[1]["tool_calls"])]
+    numbered = [USER, {**asked[1], "tool_calls": calls}]
+    assert prompt_of(path, [*numbered, *numbers]) == prompt_of(path, [*numbered, *numbers[::-1]])

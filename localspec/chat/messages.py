@@ -120,7 +120,7 @@ def _checked(number: int, message: object, count: int) -> Message:
     if is_tool:
         call_id, name = message.get("tool_call_id"), message.get("name")
         named = {"name": name} if isinstance(name, str) else {}
-        known = {"tool_call_id": call_id} if isinstance(call_id, str) else {}
+        known = {} if call_id is None else {"tool_call_id": str(call_id)}
         return {**checked, "role": "tool", **named, **known}
     if role == "assistant" and message.get("tool_calls"):
         thoughts = message.get("reasoning_content") or message.get("reasoning")

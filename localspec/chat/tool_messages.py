@@ -82,8 +82,10 @@ def _paired(
     for result in sorted(results, key=lambda each: each.get("tool_call_id") not in ids):
         waiting = [number for number in range(len(calls)) if number not in paired]
         own = [n for n in waiting if calls[n]["id"] == result.get("tool_call_id")]
-        own += [n for n in waiting if calls[n]["function"]["name"] == result.get("name")]
-        for number in (own or waiting)[:1]:
+        if result.get("tool_call_id") not in ids:
+            own += [n for n in waiting if calls[n]["function"]["name"] == result.get("name")]
+            own += waiting
+        for number in own[:1]:
             paired[number] = result
     for number, call in enumerate(calls):
         yield call, paired.get(number)

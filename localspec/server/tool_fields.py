@@ -56,7 +56,7 @@ def flat_name(name: object, namespace: object) -> str:
 
 
 def _is_space(tool: Mapping[str, Any]) -> bool:
-    return tool.get("type") == "namespace" and "tools" in tool
+    return tool.get("type") == "namespace" and tool.get("tools") is not None
 
 
 def _in_space(namespace: object, tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -159,8 +159,11 @@ class CallStream:
         if self._may_be_bare and begin.startswith(sign):
             self._opening, self._unmarked, self._is_free = "", None, False
             return []
-        opening = first_of(self._openings, self._held)
+        opening, unmarked = first_of(self._openings, self._held), self._unmarked
         if opening is not None:
+            is_within = unmarked is not None and unmarked.is_within
+            if not is_within and (fenced := self._fenced()):
+                return fenced
             said, _, self._held = self._held.partition(opening)
             if opening not in self._form.openings:
                 opening, self._held, self._is_certain = "", opening + self._held, False
