@@ -201,7 +201,9 @@ def test_a_function_in_a_namespace_is_called_by_both_names():
 
 @pytest.mark.parametrize("members", [None, []])
 def test_a_namespace_without_functions_is_passed_over(members):
-    form = ResponseForm(Fields({"input": "x", "tools": [{**SPACE, "tools": members}, FUNCTION]}))
+    form = ResponseForm(
+        Fields({"input": "x", "tools": [{**SPACE, "tools": members}, FUNCTION]})
+    )
     assert [tool.name for tool in form.question.use.tools] == ["f"]
 
 

@@ -357,4 +357,6 @@ def test_results_stand_in_the_order_of_the_calls(path, prompt_of):
     numbers = [{**each, "tool_call_id": at} for at, each in enumerate((first, second))]
     calls = [{**each, "id": at} for at, each in enumerate(asked[1]["tool_calls"])]
     numbered = [USER, {**asked[1], "tool_calls": calls}]
-    assert prompt_of(path, [*numbered, *numbers]) == prompt_of(path, [*numbered, *numbers[::-1]])
+    assert prompt_of(path, [*numbered, *numbers]) == prompt_of(
+        path, [*numbered, *numbers[::-1]]
+    )
