@@ -30,6 +30,13 @@ sys.meta_path.insert(0, Finder())
 {statement}
 print("numpy" in sys.modules, Finder.first, is_mapped())
 """
+CHAT = """
+import contextlib
+from localspec.cli import main
+sys.argv = ["localspec", "chat", "--draft-tokens", "0", "--gpu-layers", "0"]
+with contextlib.suppress(SystemExit):
+    main()
+"""
 TOGETHER = [
     "from localspec import load",
     "from localspec import Engine",
@@ -39,6 +46,7 @@ TOGETHER = [
     "import localspec.checks.bench",
     "import localspec.checks.selfcheck",
     "import localspec.preflight.explanation",
+    CHAT,
 ]
 
 
@@ -48,7 +56,10 @@ def printed(tmp_path) -> Callable[[str], list[str]]:
 
     def run(code: str) -> list[str]:
         command = [sys.executable, "-c", code]
-        return subprocess.check_output(command, cwd=tmp_path, text=True, timeout=120).split()
+        out = subprocess.check_output(
+            command, cwd=tmp_path, text=True, timeout=120, stdin=subprocess.DEVNULL
+        )
+        return out.split()
 
     return run
 

@@ -73,10 +73,10 @@ def chat(
     """
     if keep_caches and session is None:
         raise click.UsageError("--keep-caches needs --session.")
-    # Imported here, because shell completion must not load an engine.
-    from localspec.cli.conversation import Conversation
-
     with options.open_engine() as engine:
+        # Imported here, because it loads NumPy, which libllama has to come before.
+        from localspec.cli.conversation import Conversation
+
         is_dialogue = is_terminal(sys.stdin) and is_terminal(sys.stdout)
         write = _write_plain
         if is_dialogue:
