@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from localspec.engine.kept_text import CopiedHead, KeepsTexts, PooledCache, SavesState
-from localspec.errors import CacheError, Interrupted, OptionError
+from localspec.errors import CacheError, Interrupted
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.prefix import common_length
@@ -135,8 +135,6 @@ class CachePool:
 
     An owner is any object; its text goes when the object does. budget_bytes: of all copies
     together; 0 keeps none. store: where texts are kept that leave.
-
-    Raises OptionError for a budget below 0.
     """
 
     def __init__(
@@ -145,8 +143,6 @@ class CachePool:
         budget_bytes: int,
         store: KeepsTexts | None = None,
     ) -> None:
-        if not (isinstance(budget_bytes, int) and budget_bytes >= 0):
-            raise OptionError(f"kept_bytes is {budget_bytes!r}", "Choose 0 (none) or more.")
         self._places = places
         self._store = store
         self.budget_bytes = budget_bytes

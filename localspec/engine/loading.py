@@ -100,6 +100,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
     """
+    _check_kept(kept_bytes, memory=memory)
     drafting = Drafting(draft_tokens, proposer)
     found, chosen = named_sources(
         preset, {"target": target, "draft": draft, "head": head, "mmproj": mmproj}
@@ -116,6 +117,14 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         engine = _engine(models, drafting, chosen, room, memory=memory)
         undo.pop_all()
         return engine
+
+
+def _check_kept(kept_bytes: int, *, memory: bool) -> None:
+    """Raise OptionError for others than these."""
+    if not (isinstance(kept_bytes, int) and kept_bytes >= 0):
+        raise OptionError(f"kept_bytes is {kept_bytes!r}", "Choose 0 (none) or more.")
+    if not isinstance(memory, bool):
+        raise OptionError(f"memory is {memory!r}", "Choose True or False.")
 
 
 def _for_both(
