@@ -218,6 +218,7 @@ def test_a_model_in_the_wrong_place_says_where_it_belongs(demo_target, arguments
         ("chat", "-n --n-predict --num-predict", "--max-tokens"),
         ("chat", "-t --num-thread", "--threads"),
         ("chat", "-fa", "--flash-attn"),
+        ("generate", "-fa", "--flash-attn"),
         ("chat", "-ngl --n-gpu-layers --num-gpu", "--gpu-layers"),
         ("generate", "-md --model-draft", "--draft"),
         ("bench", "--draft-max --draft-n", "--draft-tokens"),

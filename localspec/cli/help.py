@@ -43,8 +43,8 @@ class Command(click.Command):
         """Parse the arguments. Raises click.UsageError."""
         own = args[: args.index("--") if "--" in args else None]
         try:
-            # Not -m with the model d, nor -h and -f.
-            if (theirs := {"-md", "-hf"} & {*own}) and not ctx.resilient_parsing:
+            # Not -m with the model d, -h and -f, nor -f with the file a.
+            if (theirs := {"-md", "-hf", "-fa"} & {*own}) and not ctx.resilient_parsing:
                 raise click.NoSuchOption(theirs.pop())
             extra = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
