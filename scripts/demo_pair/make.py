@@ -124,7 +124,7 @@ def write_head(out: Path, words: Tokenizer, head: EagleHead) -> None:
 def pair_report(
     out: Path, build: Path, words: Tokenizer, target: Llama, draft: Llama
 ) -> Iterator[str]:
-    """All that docs/demo-pair.md quotes of target and draft."""
+    """The figures of target and draft, of which docs/demo-pair.md quotes some."""
     yield from parity_lines(build, words, (target, draft))
     yield from loss_lines(out, build, words)
     yield from acceptance_lines(out, words)
