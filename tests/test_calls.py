@@ -148,6 +148,12 @@ def test_what_is_no_call_of_the_tools_stays_text(name):
             assert said == answer
 
 
+@pytest.mark.parametrize("nothing", ["null", '""', '"{}"', "{}"])
+def test_a_call_without_arguments_may_have_them_as_nothing(nothing):
+    call = f'<tool_call>\n{{"name": "now", "arguments": {nothing}}}\n</tool_call>'
+    assert read("Qwen", call) == ("", "", [("now", {})])
+
+
 def test_a_call_that_is_thought_of_is_none():
     call = FAMILIES["Qwen"].call
     assert read("Qwen", f"<think>Perhaps {call}?</think>\n\nNo.") == (
@@ -435,6 +441,7 @@ UNMARKED = [
     (f"```json\n{OBJECT}", [CALLED]),
     (fenced(FLAT), [CALLED]),
     (fenced(NESTED), [CALLED_NOW]),
+    (fenced(NOW.replace("{}}", "null}")), [CALLED_NOW]),
     (fenced(f'{{"arguments": {json.dumps(ARGUMENTS)}, "name": "get_weather"}}'), [CALLED]),
     (f"{fenced(OBJECT)}\n\n{fenced(NOW)}", [CALLED, CALLED_NOW]),
     (fenced(f"{NOW}\n{OBJECT}"), [CALLED_NOW, CALLED]),

@@ -44,7 +44,7 @@ def _of_object(value: object, tools: Sequence[Tool]) -> Written | None:
         return None
     function = value.get("function")
     given = function if isinstance(function, dict) else value
-    arguments = given.get("arguments", given.get("parameters", {}))
+    arguments = given.get("arguments") or given.get("parameters") or {}  # some write null
     return _call(given.get("name"), arguments, tools)
 
 
