@@ -175,6 +175,19 @@ def test_an_exported_conversation_is_imported_as_it_was(page, tmp_path, kind):
     assert page.input_value("#settings [name=system]") == "Be brief -- and kind."
 
 
+EXPORTED = """async (texts) => {
+  const { fromFile, toMarkdown } = await import("./page/exchange.js");
+  const messages = texts.map((content) => ({ role: "user", content }));
+  const told = toMarkdown({ title: "", settings: {}, messages, end: texts.length - 1 });
+  return fromFile("chat.md", told)[0].messages.map(({ content }) => content);
+}"""
+
+
+def test_the_line_ends_of_exported_messages_are_kept(page):
+    texts = ["one\n", "two\n\n", "", "\n"]
+    assert page.evaluate(EXPORTED, texts) == texts
+
+
 OF_EARLIER = """<!-- localspec conversation {"title":"Of old","mark":"message","system":""} -->
 # Of old
 

@@ -47,7 +47,7 @@ $$
 
 $$\href{javascript:alert(1)}{x}$$
 
-It costs $5 and $6, $5-$6, $5 or 6$ and \$7; `$z$` is code, $\unknown$ is not known.
+It costs $5-$6, $5 or 6$, (8$), 9$/kg, 9$, and \$7; `$z$` is code, $\unknown$ is not known.
 """
 
 
@@ -59,7 +59,7 @@ def test_mathematics_is_set_and_prices_are_not(page):
     assert page.locator(f"{ANSWER} math[display=block]").count() == 2
     assert page.locator(f"{ANSWER} :is(mfrac, mtable, msqrt, msup, msub)").count() == 5
     told = last_text(page)
-    assert "$5 and $6, $5-$6, $5 or 6$ and $7; $z$ is code, $\\unknown$ is" in told
+    assert "$5-$6, $5 or 6$, (8$), 9$/kg, 9$, and $7; $z$ is code, $\\unknown$ is" in told
     assert "$$\\href{javascript:alert(1)}{x}$$" in told
     assert page.locator(f"{ANSWER} a").count() == 0
 

@@ -20,9 +20,9 @@ export function toMarkdown(conversation) {
   const order = [...path, ...messages.filter((each) => !path.includes(each))];
   const parts = order.map((each, at) => {
     const before = order.indexOf(messages[placeBefore(conversation, messages.indexOf(each))]);
-    return `<!-- ${mark} ${each.role}${before === at - 1 ? "" : ` after ${before}`} -->\n${each.content}\n`;
+    return `<!-- ${mark} ${each.role}${before === at - 1 ? "" : ` after ${before}`} -->\n${each.content}\n\n`;
   });
-  return `<!-- localspec conversation ${head.replaceAll("--", "\\u002d-")} -->\n# ${title}\n\n${parts.join("\n")}`;
+  return `<!-- localspec conversation ${head.replaceAll("--", "\\u002d-")} -->\n# ${title}\n\n${parts.join("")}`;
 }
 
 // The conversations of a file, checked. Raises Error with what is wrong.

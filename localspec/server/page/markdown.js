@@ -11,9 +11,9 @@ const TAGS =
 const escaped = (text) => text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 const plain = ({ raw }) => escaped(raw);
 
-// Between $ no blank stands beside them, no digit behind them, and "$5 or 6$" is money.
+// Between $ no blank stands beside them, no digit behind them, and "$5 or 6$" and "5$, 6$" are money.
 const INLINE =
-  /^(?:\$\$[^]+?\$\$|\\\[[^]+?\\\]|\\\([^]+?\\\)|\$(?![\s$]|\d[^$\n\\^_={}]*\s[a-z]{2})(?:[^$\n\\]|\\.)*?[^\s$\\]\$(?!\d))/i;
+  /^(?:\$\$[^]+?\$\$|\\\[[^]+?\\\]|\\\([^]+?\\\)|\$(?![\s$)/]|[.,;:?!]\s|\d[^$\n\\^_={}]*\s[a-z]{2})(?:[^$\n\\]|\\.)*?[^\s$\\]\$(?!\d))/i;
 // Until it is closed it is a block, too, so that no line of it becomes a list or a heading.
 const BLOCK = /^(?:\$\$|\\\[)(?:(?!\n[ \t]*\n|\$\$|\\\])[^])+(?:(?:\$\$|\\\])[ \t]*(?:\n|$)|(?=\n[ \t]*\n)|$)/;
 const maths = (level, form, start, shown) => ({
