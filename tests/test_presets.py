@@ -348,6 +348,7 @@ PLAIN = '[a]\ndescription = "d"\ncontext_length = 5\n'
         (PLAIN + TARGET + "sise_bytes = 3\n", 7, "sise_bytes: is not a key here"),
         (PLAIN + TARGET + 'path = "p"\n', 4, "needs one of: repo, path, packaged"),
         (PLAIN + TARGET + "parts = []\n", 4, "needs one of: file, parts"),
+        (PLAIN + '[a.target]\npackaged = "p"\npackage = ""\n', 6, "package: is empty"),
         (PLAIN + TARGET.replace("x.gguf", "../x.gguf"), 4, "'../x.gguf' is not the name of"),
         (PLAIN + TARGET.replace("o/m", "o"), 4, "'o' is not a repository"),
         (PLAIN + TARGET.replace("o/m", "../m"), 4, "'../m' is not a repository"),

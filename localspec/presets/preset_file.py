@@ -121,6 +121,8 @@ class _PresetReader:
         self._check(table, _MODEL[kinds[0]], (role,))
         common = {key: table.get(key, "") for key in _COMMON}
         if kinds[0] == "packaged":
+            if table.get("package") == "":
+                raise self._error((self._preset, role), "package", "is empty")
             return PackagedModel(**{**table, **common})
         if kinds[0] == "path":
             # Not Path.expanduser, which raises for the home of an unknown user.
