@@ -88,6 +88,22 @@ def test_models_lists_files_that_were_used_or_lie_in_usual_folders(
     assert "used.gguf" not in run("models").stdout
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no such links and folders there")
+def test_models_lists_the_rest_where_a_file_or_the_folder_cannot_be_read(tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (here / "long.gguf").symlink_to("a" * 300)
+    (here / "d.gguf").write_bytes(b"GGUF")
+    listed = run("models")
+    assert listed.exit_code == 0, listed.output
+    assert str(here / "d.gguf") in listed.stdout
+    assert "long.gguf" not in listed.stdout
+    shutil.rmtree(here)
+    gone = run("models")
+    assert gone.exit_code == 0, gone.output
+
+
 @pytest.mark.process
 def test_download_then_chat(hub: StandinHub, tmp_path):
     """The installed command, from an empty machine to an answer of the flagship's files."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 from pathlib import Path
 
@@ -36,10 +37,14 @@ def files_here() -> list[Path]:
     walk = FolderWalk()
     deep = [one.path for folder in folders for one in walk.models(folder)]
     seen = {path.resolve() for state in list_models() for path in state.paths}
+    # Of glob and os, since pathlib raises for folders that are gone and names too long.
+    shallow = [*map(os.path.abspath, sorted(glob.glob("*.gguf"))), *_used()]
     found = {
         path.resolve(): path
-        for path in (*deep, *sorted(Path.cwd().glob("*.gguf")), *map(Path, _used()))
-        if is_of_model(path.name) and all_parts(path.name)[0] == path.name and path.is_file()
+        for path in (*deep, *map(Path, shallow))
+        if is_of_model(path.name)
+        and all_parts(path.name)[0] == path.name
+        and os.path.isfile(path)
     }
     return [path for content, path in found.items() if content not in seen]
 
