@@ -181,6 +181,28 @@ def test_what_is_typed_right_behind_a_question_is_kept(page):
     assert page.evaluate(kept) == "typed at once"
 
 
+KEPT = """async () => {
+  const { all } = await import("./page/store.js");
+  return (await all()).map(({ messages }) => messages.map(({ content }) => content));
+}"""
+
+
+def test_a_question_in_another_tab_loses_nothing_of_the_conversation(page):
+    played(page, {"content": "one"})
+    ask(page, "First?")
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.click("#list button")
+    other.wait_for_selector("#messages li:nth-child(2)")
+    played(page, {"content": "two"})
+    ask(page, "Second?")
+    other.wait_for_selector("#messages li:nth-child(4):has-text('two')")
+    played(other, {"content": "three"})
+    ask(other, "Third?")
+    page.wait_for_selector("#messages li:nth-child(6):has-text('three')")
+    assert page.evaluate(KEPT) == [["First?", "one", "Second?", "two", "Third?", "three"]]
+
+
 def test_a_conversation_that_is_opened_twice_has_its_files_once(page):
     page.add_init_script(SLOW_STREAM)
     reload(page)

@@ -78,6 +78,20 @@ async function show(id) {
   if (found) use(found);
 }
 
+// Takes over what another tab wrote of the open conversation, which would be overwritten else.
+export async function refresh() {
+  await drawList();
+  const { open } = state;
+  const found = await store.get(open.id).catch(() => null);
+  const { editing } = open;
+  const isOld = found && JSON.stringify({ ...found, editing }) !== JSON.stringify(open);
+  if (!isOld || running.has(open.id)) return;
+  Object.assign(open, found, { editing });
+  if (open !== state.open) return;
+  draw();
+  follow();
+}
+
 export function use(conversation) {
   state.open = conversation;
   sessionStorage.setItem("localspec.open", conversation.id);

@@ -11,6 +11,7 @@ import {
   grow,
   importFile,
   keepDraft,
+  refresh,
   save,
   scrolled,
   use,
@@ -166,7 +167,7 @@ function wire() {
     "pagehide",
     () => ($("question").value && keepDraft(), [...running.values()].forEach((run) => store.put(run.conversation))),
   );
-  store.onOtherTab(drawList);
+  store.onOtherTab(refresh);
   store.onFree(() => (banner(""), drawList()));
 }
 
