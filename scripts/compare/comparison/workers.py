@@ -86,16 +86,6 @@ def localspec_default(setup: Setup) -> Worker:
     return Worker("default", "localspec_worker", _pair(setup))
 
 
-def llama_cpp_python_lookup(setup: Setup, num_draft_tokens: int) -> Worker:
-    """llama-cpp-python's LlamaPromptLookupDecoding."""
-    options = {
-        **_machine(setup),
-        "num_draft_tokens": num_draft_tokens,
-        "flash_attention": setup.flash_attention,
-    }
-    return Worker(f"LlamaPromptLookupDecoding K={num_draft_tokens}", "lookup_worker", options)
-
-
 def _machine(setup: Setup) -> dict[str, Any]:
     return {
         "target": str(setup.target),
