@@ -431,7 +431,7 @@ def test_they_are_listed_counted_and_wiped(load, demo_target):
     assert localspec.disk_usage(alone).caches == {path: path.stat().st_size}
     doctor = json.loads(CliRunner().invoke(main, ["doctor", "--json"]).stdout)
     assert doctor["kept_conversations"] == {str(path): path.stat().st_size}
-    assert "caches of 1 conversation, " in CliRunner().invoke(main, ["doctor"]).stdout
+    assert "1 conversation kept by servers, " in CliRunner().invoke(main, ["doctor"]).stdout
     refused = CliRunner().invoke(main, ["sessions", "wipe"])
     assert refused.exit_code == 2
     assert path.exists()

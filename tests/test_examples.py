@@ -68,9 +68,9 @@ def test_one_that_wants_arguments_says_which(path, tmp_path):
 
 
 @pytest.fixture
-def engine() -> Iterator[localspec.Engine]:
+def engine(exact_target: Path, demo_draft: Path) -> Iterator[localspec.Engine]:
     """The demo pair with the same answers every time: drawn ones are now and then short."""
-    with localspec.load(parallel=4, exact=True) as engine:
+    with localspec.load(exact_target, draft=demo_draft, parallel=4) as engine:
         engine.sampling = replace(engine.sampling, temperature=0.0)
         yield engine
 

@@ -463,8 +463,8 @@ def test_nothing_seen_is_no_good_news(pair, stories):
     _, identity, law, advice, *_ = report_text(report, pair, details=False).splitlines()
     assert identity.endswith("a verdict needs 100 of each.")
     assert law == (
-        "Distribution: not enough evidence. All 0 outcomes of steps at 0 places were weighed; "
-        "a verdict needs 100 places."
+        "Distribution: not enough evidence. The probabilities of all 0 outcomes of a step were "
+        "computed at 0 places; a verdict needs 100 places."
     )
     assert advice.startswith("How long a verdict takes is not known yet")
     spoken = run("--prompts", stories, "--proposer", "lookup", "--seconds", "1")

@@ -94,7 +94,7 @@ def _conversations() -> str:
 
     sizes = kept_sizes()
     size = readable_bytes(sum(sizes.values()))
-    return f"{kept_folder()}: {counted(len(sizes), 'conversation')} of servers, {size}"
+    return f"{kept_folder()}: {counted(len(sizes), 'conversation')} kept by servers, {size}"
 
 
 def _device(device: Device) -> str:
