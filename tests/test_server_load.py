@@ -92,7 +92,7 @@ async def ask(client, number):
         return response.status_code == 400 and response.json()["error"]["code"] and "refused"
     path, last = CHAT, "data: [DONE]"
     if kind == 3:
-        path, last = "/v1/responses", "response.completed"
+        path, last = "/v1/responses", "response.incomplete"
         asked = {"input": asked["messages"], "max_output_tokens": FEW}
     if kind == 6:
         path, last = "/api/chat", '"done":true'
