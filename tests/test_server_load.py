@@ -90,12 +90,12 @@ async def ask(client, number):
     if kind == 2:
         response = await client.post(CHAT, content=b'{"messages": [')
         return response.status_code == 400 and response.json()["error"]["code"] and "refused"
-    path, last = CHAT, "data: [DONE]"
+    path, ends = CHAT, ["data: [DONE]"]
     if kind == 3:
-        path, last = "/v1/responses", "response.incomplete"
+        path, ends = "/v1/responses", ["response.completed", "response.incomplete"]
         asked = {"input": asked["messages"], "max_output_tokens": FEW}
     if kind == 6:
-        path, last = "/api/chat", '"done":true'
+        path, ends = "/api/chat", ['"done":true']
         asked = {"messages": asked["messages"], "options": {"num_predict": FEW}}
     async with client.stream("POST", path, json={**asked, "stream": True}) as response:
         seen = ""
@@ -105,7 +105,7 @@ async def ask(client, number):
                 return "hung up"
             if kind == 5:
                 await asyncio.sleep(0.02)
-        return last in seen and "streamed"
+        return any(end in seen for end in ends) and "streamed"
 
 
 async def crowd(url, how_many, first=0):
