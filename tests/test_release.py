@@ -41,7 +41,7 @@ def test_no_two_workflows_pin_an_action_differently():
 def test_a_released_package_links_to_its_repository():
     project, readme, *pages = with_home(ROOT, HOME, "v1").values()
     assert all(PLACEHOLDER not in text for text in (project, readme, *pages))
-    assert any(f"git clone {HOME} " in page for page in pages)
+    assert any(f"{HOME}/tree/main/examples" in page for page in pages)
     assert project.count(HOME) == 4
     targets = re.findall(r"\]\(([^)]+)\)", readme)
     assert f"{HOME}/blob/v1/docs/performance.md" in targets
