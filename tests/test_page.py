@@ -339,6 +339,7 @@ def test_the_live_picture_grows_with_the_answer(page):
     page.fill("#question", "slow")
     page.press("#question", "Enter")
     page.wait_for_selector("#messages:has-text('word 40')")
+    page.wait_for_selector("#live:has-text('of 40 (')")  # it is drawn a moment later
     told = page.inner_text("#live")
     for words in ("would not pay", "20 of 40 (50 %)", "Threads\n7", "Steps by tokens"):
         assert words in told
