@@ -531,6 +531,17 @@ def test_a_fenced_object_of_a_call_in_front_of_a_call_in_the_familys_form(name, 
         assert "".join(part.text for part in parts) == before.strip()
 
 
+def test_half_a_fenced_call_that_was_let_go_is_text_once():
+    """A thought between its halves ends what may be a call."""
+    stream = CallStream(Calls(form_of(FAMILIES["Qwen"].template), USE))
+    begin, end = f"```json\n{NOW[:14]}", f"{NOW[14:]}\n```\nThere."
+    texts = [(begin, False), ("Hm.", True), (end, False)]
+    parts = [part for text, is_thought in texts for part in stream.push(Part(text, is_thought))]
+    parts += stream.finish(is_cut=False)
+    assert [each for each in parts if each.call] == []
+    assert "".join(each.text for each in parts if not each.is_thought) == begin + end
+
+
 def test_the_braces_of_qwens_template_are_read():
     tools = tool_use(
         [{"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}],

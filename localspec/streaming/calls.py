@@ -33,9 +33,7 @@ class CallStream:
         self._held = ""
         self._is_free = not calls.use.must and calls.use.answer_schema is None
         self._unmarked = UnmarkedCalls(calls.use.callable) if self._is_free else None
-        self._start = (
-            0  # in the held text, of what may be calls if it is none from its beginning
-        )
+        self._start = 0  # in the held text, of what may be calls without marks
         self._opening: str | None = None  # of the calls that are being written
         self._blank = ""  # before that
         self._thought = ""  # that is a call if the thoughts never end
@@ -264,6 +262,8 @@ class CallStream:
         """The text that waited for a call; or the calls that it is, if it has no marks."""
         calls = self._fenced(is_last=True)
         text, self._held = self._held, ""
+        if text.strip():  # with more behind it, it is text already
+            self._unmarked = None
         return calls + self._text(text.rstrip() if self._number else text)
 
     def _fenced(self, *, is_last: bool = False) -> list[Part]:
