@@ -209,13 +209,13 @@ def test_every_public_name_resolves():
 
 @pytest.mark.parametrize("name", MODULES)
 def test_files_and_functions_stay_small(name):
-    """One noun a file, one screen a function."""
+    """One noun a file, one thought a function."""
     tree = ast.parse(MODULES[name])
     length = max(getattr(node, "end_lineno", 0) for node in ast.walk(tree))
-    assert length <= 400
+    assert length <= 600
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            assert node.end_lineno - node.lineno < 60, node.name
+            assert node.end_lineno - node.lineno < 90, node.name
 
 
 @pytest.mark.parametrize("name", MODULES)

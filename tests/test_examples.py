@@ -69,8 +69,8 @@ def test_one_that_wants_arguments_says_which(path, tmp_path):
 
 @pytest.fixture
 def engine(exact_target: Path, demo_draft: Path) -> Iterator[localspec.Engine]:
-    """The demo pair with the same answers every time: drawn ones are now and then short."""
-    with localspec.load(exact_target, draft=demo_draft, parallel=4) as engine:
+    """Demo pair, greedy and exact: its texts are the same however decodes are joined."""
+    with localspec.load(exact_target, draft=demo_draft, exact=True, parallel=4) as engine:
         engine.sampling = replace(engine.sampling, temperature=0.0)
         yield engine
 
