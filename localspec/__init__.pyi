@@ -51,10 +51,10 @@ from localspec.preflight.explanation import (
     ModelFacts as ModelFacts,
     explain as explain,
 )
-from localspec.preflight.measured import ExpectedGain as ExpectedGain
+from localspec.preflight.explanation import ExpectedGain as ExpectedGain
 from localspec.preflight.memory import MemoryEstimate as MemoryEstimate
 from localspec.preflight.room import PairMemory as PairMemory
-from localspec.preflight.side_by_side import AtOnce as AtOnce
+from localspec.preflight.plan import AtOnce as AtOnce
 from localspec.presets.downloads import download as download
 from localspec.presets.installed import (
     PresetState as PresetState,

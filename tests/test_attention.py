@@ -15,7 +15,7 @@ from localspec.gguf_file.check import check_model_file
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions, graph_batch_size
 from localspec.preflight.memory import compute_bytes
-from localspec.preflight.settings import suited_attention, with_suited_attention
+from localspec.preflight.room import suited_attention, with_suited_attention
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from localspec.cli import main
 from localspec.llama.devices import Device
 from localspec.machine import Cores, Memory
 from localspec.preflight.installation import inspect_installation
-from localspec.preflight.problems import find_problems
 from localspec.presets.preset import hub_files
 from localspec.presets.presets import find_preset, user_presets_file
 from standin_hub import StandinHub
@@ -54,7 +53,7 @@ def test_the_facts_are_real():
 
 
 def test_nothing_is_found_where_nothing_is_wrong(sound):
-    assert find_problems(sound) == []
+    assert sound.problems == []
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,7 @@ def test_nothing_is_found_where_nothing_is_wrong(sound):
     ],
 )
 def test_each_problem_has_its_remedy(sound, change, what, remedy):
-    [problem] = find_problems(replace(sound, devices=sound.devices[:1], **change))
+    [problem] = replace(sound, devices=sound.devices[:1], **change).problems
     assert what in problem.what
     assert remedy in problem.remedy
 
@@ -91,21 +90,21 @@ def test_a_gpu_that_is_full_is_a_problem(sound):
         for name, free in (("CUDA0", 300_000_000), ("CUDA1", 4 << 30))
     )
     devices = (*sound.devices[:1], full, roomy)
-    [problem] = find_problems(replace(sound, devices=devices))
+    [problem] = replace(sound, devices=devices).problems
     assert "0.3 GB of memory are free on CUDA0" in problem.what
     assert "num_gpu_layers=N" in problem.remedy
 
 
 def test_a_rebuild_keeps_the_version(sound):
     """The newest one may be one that localspec does not know."""
-    [problem] = find_problems(replace(sound, devices=sound.devices[:1], amx_is_left_out=True))
+    [problem] = replace(sound, devices=sound.devices[:1], amx_is_left_out=True).problems
     version = sound.packages["llama-cpp-python"]
     assert problem.remedy.endswith(f" --no-binary llama-cpp-python llama-cpp-python=={version}")
 
 
 def test_a_place_without_room_or_rights_is_a_problem(sound):
     cache = replace(sound.cache, free_bytes=10**9, is_writable=False)
-    rights, room = find_problems(replace(sound, cache=cache))
+    rights, room = replace(sound, cache=cache).problems
     assert "cannot be written" in rights.what
     assert "1.0 GB of disk are free" in room.what
 
@@ -121,7 +120,7 @@ def test_unfinished_downloads_are_found_with_the_way_on(hub: StandinHub, tmp_pat
     found = inspect_installation(())
     assert found.cache.path == tmp_path / "cache"
     assert found.cache.size_bytes == 3_000_000 + 4 + 4 + 5
-    problems = [one for one in find_problems(found) if "a download stopped" in one.what]
+    problems = [one for one in found.problems if "a download stopped" in one.what]
     assert sorted(problem.remedy.split(",")[0] for problem in problems) == [
         "Another tool left it; once that has ended",
         "Continue with: localspec download qwen2-7b",

@@ -16,8 +16,7 @@ from hollow_model import SHAPES, write_hollow_model
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.options import LlamaOptions
 from localspec.preflight.fit import repacked_here, room_here
-from localspec.preflight.room import Planned, pair_memory
-from localspec.preflight.settings import with_suited_mapping
+from localspec.preflight.room import Planned, pair_memory, with_suited_mapping
 
 GREEDY = localspec.SamplingParams(temperature=0.0)
 _REPACKED = dict.fromkeys(("Q4_0", "Q4_K", "IQ4_NL"), 1.0)

@@ -16,7 +16,6 @@ from localspec.cli.screen import in_flags, titled
 from localspec.llama.devices import Device
 from localspec.machine import Cores
 from localspec.preflight.installation import Installation, inspect_installation
-from localspec.preflight.problems import find_problems
 
 
 @click.command(cls=Command)
@@ -43,7 +42,7 @@ def doctor(*, as_json: bool, rpc: tuple[str, ...] | None) -> None:
     from localspec.llama.quirks.nextn import missing_functions
 
     found = inspect_installation(rpc or ())
-    problems = find_problems(found)
+    problems = found.problems
     if as_json:
         from localspec.engine.cache_store import kept_sizes
 

@@ -22,7 +22,7 @@ from localspec.errors import DownloadError
 from localspec.hub.hub_file import HubModel
 from localspec.llama.options import LlamaOptions
 from localspec.machine import memory_here
-from localspec.preflight.side_by_side import MOST_PARALLEL, served_kept_bytes
+from localspec.preflight.plan import MOST_PARALLEL, served_kept_bytes
 from localspec.presets.choice import choose_model
 from localspec.presets.installed import preset_state, size_of
 from localspec.presets.located import missing_files
@@ -33,8 +33,12 @@ from localspec.speculative.common_tokens import CommonTokens
 from localspec.speculative.shared_vocabulary import SharedVocabulary
 
 if TYPE_CHECKING:
-    from localspec.preflight.explanation import Explanation, HeadReport, ModelFacts
-    from localspec.preflight.projector_report import ProjectorReport
+    from localspec.preflight.explanation import (
+        Explanation,
+        HeadReport,
+        ModelFacts,
+        ProjectorReport,
+    )
 
 _NOT_MEASURED = "not measured on this machine yet; run: localspec bench"
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from localspec.preflight.fit import plan_here
-from localspec.preflight.room import Planned
-from localspec.preflight.side_by_side import (
+from localspec.preflight.plan import (
     check_parallel,
     plan_side_by_side,
     reserved_bytes,
     with_sequences,
 )
+from localspec.preflight.room import Planned
 
 if TYPE_CHECKING:
     from localspec.engine.sources import Source

@@ -17,7 +17,7 @@ from localspec.errors import ClosedError, CrashedError, EngineError, RpcError
 from localspec.isolated.channel import Channel
 from localspec.isolated.facts import EngineFacts
 from localspec.llama.rpc_servers import ask_servers
-from localspec.preflight.side_by_side import MOST_PARALLEL
+from localspec.preflight.plan import MOST_PARALLEL
 from localspec.streaming.access import EngineTurn
 
 if TYPE_CHECKING:

@@ -9,18 +9,32 @@ import localspec.llama.loaded  # noqa: F401  libllama before NumPy
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from localspec.errors import PairError, known_keywords
+from localspec.errors import DAMAGES, LocalspecError, ModelFileError, PairError, known_keywords
 from localspec.exactness import Exactness
+from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
 from localspec.gguf_file.header import Header
-from localspec.gguf_file.projector_check import NO_PROJECTOR
+from localspec.gguf_file.projector import require_free_of_place
+from localspec.gguf_file.projector_check import (
+    NO_PROJECTOR,
+    projector_beside,
+    projector_facts,
+    require_projector_of,
+)
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import type_name
 from localspec.llama.options import LlamaOptions
-from localspec.policy.speedup import Curve, break_even_acceptance
+from localspec.policy.adaptive import AdaptiveDraftPolicy
+from localspec.policy.profile import latest_learned
+from localspec.policy.speedup import (
+    Curve,
+    best_draft_tokens,
+    break_even_acceptance,
+    expected_speedup,
+)
 from localspec.preflight.embedder_memory import EmbedderFacts, embedder_facts
 from localspec.preflight.fit import (
     exact_settings,
@@ -31,20 +45,19 @@ from localspec.preflight.fit import (
     room_here,
     target_context_length,
 )
-from localspec.preflight.measured import ExpectedGain, expected_gains, measured_costs
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
-from localspec.preflight.projector_report import ProjectorReport, found_projector
+from localspec.preflight.plan import AtOnce, planned_at_once
 from localspec.preflight.room import MemoryRoom, PairMemory, Planned
-from localspec.preflight.side_by_side import AtOnce, planned_at_once
 from localspec.presets.draft_here import DraftHere, draft_here
-from localspec.presets.located import used_models
+from localspec.presets.located import missing_files, path_of, used_models
 from localspec.presets.model_header import (
     FoundHeader,
     find_model,
+    read_model_header,
     read_model_headers,
 )
 from localspec.presets.pairing import compare_vocabularies, size_warning
-from localspec.presets.preset import Preset, Role
+from localspec.presets.preset import LocalModel, Preset, PresetModel, Role
 from localspec.presets.presets import common_servers, load_presets
 from localspec.presets.source import chosen_pair
 from localspec.speculative.common_tokens import CommonTokens
@@ -52,6 +65,7 @@ from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
 from localspec.speculative.shared_vocabulary import SharedVocabulary
 
 _Name = str | os.PathLike[str]
+_ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +111,32 @@ class HeadReport:
     description: str
     size_bytes: int
     why_not: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectorReport:
+    """What lets the target see pictures.
+
+    kind: llama.cpp's name of it, size_bytes: of its file; empty and 0 where that is damaged.
+    misfit: why it cannot be the target's, or empty. is_named: whether it was asked for; `load`
+    leaves out another one that cannot be the target's, which then sees nothing.
+    """
+
+    name: str
+    is_here: bool
+    kind: str
+    size_bytes: int
+    misfit: str
+    is_named: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedGain:
+    """The best number of draft tokens at an acceptance rate, and the speed-up over plain."""
+
+    acceptance: float
+    num_draft_tokens: int
+    speedup: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +248,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         gpu_layers=most_gpu_layers(wanted, length, room) if room.gpus else None,
         at_once=at_once,
         embedder=None if embeddings is None else embedder_facts(embeddings),
-        gains=None if costs is None else tuple(expected_gains(costs)),
+        gains=None if costs is None else tuple(_expected_gains(costs)),
         break_even=None if costs is None else break_even_acceptance(costs, MAX_DRAFT_TOKENS),
         variants={} if chosen is None else _variants(chosen),
         smaller=None if smaller is None else smaller.name,
@@ -240,7 +280,46 @@ def _found(
     if is_blind:
         return chosen, found, None, None
     is_named = mmproj is not None
-    return chosen, found, *found_projector(found["target"], projector, is_named=is_named)
+    return chosen, found, *_found_projector(found["target"], projector, is_named=is_named)
+
+
+def _found_projector(
+    target: FoundHeader, model: PresetModel | None, *, is_named: bool
+) -> tuple[ProjectorReport | None, Header | None]:
+    """What is to be said of a projector, and its header if it is used.
+
+    model: None for the one in the target's folder, if there is one. Raises ModelFileError for a
+    file that was named and is none, DownloadError.
+    """
+    if model is None:
+        path = projector_beside(target.header) if target.is_here else None
+        if path is None:
+            return None, None
+        model = LocalModel(path=path)
+    try:
+        found = read_model_header(model, "mmproj")
+    except ModelFileError as error:
+        if is_named or missing_files(model) or not path_of(model).is_file():
+            raise
+        name = path_of(model).name
+        return ProjectorReport(
+            name=name, is_here=True, kind="", size_bytes=0, misfit=str(error), is_named=False
+        ), None
+    misfit = ""
+    try:
+        require_free_of_place(found.header)
+        require_projector_of(target.header, found.header)
+    except LocalspecError as error:
+        misfit = str(error)
+    report = ProjectorReport(
+        name=found.header.path.name,
+        is_here=found.is_here,
+        kind=projector_facts(found.header).kind,
+        size_bytes=found.size_bytes,
+        misfit=misfit,
+        is_named=is_named,
+    )
+    return report, None if misfit else found.header
 
 
 def _context(target: Header, chosen: Preset | None, context_length: int | None) -> int:
@@ -361,8 +440,50 @@ def _costs_of(found: dict[Role, FoundHeader], head: HeadReport | None) -> Curve 
     if has_head and "head" not in found:
         headers.append(found["target"].header)
     own = None if "head" not in found else head_facts(found["head"].header)
-    return measured_costs(
+    return _measured_costs(
         headers,
         ProposerKind.HEAD if has_head else ProposerKind.DRAFT,
         is_block=own is not None and own.block is not None,
     )
+
+
+def _measured_costs(
+    models: Sequence[Header], kind: ProposerKind, *, is_block: bool
+) -> Curve | None:
+    """The costs of decoding, in target-only steps; None if these never ran, or too little.
+
+    models: the target's header first, and again for a head in its file. is_block: whether
+    `kind` drafts any number of tokens at once.
+    """
+    contents = []
+    for header in models:
+        content = FileContent(header).digest()
+        if content is None:
+            return None
+        contents.append(content)
+    learned = latest_learned(contents)
+    if learned is None:
+        return None
+    try:
+        # The costs of a quiet machine.
+        policy = AdaptiveDraftPolicy({kind: 0.0}, max(map(int, learned["costs"])))
+        policy.restore(learned)
+    except DAMAGES:
+        return None
+    ratios = policy.target_cost.ratios(0, optimistic=False)
+    (prospect,) = policy.prospects
+    draft_share = prospect.cost.token_s(1.0)
+    if len(policy.target_cost.measured(0)) < 2 or draft_share == 0.0:
+        return None
+    return Curve(tuple(ratios), draft_share, is_block)
+
+
+def _expected_gains(costs: Curve) -> Iterator[ExpectedGain]:
+    """The best there is to gain at typical acceptance rates."""
+    for acceptance in _ACCEPTANCES:
+        best = best_draft_tokens(costs, acceptance, MAX_DRAFT_TOKENS)
+        yield ExpectedGain(
+            acceptance=acceptance,
+            num_draft_tokens=best,
+            speedup=expected_speedup(costs, acceptance, best),
+        )

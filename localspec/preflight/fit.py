@@ -18,8 +18,10 @@ from localspec.llama.quirks.tiled_kernels import are_tiled
 from localspec.machine import memory_here
 from localspec.policy.profile import is_of_exactness, kept_profiles
 from localspec.preflight.plan import Plan, largest, plan_layers
-from localspec.preflight.room import MemoryRoom, Planned, Shortage
-from localspec.preflight.settings import (
+from localspec.preflight.room import (
+    MemoryRoom,
+    Planned,
+    Shortage,
     with_exact_settings,
     with_suited_attention,
     with_suited_mapping,

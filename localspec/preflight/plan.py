@@ -1,9 +1,9 @@
-"""Which layers go onto GPUs, if the user leaves it open: as many as fit.
+"""Which layers go onto GPUs, and how many texts fit side by side, where that is left open.
 
-A draft goes first and whole, if it can: it runs several times a step. Then as many of the
-target's layers as there is memory left for, counted from the last one. RPC servers hold layers
-as GPUs do, of the models that name them. The experts of a mixture of experts go last: a token
-reads a few of them, but all the rest of a layer, so a GPU's memory is better used for the
+A draft goes onto GPUs first and whole, if it can: it runs several times a step. Then as many of
+the target's layers as there is memory left for, counted from the last one. RPC servers hold
+layers as GPUs do, of the models that name them. The experts of a mixture of experts go last: a
+token reads a few of them, but all the rest of a layer, so a GPU's memory is better used for the
 rest. Numbers that a user sets stay as they are.
 """
 
@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from localspec.errors import OptionError
 from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.shape import ModelShape
 from localspec.llama.options import DEFAULT_SNAPSHOTS, LlamaOptions
 from localspec.llama.placement import chosen_gpus, has_experts, place_layers
 from localspec.preflight.room import MemoryRoom, PairMemory, Planned, pair_memory
 
+MOST_PARALLEL = 16
+_KEPT_PART = 8  # caches of texts that wait take up to 1/8 of a server's memory
 # Memory of each GPU that a plan leaves free: for its library, for weights in main memory that
 # are copied there to read a prompt, and for other programs. If that is not enough, a GPU's
 # library may end the process. llama.cpp leaves as much (--fit-target).
@@ -225,3 +228,80 @@ def largest(limit: int, fits: Callable[[int], bool]) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
+
+
+def check_parallel(parallel: object) -> None:
+    """Raise OptionError for a number of answers at once outside its range."""
+    if not (isinstance(parallel, int) and 1 <= parallel <= MOST_PARALLEL):
+        raise OptionError(f"parallel is {parallel!r}", f"Choose 1 to {MOST_PARALLEL}.")
+
+
+def served_kept_bytes(total_bytes: int, num_models: int = 1) -> int:
+    """What a server of so many models gives each for caches, of the machine's memory."""
+    return total_bytes // (_KEPT_PART * num_models)
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """How many answers run at once. num_asked: that were wanted.
+
+    num_bytes: of the memory, what all but one take. kept_bytes: the most that an engine takes
+    in addition, for the caches of waiting conversations.
+    """
+
+    num: int
+    num_asked: int
+    num_bytes: int
+    kept_bytes: int
+
+
+def planned_at_once(
+    wanted: Sequence[Planned],
+    context_length: int,
+    room: MemoryRoom,
+    parallel: int,
+    kept_bytes: int,
+) -> tuple[PairMemory, AtOnce]:
+    """The memory of models as `load` opens them; one answer at a time with RPC servers.
+
+    Raises OptionError for a number outside its range.
+    """
+    check_parallel(parallel)
+    alone = plan = plan_layers(wanted, context_length, room)
+    if not any(model.options.rpc for model in wanted):
+        plan = plan_side_by_side(wanted, alone, parallel, kept_bytes)
+    num, reserved = plan.models[0].options.num_sequences, reserved_bytes(plan, alone)
+    return plan.memory, AtOnce(num, parallel, reserved, kept_bytes - reserved)
+
+
+def plan_side_by_side(
+    wanted: Sequence[Planned], alone: Plan, parallel: int, kept_bytes: int
+) -> Plan:
+    """The plan for up to `parallel` texts side by side. alone: the plan for one.
+
+    As many as half of kept_bytes pays for, so that the rest has room for a copy of any text;
+    and as fit without a layer less on a GPU, or a snapshot less.
+    """
+    for count in range(parallel, 1, -1):
+        planned = [with_sequences(model, count) for model in wanted]
+        plan = plan_layers(planned, alone.context_length, alone.room)
+        if reserved_bytes(plan, alone) <= kept_bytes // 2 and _is_like(plan, alone):
+            return plan
+    return alone
+
+
+def reserved_bytes(plan: Plan, alone: Plan) -> int:
+    """What a plan takes for all texts but one."""
+    return plan.memory.needed_bytes - alone.memory.needed_bytes
+
+
+def with_sequences(model: Planned, num_sequences: int) -> Planned:
+    """The model with that many texts side by side."""
+    return model._replace(options=replace(model.options, num_sequences=num_sequences))
+
+
+def _is_like(plan: Plan, alone: Plan) -> bool:
+    """Whether a plan fits, and differs from that for one text in its sequences only."""
+    if alone.room.shortages(plan.memory):
+        return False
+    return [with_sequences(model, 1) for model in plan.models] == list(alone.models)

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from localspec.errors import LocalspecError
-from localspec.preflight.side_by_side import MOST_PARALLEL
+from localspec.preflight.plan import MOST_PARALLEL
 from localspec.server import ollama
 from localspec.server.answering import Service
 from localspec.server.chat_completions import ChatCompletion
