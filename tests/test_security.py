@@ -7,7 +7,6 @@ import json
 import logging
 import re
 import sys
-import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,7 +18,7 @@ from gguf_maker import write_random_model
 from localspec.cli import main
 from localspec.cli.serve import JSONFormatter, LogFormatter
 from localspec.errors import OptionError
-from localspec.server import image_urls
+from localspec.server import page
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,7 +26,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
-PAGE = Path(image_urls.__file__).parent / "page"
+PAGE = Path(page.__file__).parent / "page"
 # What steers a terminal: escapes, a bell, the C1 form of an escape, and a change of direction.
 STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f‪-‮⁦-⁩]")
 EVIL = "\x1b]0;owned\x07\x9b2J‮"
@@ -104,32 +103,6 @@ def test_nothing_that_is_asked_begins_a_header(server):
         )
     for path in (f"{start}{quote(break_)}" for start in ("/v1/models/", "/page/", "/")):
         assert "set-cookie" not in server.client.get(path).headers
-
-
-def test_an_address_of_an_image_begins_no_header(monkeypatch):
-    """Refused, or sent as part of the path."""
-    sent = []
-    monkeypatch.setattr(image_urls, "public_address", lambda _host, _port: "127.0.0.1")
-
-    class Line:
-        def sendall(self, data: bytes) -> None:
-            sent.append(data)
-            raise OSError("seen")
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(image_urls.socket, "create_connection", lambda *_: Line())
-    for address in (
-        "http://example.com/x\r\nX-Owned: y",
-        "http://example.com/x HTTP/1.1\r\nX-Owned: y\r\n\r\n",
-        "http://example.com/\u2028\x00x?a\nX-Owned: y",
-        "http://exam\r\nX-Owned: y/x",
-        "http://user:pass\r\nX-Owned:y@example.com/x",
-    ):
-        with pytest.raises((OSError, ValueError, image_urls.http.client.HTTPException)):
-            image_urls.fetched(address, time.monotonic() + 5)
-    assert not [data for data in sent if b"\nX-Owned" in data]
 
 
 def test_nothing_of_the_page_makes_html_by_itself():

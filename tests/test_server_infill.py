@@ -10,7 +10,6 @@ import inside
 from gguf_maker import write_random_model
 from localspec.gguf_file.fim import fim_tokens
 from localspec.gguf_file.header import read_header
-from localspec.server.llama_completions import Infill
 from server_runner import running_server
 
 MARKS = {"prefix": 4090, "suffix": 4091, "middle": 4092, "repo": 4093, "file": 4094}
@@ -76,7 +75,6 @@ def test_the_text_between_two_others_is_filled_in(coding):
     assert found["stop"] is True
     assert found["stop_type"] == "limit"
     assert found["tokens_predicted"] == 12
-    assert coding.ask("/infill", **Infill.example).status_code == 200
     begun = fill_in(coding, before=BEFORE[:-7], prompt=BEFORE[-7:])
     assert begun["content"] == found["content"]
 

@@ -361,18 +361,16 @@ def test_the_first_of_a_model_have_their_turn_together():
     places = [line.join(model) for _ in range(5)]
     assert turns(places) == [True, True, True, False, False]
     assert [place.position for place in places] == [0, 0, 0, 1, 2]
-    assert [place.slot for place in places[:3]] == [0, 1, 2]
     with pytest.raises(RequestError, match="2 requests are waiting already"):
         line.join(model)
     line.leave(places[1])
     assert turns(places) == [True, True, True, True, False]
-    assert places[3].slot == 1
     assert places[4].position == 1
     line.leave(places[4])  # whose client went away
     line.leave(places[0])
     assert line.num_working == 2
     late = line.join(model)
-    assert (late.slot, late.position) == (0, 0)
+    assert late.position == 0
 
 
 def test_more_places_of_a_request_keep_nobody_waiting():
@@ -381,7 +379,7 @@ def test_more_places_of_a_request_keep_nobody_waiting():
     own = line.join(model)
     more = line.join_free(model)
     assert turns([own, more]) == [True, True]
-    assert (more.slot, more.position) == (1, 0)
+    assert more.position == 0
     assert line.join_free(other) is None
     assert turns([line.join(model)]) == [True]
     assert line.join_free(model) is None
@@ -427,8 +425,17 @@ def test_what_is_done_alone_has_no_company():
     assert turns(places) == [True, True]
 
 
-FORMS = [ChatCompletion, Completion, Infill, LlamaCompletion, MessageForm, OllamaChat,
-         OllamaGenerate, ResponseForm]  # fmt: skip
+HELLO = {"messages": [{"role": "user", "content": "Hello!"}]}
+FORMS = {
+    ChatCompletion: HELLO,
+    MessageForm: HELLO,
+    OllamaChat: HELLO,
+    ResponseForm: {"input": "Hello!"},
+    Completion: {"prompt": "Hello"},
+    LlamaCompletion: {"prompt": "Hello"},
+    OllamaGenerate: {"prompt": "Hello"},
+    Infill: {"input_prefix": "def ", "input_suffix": "\n"},
+}
 
 
 @pytest.mark.parametrize("kind", FORMS)
@@ -456,7 +463,7 @@ def test_a_stream_that_has_nothing_to_show_gives_signs_of_life(monkeypatch, kind
     async def use():
         models = ServedModels([model], takes_any_name=True)
         service = Service(models=models, line=WaitingLine(8), patience_s=0.0)
-        body = json.dumps({**kind.example, "stream": True}).encode()
+        body = json.dumps({**FORMS[kind], "stream": True}).encode()
         received = [{"type": "http.request", "body": body}]
 
         async def receive():

@@ -1,4 +1,4 @@
-"""What the server tells of itself: /metrics, /slots, /props, and the lines of its log."""
+"""What the server tells of itself: /metrics, /props, and the lines of its log."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import re
 import sys
 import time
 
-import httpx
 import pytest
 
-from gguf_maker import write_random_model
 from server_runner import running_server
 
 pytestmark = pytest.mark.process
@@ -25,17 +23,10 @@ def metrics(server):
     response = server.client.get("/metrics")
     assert response.headers["content-type"] == "text/plain; version=0.0.4"
     assert response.text.endswith("\n")
-    found, kinds = {}, {}
+    found = {}
     for line in response.text.splitlines():
-        if line.startswith("# TYPE "):
-            _, _, name, kind = line.split(" ")
-            assert name not in kinds, "a name has one type, above all of its series"
-            kinds[name] = kind
-        elif not line.startswith("# HELP "):
-            name, labels, value = SERIES.fullmatch(line).groups()
-            base = re.sub("_(bucket|sum|count)$", "", name)
-            assert kinds.get(name) or kinds[base] == "histogram"
-            found[name + (labels or "")] = float(value)
+        name, labels, value = SERIES.fullmatch(line).groups()
+        found[name + (labels or "")] = float(value)
     return found
 
 
@@ -65,7 +56,8 @@ def test_what_answers_took_is_counted():
         assert sum(value for key, value in found.items() if key.startswith(name)) == accepted
     assert found['localspec_tokens_total{provenance="accepted"}'] == accepted
     assert found["localspec_wait_seconds_count"] == 2
-    assert found['localspec_first_text_seconds_bucket{le="+Inf"}'] == 2
+    assert found["localspec_first_text_seconds_count"] == 2
+    assert found["localspec_first_text_seconds_sum"] > found["localspec_wait_seconds_sum"]
     chats = 'localspec_requests_total{path="/v1/chat/completions",status='
     assert found[f'{chats}"200"}}'] == 2
     assert found[f'{chats}"400"}}'] == 1
@@ -74,35 +66,9 @@ def test_what_answers_took_is_counted():
     assert found['localspec_model_bytes{model="demo",place="main"}'] > 10**6
 
 
-def test_slots_are_those_of_llama_server(tmp_path, demo_target):
-    """Of a model with a context that no test waits for the end of."""
-    path = write_random_model(tmp_path / "long.gguf", demo_target, context_length=131_072)
-    with running_server(presets=[str(path)], context_length=131_072) as server:
-        (idle,) = server.client.get("/slots").json()
-        assert idle["id"] == 0
-        assert idle["n_ctx"] == 131_072
-        assert idle["is_processing"] is False
-        body = {"prompt": "Once", "max_tokens": 130_000, "ignore_eos": True, "stream": True}
-        with server.client.stream("POST", "/v1/completions", json=body) as response:
-            lines = response.iter_lines()  # where this is dropped, httpx hangs up
-            next(lines)
-            with httpx.Client(base_url=server.url, trust_env=False) as other:
-                (busy,) = other.get("/slots").json()
-                full = other.get("/slots?fail_on_no_slot=1")
-                processing = other.get("/metrics").text
-    assert busy["is_processing"] is True
-    told = busy["next_token"][0]
-    assert told["n_decoded"] >= 1
-    assert told["n_remain"] + told["n_decoded"] == 130_000
-    assert busy["params"] == {"n_predict": 130_000, "stream": True}
-    assert full.status_code == 503
-    assert "llamacpp:requests_processing 1\n" in processing
-
-
 def test_props_are_those_of_llama_server(server):
     props = server.client.get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] == 2048
-    assert props["default_generation_settings"]["params"]["temperature"] == 0.8
     assert props["total_slots"] == 1
     assert props["eos_token"] == "<|im_end|>"
     assert "/" not in props["model_path"]
@@ -159,7 +125,7 @@ def test_a_model_whose_name_is_not_utf_8_is_listed_everywhere(tmp_path, demo_tar
     with running_server(presets=[str(path)]) as server:
         server.chat(max_tokens=1)
         assert 'model="m?"' in server.client.get("/metrics").text
-        for known in ("/v1/models", "/api/tags", "/api/ps", "/slots", "/props"):
+        for known in ("/v1/models", "/api/tags", "/api/ps", "/props"):
             assert server.client.get(known).status_code == 200
         (tag,) = server.client.get("/api/ps").json()["models"]
         assert tag["name"] == "m?:latest"

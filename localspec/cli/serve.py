@@ -146,13 +146,6 @@ _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an an
     help="Refuse unknown model names. [default: use the loaded model for them]",
 )
 @click.option(
-    "--image-urls",
-    "fetches_images",
-    is_flag=True,
-    help="Fetch images that requests name by address, from public addresses only. "
-    "[default: their data alone]",
-)
-@click.option(
     "--page/--no-page",
     "has_page",
     default=True,
@@ -176,7 +169,6 @@ def serve(  # noqa: PLR0913  each is an option of the command
     log_json: bool,
     embeddings: str | None,
     has_page: bool,
-    fetches_images: bool,
 ) -> None:
     """Serve the OpenAI, Anthropic and Ollama APIs.
 
@@ -208,8 +200,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
         address = _address(host, listening.getsockname()[1])
         with waiting(lambda: "Loading the models …"):
             served.open_first()
-        limits = Limits(fetches_images=fetches_images)
-        server = Server(served, limits, logs_json=log_json, has_page=has_page)
+        server = Server(served, Limits(), logs_json=log_json, has_page=has_page)
         first, keys = served.all[0], access.keys
         settings = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
         settings += _more_words(first, address if has_page else None)

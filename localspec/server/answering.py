@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import math
 import time
@@ -65,7 +64,6 @@ Event = Waiting | ReadingPrompt | NewPiece | Finished
 logger = logging.getLogger(__name__)
 
 _LOGGED_S = 60.0  # between two lines in the log about the reading of a prompt
-_numbers = itertools.count()  # of the questions since the start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +73,7 @@ class Service:
     patience_s: a client that gets nothing for this long gets `Waiting`. answerings: those under
     way. asides: a lock for requests that need no decode, so that many of them do not slow an
     answer down. logged: fields that the log mentions already, see `Fields.log_unread`.
-    counters: what has been counted. fetches_images: whether pictures may be named by address.
+    counters: what has been counted.
     """
 
     models: ServedModels
@@ -85,7 +83,6 @@ class Service:
     asides: asyncio.Lock = field(default_factory=asyncio.Lock)
     logged: set[str] = field(default_factory=set)
     counters: Counters = field(default_factory=Counters)
-    fetches_images: bool = False
 
     @contextlib.asynccontextmanager
     async def opened(self, name: str | None) -> AsyncGenerator[IsolatedEngine, None]:
@@ -109,11 +106,10 @@ class Service:
 class Answering:
     """A question, from joining the line to the end of its answers.
 
-    model: the one that answers. number: in the order in which they came. position: its place
-    among those that wait when it joined; 0 where it does not. waited_s, first_s: from then to
-    its turn, and to its first piece of text; None before. reading: how much of the prompt is
-    decoded. num_said: tokens of the answer that spoke last. stats: of the answers that have
-    ended. is_complete: whether all have, by themselves.
+    model: the one that answers. position: its place among those that wait when it joined; 0
+    where it does not. waited_s, first_s: from then to its turn, and to its first piece of text;
+    None before. stats: of the answers that have ended. is_complete: whether all have, by
+    themselves.
 
     Raises RequestError if there is no such model, too many requests wait, or the server is
     stopping.
@@ -126,14 +122,11 @@ class Answering:
         if any(isinstance(each, FimPrompt) for each in question.inputs):
             required_fim(self.model.fim, self.model.name)
         self._place = service.line.join(self.model)
-        self.number = next(_numbers)
         self.position = self._place.position
         self._joined_s = time.monotonic()
         self.waited_s: float | None = None
         self.first_s: float | None = None
-        self.reading = ReadingPrompt()
         self._logs_s = 0.0  # when the next line about that may come
-        self.num_said = 0
         self.stats: list[Stats] = []
         self.is_complete = False
         self._events: deque[Event] = deque()  # any thread may add to it
@@ -149,11 +142,6 @@ class Answering:
     def is_waiting(self) -> bool:
         """Whether its turn is still to come."""
         return not self._place.has_turn.is_set()
-
-    @property
-    def slot(self) -> int:
-        """Its number among those that the model answers now."""
-        return self._place.slot
 
     async def events(self) -> AsyncGenerator[list[Event], None]:
         """The events, several at once if they come faster than they are read.
@@ -253,14 +241,11 @@ class Answering:
 
     def _read(self, number: int, answer: Answer, exchange: _TextExchange) -> None:
         """Read an answer, which makes its prompt first; in a thread of its own."""
-        num_said = 0
         try:
             with answer:
                 for piece in answer:
                     if self.first_s is None:
                         self.first_s = time.monotonic() - self._joined_s
-                    num_said += len(piece.token_ids)
-                    self.num_said = num_said
                     num_asked, num_cached = exchange.text.num_asked, exchange.num_cached
                     self._tell(NewPiece(number, piece, num_asked, num_cached))
         finally:
@@ -273,7 +258,6 @@ class Answering:
         self._tell(Finished(number, reply))
 
     def _on_reading(self, reading: ReadingPrompt) -> None:
-        self.reading = reading
         if reading.is_long and time.monotonic() >= self._logs_s:
             if reading.left_s is not None:  # else soon again
                 self._logs_s = time.monotonic() + _LOGGED_S

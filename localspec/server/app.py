@@ -31,10 +31,9 @@ from localspec.server.form import Aside, Form
 from localspec.server.guard import PAGE_PATH, AccessRules, BodyReader, Guard
 from localspec.server.line import WaitingLine
 from localspec.server.llama_completions import Infill, LlamaCompletion
-from localspec.server.llama_server import ApplyTemplate, Detokenize, Tokenize, props, slots
+from localspec.server.llama_server import ApplyTemplate, Detokenize, Tokenize, props
 from localspec.server.messages import CountTokens, MessageForm
 from localspec.server.ollama_answers import OllamaChat, OllamaGenerate
-from localspec.server.openapi import document
 from localspec.server.page import page_file, root
 from localspec.server.refusal import RequestError, refusal_of, refusal_response
 from localspec.server.request_log import RequestLog
@@ -79,7 +78,6 @@ class Limits:
     requests that may wait for their turn. patience_s: a client that gets nothing for this long
     is told that it waits. keep_s: caches of a model without a question for this long go to
     disk, where they may. unload_s: one without a question for this long is closed.
-    fetches_images: whether images may be named by address; what bounds that is in `image_urls`.
     """
 
     body_bytes: int = 32_000_000
@@ -88,7 +86,6 @@ class Limits:
     patience_s: float = 10.0
     keep_s: float = 20.0
     unload_s: float = 30 * 60.0
-    fetches_images: bool = False
 
 
 class Server:
@@ -115,7 +112,6 @@ class Server:
             models=models,
             line=self._line,
             patience_s=limits.patience_s,
-            fetches_images=limits.fetches_images,
         )
         self._bodies = BodyReader(limits.body_bytes, limits.body_s)
 
@@ -169,19 +165,17 @@ class Server:
 
     def _gets(self) -> dict[str, Callable[[Request], Any]]:
         """For each path the function that gives its response, or the JSON of it."""
-        models, unload_s, service = self._models, self._limits.unload_s, self._service
+        models, unload_s = self._models, self._limits.unload_s
         return {
             "/": _health,  # programs look for a server, or for Ollama, by its address alone
             "/v1/health": _health,
             "/v1/models": self._list,
             "/v1/models/{name:path}": self._one,
             "/metrics": self._metrics,
-            "/slots": lambda request: slots(service, request.query_params),
-            "/props": lambda request: props(service, request.query_params),
+            "/props": lambda request: props(models.named(request.query_params.get("model"))),
             "/api/version": lambda _request: ollama.version(),
             "/api/tags": lambda _request: ollama.tags(models),
             "/api/ps": lambda _request: ollama.loaded(models, unload_s),
-            "/openapi.json": lambda _request: document(list(self._gets()), _POSTS),
         }
 
     @contextlib.asynccontextmanager

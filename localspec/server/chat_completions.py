@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from localspec.chat.messages import checked_messages
 from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
@@ -21,7 +21,6 @@ from localspec.tools.calls import CallPiece
 class ChatCompletion(OpenAIForm):
     """A request to /v1/chat/completions, and its answer."""
 
-    example: ClassVar = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 5}
     id_prefix = "chatcmpl"
     objects = ("chat.completion", "chat.completion.chunk")
 

@@ -117,7 +117,6 @@ class OpenAIForm(Form):
 class Completion(OpenAIForm):
     """A request to /v1/completions, and its answer."""
 
-    example: ClassVar = {"prompt": "Hello", "max_tokens": 5}
     id_prefix = "cmpl"
     objects = ("text_completion", "text_completion")
 

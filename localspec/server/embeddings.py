@@ -6,7 +6,7 @@ import abc
 import base64
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from localspec.server.answering import Service
 from localspec.server.fields import Fields
@@ -45,8 +45,6 @@ class _EmbeddingAside(Aside):
 class Embeddings(_EmbeddingAside):
     """A request to /v1/embeddings."""
 
-    example: ClassVar = {"input": "Hello", "encoding_format": "float"}
-
     def __init__(self, fields: Fields) -> None:
         super().__init__(fields)
         self._inputs = _inputs(fields, "input")
@@ -74,8 +72,6 @@ class Embeddings(_EmbeddingAside):
 class OllamaEmbed(_EmbeddingAside):
     """A request to /api/embed."""
 
-    example: ClassVar = {"input": ["Hello"]}
-
     def __init__(self, fields: Fields) -> None:
         super().__init__(fields)
         self._inputs = _inputs(fields, "input") if fields.any("input") else []
@@ -95,8 +91,6 @@ class OllamaEmbed(_EmbeddingAside):
 class OllamaEmbeddings(_EmbeddingAside):
     """A request to /api/embeddings, which is older."""
 
-    example: ClassVar = {"prompt": "Hello"}
-
     def __init__(self, fields: Fields) -> None:
         super().__init__(fields)
         text = fields.text("prompt")
@@ -108,8 +102,6 @@ class OllamaEmbeddings(_EmbeddingAside):
 
 class Rerank(Aside):
     """A request to /v1/rerank: which documents fit a query."""
-
-    example: ClassVar = {"query": "fox", "documents": ["A fox ran.", "It rained."], "top_n": 1}
 
     def __init__(self, fields: Fields) -> None:
         super().__init__(fields)

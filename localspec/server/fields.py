@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -139,10 +139,8 @@ def _is_number(value: object) -> bool:
         return False
 
 
-def read_fields(
-    body: bytes, change: Callable[[dict[str, Any]], None] = lambda _values: None
-) -> Fields:
-    """The fields of a request, from its body, once they are changed. Raises RequestError."""
+def read_fields(body: bytes) -> Fields:
+    """The fields of a request, from its body. Raises RequestError."""
     try:
         text = _SURROGATES.sub(_mended, body.decode("utf-8-sig"))
         value = json.loads(text, parse_constant=_not_a_number)
@@ -154,7 +152,6 @@ def read_fields(
         ) from error
     if not isinstance(value, dict):
         raise RequestError(f"the body is {_shown(value)}", "Send an object.")
-    change(value)
     return Fields(value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -21,11 +21,9 @@ class Form(abc.ABC):
     """A request for an answer, and the answer, in one protocol.
 
     Raises RequestError and OptionError for a request that is wrong. content_type: of a stream.
-    example: of a request.
     """
 
     content_type: ClassVar[str] = EVENTS
-    example: ClassVar[Mapping[str, Any]]
 
     @abc.abstractmethod
     def __init__(self, fields: Fields) -> None:
@@ -55,10 +53,8 @@ class Form(abc.ABC):
 class Aside(abc.ABC):
     """A request for which no answer is generated.
 
-    Raises RequestError and OptionError for a request that is wrong. example: of a request.
+    Raises RequestError and OptionError for a request that is wrong.
     """
-
-    example: ClassVar[Mapping[str, Any]]
 
     def __init__(self, fields: Fields) -> None:
         self.model_name = fields.text("model")

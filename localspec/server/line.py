@@ -12,15 +12,13 @@ from localspec.server.served_models import ServedModel
 class PlaceInLine:
     """A place in the line, for a model; None: for work on any of them, which is done alone.
 
-    has_turn is set when its turn comes. slot: its number among those of the model that have
-    theirs, from 0 on.
+    has_turn is set when its turn comes.
     """
 
     def __init__(self, line: WaitingLine, model: ServedModel | None) -> None:
         self._line = line
         self.model = model
         self.has_turn = asyncio.Event()
-        self.slot = 0
 
     @property
     def position(self) -> int:
@@ -99,10 +97,7 @@ class WaitingLine:
         for place in self._places[:num_at_once]:
             if place.model is not model:
                 break
-            if not place.has_turn.is_set():
-                taken = {each.slot for each in self._places if each.has_turn.is_set()}
-                place.slot = min(set(range(num_at_once)) - taken)
-                place.has_turn.set()
+            place.has_turn.set()
 
     def position_of(self, place: PlaceInLine) -> int:
         """See `PlaceInLine.position`."""

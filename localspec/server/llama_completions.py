@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from localspec.server.answering import Event, Finished, NewPiece
 from localspec.server.completions import openai_options, raw_prompts
@@ -20,8 +20,6 @@ _STOPS = {"length": "limit", "cancelled": "none"}
 
 class LlamaCompletion(Form):
     """A request to /completion, and its answer."""
-
-    example: ClassVar = {"prompt": "Hello", "n_predict": 5}
 
     def __init__(self, fields: Fields) -> None:
         options = openai_options(fields)
@@ -79,13 +77,6 @@ class LlamaCompletion(Form):
 
 class Infill(LlamaCompletion):
     """A request to /infill: a text to be filled in between two others."""
-
-    example: ClassVar = {
-        "input_prefix": "def add(a, b):\n    ",
-        "input_suffix": "\n",
-        "input_extra": [{"filename": "a.py", "text": "A = 1\n"}],
-        "n_predict": 5,
-    }
 
     def _input(self, fields: Fields) -> Input:
         before, after = fields.text("input_prefix"), fields.text("input_suffix")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
@@ -29,7 +29,6 @@ _NO_THOUGHT = {"type": "thinking", "thinking": "", "signature": ""}
 # Types of blocks that are no text; see `_is_text` for what Anthropic's servers did themselves.
 _OWN = ("thinking", "redacted_thinking", "tool_use", "tool_result")
 _THEIRS = ("server_tool_use", "mcp_tool_use")
-_HELLO = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 5}
 
 
 class MessageForm(Form):
@@ -39,8 +38,6 @@ class MessageForm(Form):
     Anthropic's API and Ollama refuse such a request, llama-server takes 4096. Every client
     that was tried sends it.
     """
-
-    example: ClassVar = _HELLO
 
     def __init__(self, fields: Fields) -> None:
         options = answer_options(fields) | anthropic_tools(fields)
@@ -178,8 +175,6 @@ class MessageForm(Form):
 
 class CountTokens(EngineAside):
     """A request to /v1/messages/count_tokens: the number of tokens in the prompt."""
-
-    example: ClassVar = _HELLO
 
     def __init__(self, fields: Fields) -> None:
         super().__init__(fields)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import datetime, timedelta, timezone
-from typing import Any, ClassVar
+from typing import Any
 
 from localspec.server.answering import Service
 from localspec.server.encoding import sent_bytes
@@ -44,8 +44,6 @@ def tags(models: ServedModels) -> dict[str, Any]:
 
 class Show(Aside):
     """A request to /api/show: the facts about a model."""
-
-    example: ClassVar = {}
 
     def __init__(self, fields: Fields) -> None:
         super().__init__(fields)

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any, ClassVar
+from typing import Any
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.shown import noted
@@ -165,11 +165,6 @@ class OllamaForm(Form):
 class OllamaChat(OllamaForm):
     """A request to /api/chat, and its answer."""
 
-    example: ClassVar = {
-        "messages": [{"role": "user", "content": "Hello!"}],
-        "options": {"num_predict": 5},
-    }
-
     def __init__(self, fields: Fields) -> None:
         messages = fields.objects("messages") or []
         given = [_message_of(each) for each in messages]
@@ -185,8 +180,6 @@ class OllamaChat(OllamaForm):
 
 class OllamaGenerate(OllamaForm):
     """A request to /api/generate, and its answer."""
-
-    example: ClassVar = {"prompt": "Hello!", "options": {"num_predict": 5}}
 
     def __init__(self, fields: Fields) -> None:
         if fields.text("template"):

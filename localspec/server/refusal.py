@@ -159,18 +159,6 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
     }
 
 
-def error_schema(path: str) -> dict[str, Any]:
-    """The JSON schema of the errors for that path."""
-    return _schema_of(_error_for(path, RequestError("x", param="x")))
-
-
-def _schema_of(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {"type": ["string", "null"]}
-    properties = {name: _schema_of(each) for name, each in value.items()}
-    return {"type": "object", "properties": properties, "required": list(value)}
-
-
 def _error_for(path: str, error: RequestError) -> dict[str, Any]:
     if path.removeprefix("/v1").startswith("/messages"):
         return anthropic_error(error)

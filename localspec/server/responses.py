@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
@@ -50,8 +50,6 @@ class ResponseForm(Form):
     Its events come in the order in which the parts of an item start and end. The last is
     response.completed, or response.incomplete where the answer was cut.
     """
-
-    example: ClassVar = {"input": "Hello!", "max_output_tokens": 5}
 
     def __init__(self, fields: Fields) -> None:
         for name in ("previous_response_id", "conversation", "prompt"):

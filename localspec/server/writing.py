@@ -19,7 +19,6 @@ from localspec.server.event_loop import in_thread, unless_gone
 from localspec.server.fields import read_fields
 from localspec.server.form import Aside, Form
 from localspec.server.guard import CLIENT, BodyReader
-from localspec.server.image_urls import with_fetched_images
 from localspec.server.refusal import refusal_of, refusal_response
 from localspec.server.request_log import ANSWERING
 
@@ -51,8 +50,7 @@ class PostEndpoint:
             await response(scope, receive, send)
 
     def _read(self, path: str, body: bytes) -> Form | Aside:
-        fetch = [with_fetched_images] if self._service.fetches_images else []
-        fields = read_fields(body, *fetch)
+        fields = read_fields(body)
         asked = self._kind(fields)
         fields.log_unread(path, self._service.logged)
         return asked

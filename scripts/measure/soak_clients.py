@@ -76,7 +76,6 @@ PROTOCOLS = (
 )
 _ASIDES: tuple[tuple[str, _Json | None], ...] = (
     ("/metrics", None),
-    ("/slots", None),
     ("/props", None),
     ("/v1/models", None),
     ("/tokenize", {"content": "A fox ran."}),
