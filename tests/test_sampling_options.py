@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import localspec
 from localspec.cli import main
-from localspec.cli.sampling_options import changed_sampling
+from localspec.cli.options import changed_sampling
 from localspec.errors import OptionError
 
 STORY = "Tell me a story about a fox."

@@ -10,11 +10,10 @@ import click
 from localspec.checks.prompts import built_in_tasks, own_tasks
 from localspec.cli import exit_codes
 from localspec.cli.completion import complete_file
-from localspec.cli.flags import json_option
+from localspec.cli.flags import json_option, option
 from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
-from localspec.cli.model_options import model_argument
-from localspec.cli.options import PairOptions, pair_options, seconds_option
+from localspec.cli.options import PairOptions, model_argument, pair_options, shared
 
 _DEFAULT_TOKENS = 128
 
@@ -29,11 +28,12 @@ _DEFAULT_TOKENS = 128
     shell_complete=complete_file,
     help="Prompts of your own, one per line.",
 )
-@seconds_option(default=90)
-@click.option("--details", is_flag=True, help="Show all measurements, too.")
+@shared("seconds", default=90)
 @json_option("object with everything measured")
-@click.option(
-    "--plot",
+@option("details", heading="Output", is_flag=True, help="Show all measurements, too.")
+@option(
+    "plot",
+    heading="Output",
     type=Path,
     metavar="FILE.png|.html",
     shell_complete=complete_file,

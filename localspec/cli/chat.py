@@ -11,10 +11,8 @@ import click
 from localspec.cli import exit_codes
 from localspec.cli.answer import note_limits, write_answer
 from localspec.cli.completion import complete_session
-from localspec.cli.constraint_options import constraint_options
 from localspec.cli.help import Command
-from localspec.cli.model_options import model_argument
-from localspec.cli.options import PairOptions, pair_options
+from localspec.cli.options import PairOptions, constraint_options, model_argument, pair_options
 from localspec.cli.screen import error_lines, note, show_legend
 from localspec.cli.sessions import note_resumed
 from localspec.cli.standard_streams import is_terminal, piped_lines

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import click
 
-from localspec.cli.device_options import parse_servers
 from localspec.cli.flags import json_option
 from localspec.cli.help import Command
 from localspec.cli.json_output import to_json, write_json
+from localspec.cli.options import shared
 from localspec.cli.places import place_lines
 from localspec.cli.quantities import counted, readable_bytes
 from localspec.cli.screen import in_flags, titled
@@ -20,12 +20,7 @@ from localspec.preflight.installation import Installation, inspect_installation
 
 @click.command(cls=Command)
 @json_option("object with everything found")
-@click.option(
-    "--rpc",
-    callback=parse_servers,
-    metavar="HOST:PORT,…",
-    help="Check these RPC servers, too.",
-)
+@shared("rpc", help="Check these RPC servers, too.")
 def doctor(*, as_json: bool, rpc: tuple[str, ...] | None) -> None:
     """Show what is installed, and what to improve.
 

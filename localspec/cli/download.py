@@ -10,6 +10,7 @@ import click
 
 from localspec.cli.bars import fetch_with_bars
 from localspec.cli.completion import complete_preset
+from localspec.cli.flags import option
 from localspec.cli.help import Command
 from localspec.cli.quantities import readable_bytes
 from localspec.cli.screen import printable
@@ -34,8 +35,10 @@ from localspec.presets.located import is_missing
     default=None,
     help="Use files of LM Studio, Ollama or llama.cpp. [default: ask; no on a pipe]",
 )
-@click.option(
-    "--mmproj/--no-mmproj",
+@option(
+    "mmproj",
+    flags=["--mmproj/--no-mmproj"],
+    heading="Model",
     default=True,
     help="Fetch the projector, with which a model sees images. [default: yes]",
 )

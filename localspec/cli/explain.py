@@ -9,18 +9,16 @@ import click
 
 from localspec.cli import exit_codes
 from localspec.cli.completion import complete_model
-from localspec.cli.device_options import RPC_OPTION, TENSOR_SPLIT_OPTION
-from localspec.cli.flags import field_option, json_option
+from localspec.cli.flags import json_option
 from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
-from localspec.cli.model_options import context_option, model_argument, target_draft_head
+from localspec.cli.options import model_argument, shared
 from localspec.cli.places import place_lines
 from localspec.cli.quantities import pays_from, readable_bytes
 from localspec.cli.screen import in_flags, note, titled
 from localspec.cli.waiting import waiting
 from localspec.errors import DownloadError
 from localspec.hub.hub_file import HubModel
-from localspec.llama.options import LlamaOptions
 from localspec.machine import memory_here
 from localspec.preflight.plan import MOST_PARALLEL, served_kept_bytes
 from localspec.presets.choice import choose_model
@@ -45,13 +43,10 @@ _NOT_MEASURED = "not measured on this machine yet; run: localspec bench"
 
 @click.command(cls=Command)
 @model_argument
-@target_draft_head()
-@context_option("as for chat")
-@field_option(
-    LlamaOptions, "num_gpu_layers", "Layers of each model on GPUs. [default: as many as fit]"
-)
-@RPC_OPTION
-@TENSOR_SPLIT_OPTION
+@shared("target", "draft", "head", "mmproj")
+@shared("context_length", help="Context in tokens. [default: as for chat]")
+@shared("num_gpu_layers", help="Layers of each model on GPUs. [default: as many as fit]")
+@shared("rpc", "tensor_split")
 @click.option(
     "--parallel",
     type=click.IntRange(1, MOST_PARALLEL),

@@ -1,4 +1,4 @@
-"""Options of commands that stand for keywords of the library: one name, type and default."""
+"""Flags and types of options, most of which stand for keywords of the library."""
 
 from __future__ import annotations
 
@@ -57,11 +57,6 @@ def with_all(options: Sequence[Decorator], command: Callable[..., Any]) -> Calla
     return command
 
 
-def json_option(what: str) -> Decorator:
-    """Decorate a command with --json. what: the rest of its help."""
-    return click.option("--json", "as_json", is_flag=True, help=f"Print one JSON {what}.")
-
-
 def read_option_file(flag: str, path: Path, hint: str = "Give a text file.") -> str:
     """The text in a file that an option names. Raises OptionError if it cannot be read."""
     try:
@@ -86,19 +81,35 @@ def ours_for(theirs: str) -> list[str]:
     return [ours for ours, flags in THEIRS.items() if theirs in flags]
 
 
-def keyword_option(keyword: str, help: str, *, prefix: str = "", **more: Any) -> Decorator:
-    """Decorate a command with the option of a keyword; the command receives it by that name.
+class Option(click.Option):
+    """An option that --help shows below a heading."""
 
-    prefix: put before the name, as "draft" for the draft model's own threads.
+    def __init__(self, *arguments: Any, heading: str, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.heading = heading
+
+
+def option(name: str, *, flags: Sequence[str] = (), **more: Any) -> Decorator:
+    """Decorate a command with an `Option`; the command receives it by this name.
+
+    flags: what is typed. [default: what stands for the keyword of that name]
     """
-    if not prefix:
-        return click.option(*flags_of(keyword), keyword, help=help, **more)
-    flag = usual_flag(keyword).replace("--", f"--{prefix}-")
-    return click.option(flag, f"{prefix}_{keyword}", help=help, **more)
+    return click.option(*(flags or flags_of(name)), name, cls=Option, **more)
 
 
-def field_option(owner: type, field: str, help: str, *, prefix: str = "") -> Decorator:
-    """`keyword_option` for a field of a dataclass, whose type the option takes.
+def json_option(what: str) -> Decorator:
+    """Decorate a command with --json. what: the rest of its help."""
+    return option(
+        "as_json",
+        flags=["--json"],
+        heading="Output",
+        is_flag=True,
+        help=f"Print one JSON {what}.",
+    )
+
+
+def field_type(owner: type, field: str) -> dict[str, Any]:
+    """What click is told of the type of a dataclass's field.
 
     An option that is not given is None, or False for a switch.
     """
@@ -106,7 +117,23 @@ def field_option(owner: type, field: str, help: str, *, prefix: str = "") -> Dec
     if get_origin(kind) in (Union, types.UnionType):
         [kind] = set(get_args(kind)) - {type(None)}
     if kind is bool:
-        return keyword_option(field, help, prefix=prefix, is_flag=True)
-    if get_origin(kind) is Literal:
-        return keyword_option(field, help, prefix=prefix, type=click.Choice(get_args(kind)))
-    return keyword_option(field, help, prefix=prefix, type=kind)
+        return {"is_flag": True}
+    return {"type": click.Choice(get_args(kind)) if get_origin(kind) is Literal else kind}
+
+
+class Parsed(click.ParamType[Any]):
+    """A text that `read` understands. otherwise: what is said of a text that it refuses."""
+
+    name = "text"
+
+    def __init__(self, read: Callable[[str], Any], otherwise: str) -> None:
+        self._read, self._otherwise = read, otherwise
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Read the text of an option. Raises click.BadParameter."""
+        try:
+            return self._read(value) if isinstance(value, str) else value  # the default
+        except ValueError:
+            self.fail(f"{value!r} {self._otherwise}", param, ctx)

@@ -18,16 +18,16 @@ from localspec.chat.attachment import (
     require_sight,
 )
 from localspec.cli.answer import note_limits, write_answer
-from localspec.cli.completion import complete_file
-from localspec.cli.constraint_options import constraint_options
-from localspec.cli.flags import json_option
+from localspec.cli.completion import complete_file, complete_model
+from localspec.cli.flags import json_option, option
 from localspec.cli.help import Command
 from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.json_output import to_json, write_json
-from localspec.cli.model_options import model_option
-from localspec.cli.options import PairOptions, pair_options
+from localspec.cli.options import MODEL_NAMES, PairOptions, constraint_options, pair_options
 from localspec.cli.screen import note, show_legend, stats_lines
 from localspec.cli.standard_streams import is_terminal, read_input
+from localspec.presets.choice import VARIABLE
+from localspec.presets.presets import DEFAULT_PRESET
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
@@ -36,7 +36,15 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("prompt", required=False)
-@model_option
+@option(
+    "model",
+    flags=("-m", "--model"),
+    heading="Model",
+    metavar="MODEL",
+    shell_complete=complete_model,
+    help=f"A preset, an alias, {MODEL_NAMES}. "
+    f"[default: {VARIABLE}, 'localspec models default', or {DEFAULT_PRESET}]",
+)
 @click.option(
     "--raw", is_flag=True, help="Continue the prompt as raw text, without a chat template."
 )
@@ -44,8 +52,9 @@ if TYPE_CHECKING:
     "--stop", multiple=True, metavar="TEXT", help="End the answer before this text. Repeatable."
 )
 @json_option("object with the answer and its statistics")
-@click.option(
-    "--logprobs",
+@option(
+    "logprobs",
+    heading="Output",
     type=int,
     metavar="N",
     help="With --json: log-probabilities of every token and of the N best alternatives.",
@@ -61,7 +70,9 @@ if TYPE_CHECKING:
     help="A text file or an image to put before the prompt; - is stdin. Repeatable. Without a "
     "PROMPT the last file is the prompt.",
 )
-@click.option("--stats", is_flag=True, help="Print statistics of the answer to stderr.")
+@option(
+    "stats", heading="Output", is_flag=True, help="Print statistics of the answer to stderr."
+)
 @constraint_options
 @pair_options
 def generate(  # noqa: PLR0913  each is an option of the command

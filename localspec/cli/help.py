@@ -8,24 +8,15 @@ from typing import Any
 
 import click
 
-from localspec.cli.device_options import DEVICE_NAMES
 from localspec.cli.flags import ours_for
-from localspec.cli.sampling_options import SAMPLING_NAMES
 from localspec.errors import LocalspecError, perhaps
 from localspec.presets.preset import LocalModel
 from localspec.presets.source import parse_source
 
-# Options by topic. An option that is not listed here belongs to one command, and comes first.
-HEADINGS = {
-    "Model": (
-        *("model", "preset", "target", "draft", "head", "mmproj", "context_length", "force"),
-    ),
-    "Drafting": (*("proposer", "draft_tokens", "no_draft", "rule"),),
-    "Prompt and answer": ("system", "template_name", "max_tokens", "seed"),
-    "Sampling": SAMPLING_NAMES,
-    "Device": DEVICE_NAMES,
-    "Output": ("as_json", "logprobs", "details", "plot", "stats", "show_draft"),
-}
+# In the order of --help. Options without a heading belong to one command, and come first.
+HEADINGS = (
+    *("Options", "Model", "Drafting", "Prompt and answer", "Sampling", "Device", "Output"),
+)
 # The hint for extra words that are not a model's name, by command.
 _NO_MODEL = {
     "generate": "Put a prompt of several words in quotes.",
@@ -146,16 +137,12 @@ def _is_model(word: str) -> bool:
 def _write_options(
     command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
 ) -> None:
-    records = {}
+    rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS}
     for param in command.get_params(ctx):
-        record = param.get_help_record(ctx)
-        if record is not None:  # neither an argument nor hidden
-            records[param.name] = record
-    grouped = {
-        heading: [records.pop(name) for name in names if name in records]
-        for heading, names in HEADINGS.items()
-    }
-    for heading, rows in {"Options": list(records.values()), **grouped}.items():
-        if rows:
+        record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+        if record is not None:  # as of a hidden one
+            rows[getattr(param, "heading", HEADINGS[0])].append(record)
+    for heading, records in rows.items():
+        if records:
             with formatter.section(heading):
-                formatter.write_dl(rows)
+                formatter.write_dl(records)

@@ -26,7 +26,7 @@ import click
 
 from localspec.cli.download import offer_download
 from localspec.cli.help import Command
-from localspec.cli.model_options import context_option, model_argument
+from localspec.cli.options import SERVED_CONTEXT, model_argument, shared
 from localspec.cli.serve import DEFAULT_PORT, opencode_settings, require_server, usual_name
 from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
@@ -128,7 +128,7 @@ def _launcher(
         """,
     )
     @model_argument
-    @context_option("the preset's, or the model's own up to 8192")
+    @shared("context_length", help=SERVED_CONTEXT)
     @click.option(
         "--port",
         type=click.IntRange(1, 65535),

@@ -1,9 +1,8 @@
-"""The options of commands that run a pair, and the engine that they describe."""
+"""The options that several commands share, in the order of --help, and what they make."""
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,16 +11,31 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from localspec.chat.template import BUILT_IN
-from localspec.cli import device_options, sampling_options
-from localspec.cli.completion import complete_preset, complete_template
+from localspec.cli.completion import (
+    complete_file,
+    complete_model,
+    complete_preset,
+    complete_template,
+)
 from localspec.cli.download import offer_download
-from localspec.cli.flags import Decorator, flags_of, read_option_file, usual_flag, with_all
-from localspec.cli.model_options import context_option, target_draft_head
+from localspec.cli.flags import (
+    Decorator,
+    Parsed,
+    field_type,
+    flags_of,
+    option,
+    read_option_file,
+    usual_flag,
+    with_all,
+)
 from localspec.cli.waiting import waiting
+from localspec.constraints.gbnf import is_gbnf
 from localspec.errors import OptionError
-from localspec.llama.options import LlamaOptions
+from localspec.llama.options import ALL_LAYERS, LlamaOptions
 from localspec.presets.choice import choose_model
 from localspec.presets.presets import DEFAULT_PRESET
+from localspec.rpc_address import checked_addresses
+from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, Drafting, ProposerName
 from localspec.speculative.rule_name import RuleName
 
@@ -29,6 +43,279 @@ if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
     from localspec.engine.sources import LoadKeywords
     from localspec.streaming.options import AnswerOptions
+
+
+def _draft_tokens(text: str) -> int | None:
+    return None if text == "auto" else int(text)
+
+
+def _servers(text: str) -> tuple[str, ...]:
+    """Comma-separated addresses of RPC servers; "none" means no server."""
+    return () if text == "none" else checked_addresses(text.split(","))
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split(",")))
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, number = text.partition("=")
+    return int(token), float(number)
+
+
+class _ProposerChoice(click.Choice):  # type: ignore[type-arg]
+    """A proposer. Other names that the library understands work, but are not listed."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        try:
+            return Drafting(proposer=value).proposer
+        except OptionError:
+            return super().convert(value, param, ctx)
+
+
+SERVED_CONTEXT = (
+    "Context in tokens. [default: the preset's, or the model's own up to 8192]"  # of servers
+)
+MODEL_NAMES = "a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT"
+_MODEL = {"metavar": "MODEL", "shell_complete": complete_model}
+_FILE = {"type": Path, "metavar": "FILE", "shell_complete": complete_file}
+_DEFAULTS = SamplingParams()
+
+# Numbers of SamplingParams. [default: …] is added below.
+_NUMBERS = {
+    "temperature": "0 is greedy.",
+    "top_k": "0 is off.",
+    "top_p": "1 is off.",
+    "min_p": "0 is off.",
+    "typical_p": "Locally typical sampling; 1 is off.",
+    "top_n_sigma": "Standard deviations below the best logit; below 0 is off.",
+    "repetition_penalty": "Divides the logits of recent tokens; 1 is off.",
+    "presence_penalty": "Subtracted from the logits of recent tokens; 0 is off.",
+    "frequency_penalty": "Subtracted once for each occurrence; 0 is off.",
+    "penalty_last_n": "How many tokens count as recent.",
+    "dry_multiplier": "DRY, against repeated sequences; 0 is off.",
+    "dry_base": "Growth of DRY's penalty per repeated token.",
+    "dry_allowed_length": "Tokens that may repeat without DRY's penalty.",
+    "dry_penalty_last_n": "How many tokens DRY searches for repeats.",
+    "min_tokens": "The answer has at least so many tokens.",
+}
+# Options of llama.cpp that are refused with the reason.
+_REFUSED = (
+    *("xtc_probability", "xtc_threshold", "mirostat", "mirostat_lr", "mirostat_ent"),
+    *("adaptive_target", "adaptive_decay"),
+)
+# Options by heading and name. A text is the help of a field of LlamaOptions or SamplingParams,
+# whose type the option takes; draft_ stands before fields of the draft model alone.
+_OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
+    "Options": {
+        "json_schema": {
+            **_FILE,
+            "help": "The answer is JSON that matches the schema in this file.",
+        },
+        "strict": {
+            "is_flag": True,
+            "help": "With --json-schema: fail if a part of the schema cannot be enforced.",
+        },
+        "regex": {
+            "metavar": "REGEX",
+            "help": "The whole answer matches this regular expression.",
+        },
+        "grammar": {
+            **_FILE,
+            "help": "The answer matches the grammar in this file, .lark or .gbnf.",
+        },
+        "choices": {
+            "flags": ("--choice",),
+            "multiple": True,
+            "metavar": "TEXT",
+            "help": "The answer is one of the choices. Repeatable.",
+        },
+        "seconds": {
+            "type": click.FloatRange(min=1),
+            "show_default": True,
+            "help": "The time limit, once the models are loaded. Then the results so far are "
+            "printed.",
+        },
+    },
+    "Model": {
+        "preset": {
+            "metavar": "NAME",
+            "shell_complete": complete_preset,
+            "help": "A named pair; 'localspec models' lists all.",
+        },
+        "target": {
+            **_MODEL,
+            "help": f"The model whose answers you get: {MODEL_NAMES}, or a preset, for its "
+            "target.",
+        },
+        "draft": {
+            **_MODEL,
+            "help": "A small model of the same family, named like the target.",
+        },
+        "head": {
+            **_MODEL,
+            "help": "A trained head (MTP, EAGLE-3, DFlash, Medusa) for the target, in a file "
+            "of its own. [default: the one in the target's file, if there is one]",
+        },
+        "mmproj": {
+            **_MODEL,
+            "help": "The projector with which the target sees images, named like the target. "
+            "[default: the preset's, or a file mmproj*.gguf beside the target's]",
+        },
+        "context_length": {
+            "type": click.IntRange(min=1),
+            "help": "Context in tokens. [default: the preset's or the model's]",
+        },
+        "force": {"is_flag": True, "help": "Load even if memory seems too small."},
+    },
+    "Drafting": {
+        "proposer": {
+            "type": _ProposerChoice(get_args(ProposerName)),
+            "default": "auto",
+            "show_default": True,
+            "help": "What drafts: auto (whichever pays), the draft model, a trained head, "
+            "lookup (text that repeats), or none.",
+        },
+        "draft_tokens": {
+            "type": Parsed(_draft_tokens, "is neither a whole number nor auto"),
+            "metavar": "N|auto",
+            "default": "auto",
+            "show_default": True,
+            "help": f"Tokens drafted per step, 0 to {MAX_DRAFT_TOKENS}, or auto: as many as "
+            "pay.",
+        },
+        "no_draft": {"is_flag": True, "help": "Plain decoding: the same as --draft-tokens 0."},
+        "rule": {
+            "type": click.Choice(get_args(RuleName)),
+            "help": "The rule that accepts or rejects draft tokens. [default: greedy at "
+            "temperature 0, coupled with a seed, else block]",
+        },
+    },
+    "Prompt and answer": {
+        "system": {"metavar": "TEXT", "help": "The system message."},
+        "template_name": {
+            "flags": flags_of("template"),
+            "metavar": "NAME|FILE",
+            "shell_complete": complete_template,
+            "help": f"{', '.join(BUILT_IN)}, or a Jinja file. [default: the model file's own]",
+        },
+        "max_tokens": {
+            "type": int,
+            "help": "The most tokens of an answer. [default: what fits]",
+        },
+        "seed": {"type": int, "help": "Makes the answer repeatable. [default: random]"},
+    },
+    "Sampling": {
+        **{
+            name: f"{text} [default: {getattr(_DEFAULTS, name)}]"
+            for name, text in _NUMBERS.items()
+        },
+        "ignore_eos": "Go on where the model would end.",
+        "logit_bias": {
+            "type": Parsed(_bias, "is not ID=NUMBER, such as 42=-1.5 or 42=-inf."),
+            "multiple": True,
+            "metavar": "ID=NUMBER",
+            "help": "Added to a token's logit; -inf bans the token. Repeatable.",
+        },
+        "ban": {
+            "multiple": True,
+            "metavar": "TEXT|ID",
+            "help": "A token never to say, by its text or id. Repeatable.",
+        },
+        "dry_sequence_breakers": {
+            "flags": ("--dry-sequence-breaker",),
+            "multiple": True,
+            "metavar": "TEXT",
+            "help": 'A text that ends a repeated sequence; "none" for none. Repeatable. '
+            f"[default: {' '.join(map(ascii, _DEFAULTS.dry_sequence_breakers))}]",
+        },
+        **{name: {"hidden": True} for name in _REFUSED},
+    },
+    "Device": {
+        "num_threads": "CPU threads. [default: one per fast core]",
+        "num_batch_threads": "CPU threads for prompts. [default: --threads]",
+        "draft_num_threads": "CPU threads of the draft model. [default: --threads]",
+        "num_gpu_layers": "Layers on GPUs; the others stay in main memory. [default: as many "
+        "as fit]",
+        "draft_num_gpu_layers": "Layers of the draft model on GPUs. [default: --gpu-layers]",
+        "cpu_moe": {
+            "is_flag": True,
+            "help": "Keep the target's experts in main memory. [default: those that do not "
+            "fit]",
+        },
+        "flash_attention": "Flash attention, for both models; auto: off on a CPU, unless it "
+        "saves much memory. [default: auto]",
+        "cache_type_k": "Type of the cached keys. [default: f16]",
+        "cache_type_v": "Type of the cached values. [default: f16]",
+        "draft_cache_type_k": "Type of the draft model's cached keys. [default: f16]",
+        "draft_cache_type_v": "Type of the draft model's cached values. [default: f16]",
+        "use_mmap": {
+            "flags": ("--mmap/--no-mmap",),
+            "default": None,
+            "help": "Map the files, or read them into memory. [default: map large ones]",
+        },
+        "use_mlock": "Keep the models from being swapped out.",
+        "main_gpu": "The one GPU to use. [default: all of them]",
+        "rpc": {
+            "type": Parsed(_servers, "is no list of addresses"),
+            "metavar": "HOST:PORT,…",
+            "help": "llama.cpp RPC servers that hold layers of the target, too. [default: the "
+            "preset's]",
+        },
+        "tensor_split": {
+            "type": Parsed(_shares, "is not a list of numbers, such as 3,1"),
+            "default": (),
+            "metavar": "A,B,…",
+            "help": "Shares of the RPC servers, then of the GPUs, in their order. [default: by "
+            "free memory]",
+        },
+        "repack": {
+            "flags": ("--repack/--no-repack",),
+            "default": None,
+            "help": "Keep weights in an order that suits the processor. [default: yes, "
+            "unless --exact needs another]",
+        },
+        "exact": {
+            "flags": ("--exact/--no-exact",),
+            "default": None,
+            "help": "Answer the same to the bit with any draft, number of threads or cached "
+            "text, perhaps more slowly. [default: where it was found to take at most 3 % more "
+            "time]",
+        },
+    },
+    "Output": {
+        "show_draft": {"is_flag": True, "help": "Colour tokens by where they came from."},
+    },
+}
+_CONSTRAINTS = ("json_schema", "strict", "regex", "grammar", "choices")
+_PAIR = [name for heading, rows in _OPTIONS.items() if heading != "Options" for name in rows]
+# The keyword of each sampling option, by the name of the option as Python would write it.
+SAMPLING_KEYWORDS = {
+    flag.removeprefix("--").replace("-", "_"): name
+    for name in _NUMBERS
+    for flag in flags_of(name)
+}
+
+model_argument = click.argument("model", required=False, shell_complete=complete_model)
+
+
+def shared(*names: str, **changes: Any) -> Decorator:
+    """Decorate a command with options of the table. changes: of what click is told of them."""
+    return functools.partial(with_all, [_option(name, **changes) for name in names])
+
+
+def _option(name: str, **changes: Any) -> Decorator:
+    heading, row = next((h, rows[name]) for h, rows in _OPTIONS.items() if name in rows)
+    if isinstance(row, dict):
+        return option(name, heading=heading, **row | changes)
+    owner = SamplingParams if heading == "Sampling" else LlamaOptions
+    field = name.removeprefix("draft_")
+    more: dict[str, Any] = {"help": row, **field_type(owner, field), **changes}
+    if field != name:
+        more["flags"] = [usual_flag(field).replace("--", "--draft-")]
+    return option(name, heading=heading, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +371,7 @@ class PairOptions:
         """
         from localspec.streaming.options import AnswerOptions  # loads NumPy
 
-        sampling = sampling_options.changed_sampling(engine, self.sampling_changes)
+        sampling = changed_sampling(engine, self.sampling_changes)
         return AnswerOptions(sampling, self.seed, self.rule, self.max_tokens, **more)
 
     def template(self) -> str | None:
@@ -98,115 +385,119 @@ class PairOptions:
         )
 
 
-def _parse_draft_tokens(
-    _context: click.Context, _option: click.Parameter, text: str
-) -> int | None:
-    """A number of draft tokens; "auto" is None."""
-    try:
-        return None if text == "auto" else int(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is neither a whole number nor auto") from None
-
-
-class ProposerChoice(click.Choice):  # type: ignore[type-arg]
-    """A proposer. Other names that the library understands work, but are not listed."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        try:
-            return Drafting(proposer=value).proposer
-        except OptionError:
-            return super().convert(value, param, ctx)
-
-
 def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a command with the options. It receives them as one `PairOptions`."""
 
     @functools.wraps(command)
     def with_options(**values: Any) -> Any:
-        values["sampling_changes"] = sampling_options.take_changes(values)
-        loading = {name: values.pop(name) for name in _LOADING}
+        sampling = _taken(values, "Sampling")
+        # Not given is None, False or empty; 0 is a value.
+        given = {k: v for k, v in sampling.items() if v not in (None, ()) and v is not False}
+        device = _taken(values, "Device")
+        loading = {"rpc": device.pop("rpc"), **_llama_options(device)}
+        loading |= {name: values.pop(name) for name in _LOADING}
         if values.pop("no_draft"):
             loading["draft_tokens"] = 0
-        values["loading"] = loading | device_options.take_model_options(values)
+        values |= {"sampling_changes": given, "loading": loading}
         names = PairOptions.__dataclass_fields__
         options = PairOptions(**{name: values.pop(name) for name in names})
         return command(options, **values)
 
-    return with_all(_OPTIONS, with_options)
+    return with_all([_option(name) for name in _PAIR], with_options)
 
 
 _LOADING = (
-    *("draft", "head", "mmproj", "draft_tokens", "proposer", "context_length", "rpc"),
-    "force",
+    *("draft", "head", "mmproj", "draft_tokens", "proposer", "context_length", "force"),
 )
-_OPTIONS = [
-    click.option(
-        "--preset",
-        metavar="NAME",
-        shell_complete=complete_preset,
-        help="A named pair; 'localspec models' lists all.",
-    ),
-    target_draft_head(),
-    click.option(
-        "--draft-tokens",
-        callback=_parse_draft_tokens,
-        metavar="N|auto",
-        default="auto",
-        show_default=True,
-        help=f"Tokens drafted per step, 0 to {MAX_DRAFT_TOKENS}, or auto: as many as pay.",
-    ),
-    click.option(
-        "--proposer",
-        type=ProposerChoice(get_args(ProposerName)),
-        default="auto",
-        show_default=True,
-        help="What drafts: auto (whichever pays), the draft model, a trained head, lookup "
-        "(text that repeats), or none.",
-    ),
-    click.option(
-        "--no-draft", is_flag=True, help="Plain decoding: the same as --draft-tokens 0."
-    ),
-    click.option("--system", metavar="TEXT", help="The system message."),
-    click.option(
-        *flags_of("template"),
-        "template_name",
-        metavar="NAME|FILE",
-        shell_complete=complete_template,
-        help=f"{', '.join(BUILT_IN)}, or a Jinja file. [default: the model file's own]",
-    ),
-    *sampling_options.SAMPLING_OPTIONS,
-    click.option("--seed", type=int, help="Makes the answer repeatable. [default: random]"),
-    click.option(
-        "--rule",
-        type=click.Choice(get_args(RuleName)),
-        help="The rule that accepts or rejects draft tokens. [default: greedy at temperature "
-        "0, coupled with a seed, else block]",
-    ),
-    click.option(
-        "--max-tokens", type=int, help="The most tokens of an answer. [default: what fits]"
-    ),
-    context_option("the preset's or the model's"),
-    *device_options.DEVICE_OPTIONS,
-    click.option("--force", is_flag=True, help="Load even if memory seems too small."),
-    click.option("--show-draft", is_flag=True, help="Colour tokens by where they came from."),
-]
 
 
-def seconds_option(default: float) -> Decorator:
-    """Decorate a command that measures with the time limit."""
-    return click.option(
-        "--seconds",
-        type=click.FloatRange(min=1),
-        callback=_no_nan,
-        default=default,
-        show_default=True,
-        help="The time limit, once the models are loaded. Then the results so far are printed.",
-    )
+def _taken(values: dict[str, Any], heading: str) -> dict[str, Any]:
+    """Remove the options below a heading from a command's values, and return them."""
+    params = click.get_current_context().command.params
+    names = [param.name for param in params if getattr(param, "heading", "") == heading]
+    return {name: values.pop(name) for name in names if name is not None}
 
 
-def _no_nan(_context: click.Context, _option: click.Parameter, value: float) -> float:
-    if math.isnan(value):  # no range excludes it
-        raise click.BadParameter("nan is not a number of seconds.")
-    return value
+def _llama_options(given: dict[str, Any]) -> dict[str, LlamaOptions]:
+    """How target and draft are opened. Raises OptionError for a value outside its range."""
+    given["flash_attention"] = given["flash_attention"] or "auto"
+    exact = given.pop("exact")
+    experts = ALL_LAYERS if given.pop("cpu_moe") else None
+    names = [name for name in given if name.startswith("draft_")]
+    of_draft = {name.removeprefix("draft_"): given.pop(name) for name in names}
+    for name in ("num_threads", "num_gpu_layers"):
+        if of_draft[name] is None:
+            of_draft[name] = given[name]
+    return {
+        "target_options": LlamaOptions(**given, num_cpu_moe_layers=experts, exact=exact),
+        "draft_options": LlamaOptions(**given | of_draft),
+    }
+
+
+def changed_sampling(engine: BaseEngine, changes: dict[str, Any]) -> SamplingParams:
+    """The engine's sampling with the user's changes; biases add to the preset's.
+
+    Raises OptionError for a value outside its range, a sampler without a fixed distribution,
+    or a ban of text that is not one token.
+    """
+    changes = dict(changes)
+    bans = {_token_of(text, engine): float("-inf") for text in changes.pop("ban", ())}
+    biases = dict(changes.pop("logit_bias", ())) | bans
+    if biases:
+        changes["logit_bias"] = {**engine.sampling.logit_bias, **biases}
+    if "dry_sequence_breakers" in changes:
+        breakers = [text.replace(r"\n", "\n") for text in changes["dry_sequence_breakers"]]
+        changes["dry_sequence_breakers"] = tuple(text for text in breakers if text != "none")
+    return engine.sampling.changed(changes)
+
+
+def _token_of(text: str, engine: BaseEngine) -> int:
+    if text.isdecimal():
+        return int(text)
+    tokens = engine.vocabulary.tokenize(text, parse_special=True)
+    if len(tokens) != 1:
+        raise OptionError(
+            f"--ban {text!r} is {len(tokens)} tokens for this model: {tokens}",
+            "Ban one token by its id or its exact text, perhaps with a leading space.",
+        )
+    return tokens[0]
+
+
+def constraint_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command with the options. It receives them as keywords of an answer."""
+
+    @functools.wraps(command)
+    def with_options(
+        *, json_schema: Path | None, strict: bool, grammar: Path | None, **values: Any
+    ) -> Any:
+        if strict and json_schema is None:
+            raise OptionError(
+                "--strict needs --json-schema",
+                "Add --json-schema FILE, or leave --strict out.",
+            )
+        fits = {name: values.pop(name) for name in ("regex", "choices")}
+        if json_schema is not None:
+            fits["json_schema"] = read_option_file("--json-schema", json_schema)
+            fits["strict"] = strict
+        if grammar is not None:
+            fits["grammar"] = _grammar(grammar)
+        given = {name: value for name, value in fits.items() if value not in (None, ())}
+        return command(fits=given, **values)
+
+    return with_all([_option(name) for name in _CONSTRAINTS], with_options)
+
+
+def _grammar(path: Path) -> str:
+    """The text of a grammar. Raises OptionError unless it is what the file's name says."""
+    if path.suffix not in (".lark", ".gbnf"):
+        raise OptionError(
+            f"--grammar {path}: the kind of grammar is not clear from the name",
+            "Give a file that ends in .lark or .gbnf.",
+        )
+    text = read_option_file("--grammar", path)
+    if is_gbnf(text) != (path.suffix == ".gbnf"):
+        raise OptionError(
+            f"--grammar {path}: the content is not {path.suffix[1:]}",
+            "In GBNF a rule is name ::= …, in Lark name: …",
+        )
+    return text

@@ -11,7 +11,7 @@ import click
 from localspec.cli import exit_codes
 from localspec.cli.completion import complete_file, complete_model
 from localspec.cli.help import Command
-from localspec.cli.model_options import context_option, target_draft_head
+from localspec.cli.options import shared
 from localspec.cli.quantities import counted, readable_bytes
 from localspec.cli.screen import printable
 from localspec.cli.standard_streams import is_terminal
@@ -26,9 +26,13 @@ from localspec.presets.user_presets import NewPreset, add_preset
 
 @click.command(cls=Command)
 @click.argument("name")
-@target_draft_head(needs_target=True)
+@shared("target", required=True)
+@shared("draft", "head", "mmproj")
 @click.option("--description", default="", help="A description for the list of models.")
-@context_option("what target and draft were trained for, up to 8192")
+@shared(
+    "context_length",
+    help="Context in tokens. [default: what target and draft were trained for, up to 8192]",
+)
 def add(*, name: str, description: str, **models: Any) -> None:
     """Add a preset of your own.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-import click
+from localspec.cli.flags import Parsed
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)b?", re.IGNORECASE)
 
@@ -32,16 +32,14 @@ def pays_from(acceptance: float) -> str:
     return f"pays if at least {acceptance:.0%} of its tokens are accepted"
 
 
-def parse_size(
-    _context: click.Context, _option: click.Parameter, text: str | None
-) -> int | None:
-    """The bytes of a size like 8GB, 500 MB or 0; None where none is given."""
-    if text is None:
-        return None
+def _num_bytes(text: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise click.BadParameter(f"{text!r} is no size; give one like 8GB, 500MB or 0")
+        raise ValueError(text)
     return int(float(found[1]) * 1000 ** " kmgt".index(found[2].lower() or " "))
+
+
+SIZE = Parsed(_num_bytes, "is no size; give one like 8GB, 500MB or 0")
 
 
 def clock_time(seconds: float) -> str:

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 import click
 
 from localspec.cli.completion import complete_model
-from localspec.cli.device_options import EXACT_OPTION, RPC_OPTION
 from localspec.cli.download import offer_download
 from localspec.cli.flags import read_option_file
 from localspec.cli.help import Command
-from localspec.cli.model_options import context_option
-from localspec.cli.quantities import parse_size, readable_bytes
+from localspec.cli.options import SERVED_CONTEXT, shared
+from localspec.cli.quantities import SIZE, readable_bytes
 from localspec.cli.screen import printable
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
@@ -105,16 +104,13 @@ _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an an
     help="Web origins that may send requests, such as https://example.org; * allows all. "
     "Repeatable. [default: none]",
 )
-@context_option("the preset's, or the model's own up to 8192")
-@EXACT_OPTION
-@RPC_OPTION
-@click.option(
-    "--mmproj",
-    shell_complete=complete_model,
-    metavar="MODEL",
+@shared(
+    "mmproj",
     help="The projector with which the first MODEL sees images, as for chat; 'none': no MODEL "
     "sees. [default: each preset's, or a file mmproj*.gguf beside the target's]",
 )
+@shared("context_length", help=SERVED_CONTEXT)
+@shared("rpc", "exact")
 @click.option(
     "--embeddings",
     shell_complete=complete_model,
@@ -135,7 +131,7 @@ _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an an
 )
 @click.option(
     "--cache-disk",
-    callback=parse_size,
+    type=SIZE,
     metavar="SIZE",
     help="The most disk space for caches of conversations, which a restart then finds; 0 keeps "
     "none there. See 'localspec sessions wipe'. [default: 8GB; with several API keys 0]",

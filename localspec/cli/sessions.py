@@ -26,7 +26,7 @@ from localspec.chat.session import (
 )
 from localspec.cli.answer import text_writer
 from localspec.cli.completion import complete_file, complete_session
-from localspec.cli.flags import json_option
+from localspec.cli.flags import json_option, option
 from localspec.cli.help import Group
 from localspec.cli.json_output import write_json
 from localspec.cli.quantities import counted, readable_bytes
@@ -103,9 +103,10 @@ def show_session(*, name: str) -> None:
 @click.argument(
     "file", required=False, type=click.Path(path_type=Path), shell_complete=complete_file
 )
-@click.option(
-    "--json",
+@option(
     "as_json",
+    flags=["--json"],
+    heading="Output",
     is_flag=True,
     help="Write JSON, the format of saved sessions, not Markdown; implied by a FILE that ends "
     "in .json.",

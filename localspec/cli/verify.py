@@ -11,11 +11,10 @@ import click
 from localspec.checks.prompts import built_in_texts, check_lengths, read_prompts
 from localspec.cli import exit_codes
 from localspec.cli.completion import complete_file
-from localspec.cli.flags import json_option, read_option_file
+from localspec.cli.flags import json_option, option, read_option_file
 from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
-from localspec.cli.model_options import model_argument
-from localspec.cli.options import PairOptions, pair_options, seconds_option
+from localspec.cli.options import PairOptions, model_argument, pair_options, shared
 from localspec.errors import ContextError
 from localspec.vocabulary import with_bos
 
@@ -32,16 +31,12 @@ if TYPE_CHECKING:
     shell_complete=complete_file,
     help="A file with prompts of your own, one per line.",
 )
-@seconds_option(default=180)
-@click.option(
-    "--json-schema",
-    type=Path,
-    metavar="FILE",
-    shell_complete=complete_file,
-    help="Check answers constrained to the JSON schema in this file.",
-)
-@click.option("--details", is_flag=True, help="Show rounding and random numbers, too.")
+@shared("seconds", default=180)
+@shared("json_schema", help="Check answers constrained to the JSON schema in this file.")
 @json_option("object with everything found")
+@option(
+    "details", heading="Output", is_flag=True, help="Show rounding and random numbers, too."
+)
 @pair_options
 def verify(
     options: PairOptions,

@@ -103,10 +103,10 @@ def options() -> Iterator[tuple[str, click.Option]]:
         for param in main.commands[name].params
         if isinstance(param, click.Option) and not param.hidden
     }
-    for heading, names in {**HEADINGS, "The answer": tuple(found)}.items():
-        for name in names:
-            if name in found:
-                yield heading, found.pop(name)
+    for heading in (*HEADINGS[1:], HEADINGS[0]):
+        for option in found.values():
+            if getattr(option, "heading", HEADINGS[0]) == heading:
+                yield "The answer" if heading == HEADINGS[0] else heading, option
 
 
 def in_python(name: str) -> str:

@@ -10,7 +10,7 @@ import click
 
 from localspec.cli.conversation import Conversation, ThoughtView
 from localspec.cli.flags import ours_for
-from localspec.cli.sampling_options import FIELD_OF
+from localspec.cli.options import SAMPLING_KEYWORDS
 from localspec.errors import OptionError, perhaps
 from localspec.sampling.params import SamplingParams, check_has_distribution
 from localspec.speculative.randomness import Randomness
@@ -73,7 +73,7 @@ def change_setting(conversation: Conversation, name: str, text: str) -> str:
 def _known(name: str) -> str:
     """The setting that a name means. Raises OptionError if there is none."""
     written = name.removeprefix("--").replace("-", "_")
-    setting = FIELD_OF.get(written, written)
+    setting = SAMPLING_KEYWORDS.get(written, written)
     if setting in setting_names():
         return setting
     for option in click.get_current_context().command.params:
