@@ -483,17 +483,14 @@ def test_without_llguidance_the_error_says_how_to_install_it(demo_target, monkey
 
 
 PATTERNS = [{"type": "string", "pattern": f"a.{{{number}}}b"} for number in range(30)]
-CHAIN = {
-    "$defs": {f"d{i}": {**each, "$ref": f"#/$defs/d{i + 1}"} for i, each in enumerate(PATTERNS)}
-}
 TANGLED = {
     "allOf": {"allOf": PATTERNS},
     "allOf of properties": {"allOf": [{"properties": {"x": each}} for each in PATTERNS]},
-    "references": {**CHAIN, "$ref": "#/$defs/d0"},
-    "options": {"allOf": [{"anyOf": [each, {"maxLength": 3}]} for each in PATTERNS]},
-    "other properties": {
-        "properties": {"x": PATTERNS[0]},
-        "allOf": [{"additionalProperties": each} for each in PATTERNS],
+    "references": {
+        "$defs": {
+            f"d{i}": {**each, "$ref": f"#/$defs/d{i + 1}"} for i, each in enumerate(PATTERNS)
+        },
+        "$ref": "#/$defs/d0",
     },
 }
 
@@ -501,7 +498,7 @@ TANGLED = {
 @pytest.mark.parametrize("name", TANGLED)
 def test_a_schema_in_which_too_many_patterns_meet_is_refused_at_once(engine, name):
     """llguidance would take more than a minute, and as much memory as there is."""
-    with pytest.raises(ConstraintError, match="patterns or formats hold for one text"):
+    with pytest.raises(ConstraintError, match="30 patterns and formats; 12 are the most"):
         engine.generate_raw("Hi", json_schema=TANGLED[name]).reply()
 
 

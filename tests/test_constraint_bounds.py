@@ -38,8 +38,6 @@ NUMBERS = {
     "integer": {"type": "integer"},
     "between": {"type": "number", "minimum": 0, "maximum": 1},
     "above": {"type": "number", "exclusiveMinimum": 0},
-    "sevens": {"type": "integer", "multipleOf": 7},
-    "thousands": {"type": "integer", "multipleOf": 1000},
     "cents": {"type": "number", "multipleOf": 0.01},
     "either": {"anyOf": [{"type": "number"}, {"type": "null"}]},
     "kinds": {"type": ["number", "boolean"]},
@@ -68,12 +66,7 @@ def test_a_model_that_never_ends_a_value_ends_it(engine, digits, name):
             logit_bias=digits, max_tokens=200, **OPEN,
         ).reply()  # fmt: skip
         assert reply.finish_reason == "stop", reply.text
-        json.loads(reply.text, parse_float=_finite)
-
-
-def _finite(text):
-    assert abs(float(text)) < float("inf"), text
-    return float(text)
+        json.loads(reply.text)
 
 
 def test_any_object_has_numbers_that_end(engine, digits):
@@ -84,7 +77,7 @@ def test_any_object_has_numbers_that_end(engine, digits):
         ).reply()
         outside = re.sub(r'"(\\.|[^"\\])*"?', '""', reply.text)
         found = re.findall(r"[0-9.eE+-]+", outside)
-        assert all(len(number) <= 34 for number in found), found
+        assert all(len(number) <= 99 for number in found), found
 
 
 def test_so_do_the_arguments_of_calls(engine):
@@ -99,7 +92,7 @@ def test_so_do_the_arguments_of_calls(engine):
     assert constraint.validate(begun) == len(begun)
     constraint.commit(begun)
     zeros = [single(engine, "0")] * 100
-    assert constraint.validate(zeros) == number_bound.MOST_CHARACTERS - 1
+    assert constraint.validate(zeros) == number_bound.MOST_DIGITS - 1
 
 
 def tokens_of(engine, text):
@@ -149,26 +142,18 @@ def test_no_number_that_programs_write_is_lost(engine):
         assert fits(engine, {"type": "integer"}, str(value))
 
 
-def test_what_is_too_long_or_infinite_is_none(engine):
+def test_more_digits_are_none(engine):
     number = {"type": "number"}
-    assert fits(engine, number, "1" * 32)
-    assert fits(engine, number, "-0." + "3" * 30)
-    for text in (
-        "1" * 33,
-        "0." + "3" * 31,
-        "3.00E+0000",
-        "1e-0000",
-        "1e309",
-        "1e400",
-        "18e307",
-    ):
+    for text in ("1" * 32, "-0." + "3" * 32, "1e308"):
+        assert fits(engine, number, text), text
+    for text in ("1" * 33, "0." + "3" * 33, "1e" + "0" * 33):
         assert not fits(engine, number, text), text
-    assert fits(engine, {"type": "string"}, json.dumps("1" * 99 + '"1e400'))
+    assert fits(engine, {"type": "string"}, json.dumps("1" * 99 + '"' + "2" * 99))
     for longer in ({"const": 10**35}, {"enum": [10**35, 7]}):  # which say so
         assert fits(engine, longer, str(10**35))
 
 
-@pytest.mark.parametrize("name", ["number", "above", "sevens", "cents", "kinds"])
+@pytest.mark.parametrize("name", ["number", "above", "cents", "kinds"])
 def test_mask_validate_and_commit_agree_at_the_bounds(engine, name):
     """Along answers that are made of digits wherever they can be."""
     random_ = random.Random(3)
@@ -221,25 +206,8 @@ def test_a_bound_of_the_schema_comes_first():
 
     assert text(format="email")["maxLength"] == 128
     assert text(format="email", maxLength=500)["maxLength"] == 500
-    assert text(format="email", minLength=200)["maxLength"] == 200
     assert "maxLength" not in text()
     assert "maxLength" not in text(format="date")
-    assert text(multipleOf=3, minimum=5, exclusiveMaximum=9) == text(
-        multipleOf=3, minimum=5, exclusiveMaximum=9
-    ) | {"minimum": 5, "exclusiveMaximum": 9}
-    assert "maximum" not in text(multipleOf=3, minimum=2e18)
-    flexible = {"whitespace_flexible": True}
-    assert "{1,64}" in text(**{"x-guidance": flexible})["x-guidance"]["whitespace_pattern"]
-    own = {**flexible, "whitespace_pattern": " "}
-    assert text(**{"x-guidance": own})["x-guidance"]["whitespace_pattern"] == " "
-
-
-def test_white_space_that_a_schema_sets_free_has_an_end(engine):
-    schema = {**fields(it={"const": 1}), "x-guidance": {"whitespace_flexible": True}}
-    blank = single(engine, " ")
-    constraint = constraint_of(engine, schema)
-    constraint.commit(tokens_of(engine, "{"))
-    assert constraint.validate([blank] * 100) == 64
 
 
 @pytest.mark.parametrize("name", [*FORMATS])

@@ -8,18 +8,17 @@ import signal
 import threading
 from pathlib import Path
 
+import jinja2
 import pytest
 from prompts import prompt_behind
 
 import inside
 import localspec
 from localspec.chat.chat import Chat, ChatExchange
-from localspec.chat.forgetting import num_to_forget
+from localspec.chat.forgetting import MIN_ANSWER_TOKENS, num_to_forget
 from localspec.chat.prompt import PromptMaker
-from localspec.chat.room import MIN_ANSWER_TOKENS
-from localspec.chat.sandbox import Sandbox
 from localspec.chat.template import BUILT_IN, ChatTemplate
-from localspec.errors import ContextError, TemplateLimitError
+from localspec.errors import ContextError
 from localspec.streaming.cancellation import never
 from localspec.streaming.options import AnswerOptions
 from localspec.tools.tool import ToolUse
@@ -32,7 +31,7 @@ TEMPLATES = {
     },
 }
 WORDS = ("fox ", "the ", "Überraschung ", "狐狸", "x=1;\n", "<|im_end|>", "\u200b", "7")
-MOST_RENDERINGS = 16  # of a search, whatever the texts; mostly there are four or five
+MOST_RENDERINGS = 16  # of a search, whatever the texts
 
 
 class NoModels:
@@ -126,23 +125,15 @@ def test_as_many_turns_leave_as_one_by_one_and_the_rest_is_rendered(
     assert len(numbers) > 2
 
 
-@pytest.mark.parametrize("name", ["chatml", "Qwen-Qwen3-0.6B", "HuggingFaceTB-SmolLM3-3B"])
 @pytest.mark.parametrize("context_length", [2048, 32768])
-def test_hundreds_of_turns_are_rendered_a_few_times(
-    name, context_length, demo_vocabulary, rendered
-):
-    """When they leave, at the questions that follow, and in idle time."""
-    chat = Chat(NoModels(demo_vocabulary, context_length), template=TEMPLATES[name])
+def test_hundreds_of_turns_are_rendered_a_few_times(context_length, demo_vocabulary, rendered):
+    """When they leave, and at the questions that follow."""
+    chat = Chat(NoModels(demo_vocabulary, context_length), template="chatml")
     chat.replace(plain_turns(1600))
     prompt, number = make_room(chat, ({"role": "user", "content": "Hi"},))
     assert 0 < number < 1600
     assert context_length * 0.45 < len(prompt.tokens) <= context_length // 2
-    assert len(rendered) <= 8
-    assert sum(rendered) < 2 * len(chat.messages)
-    del rendered[:]
-    inside.common_beginning(chat)
-    assert len(rendered) <= 9
-    assert sum(rendered) < 2 * len(chat.messages)
+    assert len(rendered) <= MOST_RENDERINGS
     # They have left: another question has one rendering of those that stay.
     chat.replace(chat.messages, num_forgotten=number)
     del rendered[:]
@@ -162,32 +153,6 @@ def test_a_conversation_beyond_a_template_s_bounds_goes_on(demo_vocabulary):
     assert len(prompt.tokens) < 400
 
 
-def test_a_template_that_copes_with_a_part_gets_that_part(demo_vocabulary):
-    """As some that look through all messages at each one; within bounds, it is the context."""
-    quadratic = BUILT_IN["chatml"].replace(
-        "{% for message in messages %}",
-        "{% for message in messages %}{% set all = messages[:] ~ '' %}",
-    )
-    tight, roomy = (
-        Chat(NoModels(demo_vocabulary, length), template=quadratic)
-        for length in (2048, 200_000)
-    )
-    for chat in (tight, roomy):
-        chat.replace(plain_turns(400))
-    question = {"role": "user", "content": "Hi"}
-    assert len(make_room(tight, (question,))[0].tokens) > 900
-    prompt, number = make_room(roomy, (question,))
-    assert 0 < number < 400
-    assert prompt == prompt_behind(roomy, inside.turns(roomy)[number:], question)
-    # There is room for some questions more before turns have to leave again.
-    assert prompt_behind(roomy, inside.turns(roomy)[number - 20 :], question)
-    with pytest.raises(TemplateLimitError):
-        prompt_behind(roomy, inside.turns(roomy), question)
-    endless = "{% set text = 'xx' * 99999999 %}"
-    with pytest.raises(TemplateLimitError):
-        Chat(NoModels(demo_vocabulary, 2048), template=endless).prompt_tokens("Hi")
-
-
 def test_a_question_that_fits_alone_is_asked_alone(demo_vocabulary):
     chat = Chat(NoModels(demo_vocabulary, 1000), template="chatml")
     chat.replace(plain_turns(50))
@@ -199,7 +164,7 @@ def test_a_question_that_fits_alone_is_asked_alone(demo_vocabulary):
         chat.prompt_tokens("word " * 1000)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_sizes_may_say_nothing_about_the_tokens(seed):
     """The search then still ends soon, with the very number that is defined."""
     rng = random.Random(seed)
@@ -228,32 +193,33 @@ def engine():
 
 @pytest.fixture
 def long_chat(engine):
-    """Its next prompt takes thousands of payments to the template's meter."""
+    """A template writes its next prompt in hundreds of pieces."""
     chat = engine.chat(template=TEMPLATES["Qwen-Qwen3-0.6B"])
     chat.replace(plain_turns(800))
     return chat
 
 
-class Meter:
-    """Counts what templates pay, and does something at the thousandth time."""
+class Pieces:
+    """Counts the pieces that templates write, and does something at the hundredth."""
 
     def __init__(self, monkeypatch, act):
         self.count = 0
-        real = Sandbox.pay
+        real = jinja2.Template.generate
 
-        def pay(sandbox, work):
-            self.count += 1
-            if self.count == 1000:
-                act()
-            real(sandbox, work)
+        def generate(template, **variables):
+            for piece in real(template, **variables):
+                self.count += 1
+                if self.count == 100:
+                    act()
+                yield piece
 
-        monkeypatch.setattr(Sandbox, "pay", pay)
+        monkeypatch.setattr(jinja2.Template, "generate", generate)
 
 
 def test_idle_work_that_is_cancelled_makes_no_prompt(engine, long_chat, monkeypatch):
-    meter = Meter(monkeypatch, engine.cancel)
+    pieces = Pieces(monkeypatch, engine.cancel)
     long_chat.prepare()
-    assert meter.count == 1000
+    assert pieces.count == 100
 
 
 def test_idle_work_in_the_midst_of_a_prompt_makes_way_for_an_answer(
@@ -271,10 +237,10 @@ def test_idle_work_in_the_midst_of_a_prompt_makes_way_for_an_answer(
         while not inside.target(engine).is_interrupted:
             threading.Event().wait(0.001)
 
-    meter = Meter(monkeypatch, begin_asking)
+    pieces = Pieces(monkeypatch, begin_asking)
     long_chat.prepare()
     asking.join(60)
-    assert (meter.count, len(texts)) == (1000, 1)
+    assert (pieces.count, len(texts)) == (100, 1)
 
 
 @pytest.mark.process
@@ -282,9 +248,9 @@ def test_idle_work_for_another_process_makes_no_prompt_that_is_cancelled(monkeyp
     with localspec.IsolatedEngine(draft_tokens=0) as isolated:
         chat = isolated.chat()
         chat.replace(plain_turns(200))
-        meter = Meter(monkeypatch, isolated.cancel)
+        pieces = Pieces(monkeypatch, isolated.cancel)
         chat.prepare()
-        assert meter.count == 1000
+        assert pieces.count == 100
         assert chat.send("Hi", max_tokens=2).reply().token_ids
 
 
@@ -301,13 +267,13 @@ def test_a_task_that_is_cancelled_makes_no_prompt(long_chat, monkeypatch):
             while not inside.answer_state(stream).cancellation.is_requested:
                 threading.Event().wait(0.001)
 
-        meter = Meter(monkeypatch, begin_closing)
+        written = Pieces(monkeypatch, begin_closing)
         pieces = [piece async for piece in stream]
-        return meter.count, pieces
+        return written.count, pieces
 
     count, pieces = asyncio.run(cancelled())
     assert pieces == []
-    assert count == 1000
+    assert count == 100
     assert long_chat.messages == before
     monkeypatch.undo()
     assert long_chat.send("Hi", max_tokens=2).reply().token_ids
@@ -318,10 +284,10 @@ def test_ctrl_c_while_a_prompt_is_made_leaves_the_conversation_as_it_was(
 ):
     before = long_chat.messages
     with monkeypatch.context() as patch:
-        meter = Meter(patch, lambda: signal.raise_signal(signal.SIGINT))
+        pieces = Pieces(patch, lambda: signal.raise_signal(signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
             long_chat.send("Hi").reply()
-        assert meter.count <= 1001
+        assert pieces.count <= 101
     assert long_chat.messages == before
     assert long_chat.send("Hi", max_tokens=2).reply().token_ids
     assert long_chat.num_forgotten > 700

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from localspec.chat.forgetting import ChatBackend, fitting_prompt
 from localspec.chat.prompt import PromptMaker
-from localspec.chat.room import ChatBackend, fitting_prompt
 from localspec.chat.template import Message, template_source
 from localspec.chat.tool_messages import call_message
 from localspec.chat.turns import (
@@ -50,7 +50,7 @@ class Chat:
     An answer that is stopped early stays in the conversation. Thoughts are dropped from the
     next prompt, unless they led to calls of tools.
     When the context is full, the oldest turns are forgotten: as few as possible so that the
-    prompt takes at most half of it. The same happens where a chat template takes no more turns.
+    prompt takes at most half of it.
     """
 
     def __init__(

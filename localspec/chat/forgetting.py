@@ -1,78 +1,142 @@
-"""How many of its oldest turns a conversation forgets when the context is full."""
+"""Prompts that fit the context: a long conversation forgets its oldest turns."""
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import Protocol
 
+from localspec.chat.template import Message
+from localspec.chat.turns import Turn, turn_size
+from localspec.errors import ContextError
+from localspec.pictures.vision import Vision
+from localspec.streaming.answer import Answer
+from localspec.streaming.cancellation import CancelCheck
+from localspec.streaming.exchange import Exchange
+from localspec.streaming.prompt import Prompt
+from localspec.vocabulary import Vocabulary
+
+MIN_ANSWER_TOKENS = 64  # older turns leave rather than squeeze the answer below this
 # Of a text: if the newest turns with that many do not fit, no older ones need be looked at.
 _CHARACTERS_PER_TOKEN = 6
-_MOST_ESTIMATES = 8  # after which the rest is halved, which always comes to an end soon
+
+
+class ChatBackend(Protocol):
+    """The engine, as far as a conversation knows it.
+
+    What begins with an underscore is for the rooms of this package, not for applications.
+    """
+
+    trained_context_length: int
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def vision(self) -> Vision | None: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    def _answer(self, exchange: Exchange) -> Answer: ...
+
+    def _prepare(
+        self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
+    ) -> None: ...
+
+
+def fitting_prompt(
+    engine: ChatBackend,
+    asked: Sequence[Message],
+    turns: Sequence[Turn],
+    make: Callable[[Sequence[Turn]], Prompt],
+) -> tuple[Prompt, int]:
+    """The prompt of the next answer, and how many of the oldest turns are left out of it.
+
+    asked: the system message, if any, and everything after the turns. make: the prompt with the
+    turns that it is given. Raises ContextError if `asked` alone does not fit, and what `make`
+    raises.
+    """
+    capacity = engine.context_length
+    _check_length(engine, asked)
+    prompts: dict[int, Prompt] = {}  # by the number of turns that leave
+
+    def length(num_leaving: int) -> int:
+        if num_leaving not in prompts:
+            prompts[num_leaving] = make(turns[num_leaving:])
+        return len(prompts[num_leaving].tokens)
+
+    sizes = [turn_size(turn) for turn in turns]
+    needed = min(MIN_ANSWER_TOKENS, capacity // 4)
+    # Down to half, so that the kept turns are not decoded again at every question.
+    num_leaving = num_to_forget(sizes, length, capacity - needed, capacity // 2)
+    num_tokens = length(num_leaving)
+    if num_tokens >= capacity:
+        what = (
+            f"the message makes a prompt of {num_tokens} tokens; the context holds {capacity}"
+        )
+        raise _too_long(engine, asked, what, num_tokens)
+    return prompts[num_leaving], num_leaving
 
 
 def num_to_forget(
-    sizes: Sequence[int], length: Callable[[int], float], capacity: int, kept: float
+    sizes: Sequence[int], length: Callable[[int], int], capacity: int, kept: int
 ) -> int:
     """0 if the whole has at most `capacity` tokens, else the fewest that leave at most `kept`.
 
     sizes: characters of each turn, oldest first. length: tokens of the prompt without so many
-    oldest turns, or math.inf if nobody can make it; they become fewer the more of these are
-    left out. It is what takes time: it is asked a few times, and never about much more text
-    than `capacity` tokens may be. If no number of turns suffices, all are forgotten. Where
-    what can be made is the limit, at most half of that is left.
+    oldest turns, which takes time: it is asked as often as a search by halves needs, and never
+    about much more text than `capacity` tokens may be. If no number of turns suffices, all are
+    forgotten.
     """
     after = [0, *accumulate(reversed(sizes))][::-1]  # characters without the first 0, 1, 2 …
-    too_many = _first_too_many(after, length, capacity)
-    if too_many is None:
-        return 0
-    fewest = _fewest(after, length, too_many, kept)
-    if fewest < len(sizes) and length(fewest - 1) == math.inf:
-        # Half of what there can be, as above: the next question has to have room, too.
-        fewest = _fewest(after, length, fewest, length(fewest) / 2)
-    return fewest
-
-
-def _first_too_many(
-    after: Sequence[int], length: Callable[[int], float], capacity: int
-) -> int | None:
-    """Without how many turns the prompt is still too long; None if the whole is not.
-
-    Only as much of the conversation is looked at as can show it.
-    """
     most = capacity * _CHARACTERS_PER_TOKEN
     while True:
-        begin = _first_at_most(after, most)
+        begin = next(number for number, size in enumerate(after) if size <= most)
         if length(begin) > capacity:
-            return begin
+            break
         if begin == 0:
-            return None
+            return 0
         most *= 2
+    numbers = range(len(sizes))  # all of them, if none of these is enough
+    first = min(begin + 1, len(sizes))
+    return bisect_left(numbers, -kept, lo=first, key=lambda number: -length(number))
 
 
-def _fewest(
-    after: Sequence[int], length: Callable[[int], float], too_few: int, kept: float
-) -> int:
-    """The fewest, more than `too_few`, without which at most `kept` tokens are left."""
-    enough = len(after) - 1
-    if length(enough) > kept:
-        return enough
-    num_estimates = 0
-    while enough - too_few > 1:
-        guess = (too_few + enough) // 2
-        longer, shorter = length(too_few), length(enough)
-        if num_estimates < _MOST_ESTIMATES and longer < math.inf:
-            num_estimates += 1
-            # As if all characters between the two had the same share of their tokens.
-            share = (kept - shorter) / (longer - shorter)
-            most = after[enough] + share * (after[too_few] - after[enough])
-            guess = min(max(_first_at_most(after, most), too_few + 1), enough - 1)
-        if length(guess) > kept:
-            too_few = guess
-        else:
-            enough = guess
-    return enough
+def _check_length(engine: ChatBackend, asked: Sequence[Message]) -> None:
+    """Refuse what cannot fit however it is tokenised, before that takes its time."""
+    capacity = engine.context_length
+    longest = engine.vocabulary.max_text_bytes(capacity)
+    length = sum(len(each["content"].encode(errors="replace")) for each in asked)
+    if length > longest:
+        what = (
+            f"the message has {length} bytes; the {capacity} tokens of the context "
+            f"cannot hold more than {longest}"
+        )
+        raise _too_long(engine, asked, what)
 
 
-def _first_at_most(after: Sequence[int], most: float) -> int:
-    return next(number for number, size in enumerate(after) if size <= most)
+def _too_long(
+    engine: ChatBackend, asked: Sequence[Message], what: str, num_tokens: int | None = None
+) -> ContextError:
+    has_system = asked[0]["role"] == "system"
+    shorter = "Shorten it or the system message" if has_system else "Shorten it"
+    return ContextError(
+        what,
+        longer_context(shorter, engine),
+        num_tokens=num_tokens,
+        context_length=engine.context_length,
+    )
+
+
+def longer_context(shorter: str, engine: ChatBackend) -> str:
+    """The hint against too many tokens. shorter: how to have fewer."""
+    trained = engine.trained_context_length
+    if engine.context_length < trained:
+        larger = f"a larger context, up to {trained} tokens (context_length=…)"
+        return f"{shorter}, or load the model with {larger}."
+    return f"{shorter}: the model was trained for no longer context."

@@ -9,7 +9,6 @@ hidden, and if need be all of it: then only what the template would have done to
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,8 +31,6 @@ from localspec.tools.tool import ToolUse
 from localspec.vocabulary import Vocabulary, with_bos
 
 _USUAL_ROLES = ("system", "user", "assistant")  # which templates know, or refuse in words
-
-
 _TOOLS = re.compile(r"\btools\b")  # the variable, in a template
 
 
@@ -63,7 +60,6 @@ class PromptMaker:
         self._vision = None if vision is None else KnownCells(vision)
         self._guard = ControlGuard(vocabulary)
         self._thoughts = _thoughts(vocabulary, source, self._guard.texts)
-        self._rendering = threading.Lock()  # the template's meter counts for one at a time
 
     def prompt(
         self,
@@ -115,9 +111,8 @@ class PromptMaker:
         if self._form is not None:
             messages = fit_to_form(messages, self._form)
         exposed = self._exposed(messages, use)._replace(variables=variables)
-        with self._rendering:
-            self._check_roles(exposed, is_cancelled)
-            text, hidden = self._with_pictures(exposed, is_cancelled)
+        self._check_roles(exposed, is_cancelled)
+        text, hidden = self._with_pictures(exposed, is_cancelled)
         tokens = with_bos(self._guard.tokenize(text, hidden), self._vocabulary)
         thoughts, calls = self._thoughts.after(text), self._calls(use)
         return Prompt(tokens, thoughts, calls=calls, pictures=tuple(pictures))

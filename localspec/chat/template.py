@@ -1,24 +1,28 @@
 """Chat templates: messages → prompt.
 
-A template comes with a model file, so it is somebody's code: it is compiled for the sandbox
-that bounds what it can do.
+A template comes with a model file, so it is somebody's code. Jinja's sandbox keeps it from the
+interpreter; the length of a prompt is bounded, its time and memory are not.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import nodes
-from jinja2.visitor import NodeTransformer
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from localspec.chat.sandbox import Exhausted, Refused, Sandbox
 from localspec.errors import Interrupted, TemplateError, TemplateLimitError
 from localspec.streaming.cancellation import CancelCheck, never
 
 MAX_SOURCE = 200_000  # characters
+MAX_PROMPT = 8_000_000  # characters
 _MAX_REASON = 300  # characters of a template's own words in an error
 _PARTS = re.compile(r"""['"]type['"]|\.type\b""")  # where a template may look at parts
 _PROBE = "localspec"  # a text that is to come out
@@ -82,22 +86,17 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos: str, eos: str, think: bool = True) -> None:
         self._variables: dict[str, str | bool] = {"bos_token": bos, "eos_token": eos}
-        self._sandbox = Sandbox()
+        environment = _environment()
         # Whether contents are lists of parts; found out where the template looks at any.
         self._takes_parts = None if _PARTS.search(source) else False
         try:
             if len(source) > MAX_SOURCE:
-                raise Refused(f"it has {len(source)} characters, more than {MAX_SOURCE}")
-            tree = self._sandbox.parse(source)
-            names = tree.find_all(nodes.Name)
+                raise _Refused(f"it has {len(source)} characters, more than {MAX_SOURCE}")
+            names = environment.parse(source).find_all(nodes.Name)
             read = {name.name for name in names if name.ctx == "load"}
             self.has_think_switch = "enable_thinking" in read
-            self._open = read.difference(_OURS, self._sandbox.globals)
-            tree = _Metered().visit(tree)
-            code = self._sandbox.compile(tree)
-            self._template = self._sandbox.template_class.from_code(
-                self._sandbox, code, self._sandbox.make_globals(None)
-            )
+            self._open = read.difference(_OURS, environment.globals)
+            self._template = environment.from_string(source)
         # Beyond Jinja's there are the errors and limits of Python's compiler.
         except Exception as error:
             raise _unusable(error) from error
@@ -122,27 +121,26 @@ class ChatTemplate:
 
         tools: as OpenAI declares them. variables: others, such as reasoning_effort, of which
         those count that the template reads. Raises TemplateError if the template refuses the
-        messages or fails, TemplateLimitError if it exceeds its bounds, Interrupted as soon as
-        it is cancelled.
+        messages or fails, TemplateLimitError for more than MAX_PROMPT characters, Interrupted
+        where it writes the next text after it was cancelled.
         """
+        known = {name: each for name, each in variables.items() if name in self._open}
+        known |= self._variables
+        if tools:  # many templates ask whether they are defined
+            known["tools"] = list(tools)
+        known["add_generation_prompt"] = opens_answer
         if self._takes_parts is None:
             self._takes_parts = self._leaves_out_texts(is_cancelled)
-        return self._filled(
-            messages,
-            is_cancelled,
-            tools=tools,
-            variables=variables,
-            opens_answer=opens_answer,
-            in_parts=self._takes_parts,
-        )
+        return self._filled(messages, known, is_cancelled, in_parts=self._takes_parts)
 
     def _leaves_out_texts(self, is_cancelled: CancelCheck) -> bool:
         """Whether texts come out only of parts, as in templates of some models that see."""
 
         def comes_out(*, in_parts: bool) -> bool:
             probe = [{"role": "user", "content": _PROBE}]
+            known = {**self._variables, "add_generation_prompt": True}
             try:
-                return _PROBE in self._filled(probe, is_cancelled, in_parts=in_parts)
+                return _PROBE in self._filled(probe, known, is_cancelled, in_parts=in_parts)
             except TemplateError:
                 return False
 
@@ -151,87 +149,92 @@ class ChatTemplate:
     def _filled(
         self,
         messages: Sequence[Message],
+        variables: Mapping[str, Any],
         is_cancelled: CancelCheck,
         *,
         in_parts: bool,
-        tools: Sequence[Mapping[str, Any]] = (),
-        variables: Mapping[str, Any] = NO_VARIABLES,
-        opens_answer: bool = True,
     ) -> str:
         """The template's text. in_parts: whether each content is a list of one text."""
-        self._sandbox.restart(is_cancelled)
-        known = {name: each for name, each in variables.items() if name in self._open}
-        known |= self._variables
-        if tools:  # many templates ask whether they are defined
-            known["tools"] = list(tools)
+        given = [_in_parts(each) if in_parts else dict(each) for each in messages]
+        pieces, length = [], 0
         try:
-            return "".join(
-                self._template.generate(
-                    messages=[_in_parts(each) if in_parts else dict(each) for each in messages],
-                    add_generation_prompt=opens_answer,
-                    **known,
-                )
-            )
+            for piece in self._template.generate(messages=given, **variables):
+                if is_cancelled():
+                    raise Interrupted("making a prompt was cancelled")
+                length += len(piece)
+                if length > MAX_PROMPT:
+                    raise _TooLong(f"it writes more than {MAX_PROMPT} characters")
+                pieces.append(piece)
         except Interrupted:
             raise
         # The template is foreign code: whatever it raises is its own failure.
         except Exception as error:
             raise _unusable(error) from error
-        finally:
-            self._sandbox.restart()  # which keeps nothing of the caller's
+        return "".join(pieces)
 
 
 def _in_parts(message: Message) -> dict[str, Any]:
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
-class _Metered(NodeTransformer):
-    """Rewrites a template so that the environment sees every value that it makes.
-
-    What is called are attributes of the environment, which no variable can stand in for.
-    """
-
-    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
-        return nodes.Const(node.data, lineno=node.lineno)  # written like any expression
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return _call("glue", node.nodes, node)
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.generic_visit(node)
-        node.body.insert(
-            0, nodes.ExprStmt(_call("pay", [nodes.Const(1)], node), lineno=node.lineno)
-        )
-        return node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        self.generic_visit(node)
-        return _call("keep", [node], node) if isinstance(node.arg, nodes.Slice) else node
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        self.generic_visit(node)
-        return _call("keep", [node], node) if node.ctx == "load" else node
-
-    def visit_List(self, node: nodes.List | nodes.Dict) -> nodes.Node:
-        self.generic_visit(node)
-        return _call("keep", [node], node)
-
-    visit_Dict = visit_List
-
-    def visit_ScopedEvalContextModifier(self, _node: nodes.Node) -> NoReturn:
-        raise Refused("it uses autoescape, which is for HTML")
+class _Refused(Exception):
+    """The template was stopped: by its own words, or at a bound."""
 
 
-def _call(method: str, arguments: list[nodes.Expr], place: nodes.Node) -> nodes.Call:
-    function = nodes.EnvironmentAttribute(method, lineno=place.lineno)
-    return nodes.Call(function, arguments, [], None, None, lineno=place.lineno)
+class _TooLong(_Refused):
+    """The template was stopped at MAX_PROMPT: fewer messages may fit."""
+
+
+class _Generation(Extension):
+    """`{% generation %}`: Hugging Face marks with it what a model learns from."""
+
+    tags = {"generation"}  # noqa: RUF012  as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Jinja's sandbox with the filters and functions that Hugging Face's templates expect."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", _Generation],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: dt.datetime.now().strftime(form)
+    return environment
+
+
+def _to_json(
+    value: Any,
+    indent: int | None = None,
+    *,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+    ensure_ascii: bool = False,
+) -> str:
+    """JSON without the escapes for HTML of Jinja's own filter."""
+    return json.dumps(
+        value,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        ensure_ascii=ensure_ascii,
+    )
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise _Refused(str(message))
 
 
 def _unusable(error: Exception) -> TemplateError:
-    why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+    why = str(error) if isinstance(error, _Refused) else f"{type(error).__name__}: {error}"
     shown = "".join(each if each.isprintable() else " " for each in why[:_MAX_REASON])
-    kind = TemplateLimitError if isinstance(error, Exhausted) else TemplateError
+    kind = TemplateLimitError if isinstance(error, _TooLong) else TemplateError
     return kind(
         f"the chat template cannot be used: {shown}",
         f"Give another, as template=chatml: {', '.join(BUILT_IN)}, or Jinja source.",

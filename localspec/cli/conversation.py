@@ -19,7 +19,7 @@ from localspec.chat.attachment import (
     without_files,
 )
 from localspec.chat.chat import Chat
-from localspec.chat.room import longer_context
+from localspec.chat.forgetting import longer_context
 from localspec.chat.session import (
     caches_file,
     check_exists,

@@ -10,14 +10,18 @@ from typing import Any
 
 from localspec.errors import ConstraintError
 
-_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+_PLAIN: dict[Any, dict[str, Any]] = {
+    Any: {}, str: {"type": "string"}, int: {"type": "integer"}, float: {"type": "number"},
+    bool: {"type": "boolean"}, type(None): {"type": "null"}, list: {"type": "array"},
+    dict: {"type": "object"},
+}  # fmt: skip
 
 
 def schema_of_dataclass(kind: type) -> dict[str, Any]:
     """An object with the fields in their order, those without a default required.
 
     Fields may be of the types that JSON has, Literal, Enum, unions, lists, tuples, dicts with
-    keys of type str, and other dataclasses. Raises ConstraintError for another one.
+    keys of type str, and other dataclasses. Raises ConstraintError for another type.
     """
     definitions: dict[str, Any] = {}
     schema = _object(kind, definitions)
@@ -33,55 +37,43 @@ def _object(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
             "Define that type at the top of its module.",
         ) from error
     fields = [field for field in dataclasses.fields(kind) if field.init]
-    required = [
-        field.name
-        for field in fields
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
+    missing = dataclasses.MISSING
     return {
         "type": "object",
         "properties": {field.name: _schema(hints[field.name], definitions) for field in fields},
-        "required": required,
+        "required": [
+            field.name
+            for field in fields
+            if field.default is missing and field.default_factory is missing
+        ],
         "additionalProperties": False,
     }
 
 
 def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    if kind is Any:
-        return {}
-    if kind in _PLAIN:
-        return {"type": _PLAIN[kind]}
-    if kind in (list, dict):
-        return {"type": "array" if kind is list else "object"}
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        if kind.__name__ not in definitions:
-            definitions[kind.__name__] = {}  # a field of its own may be of this class
-            definitions[kind.__name__] = _object(kind, definitions)
-        return {"$ref": f"#/$defs/{kind.__name__}"}
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return {"enum": [member.value for member in kind]}
-    return _generic(kind, definitions)
-
-
-def _generic(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if dataclasses.is_dataclass(kind):
+        name = kind.__name__  # type: ignore[union-attr]
+        if name not in definitions:
+            definitions[name] = {}  # a field of its own may be of this class
+            definitions[name] = _object(kind, definitions)
+        return {"$ref": f"#/$defs/{name}"}
+    if isinstance(kind, enum.EnumMeta):
+        return {"enum": [member.value for member in kind]}  # type: ignore[var-annotated]
     if origin is typing.Literal:
         return {"enum": list(arguments)}
-    if origin is typing.Annotated:
-        return _schema(arguments[0], definitions)
+    inner = [_schema(each, definitions) for each in arguments if each is not ...]
     if origin in (typing.Union, types.UnionType):
-        return {"anyOf": [_schema(each, definitions) for each in arguments]}
+        return {"anyOf": inner}
     if origin is list or (origin is tuple and arguments[1:] == (...,)):
-        return {"type": "array", "items": _schema(arguments[0], definitions)}
+        return {"type": "array", "items": inner[0]}
     if origin is tuple:
-        size = len(arguments)
-        items = [_schema(each, definitions) for each in arguments]
-        return {
-            "type": "array", "prefixItems": items, "items": False,
-            "minItems": size, "maxItems": size,
-        }  # fmt: skip
+        size = {"minItems": len(inner), "maxItems": len(inner)}
+        return {"type": "array", "prefixItems": inner, "items": False, **size}
     if origin is dict and arguments[0] is str:
-        return {"type": "object", "additionalProperties": _schema(arguments[1], definitions)}
+        return {"type": "object", "additionalProperties": inner[1]}
     raise ConstraintError(
         f"a field of the dataclass is of the type {kind!r}, which JSON does not have",
         "Use str, int, float, bool, None, lists, dicts with str keys, Literal or Enum.",

@@ -1,12 +1,12 @@
-"""A JSON schema as llguidance understands it, with bounds where a small model finds no end."""
+"""A JSON schema as llguidance understands it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from localspec.constraints.schema_walk import Node, changed_schema
+from localspec.errors import ConstraintError
 
 # The formats that llguidance knows, each with the most characters of a text that has no bound
 # of its own; None if the format is one itself.
@@ -14,14 +14,22 @@ FORMATS: Mapping[str, int | None] = {
     "date": None, "time": 32, "date-time": 48, "duration": 64, "email": 128, "hostname": 253,
     "ipv4": None, "ipv6": None, "uuid": None, "uri": 2083,
 }  # fmt: skip
-_LOWEST, _HIGHEST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
-_MULTIPLES_WITHIN = 10**18  # as far as llguidance counts
-_BLANKS = r"[\x20\x0A\x0D\x09]{1,64}"  # between values, if a schema wants them free
 # What Rust's expressions lack: lookaround and backreferences.
 _UNREADABLE = re.compile(r"(?<!\\)(?:\\\\)*(\(\?<?[=!]|\\[1-9])")
 # Pydantic's for a Decimal: not nothing but signs and a point.
 _NUMBER_TEXT = "^(?!^[-+.]*$)"
 _MOST_OF_NUMBER = 64  # characters of a number that is a text
+# To find out whether n patterns can match one text, llguidance takes 2 ** n steps.
+_MAX_PATTERNS = 12
+# Keywords that hold together with those of other schemas for the same value.
+_HOLDING = {
+    "allOf", "$ref", "pattern", "format", "properties", "patternProperties", "items",
+    "prefixItems", "additionalProperties",
+}  # fmt: skip
+_NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+_DATA = {"const", "enum", "default", "examples", "example", "x-guidance"}
+
+Node = dict[str, Any]
 
 
 class Readable(NamedTuple):
@@ -35,43 +43,54 @@ def readable_schema(schema: Mapping[str, Any], *, is_strict: bool) -> Readable:
     """The schema without formats that are not known, which say nothing but what a text is for.
 
     Unless it is strict, without patterns that cannot be read, too. Raises ConstraintError for
-    one that is nested too deeply.
+    a schema that is nested too deeply, or joins many patterns.
     """
     passed_over: set[str] = set()
+    patterns: set[tuple[str, object]] = set()
+    joins = False
 
     def change(node: Node) -> None:
-        form = node.get("format")
-        if isinstance(form, str):
-            if form in FORMATS:
-                _bound(node, FORMATS[form])
-            else:
-                del node["format"]
-                passed_over.add(f"format {form}")
-        pattern = node.get("pattern")
+        nonlocal joins
+        form, pattern = node.get("format"), node.get("pattern")
+        if isinstance(form, str) and form not in FORMATS:
+            del node["format"]
+            passed_over.add(f"format {form}")
+        elif isinstance(form, str):
+            _bound(node, FORMATS[form])
         if isinstance(pattern, str):
-            _read_pattern(node, pattern)
+            _read_number_text(node, pattern)
             if not is_strict and _UNREADABLE.search(node["pattern"]):
                 del node["pattern"]
                 passed_over.add(f"pattern {pattern}")
-        if "multipleOf" in node:
-            _bound_multiples(node)
+        patterns.update(
+            (word, str(node[word])) for word in ("pattern", "format") if word in node
+        )
+        joins |= _joins(node)
 
     found = changed_schema(schema, change)
-    wishes = found.get("x-guidance")
-    if isinstance(wishes, Mapping) and wishes.get("whitespace_flexible") is True:
-        found["x-guidance"] = {"whitespace_pattern": _BLANKS, **wishes}
+    if joins and len(patterns) > _MAX_PATTERNS:
+        raise ConstraintError(
+            f"the JSON schema joins parts (allOf, $ref) and has {len(patterns)} patterns and "
+            f"formats; {_MAX_PATTERNS} are the most where several may hold for one text",
+            "Write one pattern that says it all, or leave out the joining.",
+        )
     return Readable(found, tuple(sorted(passed_over)))
 
 
+def _joins(node: Node) -> bool:
+    """Whether several schemas may hold for the same value here."""
+    options = node.keys() & {"anyOf", "oneOf", "$ref"}
+    return "allOf" in node or bool(options and node.keys() & (_HOLDING - options))
+
+
 def _bound(node: Node, most: int | None) -> None:
-    """The most characters of a text, if the schema does not say."""
-    if most is not None and "maxLength" not in node:
-        least = node.get("minLength")
-        node["maxLength"] = max(most, least) if isinstance(least, int) else most
+    """The most characters of a text, if the schema says nothing of its length."""
+    if most is not None and not node.keys() & {"minLength", "maxLength"}:
+        node["maxLength"] = most
 
 
-def _read_pattern(node: Node, pattern: str) -> None:
-    """Without looking around: in what is left it says that there is a digit."""
+def _read_number_text(node: Node, pattern: str) -> None:
+    """Rewrite Pydantic's pattern without lookaround: a text with a digit in it."""
     others = node.get("allOf", [])
     if pattern.startswith(_NUMBER_TEXT) and isinstance(others, list):
         node["pattern"] = "^" + pattern.removeprefix(_NUMBER_TEXT)
@@ -79,14 +98,34 @@ def _read_pattern(node: Node, pattern: str) -> None:
         _bound(node, _MOST_OF_NUMBER)
 
 
-def _bound_multiples(node: Node) -> None:
-    """The size of a multiple, if the schema does not say.
+def changed_schema(schema: Mapping[str, Any], change: Callable[[Node], None]) -> Node:
+    """A copy in which `change` has had every object that may be a schema, the inner ones first.
 
-    Else one that its bound of characters ends might be none.
+    Names and data are told from schemas. Raises ConstraintError for a schema that is nested too
+    deeply.
     """
-    own = [node[name] for name in (*_LOWEST, *_HIGHEST) if name in node]
-    if any(isinstance(bound, int | float) and abs(bound) > _MULTIPLES_WITHIN for bound in own):
-        return
-    for names, most in ((_LOWEST, -_MULTIPLES_WITHIN), (_HIGHEST, _MULTIPLES_WITHIN)):
-        if not any(name in node for name in names):
-            node[names[0]] = most
+    try:
+        return _changed(schema, change)
+    except RecursionError as error:
+        raise ConstraintError(
+            "the JSON schema is nested too deeply", "Make it flatter."
+        ) from error
+
+
+def _changed(schema: Mapping[str, Any], change: Callable[[Node], None]) -> Node:
+    node: Node = {}
+    for keyword, value in schema.items():
+        if keyword in _NAMED and isinstance(value, Mapping):
+            node[keyword] = {name: _part(each, change) for name, each in value.items()}
+        else:
+            node[keyword] = value if keyword in _DATA else _part(value, change)
+    change(node)
+    return node
+
+
+def _part(value: Any, change: Callable[[Node], None]) -> Any:
+    if isinstance(value, Mapping):
+        return _changed(value, change)
+    if isinstance(value, list | tuple):
+        return [_part(each, change) for each in value]
+    return value

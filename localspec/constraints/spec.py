@@ -9,9 +9,12 @@ from typing import Any, Literal, NamedTuple
 
 from localspec.constraints import gbnf
 from localspec.constraints.dataclass_schema import schema_of_dataclass
-from localspec.constraints.readable_schema import Readable, readable_schema
-from localspec.constraints.schema_bounds import check_bounds
-from localspec.constraints.schema_walk import Node, changed_schema
+from localspec.constraints.readable_schema import (
+    Node,
+    Readable,
+    changed_schema,
+    readable_schema,
+)
 from localspec.errors import ConstraintError, OptionError, require_unicode
 
 # Bytes of a schema or grammar, which llguidance reads in about a second on a slow machine.
@@ -124,7 +127,6 @@ def with_spacing(spec: ConstraintSpec) -> Readable:
     """
     readable = readable_schema(json.loads(spec.text), is_strict=spec.is_strict)
     schema = readable.schema
-    check_bounds(schema)
     own = schema.get("x-guidance")
     wishes = own if isinstance(own, Mapping) else {}
     ours = {**_ONE_LINE, **wishes, "lenient": not spec.is_strict}

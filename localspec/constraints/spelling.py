@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -12,9 +11,7 @@ from numpy.typing import NDArray
 
 from localspec.vocabulary import WholeVocabulary
 
-# As much of a number as a text begins with, without its sign.
-_NUMBER = re.compile(r"(?=[0-9.eE+-])[+-]?([0-9]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]*)?)")
-_DIGITS = frozenset("0123456789")
+DIGITS = "0123456789"
 
 
 class Crossing(NamedTuple):
@@ -25,17 +22,6 @@ class Crossing(NamedTuple):
 
     whole: frozenset[int]
     ends: frozenset[int]
-
-
-class NumberLengths(NamedTuple):
-    """With how many characters of a number tokens begin.
-
-    of: (num_logits,). longest: the most of them. digits: tokens of a digit each.
-    """
-
-    of: NDArray[np.int64]
-    longest: int
-    digits: list[int]
 
 
 class Spelling:
@@ -80,16 +66,12 @@ class Spelling:
         return frozenset(token for token, piece in enumerate(self.pieces) if piece.isspace())
 
     @cached_property
-    def number_lengths(self) -> NumberLengths:
-        """How much of a number each token begins with, but for a sign in front."""
-        of = np.zeros(self.num_logits, dtype=np.int64)
-        digits = []
+    def leading_digits(self) -> NDArray[np.int64]:
+        """The number of digits that each token begins with: (num_logits,)."""
+        counts = np.zeros(self.num_logits, dtype=np.int64)
         for token, text in enumerate(self.texts):
-            found = _NUMBER.match(text)
-            if found is not None:
-                of[token] = len(found[1])
-                digits += [token] if text in _DIGITS else []
-        return NumberLengths(of, int(of.max()), digits)
+            counts[token] = len(text) - len(text.lstrip(DIGITS))
+        return counts
 
     @cached_property
     def _ordinary(self) -> int | None:

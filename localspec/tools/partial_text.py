@@ -30,14 +30,14 @@ def num_unfinished(marks: Collection[str], text: str) -> int:
     )
 
 
-class _JsonReader:
+class JsonReader:
     """Reads JSON character by character, and knows its strings."""
 
     def __init__(self) -> None:
         self._is_string = False
         self._is_escaped = False
 
-    def _is_quoted(self, character: str) -> bool:
+    def is_quoted(self, character: str) -> bool:
         """Whether the next character belongs to a string, or is one of its quotes."""
         was_string, was_escaped = self._is_string, self._is_escaped
         self._is_string ^= character == '"' and not was_escaped
@@ -45,7 +45,7 @@ class _JsonReader:
         return was_string or self._is_string
 
 
-class ObjectEnd(_JsonReader):
+class ObjectEnd(JsonReader):
     """Finds the end of a JSON object, or list.
 
     is_over: whether it was found. has_begun: whether the object has.
@@ -60,7 +60,7 @@ class ObjectEnd(_JsonReader):
     def push(self, text: str) -> int:
         """How many of the characters belong to it."""
         for at, each in enumerate(text):
-            if self._is_quoted(each):
+            if self.is_quoted(each):
                 continue
             if each in "{[":
                 self._depth += 1
@@ -73,7 +73,7 @@ class ObjectEnd(_JsonReader):
         return len(text)
 
 
-class FiniteNumbers(_JsonReader):
+class FiniteNumbers(JsonReader):
     """Writes JSON as it is, but replaces a number that no float can hold by the largest float.
 
     A number waits until it has ended.
@@ -87,7 +87,7 @@ class FiniteNumbers(_JsonReader):
         """What can be written now: the text, and a number that waited."""
         found = []
         for each in text:
-            is_quoted = self._is_quoted(each)
+            is_quoted = self.is_quoted(each)
             if not is_quoted and each in (_IN_NUMBERS if self._number else _NUMBER_STARTS):
                 self._number += each
             else:
