@@ -22,7 +22,7 @@ _GAIN = (
 _PIECE_S, _PIECE_TOKENS = 0.4, 32
 _PIECE_ALONE_S, _PIECE_ALONE_TOKENS = 1.0, 64
 # Pieces have a multiple of so many. On a processor 8, 16, 24 and 32 tokens took 4.0, 5.7, 9.0
-# and 9.8 times as long as one (scripts/measure/measure_pieces.py).
+# and 9.8 times as long as one.
 _PIECE_STEP = 32
 # Of a piece's time, that its tokens are said to take at least: the rest is what any decode
 # takes, as the last step did, which was at another time.

@@ -20,11 +20,20 @@ import os
 import sys
 from pathlib import Path
 
-from comparison import agents, clients, report
+from comparison import clients, report
+from comparison.contender import Setup
 from comparison.llama_programs import server_of_slots
 from comparison.llama_tools import build, default_folder, program_in
 from comparison.options import add_files, positive, run, setup_of
 from comparison.server_process import ServerProcess
+
+
+def localspec_server(setup: Setup, parallel: int) -> ServerProcess:
+    """A server of localspec's with so many answers at once."""
+    command = [sys.executable, "-m", "comparison.localspec_server", "--target", setup.target]
+    command += [] if setup.draft is None else ["--draft", setup.draft]
+    command += ["--ctx", str(setup.context_length), "--parallel", str(parallel)]
+    return ServerProcess(f"localspec --parallel {parallel}", command, Path(__file__).parent)
 
 
 def compare(asked: argparse.Namespace) -> None:
@@ -37,7 +46,7 @@ def compare(asked: argparse.Namespace) -> None:
         asked.seed,
     )
     servers: list[ServerProcess] = [
-        agents.localspec_server(setup, parallel=number) for number in dict.fromkeys((slots, 1))
+        localspec_server(setup, number) for number in dict.fromkeys((slots, 1))
     ]
     if not asked.alone:
         folder = asked.programs

@@ -1,4 +1,4 @@
-"""`localspec serve` for files that no preset names. Started by `comparison.agents`."""
+"""`localspec serve` for files that no preset names. Started by `compare_clients`."""
 
 from __future__ import annotations
 
