@@ -3,8 +3,11 @@
 from random import Random
 
 from .grammar import expand, say
-from .localspec_facts import FACTS, FRAMES, MORE
+from .texts import texts
 from .turn import Memory, Turn
+
+_WORDINGS = texts("localspec_facts")
+FACTS, FRAMES, MORE = (_WORDINGS[name] for name in ("facts", "frames", "more"))
 
 _AGAIN = (
     "{Also: |And one more thing: |Another thing: |There is more: |Here is something else: }"
