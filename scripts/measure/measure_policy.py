@@ -1,25 +1,20 @@
 """Measures the automatic draft length on pairs whose agreement is known.
 
-    python scripts/measure/measure_policy.py --target 1.5B --parts worst grid switch copy
+    python scripts/measure/measure_policy.py --target 1.5B --parts worst grid
     python scripts/measure/measure_policy.py --target 7B-hy_v3 --head inside --parts worst grid
 
 Makes the files it needs (see make_pair.py; 7B pairs take 5 GB of disk each) and prints tables
 of ratios, medians of the rounds, greedy. What a whole answer takes varies by several percent
 from one to the next on most machines. So the pair is loaded twice (7B takes 17 GB of memory),
 and both sides answer the same prompt, a token of each in turn: they meet the same machine. They
-change places in every round, and every round has another text where that is possible (not in
-switch and copy), for which of its tokens the draft gets wrong is luck. The prompt is read at
-one go, so there is also the ratio of what came after it.
+change places in every round, and every round has another text, for which of its tokens the
+draft gets wrong is luck. The prompt is read at one go, so there is also the ratio of what came
+after it.
 
 worst   a draft that is never right, against plain decoding, in total time, prompt included;
         nothing known before (empty) and with what the run before learned
 grid    against the best two fixed numbers of draft tokens, by measured costs, at each
         agreement; after a short chat, in whose pauses the draft was judged
-switch  a text that is predictable and unpredictable in turn, every 64 tokens, against who
-        knows which is which
-copy    a text that repeats itself, looked up in itself, against plain decoding
-idle    nothing known before, against what pauses taught, as while a person types, and against
-        what the run before did
 """
 
 from __future__ import annotations
@@ -27,7 +22,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -42,10 +36,8 @@ from localspec.errors import LocalspecError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.speedup import Curve, expected_speedup
 from localspec.speculative.policy_api import (
-    Decision,
     DraftPolicy,
     FixedDraftPolicy,
-    PolicyContext,
     ProposerKind,
 )
 from localspec.speculative.proposers import DraftModel
@@ -59,8 +51,6 @@ from shape_pair.shapes import SHAPES
 GREEDY = localspec.SamplingParams(temperature=0)
 AGREEMENTS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 SEGMENT = 64
-GOOD, BAD = 0.95, 0.05
-IDLE = 0.8
 NUM_STEP_ROUNDS = 3
 NUM_WARM_UP_TOKENS = 16
 NUM_CHAT_TURNS = 4
@@ -152,16 +142,6 @@ class Bench:
             chat.send("Go on.", sampling=GREEDY, max_tokens=SEGMENT).reply()
             chat.prepare()
 
-    def pauses(self, policy: AdaptiveDraftPolicy) -> list[float]:
-        """The seconds of each pause until the policy has nothing left to measure."""
-        self.engine._draft_policy = policy
-        seconds = []
-        while not seconds or policy.target_cost.sizes_to_measure(32):
-            started = time.perf_counter()
-            self.engine._prepare(lambda _is_cancelled: self.prompt(32), owner=self)
-            seconds.append(time.perf_counter() - started)
-        return seconds
-
     def rounds(
         self,
         ours: Callable[[], DraftPolicy],
@@ -201,12 +181,10 @@ def plain() -> FixedDraftPolicy:
 
 
 @contextlib.contextmanager
-def opened(
-    asked: argparse.Namespace, agreement: tuple[float, ...], period: int | None
-) -> Iterator[Bench]:
+def opened(asked: argparse.Namespace, agreement: float) -> Iterator[Bench]:
     """The engine of a pair that is made if it is not there."""
     text = TextSpec(
-        entropy=1.0, agreement=agreement, segment=SEGMENT, period=period, seed=asked.seed
+        entropy=1.0, agreement=(agreement,), segment=SEGMENT, period=None, seed=asked.seed
     )
     if asked.head:
         spec = head_spec(asked.target, asked.quantization, text, asked.head)
@@ -217,8 +195,6 @@ def opened(
         pair = PairSpec(asked.target, asked.draft, *kinds, text)
         target, draft = make_pair(pair, asked.folder)
         drafting = {"proposer": "draft", "draft": draft}
-    if period:
-        drafting["proposer"] = "lookup"
     load = partial(localspec.load, target=target, context_length=asked.ctx, **drafting)
     with load() as first, load() as second:
         yield Bench((first, second), asked)
@@ -230,7 +206,7 @@ def worst(asked: argparse.Namespace) -> None:
         "| prompt | answer | known before | plain ÷ automatic, total time "
         "| after the prompt |\n|---|---|---|---|---|"
     )
-    with opened(asked, (0.0,), None) as bench:
+    with opened(asked, 0.0) as bench:
         for num_prompt_tokens in asked.prompt_tokens:
             prompts = bench.prompts(num_prompt_tokens)
             for num_tokens in asked.answer_tokens:
@@ -255,7 +231,7 @@ def grid(asked: argparse.Namespace) -> None:
         "|---|---|---|---|---|---|---|"
     )
     for agreement in asked.agreements:
-        with opened(asked, (agreement,), None) as bench:
+        with opened(asked, agreement) as bench:
             policy = bench.fresh()
             costs = bench.costs(policy)
             curve = Curve((0.0, *costs.ratios), costs.shares.get(ProposerKind.DRAFT, 0.0))
@@ -284,95 +260,7 @@ def grid(asked: argparse.Namespace) -> None:
             )
 
 
-class Knowing(DraftPolicy):
-    """The oracle: drafts only where the text is predictable."""
-
-    def __init__(self, num_draft_tokens: int, is_good: Callable[[int], bool]) -> None:
-        self._on, self._off = FixedDraftPolicy(num_draft_tokens), FixedDraftPolicy(0)
-        self._is_good = is_good
-
-    def choose(self, context: PolicyContext) -> Decision:
-        return (self._on if self._is_good(context.num_cached) else self._off).choose(context)
-
-
-def switch(asked: argparse.Namespace) -> None:
-    """Every 64 tokens another agreement."""
-    with opened(asked, (GOOD, BAD), None) as bench:
-        policy = bench.fresh()
-        costs = bench.costs(policy)
-        curve = Curve((0.0, *costs.ratios), costs.shares.get(ProposerKind.DRAFT, 0.0))
-        k = max(range(len(costs.target_s)), key=lambda k: expected_speedup(curve, GOOD, k))
-        # Where the segments lie is seen from a text that is drafted one by one.
-        kept = _kept_tokens(bench, asked.switch_tokens)
-
-        def is_good(num_cached: int) -> bool:
-            around = kept[max(0, num_cached - 32 - 8) : num_cached - 32 + 8]
-            return sum(around) > len(around) / 2
-
-        bench.answer(policy, 32, 2 * SEGMENT)
-        oracle = Knowing(k, is_good)
-        others = {
-            f"an oracle with K {k} in the predictable segments": lambda: oracle,
-            "plain decoding": plain,
-        }
-        prompts = [bench.prompt(32)] * asked.rounds
-        print("| against | other ÷ automatic, total time | after the prompt |\n|---|---|---|")
-        for name, other in others.items():
-            found = bench.rounds(lambda: policy, other, prompts, asked.switch_tokens)
-            print(f"| {name} | {shown(found.total)} | {shown(found.decoding)} |", flush=True)
-
-
-def _kept_tokens(bench: Bench, num_tokens: int) -> list[bool]:
-    """Of each token of the answer whether the draft would have been right."""
-    engine = bench.engine
-    kept: list[bool] = []
-    with engine.exclusively():
-        pass
-    engine._draft_policy = FixedDraftPolicy(1)
-    for piece in engine.generate_raw(bench.prompt(32), sampling=GREEDY, max_tokens=num_tokens):
-        if piece.provenance is not localspec.Provenance.BONUS:
-            kept.append(piece.provenance is localspec.Provenance.ACCEPTED)
-        else:
-            kept.append(kept[-1])
-    return kept
-
-
-def copy(asked: argparse.Namespace) -> None:
-    """The text repeats itself after 64 words, which the prompt holds already."""
-    with opened(asked, (0.8,), SEGMENT) as bench:
-        start = bench.prompt(8)
-        source = (
-            bench.engine.generate_raw(start, sampling=GREEDY, max_tokens=SEGMENT + 8)
-            .reply()
-            .token_ids
-        )
-        prompts = [[*start, *source]] * asked.rounds
-        found = bench.rounds(bench.fresh, plain, prompts, asked.copy_tokens)
-        print("| what | plain ÷ automatic, total time | after the prompt |\n|---|---|---|")
-        print(
-            f"| {asked.copy_tokens} tokens that stand in the prompt "
-            f"| {shown(found.total)} | {shown(found.decoding)} |"
-        )
-
-
-def idle(asked: argparse.Namespace) -> None:
-    """The knowledge of a policy at the start of the first answer."""
-    with opened(asked, (IDLE,), None) as bench:
-        paused, answered = bench.fresh(), bench.fresh()
-        seconds = bench.pauses(paused)
-        bench.answer(answered, 32, 128)
-        known = {"pauses": paused.as_dict(), "a run before": answered.as_dict()}
-        print(f"{len(seconds)} pauses of {min(seconds):.1f} … {max(seconds):.1f} s\n")
-        print("| known from | nothing known ÷ that, total time | after the prompt |")
-        print("|---|---|---|")
-        for name, kept in known.items():
-            found = bench.rounds(
-                partial(bench.restored, kept), bench.fresh, bench.prompts(32), asked.idle_tokens
-            )
-            print(f"| {name} | {shown(found.total)} | {shown(found.decoding)} |", flush=True)
-
-
-PARTS = {"worst": worst, "grid": grid, "switch": switch, "copy": copy, "idle": idle}
+PARTS = {"worst": worst, "grid": grid}
 
 
 def main() -> None:
@@ -393,9 +281,6 @@ def main() -> None:
     add("--prompt-tokens", nargs="+", type=int, default=[32, 2048])
     add("--answer-tokens", nargs="+", type=int, default=[256, 1024])
     add("--grid-tokens", type=int, default=256)
-    add("--switch-tokens", type=int, default=512)
-    add("--copy-tokens", type=int, default=384)
-    add("--idle-tokens", type=int, default=128)
     add("--ctx", type=int, default=4096)
     add("--rounds", type=positive, default=4, help="even: both sides then have each place")
     add("--seed", type=int, default=1)
