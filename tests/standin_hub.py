@@ -65,7 +65,6 @@ class Fault:
     cut_after: int | None = None
     stall_after: int | None = None
     content: bytes | None = None
-    claim: int | None = None
     no_length: bool = False
     ignore_range: bool = False
 
@@ -128,11 +127,6 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up is what these tests are about."""
-
-
-def serve_hub(hub: StandinHub) -> _Server:
-    """Another door to the hub's own server."""
-    return _serve(_HubHandler, hub)
 
 
 def _serve(handler: type[BaseHTTPRequestHandler], hub: StandinHub) -> _Server:
@@ -207,7 +201,7 @@ class _HubHandler(_Handler):
         if self.hub.token and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
             self.reply(401, {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
         elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/.*)?", path):
-            self._api(found[1], found[2] or "")
+            self._api(found[1])
         elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self._resolve(found[1], found[2], found[3])
         elif found := re.fullmatch(r"/api/resolve-cache/models/([^/]+/[^/]+)/[^/]+/(.+)", path):
@@ -262,7 +256,7 @@ class _HubHandler(_Handler):
             },
         )
 
-    def _api(self, repo: str, rest: str) -> None:
+    def _api(self, repo: str) -> None:
         files = {name: s for (owner, name), s in self.hub.files.items() if owner == repo}
         if not files:
             return self.reply(404, {"X-Error-Code": "RepoNotFound"})
@@ -274,25 +268,16 @@ class _HubHandler(_Handler):
                 if fault.status is None
                 else self.reply(fault.status, fault.headers)
             )
-        if rest.startswith("/tree/"):
-            answer: Any = [_tree_entry(name, served) for name, served in files.items()]
-        elif rest == "/refs":
-            branch = {"name": "main", "ref": "refs/heads/main", "targetCommit": COMMIT}
-            answer = {"branches": [branch], "tags": [], "converts": []}
-        else:
-            siblings = [
-                {
-                    "rfilename": name,
-                    "size": len(served.content),
-                    "blobId": "0" * 40,
-                    **({"lfs": _lfs(served)} if served.is_large else {}),
-                }
-                for name, served in files.items()
-            ]
-            answer = {
-                "id": repo, "sha": COMMIT, "siblings": siblings, "tags": [],
-                "private": False, "downloads": 0, "likes": 0,
-            }  # fmt: skip
+        siblings = [
+            {
+                "rfilename": name,
+                "size": len(served.content),
+                "blobId": "0" * 40,
+                **({"lfs": _lfs(served)} if served.is_large else {}),
+            }
+            for name, served in files.items()
+        ]
+        answer = {"id": repo, "sha": COMMIT, "siblings": siblings, "tags": []}
         body = json.dumps(answer).encode()
         return self.reply(200, {"Content-Type": "application/json"}, body)
 
@@ -330,7 +315,7 @@ class _CdnHandler(_Handler):
         body = content[begin:end]
         self.send_response(206 if "Content-Range" in headers else 200)
         if not fault.no_length:
-            headers["Content-Length"] = str(len(body) if fault.claim is None else fault.claim)
+            headers["Content-Length"] = str(len(body))
         for key, value in {**headers, **fault.headers}.items():
             self.send_header(key, value)
         self.end_headers()
@@ -342,20 +327,13 @@ class _CdnHandler(_Handler):
             time.sleep(self.hub.pace_s)
         if fault.stall_after is not None:
             self.stall()
-        if limits or fault.no_length or fault.claim is not None:
+        if limits or fault.no_length:
             self.close_connection = True
         return None
 
 
 def _lfs(served: Served) -> dict[str, Any]:
     return {"sha256": served.sha256, "size": len(served.content), "pointerSize": 135}
-
-
-def _tree_entry(name: str, served: Served) -> dict[str, Any]:
-    entry = {"type": "file", "oid": "0" * 40, "size": len(served.content), "path": name}
-    if served.is_large:
-        entry["lfs"] = {"oid": served.sha256, "size": len(served.content), "pointerSize": 135}
-    return entry
 
 
 @contextlib.contextmanager

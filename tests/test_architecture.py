@@ -113,7 +113,6 @@ def test_nothing_imports_the_top_of_the_house():
         ("llama_cpp", {"llama.loaded"}),
         ("click", {n for n in MODULES if n.split(".")[0] == "cli"}),
         ("huggingface_hub", {"hub.api"}),
-        ("requests", {"hub.transfer", "hub.request"}),
         ("psutil", {"machine"}),
         ("gguf", {"gguf_file.tensor_types"}),
         ("rich", {"cli.bars", "cli.terminal.markdown", "cli.terminal.wrapping"}),
@@ -195,7 +194,7 @@ def test_what_needs_no_model_loads_nothing_that_reads_one():
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
-    slow = {"llama_cpp", "gguf", "huggingface_hub", "requests", "rich", "prompt_toolkit"}
+    slow = {"llama_cpp", "gguf", "huggingface_hub", "httpx", "httpx2", "rich", "prompt_toolkit"}
     assert not slow & set(loaded)
 
 

@@ -9,7 +9,7 @@ import click
 
 from localspec.cli.quantities import readable_bytes
 from localspec.cli.standard_streams import is_terminal
-from localspec.hub import progress
+from localspec.hub import download_job
 from localspec.presets import downloads
 
 _STATES = {"checking": "checking the file", "waiting": "waiting"}
@@ -44,7 +44,7 @@ def fetch_with_bars(plan: downloads.DownloadPlan, *, reuse: bool) -> list[Path]:
         for remote in (*plan.unchecked, *plan.missing)
     }
 
-    def show(event: progress.Progress) -> None:
+    def show(event: download_job.Progress) -> None:
         state = _STATES.get(event.state, "")
         bars.update(tasks[event.file], completed=event.received_bytes, state=state)
 
@@ -52,6 +52,6 @@ def fetch_with_bars(plan: downloads.DownloadPlan, *, reuse: bool) -> list[Path]:
         return downloads.run_download(plan, show, reuse=reuse)
 
 
-def _say_when_done(event: progress.Progress) -> None:
+def _say_when_done(event: download_job.Progress) -> None:
     if event.state == "done":
         click.echo(f"{event.file.name}: {readable_bytes(event.total_bytes)}", err=True)

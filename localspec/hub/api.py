@@ -1,7 +1,7 @@
-"""Asks the hub for metadata and lists of files. The only importer of huggingface_hub.
+"""Asks the hub for metadata, lists and content of files. The only importer of huggingface_hub.
 
-Works with huggingface_hub 0.23 to 2.x. Its classes of connection errors changed with its HTTP
-library (requests, httpx, httpx2), so they are recognised by their content, not by class.
+Works with huggingface_hub 1.x and 2.x. The classes of connection errors changed with its HTTP
+library (httpx, httpx2), so they are recognised by their names.
 Imports are late: huggingface_hub takes longer to load than everything else here together.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from localspec._version import __version__
 from localspec.errors import DownloadError, OptionError
 from localspec.hub.hub_file import HubFile, choose_quantization
-from localspec.hub.patience import HubBusyError, patiently, stated_wait
+from localspec.hub.patience import HubBusyError, patiently
 
 Result = TypeVar("Result")
 OnWait = Callable[[], None]
@@ -27,17 +27,10 @@ OnWait = Callable[[], None]
 _COMMIT = re.compile("[0-9a-f]{40}")
 _ETAG = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # it becomes the name of a file
 _TRANSIENT = {408, 429, 500, 502, 503, 504}
-# Errors of the HTTP libraries for a connection that broke: a retry may help. A connection that
-# cannot be made at all is reported at once.
-_BROKEN = {
-    "ReadError",
-    "ReadTimeout",
-    "ReadTimeoutError",
-    "WriteError",
-    "RemoteProtocolError",
-    "RemoteDisconnected",
-    "ConnectionResetError",
-}
+# Errors of the HTTP library for a connection that broke: a retry may help. A connection that
+# cannot be made is reported at once, but not in the middle of a file.
+_BROKEN = frozenset({"ReadError", "ReadTimeout", "WriteError", "RemoteProtocolError"})
+_NOT_MADE = frozenset({"ConnectError", "ConnectTimeout"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +63,6 @@ def is_offline() -> bool:
     return bool(_settings().HF_HUB_OFFLINE)
 
 
-def download_timeout_s() -> float:
-    """Seconds that a connection may stay silent."""
-    return float(_settings().HF_HUB_DOWNLOAD_TIMEOUT)
-
-
-def request_headers() -> dict[str, str]:
-    """Headers of a request to the hub, with the user's token if there is one."""
-    from huggingface_hub.utils import build_hf_headers
-
-    headers: dict[str, str] = build_hf_headers(
-        library_name="localspec", library_version=__version__
-    )
-    return {**headers, "Accept-Encoding": "identity"}
-
-
 def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
     """Ask the hub about a file, and compare the answer with the file's pin.
 
@@ -110,6 +88,36 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
     # By commit: a branch may change before the last byte is here.
     url = _url_at(file, commit)
     return RemoteFile(file=file, commit=commit, etag=etag, size_bytes=size, url=url)
+
+
+def content_of(remote: RemoteFile, begin: int, end: int | None = None) -> Iterator[bytes]:
+    """The content of a file from a byte on, in pieces as they arrive.
+
+    end: the last byte that is needed; a server without ranges sends more. Asks the hub's own
+    address each time, since the signed address that it leads to expires after about an hour.
+    Raises HubBusyError where a retry may help, else DownloadError.
+    """
+    timeout_s = float(_settings().HF_HUB_DOWNLOAD_TIMEOUT)
+    from huggingface_hub import get_session, hf_raise_for_status
+    from huggingface_hub.utils import build_hf_headers
+
+    headers = build_hf_headers(library_name="localspec", library_version=__version__)
+    headers["Accept-Encoding"] = "identity"
+    if begin or end is not None:
+        headers["Range"] = f"bytes={begin}-{'' if end is None else end}"
+    try:
+        with get_session().stream(
+            "GET", remote.url, headers=headers, timeout=timeout_s
+        ) as response:
+            hf_raise_for_status(response)
+            num_known = 0 if response.status_code == 206 else begin
+            for piece in response.iter_bytes():
+                if new := piece[num_known:]:
+                    yield new
+                num_known = max(0, num_known - len(piece))
+    except Exception as error:  # its connection errors have no common base
+        repo, may_pass = remote.file.repo, _BROKEN | _NOT_MADE
+        raise _as_download_error(repo, remote.file, error, may_pass) from None
 
 
 def pinned_file(file: HubFile, size_bytes: int) -> RemoteFile | None:
@@ -243,36 +251,28 @@ def _url_at(file: HubFile, revision: str) -> str:
 def _asking(
     repo: str, file: HubFile | None, ask: Callable[[], Result], on_wait: OnWait
 ) -> Result:
-    """The result of `ask`, retried if that may help.
-
-    Errors of huggingface_hub become DownloadError, and are not chained to it: a traceback in a
-    log would show the addresses with their signatures.
-    """
+    """The result of `ask`, retried if that may help. Raises HubBusyError or DownloadError."""
 
     def ask_once() -> Result:
         try:
             return ask()
         except Exception as error:  # its connection errors have no common base
-            raise _as_download_error(repo, file, error) from None
+            raise _as_download_error(repo, file, error, _BROKEN) from None
 
     return patiently(ask_once, on_wait)
 
 
-def _is_broken(error: BaseException | None) -> bool:
-    """Whether an existing connection broke."""
-    while error is not None:
-        if type(error).__name__ in _BROKEN:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _as_download_error(
+    repo: str, file: HubFile | None, error: Exception, may_pass: Set[str]
+) -> DownloadError:
+    """The error for one of huggingface_hub's. may_pass: names of those that a retry may help.
 
-
-def _as_download_error(repo: str, file: HubFile | None, error: Exception) -> DownloadError:
+    Raise it from None: a traceback in a log would show addresses with their signatures.
+    """
     from huggingface_hub.utils import (
         EntryNotFoundError,
         GatedRepoError,
         OfflineModeIsEnabled,
-        RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
@@ -296,17 +296,34 @@ def _as_download_error(repo: str, file: HubFile | None, error: Exception) -> Dow
             f"{repo} has no file {file.file if file else ''} at that revision",
             f"Look at {endpoint}/{repo}/tree/main",
         )
-    if isinstance(error, RepositoryNotFoundError) or status in (401, 403, 404):
-        return DownloadError(
-            f"{repo} does not exist, or is private ({endpoint} says {status})",
-            "Check the name. For a private repository set HF_TOKEN or run: hf auth login",
-        )
-    if status in _TRANSIENT:
-        return HubBusyError(f"{endpoint} answers {status}", stated_wait(response.headers))
+    if status is not None:
+        return _refusal(repo, status, response)
     what = without_secrets(f"{type(error).__name__}: {error}")
-    if _is_broken(error):
+    if type(error).__name__ in may_pass:
         return HubBusyError(f"{endpoint} gives no answer about {repo}: {what}", None)
     return DownloadError(
         f"{endpoint} cannot be asked about {repo}: {what}",
         "Check the connection, the proxy and HF_ENDPOINT.",
     )
+
+
+def _refusal(repo: str, status: int, response: Any) -> DownloadError:
+    """The error for an answer of the hub, or of the storage that it leads to."""
+    answer = f"{_endpoint()} answers {status}"
+    is_elsewhere = urlsplit(str(response.url)).netloc != urlsplit(_address()).netloc
+    if is_elsewhere:
+        answer = f"the storage that the hub leads to for {repo} answers {status}"
+    # A signed address that has expired gives 403; the next request gets a new one.
+    if status in _TRANSIENT or (is_elsewhere and status == 403):
+        return HubBusyError(answer, _stated_wait(response.headers))
+    if is_elsewhere or status not in (401, 403, 404):
+        return DownloadError(answer, "Try again later; check HF_ENDPOINT and the proxy.")
+    return DownloadError(
+        f"{repo} does not exist, or is private ({answer})",
+        "Check the name. For a private repository set HF_TOKEN or run: hf auth login",
+    )
+
+
+def _stated_wait(headers: Mapping[str, str]) -> int | None:
+    seconds = headers.get("Retry-After", "")
+    return int(seconds) if re.fullmatch(r"\d{1,9}", seconds) else None

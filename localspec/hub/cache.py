@@ -1,4 +1,4 @@
-"""Places for model files: the hub's cache, or a plain folder.
+"""Places for model files: the hub's cache, or a plain folder; and the disks they are on.
 
 The hub's cache has the layout of huggingface_hub, which llama.cpp shares:
 
@@ -15,12 +15,14 @@ blob there and so may remove it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
+from localspec.errors import DownloadError
 from localspec.hub.api import RemoteFile, cache_folder
 from localspec.hub.hub_file import HubFile
 
@@ -45,31 +47,11 @@ class Slot:
         return self.content.with_name(f"{self.content.name}.adopted{PART_SUFFIX}")
 
 
-class FileStore(Protocol):
-    """Where downloaded files are kept.
-
-    is_checked: whether only verified content gets a name there. If not, a file with the right
-    name may have any content.
-    """
-
-    root: Path
-    is_checked: bool
-
-    def find(self, file: HubFile) -> Path | None:
-        """The path of the file under its own name, or None if it is not there."""
-
-    def slot(self, remote: RemoteFile) -> Slot:
-        """Where the file's content goes."""
-
-    def publish(self, remote: RemoteFile, *, fetched: bool) -> Path:
-        """Give the whole content its name; returns the path under that name.
-
-        fetched: whether we put it there, rather than found it.
-        """
-
-
 class Folder:
-    """A `FileStore`: a plain folder with every file under its own name."""
+    """A plain folder with every file under its own name.
+
+    is_checked: whether only verified content gets a name there.
+    """
 
     is_checked = False
 
@@ -77,19 +59,25 @@ class Folder:
         self.root = root
 
     def find(self, file: HubFile) -> Path | None:
+        """The path of the file under its own name, or None if it is not there."""
         path = self.root / file.name
         return path if os.path.exists(path) else None
 
     def slot(self, remote: RemoteFile) -> Slot:
+        """Where the file's content goes."""
         path = self.root / remote.file.name
         return Slot(path, path.with_name(f".{path.name}.lock"))
 
     def publish(self, remote: RemoteFile, *, fetched: bool) -> Path:
+        """Give the whole content its name; returns the path under that name.
+
+        fetched: whether we put it there, rather than found it.
+        """
         return self.root / remote.file.name
 
 
 class HubCache:
-    """A `FileStore`: the hub's cache, which other tools share.
+    """The hub's cache, which other tools share; it has the methods of `Folder`.
 
     Raises OptionError if the environment has a value that huggingface_hub refuses.
     """
@@ -207,6 +195,52 @@ class HubCache:
         except (OSError, UnicodeDecodeError):
             return None
         return commit if re.fullmatch("[0-9a-f]{40}", commit) else None
+
+
+Place = Folder | HubCache
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space on the disk where the folder is, or will be."""
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def check_disk(num_bytes: int, folder: Path) -> None:
+    """Raise DownloadError if the folder's disk has no room for so many bytes."""
+    free = free_bytes(folder)
+    if num_bytes > free:
+        raise DownloadError(
+            f"{num_bytes} bytes are to be downloaded, {free} are free at {folder}",
+            "Make room, or choose another place: local_dir=DIR, or HF_HUB_CACHE=DIR.",
+        )
+
+
+def same_disk(path: Path, folder: Path) -> bool:
+    """Whether the file can be linked into the folder instead of copied."""
+    try:
+        return path.stat().st_dev == _existing(folder).stat().st_dev
+    except OSError:
+        return False
+
+
+def disk_error(error: OSError, path: Path) -> DownloadError:
+    """The error for a disk that failed."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DownloadError(
+            f"the disk of {path.parent} is full",
+            "Make room and run the command again; received bytes are kept.",
+        )
+    return DownloadError(
+        f"{path} cannot be read or written: {error.strerror or error}",
+        "Choose another place: local_dir=DIR, or HF_HUB_CACHE=DIR for the cache.",
+    )
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest existing one above it."""
+    while not os.path.exists(folder) and folder != folder.parent:
+        folder = folder.parent
+    return folder
 
 
 def _present(path: Path, file: HubFile) -> Path | None:

@@ -6,33 +6,56 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from typing import TypeAlias
 
 from localspec.atomic_write import sync_folder
 from localspec.errors import DownloadError
 from localspec.hub.api import RemoteFile
-from localspec.hub.cache import FileStore, Slot
-from localspec.hub.disk import check_disk, disk_error
+from localspec.hub.cache import Place, Slot, check_disk, disk_error
+from localspec.hub.hub_file import HubFile
 from localspec.hub.other_caches import ForeignFile
-from localspec.hub.progress import Progress, ProgressBoard
-from localspec.hub.transfer import Transfer, has_checksum
+from localspec.hub.transfer import counting, fetch, has_checksum
 
 _LOCK_POLL_S = 0.5
 _COPY_BYTES = 1 << 20
 
 
-class DownloadJob(threading.Thread):
-    """A thread that sets `path` or `failure`, and then says on the board that it ended.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The progress of one file.
 
-    candidate: another program's file that may have the content. cancelled: ends the job.
+    state: "checking" (bytes that are here), "downloading", "waiting" (for the hub, or for
+    another process that fetches the same file), or "done". file: for owner/repo:QUANT it is
+    named QUANT.gguf until the hub has said which file that is. total_bytes: 0 until known.
+    """
+
+    file: HubFile
+    state: str
+    received_bytes: int
+    total_bytes: int
+
+
+OnProgress = Callable[[Progress], None]
+# The methods of this queue are C functions: Ctrl-C cannot come in between.
+Events: TypeAlias = "SimpleQueue[Progress | DownloadJob]"
+
+
+class DownloadJob(threading.Thread):
+    """A thread that sets `path` or `failure`.
+
+    candidate: another program's file that may have the content. events: gets the job's
+    progress, and the job itself when it ends. cancelled: ends the job.
     """
 
     def __init__(
         self,
         remote: RemoteFile,
-        place: FileStore,
+        place: Place,
         candidate: ForeignFile | None,
-        board: ProgressBoard,
+        events: Events,
         cancelled: threading.Event,
     ) -> None:
         super().__init__(name=f"download-{remote.file.name}", daemon=True)
@@ -41,7 +64,7 @@ class DownloadJob(threading.Thread):
         self.failure: Exception | None = None
         self._place = place
         self._candidate = candidate
-        self._board = board
+        self._events = events
         self._cancelled = cancelled
 
     def run(self) -> None:
@@ -52,13 +75,13 @@ class DownloadJob(threading.Thread):
             self._tell("done", self.remote.size_bytes)
         except Exception as error:
             self.failure = error
-        self._board.end(self.remote.file)
+        self._events.put(self)
 
     def _tell(self, state: str, received: int) -> None:
         """Report progress. Raises DownloadError if the job was cancelled."""
         if self._cancelled.is_set():
             raise DownloadError("the download was stopped", "Run it again to continue.")
-        self._board.tell(
+        self._events.put(
             Progress(
                 file=self.remote.file,
                 state=state,
@@ -83,13 +106,12 @@ class DownloadJob(threading.Thread):
     @contextlib.contextmanager
     def _lock(self, path: Path) -> Iterator[None]:
         """Hold the lock that huggingface_hub takes, too; wait as long as another has it."""
-        import filelock
+        import filelock  # late: every command imports this module
 
         lock = filelock.FileLock(path)
-        while True:
+        while not lock.is_locked:
             try:
                 lock.acquire(timeout=_LOCK_POLL_S)
-                break
             except filelock.Timeout:
                 self._tell("waiting", 0)
         try:
@@ -99,54 +121,44 @@ class DownloadJob(threading.Thread):
 
     def _is_there(self, slot: Slot) -> bool:
         """Whether the content is there. Raises DownloadError if something else is."""
-        try:
-            size = slot.content.stat().st_size
-        except OSError:
-            if slot.content.is_symlink():
-                raise DownloadError(
-                    f"{slot.content} is a symbolic link to nothing", "Remove it and try again."
-                ) from None
+        if slot.content.is_symlink() and not slot.content.exists():
+            raise DownloadError(
+                f"{slot.content} is a symbolic link to nothing", "Remove it and try again."
+            )
+        if not slot.content.exists():
             return False
+        size, file = slot.content.stat().st_size, self.remote.file
         if size != self.remote.size_bytes:
             raise DownloadError(
                 f"{slot.content} is in the way: it has {size} bytes instead of "
                 f"{self.remote.size_bytes}",
                 "Remove it and try again.",
             )
-        if not self._place.is_checked:
-            self._compare(slot.content)
-        return True
-
-    def _compare(self, path: Path) -> None:
-        """Raise DownloadError if the file has the wrong content."""
-        try:
-            is_right = has_checksum(path, self.remote.checksum, self._counter())
-        except OSError as error:
+        if not self._place.is_checked and not self._has_content(slot.content):
             raise DownloadError(
-                f"{path} cannot be read: {error.strerror}", "Remove it and try again."
-            ) from error
-        if not is_right:
-            file = self.remote.file
-            raise DownloadError(
-                f"{path} is in the way: its content is not that of {file.repo}/{file.file}",
+                f"{slot.content} is in the way: its content is not that of "
+                f"{file.repo}/{file.file}",
                 "Remove it, or choose another folder, and try again.",
             )
+        return True
+
+    def _has_content(self, path: Path) -> bool:
+        return has_checksum(path, self.remote.checksum, counting(self._tell))
 
     def _obtain(self, slot: Slot) -> None:
         """Get the content, from another program or the hub, and give it its final name."""
         if self._candidate is None or not self._adopt(self._candidate.path, slot):
             if self._candidate is not None:
                 check_disk(self.remote.size_bytes, slot.content.parent)
-            Transfer(self.remote, slot.part, self._tell, self._cancelled).run()
+            fetch(self.remote, slot.part, self._tell, self._cancelled)
             os.replace(slot.part, slot.content)
         sync_folder(slot.content.parent)
 
     def _adopt(self, source: Path, slot: Slot) -> bool:
         """Use the other program's file, if its content is right.
 
-        It is linked or copied first and then checked, so that exactly what was checked gets the
-        name. A link still shares its bytes with that program, which must not have written to
-        them in the meantime.
+        It is linked or copied first and then checked, so that exactly the checked bytes get
+        the name.
         """
         slot.adopted.unlink(missing_ok=True)
         try:
@@ -156,11 +168,7 @@ class DownloadJob(threading.Thread):
                 if not os.access(source, os.R_OK):
                     return False
                 self._copy(source, slot.adopted)
-            before = slot.adopted.stat()
-            if not has_checksum(slot.adopted, self.remote.checksum, self._counter()):
-                return False
-            after = slot.adopted.stat()
-            if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
+            if not self._has_content(slot.adopted):
                 return False
             os.replace(slot.adopted, slot.content)
         finally:
@@ -170,21 +178,10 @@ class DownloadJob(threading.Thread):
 
     def _copy(self, source: Path, copy: Path) -> None:
         check_disk(self.remote.size_bytes, copy.parent)
-        count = self._counter()
+        count = counting(self._tell)
         with source.open("rb") as theirs, copy.open("xb") as ours:
-            while chunk := theirs.read(_COPY_BYTES):
-                ours.write(chunk)
-                count(len(chunk))
+            while piece := theirs.read(_COPY_BYTES):
+                ours.write(piece)
+                count(len(piece))
             ours.flush()
             os.fsync(ours.fileno())
-
-    def _counter(self) -> Callable[[int], None]:
-        """A callback for the length of each piece that is read."""
-        seen = 0
-
-        def on_bytes(num_bytes: int) -> None:
-            nonlocal seen
-            seen += num_bytes
-            self._tell("checking", seen)
-
-        return on_bytes

@@ -15,8 +15,7 @@ from pathlib import Path
 from localspec._version import __version__
 from localspec.errors import LocalspecError, PresetError, RpcError
 from localspec.hub.api import is_offline
-from localspec.hub.cache import PART_SUFFIX, HubCache
-from localspec.hub.disk import free_bytes
+from localspec.hub.cache import PART_SUFFIX, HubCache, free_bytes
 from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import usable_gpus
@@ -37,7 +36,7 @@ _LITTLE_MEMORY_BYTES = 1_000_000_000
 _BUILDS = "https://github.com/abetlen/llama-cpp-python#installation"
 # libllama's name for a feature, and the processor's flag for it.
 _FEATURES = {"AVX2": "avx2", "FMA": "fma", "AVX512": "avx512f", "DOTPROD": "asimddp"}
-_PACKAGES = ("llama-cpp-python", "numpy", "huggingface-hub", "requests")
+_PACKAGES = ("llama-cpp-python", "numpy", "huggingface-hub")
 
 
 @dataclass(frozen=True, slots=True)

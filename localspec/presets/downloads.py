@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from queue import Empty, SimpleQueue
 
 from localspec.errors import DownloadError, OptionError
 from localspec.gguf_file.projector_check import named_projectors
 from localspec.hub.api import RemoteFile, list_files, pinned_file, remote_file
-from localspec.hub.cache import FileStore, Folder, HubCache, Slot
-from localspec.hub.disk import check_disk, free_bytes, same_disk
-from localspec.hub.download_job import DownloadJob
+from localspec.hub.cache import (
+    Folder,
+    HubCache,
+    Place,
+    Slot,
+    check_disk,
+    free_bytes,
+    same_disk,
+)
+from localspec.hub.download_job import DownloadJob, Events, OnProgress, Progress
 from localspec.hub.hub_file import HubFile, HubModel, choose_quantization, is_of_model
 from localspec.hub.other_caches import ForeignFile, find_elsewhere
 from localspec.hub.patience import BEAT_S
-from localspec.hub.progress import OnProgress, Progress, ProgressBoard
 from localspec.presets.located import path_of
 from localspec.presets.preset import LocalModel, PackagedModel, Preset, hub_files
 from localspec.presets.presets import load_presets, no_such_preset, stands_for
@@ -38,7 +46,7 @@ class DownloadPlan:
     fetch, without bytes received before. free_bytes: on the disk of the place.
     """
 
-    place: FileStore
+    place: Place
     files: tuple[HubFile, ...]
     present: dict[HubFile, Path]
     unchecked: tuple[RemoteFile, ...]
@@ -127,46 +135,61 @@ def run_download(plan: DownloadPlan, on_progress: OnProgress, *, reuse: bool) ->
     linked = {file for file, one in candidates.items() if same_disk(one.path, plan.place.root)}
     written = [remote for remote in plan.missing if remote.file not in linked]
     check_disk(_num_bytes(written, plan.place), plan.place.root)
-    board, cancelled = ProgressBoard(), threading.Event()
+    events: Events = SimpleQueue()
+    cancelled = threading.Event()
     jobs = [
-        DownloadJob(remote, plan.place, candidates.get(remote.file), board, cancelled)
+        DownloadJob(remote, plan.place, candidates.get(remote.file), events, cancelled)
         for remote in (*plan.unchecked, *plan.missing)
     ]
-    paths = dict(plan.present)
     try:
-        for job in _run_together(jobs, board, on_progress):
-            paths[job.remote.file] = job.path
+        _run_together(jobs, events, on_progress)
     finally:
         cancelled.set()
         end = time.monotonic() + _JOIN_S
         for job in jobs:
             if job.is_alive():
                 job.join(max(0.0, end - time.monotonic()))
+    paths = {**plan.present, **{job.remote.file: job.path for job in jobs}}
     return [paths[file] for file in plan.files]
 
 
-def _run_together(
-    jobs: Iterable[DownloadJob], board: ProgressBoard, on_progress: OnProgress
-) -> Iterator[DownloadJob]:
-    """Run the jobs, a few at a time; yields each when it ends. Raises the first failure."""
-    waiting = list(jobs)
-    running: dict[HubFile, DownloadJob] = {}
+def _run_together(jobs: Sequence[DownloadJob], events: Events, on_progress: OnProgress) -> None:
+    """Run the jobs, a few at a time. Raises the first failure."""
+    waiting, running = list(jobs), set[DownloadJob]()
     latest: dict[HubFile, Progress] = {}
     while waiting or running:
         while waiting and len(running) < _MAX_AT_ONCE:
             job = waiting.pop(0)
-            running[job.remote.file] = job
+            running.add(job)
             job.start()
-        news, ended = board.take(BEAT_S)
-        latest |= {progress.file: progress for progress in news}
+        news, ended = _taken(events)
+        latest |= news
         # Without news, the same again: the caller may want to stop the download.
-        for progress in news or [latest[file] for file in running if file in latest]:
+        for progress in (news or latest).values():
             on_progress(progress)
-        for file in ended:
-            job = running.pop(file)
+        for job in ended:
+            running.remove(job)
+            latest.pop(job.remote.file, None)
             if job.failure is not None:
                 raise job.failure
-            yield job
+
+
+def _taken(events: Events) -> tuple[dict[HubFile, Progress], list[DownloadJob]]:
+    """The latest progress of each file, so that a slow reader is never behind; and ended jobs.
+
+    Waits a moment if there are none.
+    """
+    news: dict[HubFile, Progress] = {}
+    ended: list[DownloadJob] = []
+    with contextlib.suppress(Empty):
+        event = events.get(timeout=BEAT_S)
+        while True:
+            if isinstance(event, Progress):
+                news[event.file] = event
+            else:
+                ended.append(event)
+            event = events.get_nowait()
+    return news, ended
 
 
 def _files_of(source: str | Preset, on_progress: OnProgress, *, mmproj: bool) -> list[HubFile]:
@@ -213,7 +236,7 @@ def _chosen(model: Quantized, listed: dict[str, HubFile], *, mmproj: bool) -> li
     return [listed[name] for name in chosen]
 
 
-def _place_for(local_dir: str | os.PathLike[str] | None) -> FileStore:
+def _place_for(local_dir: str | os.PathLike[str] | None) -> Place:
     """The user's folder, or the hub's cache. Raises OptionError for an invalid path."""
     if local_dir is None:
         return HubCache()
@@ -256,7 +279,7 @@ def _not_compared(file: HubFile, path: Path, error: DownloadError) -> DownloadEr
     )
 
 
-def _check_names(remotes: Iterable[RemoteFile], place: FileStore) -> None:
+def _check_names(remotes: Iterable[RemoteFile], place: Place) -> None:
     """Raise DownloadError if different contents would get the same name."""
     names: dict[str, RemoteFile] = {}
     for remote in remotes:
@@ -274,7 +297,7 @@ def _check_names(remotes: Iterable[RemoteFile], place: FileStore) -> None:
             )
 
 
-def _num_bytes(remotes: Iterable[RemoteFile], place: FileStore) -> int:
+def _num_bytes(remotes: Iterable[RemoteFile], place: Place) -> int:
     """Bytes still to be written; files with the same content count once."""
     sizes = {}
     for remote in remotes:
