@@ -25,10 +25,9 @@ from localspec.engine.cache_pool import CachePool
 from localspec.engine.engine import Engine
 from localspec.engine.lane import Lane
 from localspec.engine.models import Models
-from localspec.isolated import kept_pictures
-from localspec.isolated.channel import Channel
+from localspec.isolated import child
 from localspec.isolated.isolated_engine import IsolatedEngine
-from localspec.isolated.process import ChildProcess
+from localspec.isolated.process import Channel, ChildProcess
 from localspec.llama import joint, projector
 from localspec.llama.head import LlamaHead
 from localspec.llama.hidden_rows import HiddenRows
@@ -307,7 +306,7 @@ def keep_pictures(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
 
 def keep_sent_pictures(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     """Let a process of its own keep pictures of so many bytes."""
-    monkeypatch.setattr(kept_pictures, "KEPT_PICTURE_BYTES", num_bytes)
+    monkeypatch.setattr(child, "KEPT_PICTURE_BYTES", num_bytes)
 
 
 def replace_open_target(monkeypatch: pytest.MonkeyPatch, opened: Callable[..., Any]) -> None:

@@ -33,7 +33,6 @@ STEP = ("speculative/loop.py", "speculative/lookup.py", "speculative/proposers.p
 CACHES = ("engine/cache_pool.py", "llama/cache.py", "llama/context.py", "llama/model.py")
 HEADS = ("speculative/heads.py", "llama/head.py", "llama/hidden_rows.py")
 PROCESS = (
-    "isolated/channel.py",
     "isolated/isolated_engine.py",
     "isolated/process.py",
     "streaming/answer.py",

@@ -25,7 +25,7 @@ from localspec import (
 from localspec.chat.session import read_session, save_session
 from localspec.chat.template import BUILT_IN
 from localspec.cli import main
-from localspec.isolated.kept_pictures import KeptPictures
+from localspec.isolated.child import KeptPictures
 from localspec.pictures.picture import Picture
 from localspec.preflight.room import MemoryRoom
 from localspec.presets.presets import user_presets_file
@@ -217,7 +217,7 @@ def test_a_picture_is_sent_to_the_process_once(pair, engine, monkeypatch):
             sent.append(len(pickle.dumps(value)))
             return ForkingPickler.dumps(value)
 
-    monkeypatch.setattr("localspec.isolated.channel.ForkingPickler", Counted)
+    monkeypatch.setattr("localspec.isolated.process.ForkingPickler", Counted)
     large, target, mmproj = random_picture(3, 400, 300), *pair
     expected, asked = chat_of(engine), {"images": [large], **KEYWORDS}
     with localspec.IsolatedEngine(target=target, mmproj=mmproj) as apart:

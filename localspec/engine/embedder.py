@@ -71,8 +71,7 @@ class Embedder:
             raise OptionError(f"dimensions is {dimensions}", f"Choose 1 to {self.width}.")
         given = [texts] if isinstance(texts, str) else texts
         with self._in_use:
-            read = [self._tokens(each) for each in given]
-            read = [self._fitting(each, truncate=truncate) for each in read]
+            read = [self._fitting(self._tokens(each), truncate=truncate) for each in given]
             vectors = self._model.pooled(read)[:, :dimensions]
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         lengths[lengths == 0] = 1
@@ -86,8 +85,8 @@ class Embedder:
         if not self.ranks:
             raise OptionError(f"{self.name} is no reranker", "Choose a model that is.")
         with self._in_use:
-            read = [self._model.tokens_of_pair(query, each) for each in documents]
-            read = [self._fitting(each, truncate=truncate) for each in read]
+            pairs = [self._model.tokens_of_pair(query, each) for each in documents]
+            read = [self._fitting(each, truncate=truncate) for each in pairs]
             scores = self._model.pooled(read)[:, 0]
         return Embedded(scores, sum(map(len, read)))
 

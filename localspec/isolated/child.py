@@ -20,14 +20,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from localspec.engine.embedder import Embedder, load_embedder
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load
 from localspec.errors import EngineError
 from localspec.isolated.facts import facts_of
-from localspec.isolated.kept_pictures import KeptPictures
 from localspec.isolated.watch import Watch
 from localspec.pictures.cells import has_cells
-from localspec.pictures.picture import Picture
+from localspec.pictures.picture import KEPT_PICTURE_BYTES, Picture
 from localspec.speculative.metrics import Provenance
 from localspec.streaming.answer import Answer, close_behind
 from localspec.streaming.answer_text import Said
@@ -69,6 +69,38 @@ class _RemoteExchange(Exchange):
 
     def on_prompt(self, num_decoded: int, num_tokens: int) -> None:
         self._report((num_decoded, num_tokens, False))
+
+
+class KeptPictures:
+    """The pictures shown last, by digest, so that none is sent again with each question."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, Picture] = {}  # the oldest first
+        self._changing = threading.Lock()  # each pipe has a thread
+
+    def keep(self, pictures: Sequence[Picture]) -> tuple[Picture, ...]:
+        """Keep them, and let older ones go where all of them are too much.
+
+        Returns them: where one was here, what was, so that no pixels are in memory twice.
+        """
+        with self._changing:
+            found = tuple(self._kept.setdefault(each.digest, each) for each in pictures)
+            for each in found:  # they are the youngest now
+                self._kept[each.digest] = self._kept.pop(each.digest)
+            num_bytes = sum(len(each.rgb) for each in self._kept.values())
+            while num_bytes > KEPT_PICTURE_BYTES:
+                num_bytes -= len(self._kept.pop(next(iter(self._kept))).rgb)
+            return found
+
+    def named(self, digests: Sequence[bytes]) -> tuple[Picture, ...] | None:
+        """The pictures with these digests; None if one is not there any more."""
+        with self._changing:
+            found = [self._kept.get(digest) for digest in digests]
+        pictures = tuple(each for each in found if each is not None)
+        if len(pictures) < len(found):
+            return None
+        self.keep(pictures)
+        return pictures
 
 
 class _Shared:
@@ -353,6 +385,21 @@ def serve_engine(
             _serve(main, shared)  # in this thread, as if there were no others
 
 
+def serve_embedder(pipe: Connection, path: Path) -> None:
+    """Load an embedder, then answer requests until the other process closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application to handle
+    with contextlib.suppress(EOFError, OSError):
+        try:
+            embedder = load_embedder(path)
+        except Exception as error:
+            pipe.send((0, "error", error))
+            return
+        with embedder:
+            pipe.send((0, "done", None))
+            while True:
+                _answer_request(pipe, embedder)
+
+
 def _serve(pipe: Connection, shared: _Shared) -> None:
     """Answer the requests of a pipe until it is closed."""
     served = Served(shared, lambda told: pipe.send((0, "progress", told)))
@@ -364,7 +411,7 @@ def _serve(pipe: Connection, shared: _Shared) -> None:
             served.end(0)
 
 
-def _answer_request(pipe: Connection, served: Served) -> None:
+def _answer_request(pipe: Connection, served: Served | Embedder) -> None:
     number, method, arguments, keywords = pipe.recv()
     try:
         answer = (number, "done", getattr(served, method)(*arguments, **keywords))

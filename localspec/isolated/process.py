@@ -1,24 +1,27 @@
-"""The process of an `IsolatedEngine`, as the application's process sees it."""
+"""The child processes of engines and embedders, and the pipes to them."""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.engine.sources import servers_used
 from localspec.errors import ClosedError, CrashedError, EngineError, RpcError
-from localspec.isolated.channel import Channel
 from localspec.isolated.facts import EngineFacts
 from localspec.llama.rpc_servers import ask_servers
 from localspec.preflight.plan import MOST_PARALLEL
-from localspec.streaming.access import EngineTurn
+from localspec.streaming.access import Access, EngineTurn, in_use
+from localspec.streaming.cancellation import CancelCheck, never
 
 if TYPE_CHECKING:
     from localspec.engine.sources import LoadKeywords
@@ -32,17 +35,18 @@ _WRITING_S = 120.0  # in addition, where it keeps caches on disk
 CHILD_SILENCE_S = 600.0
 
 
-def _serve(*arguments: Any) -> None:
-    """`serve_engine`, whose module loads libllama: in the child, not here."""
-    from localspec.isolated.child import serve_engine
+def _serve(name: str, *arguments: Any) -> None:
+    """Run a function of `child`, whose module loads libllama: in the child, not here."""
+    from localspec.isolated import child
 
-    serve_engine(*arguments)
+    getattr(child, name)(*arguments)
 
 
 class _Child:
     """The process itself, and how it ended. servers: RPC servers that its models are on.
 
-    is_closed: whether the engine is. last_words: see `Host`. patience_s: for it to end.
+    is_closed: whether the engine is. last_words: of libllama, before it ended the process.
+    patience_s: for it to end.
     """
 
     def __init__(
@@ -123,6 +127,95 @@ class _Child:
                 self.process.join()
 
 
+class Channel:
+    """A pipe to the child: of an answer, or for calls that belong to none.
+
+    pipe: a Connection, which Windows has another class for. turn: of the answer that has it.
+    is_torn: whether a message may have been written or read in part.
+    """
+
+    def __init__(self, pipe: Any, host: _Child) -> None:
+        self.turn: EngineTurn | None = None
+        self.is_torn = False
+        self._pipe = pipe
+        self._host = host
+        self._one_call = Access()
+        self._num_calls = 0
+        self._num_open = 0  # calls whose answers have not come
+
+    def call(
+        self,
+        method: str,
+        *arguments: Any,
+        on_report: Callable[[Any], None] | None = None,
+        **keywords: Any,
+    ) -> Any:
+        """The result of `Served.method`, or its error. Raises CrashedError for a lost child.
+
+        on_report: gets what the child reports meanwhile.
+        """
+        with self._one_call.turn() as turn, turn:
+            self._one_call.take(turn, in_use, waits=True)
+            self._num_calls += 1
+            request = ForkingPickler.dumps((self._num_calls, method, arguments, keywords))
+            with contextlib.suppress(OSError):  # what is wrong is found out below
+                self._whole(self._pipe.send_bytes, request)
+            return self.answer(on_report)
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether this very thread makes a call, which a finalizer or a signal interrupted."""
+        return self._one_call.is_held_here
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a call before this one was left, and its answer may still come."""
+        return self._num_open > 1
+
+    def poll(self, seconds: float | None) -> bool:
+        """Wait so long, or without end, for a message; whether there is one."""
+        return bool(self._pipe.poll(seconds))
+
+    def answer(self, on_report: Callable[[Any], None] | None) -> Any:
+        """The answer to the last call; before any, to the load."""
+        number, kind, value = -1, "", None
+        self._num_open += 1
+        # A call that an exception of a signal handler ended has left its answer behind.
+        while number != self._num_calls or kind in ("progress", "last words"):
+            try:
+                self._host.wait(self)  # it may be interrupted: nothing is read yet
+                number, kind, value = pickle.loads(self._whole(self._pipe.recv_bytes))
+            except (EOFError, OSError) as error:
+                raise self._host.lost() from error
+            if kind == "progress" and on_report is not None:
+                on_report(value)
+            elif kind == "last words":
+                self._host.last_words = f" ({' '.join(value.split())})"
+        self._num_open = 0
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def _whole(self, move: Callable[..., Any], *message: Any) -> Any:
+        """The result of sending or receiving a message.
+
+        If a signal handler raises in the middle of a message, nobody knows where the next one
+        begins: the child can no longer be used.
+        """
+        try:
+            return move(*message)
+        except BaseException:
+            self.is_torn = True
+            raise
+
+    def close(self, is_cancelled: CancelCheck = never) -> None:
+        """Close it, once a call that another thread makes is answered. Idempotent."""
+        self._one_call.end_here()
+        with self._one_call.turn() as turn, turn:
+            self._one_call.take(turn, in_use, waits=True, is_cancelled=is_cancelled)
+            self._pipe.close()
+
+
 class ChildProcess:
     """A running child with its pipes: a channel for each answer, one for calls that belong to
     none, and one for cancels, which have no answer.
@@ -151,7 +244,7 @@ class ChildProcess:
         theirs = [there for _, there in pipes]
         process = context.Process(
             target=_serve,
-            args=(theirs, cancels, preset, arguments, servers),
+            args=("serve_engine", theirs, cancels, preset, arguments, servers),
             daemon=True,
             name="localspec",
         )
@@ -225,3 +318,43 @@ def _num_answers(arguments: LoadKeywords) -> int:
     """How many answers may run at once; of a number that `load` refuses, one."""
     asked = arguments.get("parallel", 1)
     return asked if isinstance(asked, int) and 1 <= asked <= MOST_PARALLEL else 1
+
+
+class IsolatedEmbedder:
+    """The methods of an `Embedder` in a child, by `call`, one at a time, once it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        process = context.Process(
+            target=_serve,
+            args=("serve_embedder", there, path),
+            daemon=True,
+            name="localspec-embedder",
+        )
+        self._child = _Child(process, (), CHILD_PATIENCE_S)
+        self._channel = Channel(here, self._child)
+        process.start()
+        there.close()  # so that the end of the child is the end of the pipe
+
+    @property
+    def process_id(self) -> int | None:
+        """The child's number, for whoever watches processes."""
+        return self._child.process.pid
+
+    def wait(self) -> None:
+        """Wait until it is loaded. Raises what `load_embedder` does, and CrashedError."""
+        self._channel.answer(None)
+
+    def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """The method's result. Raises what it raises, and CrashedError for a lost child."""
+        return self._channel.call(method, *arguments, **keywords)
+
+    def kill(self) -> None:
+        """End the child in the midst of what it does, from any thread; close it then."""
+        self._child.process.kill()
+
+    def close(self) -> None:
+        """End the child, while nothing is asked of it. Idempotent."""
+        self._channel.close()
+        self._child.end()

@@ -8,6 +8,8 @@ import localspec.llama.loaded  # noqa: F401  libllama before NumPy
 
 import ctypes
 import functools
+import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ from localspec.gguf_file.content import FileContent, require_unwritten
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import context_to_open
 from localspec.llama import params as llama_params
+from localspec.llama.batch import TextPart, TokenBatch
 from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle
 from localspec.llama.library import llama_cpp
@@ -38,7 +41,7 @@ class LlamaEmbedder(LlamaContext):
 
     def __init__(self, handle: Handle, context_length: int, batch_size: int) -> None:
         super().__init__(handle)
-        self._batch_size = batch_size
+        self._batch_size, self._batch = batch_size, TokenBatch(batch_size)
         model = handle.model
         vocab = llama_cpp.llama_model_get_vocab(model)
         self.vocabulary = LlamaVocabulary(vocab, handle.require_open, handle.in_use)
@@ -50,15 +53,15 @@ class LlamaEmbedder(LlamaContext):
                 "Choose an embedding model, whose file has a pooling_type.",
             )
         self.ranks = pooling == llama_cpp.LLAMA_POOLING_TYPE_RANK
-        count = llama_cpp.llama_model_n_cls_out if self.ranks else _width
+        count = (
+            llama_cpp.llama_model_n_cls_out if self.ranks else llama_cpp.llama_model_n_embd_out
+        )
         self.width = int(count(model))
         template: bytes | None = llama_cpp.llama_model_chat_template(model, _PAIR)
         self._pair = None if template is None else template.decode("utf-8", "replace")
         self._begin, self._end = _around(vocab)
-        self._eos, self._sep = (
-            llama_cpp.llama_vocab_eos(vocab),
-            llama_cpp.llama_vocab_sep(vocab),
-        )
+        self._eos = llama_cpp.llama_vocab_eos(vocab)
+        self._sep = llama_cpp.llama_vocab_sep(vocab)
 
     @classmethod
     def open(
@@ -148,38 +151,20 @@ class LlamaEmbedder(LlamaContext):
         self.require_open()
         if self.handle.memory is not None:
             llama_cpp.llama_memory_clear(self.handle.memory, True)  # noqa: FBT003
-        rows = [
-            (sequence, position, token)
-            for sequence, text in enumerate(texts)
-            for position, token in enumerate(text)
-        ]
+        rows = [(text, at) for text, tokens in enumerate(texts) for at in range(len(tokens))]
         for begin in range(0, len(rows), self._batch_size):
-            part = rows[begin : begin + self._batch_size]
-            self._decode(part)
-            for sequence, position, _token in part:
-                if position == len(texts[sequence]) - 1:
-                    pointer = llama_cpp.llama_get_embeddings_seq(self.handle.context, sequence)
-                    out[sequence] = np.ctypeslib.as_array(pointer, (self.width,))
-
-    def _decode(self, rows: Sequence[tuple[int, int, int]]) -> None:
-        """rows: sequence, position and token of each."""
-        num_tokens = len(rows)
-        self._start_decode(num_tokens)
-        batch = llama_cpp.llama_batch_init(num_tokens, 0, 1)
-        try:
-            for at, (sequence, position, token) in enumerate(rows):
-                batch.token[at], batch.pos[at] = token, position
-                batch.n_seq_id[at], batch.seq_id[at][0] = 1, sequence
-                batch.logits[at] = 1
-            batch.n_tokens = num_tokens
-            status = llama_cpp.llama_decode(self.handle.context, batch)
-        finally:
-            llama_cpp.llama_batch_free(batch)
-        self._check_decoded(status, num_tokens, 0)
-
-
-def _width(model: int | None) -> int:
-    return int(llama_cpp.llama_model_n_embd_out(model))
+            some, parts = rows[begin : begin + self._batch_size], []
+            for number, group in itertools.groupby(some, key=operator.itemgetter(0)):
+                places = [at for _, at in group]
+                tokens = texts[number][places[0] : places[-1] + 1]
+                parts.append(TextPart(number, places[0], tokens, len(tokens), 0))
+            self._start_decode(len(some))
+            status = llama_cpp.llama_decode(self.handle.context, self._batch.joined(parts))
+            self._check_decoded(status, len(some), 0)
+            for number, at in some:
+                if at == len(texts[number]) - 1:
+                    pointer = llama_cpp.llama_get_embeddings_seq(self.handle.context, number)
+                    out[number] = np.ctypeslib.as_array(pointer, (self.width,))
 
 
 def _around(vocab: Any) -> tuple[list[int], list[int]]:

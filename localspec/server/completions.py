@@ -194,20 +194,4 @@ def _inputs(fields: Fields) -> list[Input]:
 
 def raw_prompts(fields: Fields) -> list[RawPrompt]:
     """One prompt or several, each a text or token ids."""
-    value = fields.any("prompt")
-    if isinstance(value, str) or _is_tokens(value):
-        return [RawPrompt(value)]
-    is_list = isinstance(value, list) and 0 < len(value) <= MOST_ANSWERS
-    if not is_list or not all(isinstance(each, str) or _is_tokens(each) for each in value):
-        fields.refuse(
-            "prompt", f"Give a string, a list of token ids, or up to {MOST_ANSWERS} of these."
-        )
-    return [RawPrompt(each) for each in value]
-
-
-def _is_tokens(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
-    )
+    return [RawPrompt(each) for each in fields.prompts("prompt", MOST_ANSWERS)]

@@ -5,41 +5,43 @@ from __future__ import annotations
 import abc
 import base64
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from localspec.engine.embedder import Embedded
 from localspec.server.answering import Service
 from localspec.server.fields import Fields
 from localspec.server.form import Aside
 
 _MOST_INPUTS = 2048  # as at OpenAI
 
-Vectors = Sequence[Sequence[float]]
-
 
 class _EmbeddingAside(Aside):
-    """A request for the vectors of texts. A subclass reads it, and writes the response."""
+    """A request for vectors or scores. A subclass reads it, and writes the response.
 
-    _inputs: Sequence[str | Sequence[int]]
-    _keywords: Mapping[str, Any]
+    _call: the method of the model and its arguments, the last of which is the texts.
+    """
+
+    _call: tuple[Any, ...]
+    _keywords: Mapping[str, Any] = {}
 
     async def result(self, service: Service) -> Any:
         started_s = time.monotonic()
         embedder = service.models.embedder_named(self.model_name)
         was_loaded = embedder.isolated is not None
-        if not self._inputs:  # the model is to be loaded
-            values, num_tokens = (await embedder.call("embed", ["a"])).values[:0], 0
-        else:
-            values, num_tokens = await embedder.call("embed", self._inputs, **self._keywords)
-            service.counters.add_embedded(embedder.name, len(self._inputs), num_tokens)
-        self._name = embedder.name
+        *method, texts = self._call
+        if texts:
+            found = await embedder.call(*method, texts, **self._keywords)
+            service.counters.add_embedded(embedder.name, len(texts), found.num_tokens)
+        else:  # the model is to be loaded
+            found = Embedded((await embedder.call(*method, ["a"])).values[:0], 0)
         self._load_s = 0.0 if was_loaded else embedder.load_s
         self._total_s = time.monotonic() - started_s
-        return self._written(values, num_tokens)
+        return self._written(embedder.name, *found)
 
     @abc.abstractmethod
-    def _written(self, vectors: Any, num_tokens: int) -> Any:
-        """The response. vectors: (inputs, dimensions) float32."""
+    def _written(self, name: str, values: Any, num_tokens: int) -> dict[str, Any]:
+        """The response. values: (inputs, dimensions) or (inputs,) float32."""
 
 
 class Embeddings(_EmbeddingAside):
@@ -47,26 +49,20 @@ class Embeddings(_EmbeddingAside):
 
     def __init__(self, fields: Fields) -> None:
         super().__init__(fields)
-        self._inputs = _inputs(fields, "input")
-        self._keywords = {"dimensions": _dimensions(fields)}
+        self._call = "embed", fields.prompts("input", _MOST_INPUTS)
+        self._keywords = {"dimensions": _at_least_1(fields, "dimensions")}
         self._format = fields.text("encoding_format") or "float"
         if self._format not in ("float", "base64"):
             fields.refuse("encoding_format", "Choose float or base64.")
 
-    def _written(self, vectors: Any, num_tokens: int) -> dict[str, Any]:
-        in_text = self._format == "base64"  # of little-endian float32
-        data = [
-            {
-                "object": "embedding",
-                "index": index,
-                "embedding": base64.b64encode(each.astype("<f4").tobytes()).decode()
-                if in_text
-                else each.tolist(),
-            }
-            for index, each in enumerate(vectors)
-        ]
-        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        return {"object": "list", "data": data, "model": self._name, "usage": usage}
+    def _written(self, name: str, values: Any, num_tokens: int) -> dict[str, Any]:
+        data = []
+        for index, each in enumerate(values):
+            vector = each.tolist()
+            if self._format == "base64":  # of little-endian float32
+                vector = base64.b64encode(each.astype("<f4").tobytes()).decode()
+            data.append({"object": "embedding", "index": index, "embedding": vector})
+        return {"object": "list", "data": data, "model": name, "usage": _usage(num_tokens)}
 
 
 class OllamaEmbed(_EmbeddingAside):
@@ -74,14 +70,17 @@ class OllamaEmbed(_EmbeddingAside):
 
     def __init__(self, fields: Fields) -> None:
         super().__init__(fields)
-        self._inputs = _inputs(fields, "input") if fields.any("input") else []
+        self._call = (
+            "embed",
+            fields.prompts("input", _MOST_INPUTS) if fields.any("input") else [],
+        )
         is_cut = fields.flag("truncate") is not False
-        self._keywords = {"dimensions": _dimensions(fields), "truncate": is_cut}
+        self._keywords = {"dimensions": _at_least_1(fields, "dimensions"), "truncate": is_cut}
 
-    def _written(self, vectors: Any, num_tokens: int) -> dict[str, Any]:
+    def _written(self, name: str, values: Any, num_tokens: int) -> dict[str, Any]:
         return {
-            "model": self._name,
-            "embeddings": [each.tolist() for each in vectors],
+            "model": name,
+            "embeddings": values.tolist(),
             "total_duration": round(1e9 * self._total_s),
             "load_duration": round(1e9 * self._load_s),
             "prompt_eval_count": num_tokens,
@@ -94,68 +93,50 @@ class OllamaEmbeddings(_EmbeddingAside):
     def __init__(self, fields: Fields) -> None:
         super().__init__(fields)
         text = fields.text("prompt")
-        self._inputs, self._keywords = [text] if text else [], {"truncate": True}
+        self._call, self._keywords = ("embed", [text] if text else []), {"truncate": True}
 
-    def _written(self, vectors: Any, num_tokens: int) -> dict[str, Any]:
-        return {"embedding": vectors[0].tolist() if len(vectors) else []}
+    def _written(self, name: str, values: Any, num_tokens: int) -> dict[str, Any]:
+        return {"embedding": values[0].tolist() if len(values) else []}
 
 
-class Rerank(Aside):
+class Rerank(_EmbeddingAside):
     """A request to /v1/rerank: which documents fit a query."""
 
     def __init__(self, fields: Fields) -> None:
         super().__init__(fields)
-        self._query = fields.text("query")
-        if not self._query:
+        query, given = fields.text("query"), fields.any("documents")
+        if not query:
             fields.refuse("query", "Give a text.")
-        given = fields.any("documents")
-        is_list = isinstance(given, list) and 0 < len(given) <= _MOST_INPUTS
-        documents = given if is_list else []
+        documents = given if isinstance(given, list) else []
         texts = [each.get("text") if isinstance(each, dict) else each for each in documents]
-        if not is_list or not all(isinstance(each, str) for each in texts):
+        if not 0 < len(texts) <= _MOST_INPUTS or not all(isinstance(x, str) for x in texts):
             fields.refuse("documents", f"Give a list of 1 to {_MOST_INPUTS} texts.")
-        self._documents = texts
-        self._top = fields.whole("top_n")
-        if self._top is not None and self._top < 1:
-            fields.refuse("top_n", "Give 1 or more.")
+        self._call = "rank", query, texts
+        self._top = _at_least_1(fields, "top_n")
         self._returns_documents = bool(fields.flag("return_documents"))
 
-    async def result(self, service: Service) -> Any:
-        embedder = service.models.embedder_named(self.model_name)
-        found = await embedder.call("rank", self._query, self._documents)
-        service.counters.add_embedded(embedder.name, len(self._documents), found.num_tokens)
-        scores = found.values.tolist()
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])
-        results = []
-        for index in order[: self._top]:
-            result = {"index": index, "relevance_score": scores[index]}
+    def _written(self, name: str, values: Any, num_tokens: int) -> dict[str, Any]:
+        scores, texts = values.tolist(), self._call[-1]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._top]
+        results: list[dict[str, Any]] = []
+        for index in order:
+            results.append({"index": index, "relevance_score": scores[index]})
             if self._returns_documents:
-                result["document"] = {"text": self._documents[index]}
-            results.append(result)
-        usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
-        return {"object": "list", "model": embedder.name, "results": results, "usage": usage}
+                results[-1]["document"] = {"text": texts[index]}
+        return {
+            "object": "list",
+            "model": name,
+            "results": results,
+            "usage": _usage(num_tokens),
+        }
 
 
-def _inputs(fields: Fields, name: str) -> list[Any]:
-    """One text or several, each as text or token ids. Raises RequestError."""
-    value = fields.any(name)
-    given = [value] if isinstance(value, str) or _is_ids(value) else value
-    is_list = isinstance(given, list) and 0 < len(given) <= _MOST_INPUTS
-    if not is_list or not all(isinstance(each, str) or _is_ids(each) for each in given):
-        fields.refuse(
-            name, f"Give a text, a list of token ids, or up to {_MOST_INPUTS} of these."
-        )
-    return list(given)
+def _usage(num_tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
-def _is_ids(value: object) -> bool:
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(each, int) and not isinstance(each, bool) for each in value)
-
-
-def _dimensions(fields: Fields) -> int | None:
-    number = fields.whole("dimensions")
+def _at_least_1(fields: Fields, name: str) -> int | None:
+    number = fields.whole(name)
     if number is not None and number < 1:
-        fields.refuse("dimensions", "Give 1 or more.")
+        fields.refuse(name, "Give 1 or more.")
     return number

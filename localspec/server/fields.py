@@ -81,6 +81,15 @@ class Fields:
             self.refuse(name, f"Give a string, or up to {MOST_TEXTS} of them.")
         return value
 
+    def prompts(self, name: str, most: int) -> list[str | list[int]]:
+        """One prompt, or up to so many, each a string or token ids."""
+        value = self._value(name)
+        given = [value] if isinstance(value, str) or _is_ids(value) else value
+        is_list = isinstance(given, list) and 0 < len(given) <= most
+        if not is_list or not all(isinstance(each, str) or _is_ids(each) for each in given):
+            self.refuse(name, f"Give a string, a list of token ids, or up to {most} of these.")
+        return list(given)
+
     def object(self, name: str) -> Fields | None:
         """An object."""
         value = self._value(name)
@@ -128,6 +137,13 @@ def _shown(value: Any) -> str:
     parts = json.JSONEncoder(ensure_ascii=False).iterencode(value)
     text = "".join(islice(parts, _MOST_SHOWN))  # a value can be as long as the body
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} …"
+
+
+def _is_ids(value: object) -> bool:
+    """Whether it is a list of token ids, at least one."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(each, int) and not isinstance(each, bool) for each in value)
 
 
 def _is_number(value: object) -> bool:
