@@ -56,23 +56,16 @@ def test_what_is_no_text_of_bearable_size_is_refused(tmp_path, content, words):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("photo.png", b"\x89PNG\r\n\x1a\n\0\0", "photo.png is an image (PNG)"),
-        ("photo.txt", b"\xff\xd8\xff\xe0\0\x10JFIF", "photo.txt is an image (JPEG)"),
-        ("x", b"GIF89a\1\0\1\0\0\0\0", "x is an image (GIF)"),
-        ("x", b"RIFF\x24\0\0\0WEBPVP8 ", "x is an image (WebP)"),
-        ("x", b"RIFF\x24\0\0\0WAVEfmt ", "x is an audio file (WAV)"),
-        ("x", b"RIFF\x24\0\0\0AVI LIST", "x is a video (AVI)"),
-        ("x", b"\0\0\0\x18ftypheic", "x is an image (HEIC)"),
-        ("x", b"\0\0\0\x18ftypM4A ", "x is an audio file (M4A)"),
-        ("x", b"\0\0\0\x14ftypqt  ", "x is a video (MOV)"),
-        ("x", b"\0\0\0\x18ftypisom", "x is a video (MP4)"),
-        ("x", b"ID3\x04\0\0\0\0", "x is an audio file (MP3)"),
-        ("x", b"\xff\xfb\x90\0", "x is an audio file (MP3)"),
-        ("x", b"OggS\0\2", "x is an audio file (Ogg)"),
-        ("x", b"\x1aE\xdf\xa3\x9f", "x is a video (Matroska or WebM)"),
+        ("photo.png", b"\x89PNG\r\n\x1a\n\0\0", "photo.png is an image"),
+        ("photo.txt", b"\xff\xd8\xff\xe0\0\x10JFIF", "photo.txt is an image"),
+        ("x", b"RIFF\x24\0\0\0WAVEfmt ", "x is an audio file"),
+        ("x", b"\0\0\0\x18ftypheic", "x is an image"),
+        ("x", b"\0\0\0\x18ftypM4A ", "x is an audio file"),
+        ("x", b"\0\0\0\x18ftypisom", "x is a video"),
+        ("x", b"\xff\xfb\x90\0", "x is an audio file"),
         ("x.txt", b"%PDF-1.7\nonly characters of text", "x.txt is a PDF"),
-        ("large.png", b"\x89PNG\r\n\x1a\n" + bytes(MAX_ATTACHED_BYTES), "is an image (PNG)"),
-        ("odd.mov", b"\1\0\2", "odd.mov is a video (MOV)"),  # by its ending
+        ("large.png", b"\x89PNG\r\n\x1a\n" + bytes(MAX_ATTACHED_BYTES), "is an image"),
+        ("odd.mov", b"\1\0\2", "odd.mov is a video"),  # by its ending
         ("odd.pdf", b"\1\0\2", "odd.pdf is a PDF"),
     ],
 )

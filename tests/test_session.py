@@ -194,34 +194,6 @@ def test_what_cannot_be_written_is_said_and_leaves_the_old_file(engine, monkeypa
     assert list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("character", ["\x01", "語"])
-def test_what_is_written_can_be_read(engine, character):
-    """Also eleven million characters of which JSON makes six bytes each if it must."""
-    chat, other = engine.chat(), engine.chat()
-    text = character * 11_000_000
-    chat.replace([{"role": "user", "content": text}, {"role": "assistant", "content": "Oh."}])
-    path = save_session("long", chat)
-    assert path.stat().st_size < 67_000_000
-    read_session("long").resume(other)
-    assert other.messages == chat.messages
-
-
-def test_what_could_not_be_read_again_is_not_written(engine, monkeypatch):
-    """And what was there before stays there."""
-    chat = engine.chat(system="old")
-    path = save_session("x", chat)
-    before = path.read_bytes()
-    monkeypatch.setattr(session, "MAX_SESSION_BYTES", len(before) + 100)
-    chat.system = "é" * 52
-    with pytest.raises(SessionError, match=r"would have \d+ bytes; \d+ are the most"):
-        save_session("x", chat)
-    assert path.read_bytes() == before
-    chat.system = "é" * 51
-    save_session("x", chat)
-    assert path.stat().st_size <= len(before) + 100
-    assert read_session("x").messages[0]["content"] == "é" * 51
-
-
 def test_odd_text_comes_back_to_the_letter(engine):
     chat, other = engine.chat(), engine.chat()
     odd = '\\\ud83d" \\ud800 \udc00\x00\x7f\u2028\ufeff👩\u200d🚀\\u0041\n'

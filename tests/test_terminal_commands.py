@@ -376,7 +376,7 @@ def test_a_path_of_an_image_that_is_dropped_is_no_message(chat, tmp_path):
     picture.write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
     (tmp_path / "notes.txt").write_text("remember the milk")
     terminal = chat(columns=160)
-    refused = "Error: my photo.png is an image (PNG); this model reads text"
+    refused = "Error: my photo.png is an image; this model reads text"
     for typed in (
         f"'{picture}'",
         str(picture).replace(" ", "\\ "),

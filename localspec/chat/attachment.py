@@ -1,20 +1,53 @@
-"""Text files and pictures that go with a question."""
+"""Text files and pictures that go with a question; other media are known and refused."""
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import mimetypes
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.chat.media import is_readable_picture, refuse_media
-from localspec.chat.text_file import text_of
+from localspec.chat.text_file import MARKS, text_of
 from localspec.errors import OptionError
 from localspec.pictures.picture import Picture
 
 MAX_ATTACHED_BYTES = 8_000_000  # of one file: more than any context holds
 # A file as `attached` writes it: no line of its text has as many backticks.
 _ATTACHED = re.compile(r"[^\n]+:\n(?P<fence>`{3,})\n(?:.*?\n)?(?P=fence)\n\n", re.DOTALL)
+
+
+HEAD_BYTES = 4096  # of a file: enough to know it by
+_READABLE = re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP", re.DOTALL)
+# Some are written in characters of text alone, so this is looked for in text, too.
+_PDF = re.compile(rb"%PDF-\d")
+# How files begin that are no text, by their kind in MIME types; the first match counts.
+_BEGINS = {
+    "application/pdf": _PDF,
+    "image": re.compile(  # also BMP, TIFF, ICO, HEIC and AVIF
+        _READABLE.pattern + rb"|BM....\0\0\0\0|II\*\0|MM\0\*|\0\0\x01\0"
+        rb"|....ftyp(?:hei|hev|mif1|msf1|avi[fs])",
+        re.DOTALL,
+    ),
+    "audio": re.compile(  # WAV, AIFF, FLAC, Ogg, MIDI, M4A, AAC and MP3
+        rb"RIFF....WAVE|FORM....AIF[FC]|fLaC|OggS|MThd|....ftypM4[AB]|ID3"
+        rb"|\xff[\xe2\xe3\xf0-\xf3\xf8-\xfb]",
+        re.DOTALL,
+    ),
+    "video": re.compile(  # AVI, MOV, MP4, Matroska, WebM, WMV, FLV and MPEG
+        rb"RIFF....AVI |....(?:ftyp|moov|mdat|wide)|\x1aE\xdf\xa3|\x30\x26\xb2\x75"
+        rb"|FLV\x01|\0\0\x01[\xb3\xba]",
+        re.DOTALL,
+    ),
+}
+_KINDS = {
+    "application/pdf": ("a PDF", "Convert it to text first, with pdftotext, say."),
+    "image": ("an image", "Describe it, or give the text that stands in it."),
+    "audio": ("an audio file", "Give what is said in it as text."),
+    "video": ("a video", "Give what is said in it as text."),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +89,44 @@ def read_attachment(path: Path, *, sees: bool = False) -> Attachment:
         raise OptionError(
             f"{path} is not text: {error}", "Convert it to text first, preferably in UTF-8."
         ) from error
+
+
+def is_readable_picture(data: bytes) -> bool:
+    """Whether a file that begins like this is a picture that `Picture.read` may read."""
+    return _READABLE.match(data) is not None
+
+
+def refuse_media(path: Path, data: bytes) -> None:
+    """Raise OptionError for a file that is an image, audio, a video or a PDF.
+
+    data: its first HEAD_BYTES bytes, or more. A binary file that begins as none of these do is
+    known by the ending of its name.
+    """
+    kind = _kind(path, data[:HEAD_BYTES])
+    if kind is not None:
+        what, hint = _KINDS[kind]
+        raise OptionError(f"{path.name} is {what}; this model reads text", hint)
+
+
+def _kind(path: Path, head: bytes) -> str | None:
+    if not _PDF.match(head) and (head.startswith(MARKS) or _is_utf8(head)):
+        return None
+    for kind, begin in _BEGINS.items():
+        if begin.match(head):
+            return kind
+    with contextlib.suppress(ValueError):  # a video's ending may be a text's, too
+        text_of(head)
+        return None
+    guessed = mimetypes.guess_type(path.name)[0] or ""
+    return next((kind for kind in _KINDS if guessed.startswith(kind)), None)
+
+
+def _is_utf8(head: bytes) -> bool:
+    """Whether it is UTF-8, of which the last character may be cut off."""
+    try:
+        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
 
 
 def without_files(question: str) -> tuple[str, str]:

@@ -1,9 +1,9 @@
 """A conversation on disk: written whole or not at all, read back or refused.
 
-One JSON file holds the messages and nothing of the models; their pictures lie beside it
-(see `session_pictures`). The state of the caches is large and
-fits only the same model files; it can be kept beside it (see `cache_file`). Without it the
-messages of a resumed conversation are decoded once. Thoughts are not part of a conversation.
+One JSON file holds the messages and nothing of the models. Their pictures are PNG files in a
+folder beside it, named by their content, so that each is written once. The caches can be kept
+beside it, too (see `cache_file`); without them the messages of a resumed conversation are
+decoded once. Thoughts are not part of a conversation.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,32 +22,23 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from localspec.atomic_write import names_device, write_whole
-from localspec.chat.session_pictures import (
-    are_digests,
-    are_places,
-    drop_other_pictures,
-    keep_picture,
-    keep_pictures,
-    num_picture_bytes,
-    read_picture,
-    remove_pictures,
-    with_kept_pictures,
-)
+from localspec.chat.shown import Shown, shown_in, with_shown
 from localspec.errors import OptionError, SessionError, perhaps
+from localspec.pictures.picture import MAX_PICTURE_PIXELS, Picture
 
 if TYPE_CHECKING:
     from localspec.chat.chat import Chat
-    from localspec.pictures.picture import Picture
+    from localspec.chat.template import Message
 
 FORMAT, VERSION = "localspec-session", 1
-MAX_SESSION_BYTES = 512_000_000  # of a file, written or read: what people say in years is less
-# That a message may have besides.
-_MORE = ("tool_calls", "tool_call_id", "name", "reasoning_content", "pictures")
+_KEYS = {"role", "content"}  # of each message
+_MORE = {"tool_calls", "tool_call_id", "name", "reasoning_content", "pictures"}  # of some
+_DIGEST = re.compile("[0-9a-f]{64}")
+_MOST_PICTURE_BYTES = 4 * MAX_PICTURE_PIXELS  # more than any picture takes as a PNG
 # No sign that a file system or a shell takes for something else, and no blank at the ends.
 _NAME = re.compile(r"\w([^/\\:*?\"<>|]{0,98}[^/\\:*?\"<>| ])?")
 _MAX_NAME_BYTES = 236  # file systems take 255, of which an ending and a mark of ours are part
 _JOINERS = "\u200c\u200d"  # belong to words of Persian and of Indian languages
-# Windows takes these for devices, whatever the ending.
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +83,16 @@ class Session:
 
         Raises SessionError if the messages are not turns, or a picture is missing.
         """
-        messages = with_kept_pictures(session_file(self.name), self.messages)
+        path = session_file(self.name)
+        messages = [_with_pictures(path, message) for message in self.messages]
         try:
             chat.replace(messages, num_asked=self.num_asked, num_forgotten=self.num_forgotten)
         except OptionError as error:
-            raise _unreadable(session_file(self.name), str(error)) from error
+            raise _unreadable(path, str(error)) from error
 
     def shown(self) -> list[Picture]:
         """The pictures of the pending question. Raises SessionError if one is missing."""
-        return [read_picture(session_file(self.name), each) for each in self.pending_pictures]
+        return [_read_picture(session_file(self.name), each) for each in self.pending_pictures]
 
 
 def known_name(name: str) -> str:
@@ -140,8 +133,9 @@ def check_exists(name: str) -> None:
 
 def session_bytes(name: str) -> int:
     """Bytes that the session's file, its pictures and its caches take on disk."""
-    sizes = (path.stat().st_size for path in _files(name) if path.exists())
-    return sum(sizes) + num_picture_bytes(session_file(name))
+    pictures = _pictures_folder(session_file(name)).glob("*.png")
+    files = [path for path in _files(name) if path.exists()]
+    return sum(path.stat().st_size for path in (*files, *pictures))
 
 
 def is_open(name: str) -> bool:
@@ -163,7 +157,8 @@ def remove_sessions(names: Sequence[str]) -> None:
         for name in names:
             locks.callback(lock_session(name).release)
         for name in names:
-            remove_pictures(session_file(name))
+            if (pictures := _pictures_folder(session_file(name))).exists():
+                shutil.rmtree(pictures)
             for path in _files(name):
                 path.unlink(missing_ok=True)
 
@@ -175,29 +170,20 @@ def save_session(
 
     pending, pending_pictures: a question that is being answered, and what it shows.
 
-    Whatever happens, the file holds either the old or the new one. Raises SessionError, also
-    for a conversation so long that `read_session` would refuse it.
+    Whatever happens, the file holds either the old or the new one. Raises SessionError.
     """
     path = session_file(name)
     try:
-        messages = keep_pictures(path, chat.transcript)
-        shown = tuple(keep_picture(path, picture) for picture in pending_pictures)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    counts = chat.num_asked, chat.num_forgotten
-    data = Session(name, messages, *counts, pending, shown).as_json()
-    if len(data) > MAX_SESSION_BYTES:
-        raise SessionError(
-            f"the session {name!r} would have {len(data)} bytes; {MAX_SESSION_BYTES} are the "
-            "most that can be read again",
-            "The file stays as it is. /copy what matters, and start another session.",
+        messages = [_as_json(path, message) for message in chat.transcript]
+        shown = tuple(_keep_picture(path, picture) for picture in pending_pictures)
+        session = Session(
+            name, messages, chat.num_asked, chat.num_forgotten, pending, pending_pictures=shown
         )
-    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, data, durable=True)
+        write_whole(path, session.as_json(), durable=True)
     except OSError as error:
         raise _unwritable(path, error) from error
-    drop_other_pictures(path, messages, shown)
+    _drop_other_pictures(path, messages, shown)
     return path
 
 
@@ -208,16 +194,11 @@ def read_session(name: str) -> Session | None:
     """
     path = session_file(name)
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_SESSION_BYTES + 1)
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
         raise _unreadable(path, str(error.strerror)) from error
-    if len(data) > MAX_SESSION_BYTES:
-        raise _unreadable(path, f"it has more than {MAX_SESSION_BYTES} bytes")
-    try:
-        content = json.loads(data)
     # Nesting without end is a RecursionError.
     except (ValueError, RecursionError) as error:
         raise _unreadable(path, f"it is not JSON ({error})") from error
@@ -269,7 +250,7 @@ def _session(name: str, path: Path, content: Any) -> Session:
         and is_count(num_asked)
         and is_count(num_forgotten)
         and isinstance(pending, str)
-        and are_digests(shown)
+        and _are_digests(shown)
     ):
         raise _unreadable(path, "its messages, counts or pending are not what they should be")
     return Session(name, messages, num_asked, num_forgotten, pending, tuple(shown))
@@ -278,10 +259,86 @@ def _session(name: str, path: Path, content: Any) -> Session:
 def _is_message(value: object) -> bool:
     return (
         isinstance(value, dict)
-        and {"role", "content"} <= set(value) <= {"role", "content", *_MORE}
-        and all(isinstance(value[name], str) for name in ("role", "content"))
-        and are_places(value.get("pictures", []), value["content"])
+        and value.keys() >= _KEYS
+        and value.keys() <= _KEYS | _MORE
+        and all(isinstance(value[name], str) for name in _KEYS)
+        and isinstance(value.get("pictures", []), list)
+        and all(_is_place(each, len(value["content"])) for each in value.get("pictures", ()))
     )
+
+
+def _is_place(value: object, length: int) -> bool:
+    """Whether it can be a picture's place in a content of that length."""
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"at", "sha256"}
+        and type(value["at"]) is int
+        and 0 <= value["at"] <= length
+        and _are_digests([value["sha256"]])
+    )
+
+
+def _are_digests(values: object) -> bool:
+    return isinstance(values, list) and all(
+        isinstance(each, str) and _DIGEST.fullmatch(each) for each in values
+    )
+
+
+def _pictures_folder(session: Path) -> Path:
+    return session.with_suffix(".pictures")
+
+
+def _as_json(session: Path, message: Message) -> dict[str, Any]:
+    """The message as JSON can hold it, once its pictures are on disk. Raises OSError."""
+    places = [
+        {"at": each.at, "sha256": _keep_picture(session, Picture.read(each.given))}
+        for each in shown_in(message)
+    ]
+    bare = with_shown(dict(message), ())
+    return {**bare, "pictures": places} if places else bare
+
+
+def _keep_picture(session: Path, picture: Picture) -> str:
+    """The picture's SHA-256, once it is on disk. Raises OSError."""
+    digest = picture.digest.hex()
+    path = _pictures_folder(session) / f"{digest}.png"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, picture.png(), durable=True)
+    return digest
+
+
+def _with_pictures(session: Path, message: Message) -> Message:
+    """The message with its pictures. Raises SessionError if one is missing or damaged."""
+    places = message.get("pictures", ())
+    shown = (Shown(place["at"], _read_picture(session, place["sha256"])) for place in places)
+    return with_shown(dict(message), shown)
+
+
+def _read_picture(session: Path, digest: str) -> Picture:
+    """A picture of the session. Raises SessionError if it is missing or damaged."""
+    path = _pictures_folder(session) / f"{digest}.png"
+    try:
+        picture = Picture.read(path, most_bytes=_MOST_PICTURE_BYTES)
+    except OptionError as error:
+        raise SessionError(
+            f"a picture of the session is missing: {error}",
+            "Put it back, or start another session.",
+        ) from error
+    if picture.digest.hex() != digest:
+        raise SessionError(f"{path} is another picture", "Put the right one back.")
+    return picture
+
+
+def _drop_other_pictures(
+    session: Path, messages: Sequence[Mapping[str, Any]], pending: Sequence[str]
+) -> None:
+    """Delete pictures that are in no message and not pending, as far as that is possible."""
+    kept = {place["sha256"] for message in messages for place in message.get("pictures", ())}
+    with contextlib.suppress(OSError):
+        for path in _pictures_folder(session).glob("*.png"):
+            if path.stem not in kept.union(pending):
+                path.unlink()
 
 
 def _checked(name: str) -> str:

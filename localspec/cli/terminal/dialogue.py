@@ -17,8 +17,8 @@ from urllib.request import url2pathname
 
 import click
 
+from localspec.chat.attachment import HEAD_BYTES, is_readable_picture, refuse_media
 from localspec.chat.chat import Chat
-from localspec.chat.media import HEAD_BYTES, is_readable_picture, refuse_media
 from localspec.cli.answer import note_limits
 from localspec.cli.conversation import Conversation
 from localspec.cli.interrupt import cancel_on_interrupt
