@@ -69,6 +69,7 @@ def test_what_answers_took_is_counted():
 def test_props_are_those_of_llama_server(server):
     props = server.client.get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] == 2048
+    assert props["default_generation_settings"]["params"]["temperature"] == 0.8
     assert props["total_slots"] == 1
     assert props["eos_token"] == "<|im_end|>"
     assert "/" not in props["model_path"]

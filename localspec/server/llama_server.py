@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from localspec._version import __version__
@@ -12,6 +13,7 @@ from localspec.server.chat_completions import chat_variables
 from localspec.server.fields import Fields
 from localspec.server.form import EngineAside
 from localspec.server.prompting import TemplatedPrompt
+from localspec.server.question import CLIENTS_NAMES
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
 from localspec.server.tool_fields import openai_tools
@@ -78,8 +80,11 @@ class ApplyTemplate(EngineAside):
 def props(model: ServedModel) -> dict[str, Any]:
     """The answer of GET /props: the facts about a model, without where its file lies."""
     bos, eos = model.end_texts
+    params = dataclasses.asdict(model.sampling)  # by the names that requests may use
+    del params["logit_bias"]
+    usual = {CLIENTS_NAMES.get(name, (name,))[-1]: value for name, value in params.items()}
     return {
-        "default_generation_settings": {"n_ctx": model.context_length},
+        "default_generation_settings": {"params": usual, "n_ctx": model.context_length},
         "total_slots": model.num_slots,
         "model_alias": model.name,
         "model_path": model.file_name,

@@ -33,7 +33,7 @@ _SAMPLING = {
     if name != "logit_bias"
 }
 # Options that OpenAI, llama.cpp or vLLM call by other names.
-_CLIENTS_NAMES = {
+CLIENTS_NAMES = {
     "typical_p": ("typical_p", "typ_p"),
     "repetition_penalty": ("repetition_penalty", "repeat_penalty"),
     "penalty_last_n": ("repeat_last_n",),
@@ -92,7 +92,7 @@ def answer_options(fields: Fields) -> dict[str, Any]:
     """The options of sampling, seed and drafting, from the fields that protocols share."""
     found: dict[str, Any] = {}
     for ours, reader in _SAMPLING.items():
-        for name in _CLIENTS_NAMES.get(ours, (ours,)):
+        for name in CLIENTS_NAMES.get(ours, (ours,)):
             value = getattr(fields, reader)(name)
             found[ours] = found.get(ours) if value is None else value
     for name in _RECENT:

@@ -23,6 +23,7 @@ from localspec.preflight.plan import served_kept_bytes
 from localspec.preflight.room import PairMemory
 from localspec.presets.preset import LocalModel, Preset, Role
 from localspec.presets.source import parse_source
+from localspec.sampling.params import SamplingParams
 from localspec.server.answered_texts import AnsweredTexts
 from localspec.server.refusal import RequestError
 from localspec.server.served_embedder import ServedEmbedder
@@ -34,8 +35,9 @@ class ServedModel(ServedFile):
 
     model: whatever `localspec.load` takes: a preset or its name, a file, or a model of the hub.
     rpc: RPC servers that hold layers of it, in place of the preset's. exact, mmproj: as for
-    `load`. name: the preset's; a file's without its ending; or a hub model's own. end_texts:
-    the texts of its begin and end tokens, "" where there is none. fim: its fill-in-the-middle
+    `load`. name: the preset's; a file's without its ending; or a hub model's own. sampling:
+    of answers that say nothing of it. end_texts: the texts of its begin and end tokens, ""
+    where there is none. fim: its fill-in-the-middle
     tokens. kept_bytes: memory for caches of texts that wait. parallel: as for `load`, if memory
     allows. cache_disk: what may be kept on disk of texts, and of whom. remembers: as `load`
     takes `memory`. is_on_servers: whether RPC servers hold layers of it. keep_s: how long it
@@ -67,6 +69,7 @@ class ServedModel(ServedFile):
         known = () if preset is None else preset.rpc
         self.is_on_servers = bool(known if rpc is None else rpc)
         self._mmproj = mmproj
+        self.sampling = SamplingParams() if preset is None else preset.sampling
         self.end_texts = [_token_text(header, role) for role in ("bos", "eos")]
         self.fim = fim_tokens(header)
         projector = found.get("mmproj") or projector_beside(header)
