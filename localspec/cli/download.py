@@ -8,16 +8,18 @@ from pathlib import Path
 
 import click
 
-from localspec.cli.bars import fetch_with_bars
 from localspec.cli.completion import complete_preset
 from localspec.cli.flags import option
 from localspec.cli.help import Command
 from localspec.cli.quantities import readable_bytes
-from localspec.cli.screen import printable
+from localspec.cli.screen import say
 from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
-from localspec.presets.downloads import DownloadPlan, plan_download
+from localspec.hub import download_job
+from localspec.presets.downloads import DownloadPlan, plan_download, run_download
 from localspec.presets.located import is_missing
+
+_STATES = {"checking": "checking the file", "waiting": "waiting"}
 
 
 @click.command(cls=Command)
@@ -65,20 +67,17 @@ def download(
     """
     plan = _plan(presets, local_dir, mmproj=mmproj)
     for remote in plan.unchecked:
-        click.echo(
-            f"{remote.file.name} is in {plan.place.root} already and is compared", err=True
-        )
+        say(f"{remote.file.name} is in {plan.place.root} already and is compared")
     for remote in plan.missing:
         size = readable_bytes(remote.size_bytes)
-        click.echo(f"{remote.file.repo} {remote.file.file}: {size}", err=True)
+        say(f"{remote.file.repo} {remote.file.file}: {size}")
     if dry_run:
-        click.echo(
+        say(
             f"{readable_bytes(plan.num_bytes)} to download to {plan.place.root}, "
-            f"{readable_bytes(plan.free_bytes)} free",
-            err=True,
+            f"{readable_bytes(plan.free_bytes)} free"
         )
         return
-    for path in fetch_with_bars(plan, reuse=_ask_reuse(plan) if reuse is None else reuse):
+    for path in _fetch(plan, reuse=_ask_reuse(plan) if reuse is None else reuse):
         click.echo(path)
 
 
@@ -90,12 +89,11 @@ def _plan(names: Sequence[str], local_dir: Path | None, *, mmproj: bool = True) 
 def _ask_reuse(plan: DownloadPlan) -> bool:
     """Whether to use files of other programs: asked on a terminal, a note on a pipe."""
     for file, candidate in plan.elsewhere.items():
-        text = f"{candidate.owner} has {file.name}: {candidate.path}"
-        click.echo(printable(text), err=True)
+        say(f"{candidate.owner} has {file.name}: {candidate.path}")
     if not plan.elsewhere:
         return False
     if not is_terminal(sys.stdin):
-        click.echo("To use it instead of downloading it again: --reuse", err=True)
+        say("To use it instead of downloading it again: --reuse")
         return False
     return click.confirm("Use it instead of downloading it again?", default=True, err=True)
 
@@ -113,4 +111,49 @@ def offer_download(name: str) -> None:
         f"{plan.place.root} ({readable_bytes(plan.free_bytes)} free)?"
     )
     if click.confirm(question, default=True, err=True):
-        fetch_with_bars(plan, reuse=_ask_reuse(plan))
+        _fetch(plan, reuse=_ask_reuse(plan))
+
+
+def _fetch(plan: DownloadPlan, *, reuse: bool) -> list[Path]:
+    """Download with a bar for each file on stderr; on a pipe a line for each finished file.
+
+    Returns the path of each file of the plan.
+    """
+    if not is_terminal(sys.stderr):
+        return run_download(plan, _say_when_done, reuse=reuse)
+    # Imported here, because every command imports this module.
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    bars = Progress(
+        TextColumn("{task.fields[name]}"),
+        BarColumn(bar_width=None),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[state]}"),
+        console=Console(stderr=True),
+    )
+    tasks = {
+        remote.file: bars.add_task("", total=remote.size_bytes, name=remote.file.name, state="")
+        for remote in (*plan.unchecked, *plan.missing)
+    }
+
+    def show(event: download_job.Progress) -> None:
+        state = _STATES.get(event.state, "")
+        bars.update(tasks[event.file], completed=event.received_bytes, state=state)
+
+    with bars:
+        return run_download(plan, show, reuse=reuse)
+
+
+def _say_when_done(event: download_job.Progress) -> None:
+    if event.state == "done":
+        say(f"{event.file.name}: {readable_bytes(event.total_bytes)}")

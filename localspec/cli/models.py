@@ -1,26 +1,32 @@
-"""`localspec models`: lists presets, and manages them."""
+"""`localspec models`: presets, and names for models of one's own."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from localspec.cli.completion import complete_preset
+from localspec.cli import exit_codes
+from localspec.cli.completion import complete_file, complete_model, complete_preset
 from localspec.cli.flags import json_option
 from localspec.cli.help import Group
 from localspec.cli.json_output import to_json, write_json
-from localspec.cli.own_models import add, alias, default, import_models
-from localspec.cli.quantities import readable_bytes
-from localspec.cli.screen import note, printable
-from localspec.errors import DownloadError, PresetError
+from localspec.cli.options import shared
+from localspec.cli.quantities import counted, readable_bytes
+from localspec.cli.screen import note, printable, say
+from localspec.cli.standard_streams import is_terminal
+from localspec.cli.waiting import waiting
+from localspec.errors import DownloadError, LocalspecError, PresetError
 from localspec.hub.hub_file import HubModel
 from localspec.preflight.fit import fits_by_size, room_here
 from localspec.preflight.room import MemoryRoom
 from localspec.presets import installed
-from localspec.presets.choice import usual_model
+from localspec.presets.choice import drop_alias, set_alias, set_default, usual_model
 from localspec.presets.draft_here import DraftHere, drafts_for_presets
 from localspec.presets.files_here import files_here
+from localspec.presets.folder_import import FolderContent, ProposedPreset, search_folder
 from localspec.presets.installed import PresetState, damaged_files, list_models, preset_state
 from localspec.presets.located import locate
 from localspec.presets.names import read_names
@@ -32,7 +38,7 @@ from localspec.presets.presets import (
     user_presets,
     user_presets_file,
 )
-from localspec.presets.user_presets import drop_preset, extended_by
+from localspec.presets.user_presets import NewPreset, add_preset, drop_preset, extended_by
 
 if TYPE_CHECKING:
     from localspec.engine.disk_usage import DiskUsage
@@ -128,17 +134,17 @@ def remove_preset(*, preset: str, yes: bool) -> None:
     is_own = _is_own(chosen.name)
     removal, kept = installed.removal_of(chosen), disk_usage(chosen)
     for file, users in removal.shared.items():
-        click.echo(f"{file.name} stays: {', '.join(users)} uses it", err=True)
+        say(f"{file.name} stays: {', '.join(users)} uses it")
     for file in removal.foreign:
-        click.echo(f"{file.name} stays: another program put it there", err=True)
+        say(f"{file.name} stays: another program put it there")
     for file, size in removal.owned.items():
-        click.echo(f"{file.repo} {file.file}: {readable_bytes(size)}", err=True)
+        say(f"{file.repo} {file.file}: {readable_bytes(size)}")
     if kept.num_bytes:
         _free(chosen, kept, yes=yes)
     if is_own:
         _remove_preset(chosen.name, yes=yes)
     elif not kept.num_bytes:
-        click.echo("Nothing to remove.", err=True)
+        say("Nothing to remove.")
 
 
 def _is_own(name: str) -> bool:
@@ -158,23 +164,23 @@ def _free(preset: Preset, kept: DiskUsage, *, yes: bool) -> None:
         ("measured costs", kept.costs),
     ):
         if sizes:
-            click.echo(f"{what}: {readable_bytes(sum(sizes.values()))}", err=True)
+            say(f"{what}: {readable_bytes(sum(sizes.values()))}")
     if not yes:
         question = f"Remove and free {readable_bytes(kept.num_bytes)}?"
         click.confirm(question, abort=True, err=True)
     freed = free_disk(preset, "files", "caches", "costs")
-    click.echo(f"{readable_bytes(freed)} freed", err=True)
+    say(f"{readable_bytes(freed)} freed")
 
 
 def _remove_preset(name: str, *, yes: bool) -> None:
     """Remove a preset from the user's file, unless another extends it or the user says no."""
     if users := extended_by(name):
-        click.echo(f"The preset {name} stays: {', '.join(users)} extends it", err=True)
+        say(f"The preset {name} stays: {', '.join(users)} extends it")
         return
     question = f"Remove the preset {name} from {user_presets_file()}?"
     if yes or click.confirm(question, err=True):
         drop_preset(name)
-        click.echo(f"{name} is removed from {user_presets_file()}", err=True)
+        say(f"{name} is removed from {user_presets_file()}")
         _note_dangling_names(name)
 
 
@@ -185,10 +191,9 @@ def _note_dangling_names(gone: str) -> None:
     names = read_names()
     aliases = [short for short, meant in names.aliases.items() if meant == gone]
     if names.default in (gone, *aliases):
-        click.echo("It was the default: localspec models default NAME, or --clear", err=True)
+        say("It was the default: localspec models default NAME, or --clear")
     for short in aliases:
-        text = f"{short} stood for it: localspec models alias {short} --clear"
-        click.echo(printable(text), err=True)
+        say(f"{short} stood for it: localspec models alias {short} --clear")
 
 
 @models.command("verify")
@@ -200,14 +205,14 @@ def verify_files(*, presets: tuple[str, ...]) -> None:
         if presets
         else [p for p in load_presets().values() if preset_state(p).state == "ready"]
     )
-    damaged = []
+    damaged: dict[Path, None] = {}
     for preset in chosen:
         found = damaged_files(preset, lambda _num_bytes: None)
         click.echo(f"{preset.name}: {'damaged' if found else 'ok'}")
-        damaged += found
+        damaged |= dict.fromkeys(found)
     if damaged:
         raise DownloadError(
-            f"damaged: {', '.join(str(path) for path in dict.fromkeys(damaged))}",
+            f"damaged: {', '.join(map(str, damaged))}",
             "Remove them (localspec models remove PRESET) and download again.",
         )
 
@@ -231,5 +236,152 @@ def _state_json(
     return written
 
 
-for _command in (add, import_models, default, alias):
-    models.add_command(_command)
+@models.command
+@click.argument("name")
+@shared("target", required=True)
+@shared("draft", "head", "mmproj")
+@click.option("--description", default="", help="A description for the list of models.")
+@shared(
+    "context_length",
+    help="Context in tokens. [default: what target and draft were trained for, up to 8192]",
+)
+def add(*, name: str, description: str, **models: Any) -> None:
+    """Add a preset of your own.
+
+    MODEL is a GGUF file, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf,
+    owner/repo:QUANT, or a preset. Models on the hub are pinned to their current revision. A
+    draft with too few tokens in common with its target is refused.
+
+    \b
+        localspec models add mine --target T.gguf --draft D.gguf
+        localspec models add qwen --draft qwen2.5-7b \\
+            --target Qwen/Qwen2.5-7B-Instruct-GGUF:Q8_0
+    """
+    with waiting(lambda: "Looking at the models …"):
+        add_preset(NewPreset(name=name, description=description or name, **models))
+    say(f"{name} added to {user_presets_file()}")
+
+
+@models.command("import")
+@click.argument(
+    "folder", type=click.Path(path_type=Path), metavar="DIR", shell_complete=complete_file
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def import_models(*, folder: Path, yes: bool) -> None:
+    """Add presets for the GGUF files in a folder and its subfolders.
+
+    Folders of LM Studio and Ollama work, too. The draft of a model is the smallest one with the
+    same tokenizer, if it has at most a third of its size, or else the smallest with enough
+    tokens in common, if it has at most a sixth. The presets are shown before they are added; no
+    file is copied or moved.
+
+    \b
+        localspec models import ~/models
+        localspec models import ~/.lmstudio/models --yes
+        localspec models import ~/.ollama/models
+    """
+    with waiting(lambda: "Looking at the models …"):
+        found = search_folder(folder)
+    for line in _found_lines(found):
+        say(line)
+    if not found.proposals:
+        say("Nothing to add.")
+        return
+    what = counted(len(found.proposals), "preset")
+    if not yes and not is_terminal(sys.stdin):
+        say(f"To add {what} to {user_presets_file()}: --yes")
+        return
+    if not yes:
+        click.confirm(f"Add {what} to {user_presets_file()}?", abort=True, err=True)
+    num_added = sum(map(_add_proposal, found.proposals))
+    if num_added < len(found.proposals):
+        raise click.exceptions.Exit(exit_codes.FAILED)
+
+
+def _add_proposal(one: ProposedPreset) -> bool:
+    """Add a preset. Returns whether that worked; an error does not stop the others."""
+    try:
+        add_preset(
+            NewPreset(
+                name=one.name,
+                target=str(one.target),
+                draft=None if one.draft is None else str(one.draft),
+                mmproj=None if one.mmproj is None else str(one.mmproj),
+                description=one.target.name,
+                context_length=None,
+            )
+        )
+    except LocalspecError as error:
+        say(f"{one.name} is not added: {error}")
+        return False
+    click.echo(one.name)
+    return True
+
+
+def _found_lines(found: FolderContent) -> list[str]:
+    lines = []
+    for one in found.proposals:
+        draft = f"no draft: {one.why_no_draft}" if one.draft is None else f"draft {one.draft}"
+        draft += f" ({one.common.with_expectation()})" if one.common else ""
+        draft += f", sees images with {one.mmproj}" if one.mmproj else ""
+        lines.append(f"{one.name}: {one.target}, {readable_bytes(one.size_bytes)}, {draft}")
+    lines += [f"{path} is a preset already: {name}" for path, name in found.known.items()]
+    lines += [f"Skipped: {reason}" for reason in found.skipped.values()]
+    if not found.is_whole:
+        lines.append("Some files were not looked at: too many, too deep, or not readable.")
+    return lines
+
+
+@models.command
+@click.argument("name", required=False, shell_complete=complete_model)
+@click.option("--clear", is_flag=True, help="Use the demo pair again.")
+def default(*, name: str | None, clear: bool) -> None:
+    """Show or set the model that commands use when none is named.
+
+    NAME is a preset, an alias, a GGUF file, or a name on the hub. The environment variable
+    LOCALSPEC_MODEL takes precedence. Both are for commands only: localspec.load() in Python
+    still loads the demo pair.
+
+    \b
+        localspec models default
+        localspec models default qwen3-8b
+        localspec models default --clear
+    """
+    if clear and name is not None:
+        raise click.UsageError("Give a NAME or --clear.")
+    if clear or name is not None:
+        set_default(name)
+    usual = usual_model()
+    click.echo(printable(DEFAULT_PRESET if usual is None else usual.name))
+    if usual is not None:
+        say(f"That is {usual.origin}.")
+
+
+@models.command
+@click.argument("short", required=False)
+@click.argument("name", required=False, shell_complete=complete_model)
+@click.option("--clear", is_flag=True, help="Remove the alias SHORT.")
+def alias(*, short: str | None, name: str | None, clear: bool) -> None:
+    """Give a preset or a model a short name; without arguments, list all.
+
+    \b
+        localspec models alias
+        localspec models alias q qwen3-8b
+        localspec models alias big ~/models/big.gguf
+        localspec models alias q --clear
+    """
+    if short is None and not clear:
+        for known, meant in read_names().aliases.items():
+            click.echo(printable(f"{known}  {meant}"))
+    elif short is not None and clear and name is None:
+        before = read_names().default
+        drop_alias(short)
+        if before == short:
+            say(f"The default is still {read_names().default}.")
+    elif short is not None and name is not None and not clear:
+        meant = set_alias(short, name)
+        say(f"{short} stands for {meant}")
+        if read_names().default == short:
+            say(f"The default is now {meant}, too.")
+    else:
+        raise click.UsageError("Give SHORT and NAME, or SHORT and --clear.")

@@ -84,6 +84,11 @@ def titled(blocks: Sequence[tuple[str, Sequence[str]]]) -> str:
     return "\n".join(lines)
 
 
+def say(text: str) -> None:
+    """Print a line on stderr."""
+    click.echo(printable(text), err=True)
+
+
 def note(text: str) -> None:
     """Print a note on stderr, dimmed to set it apart from the model's text."""
     click.echo(click.style(fitted(text, err=True), dim=True), err=True, color=use_colour())

@@ -30,7 +30,7 @@ from localspec.cli.flags import json_option, option
 from localspec.cli.help import Group
 from localspec.cli.json_output import write_json
 from localspec.cli.quantities import counted, readable_bytes
-from localspec.cli.screen import note, printable
+from localspec.cli.screen import note, printable, say
 from localspec.cli.standard_streams import is_terminal
 from localspec.errors import OptionError, SessionError
 
@@ -127,7 +127,7 @@ def export_session(*, name: str, file: Path | None, as_json: bool, overwrite: bo
         hint = "Choose another name, or use --overwrite." if file.is_file() else "Give a file."
         raise OptionError(f"{file} exists already", hint)
     write_whole(file, data, durable=False)
-    click.echo(f"{name} exported to {file}", err=True)
+    say(f"{name} exported to {file}")
 
 
 @sessions.command("remove")
@@ -143,11 +143,11 @@ def remove_named(*, names: tuple[str, ...], yes: bool) -> None:
     chosen = list(dict.fromkeys(map(known_name, names)))
     for name in chosen:
         check_exists(name)
-        click.echo(f"{name}: {readable_bytes(session_bytes(name))}", err=True)
+        say(f"{name}: {readable_bytes(session_bytes(name))}")
     if not yes:
         _confirm(f"Remove {counted(len(chosen), 'session')}?")
     remove_sessions(chosen)
-    click.echo(f"{counted(len(chosen), 'session')} removed", err=True)
+    say(f"{counted(len(chosen), 'session')} removed")
 
 
 @sessions.command("wipe")
@@ -163,7 +163,7 @@ def wipe(*, yes: bool) -> None:
     count = counted(len(kept_files()), "conversation")
     if not yes:
         _confirm(f"Wipe the caches of {count}?")
-    click.echo(f"{readable_bytes(wipe_kept())} freed", err=True)
+    say(f"{readable_bytes(wipe_kept())} freed")
 
 
 def _confirm(question: str) -> None:
