@@ -115,7 +115,7 @@ def test_nothing_imports_the_top_of_the_house():
         ("huggingface_hub", {"hub.api"}),
         ("psutil", {"machine"}),
         ("gguf", {"gguf_file.tensor_types"}),
-        ("rich", {"cli.bars", "cli.terminal.markdown", "cli.terminal.wrapping"}),
+        ("rich", {"cli.download", "cli.terminal.markdown", "cli.terminal.wrapping"}),
         ("pygments", {"cli.terminal.highlighting"}),
         ("prompt_toolkit", {"cli.terminal.line_editor"}),
         ("matplotlib", {"cli.bench_report"}),
