@@ -18,8 +18,7 @@ import inside
 import localspec
 from engines import PLACES
 from examples import num_examples
-from localspec.checks.identity import IdentityCheck
-from localspec.checks.rounding import Rounding
+from localspec.checks.identity import IdentityCheck, Rounding
 from localspec.constraints.spec import schema_text
 from localspec.errors import ClosedError, ConstraintError, OptionError
 from localspec.policy.adaptive import AdaptiveDraftPolicy

@@ -17,8 +17,7 @@ import pytest
 import inside
 import localspec
 from examples import num_examples
-from localspec.checks.identity import IdentityCheck
-from localspec.checks.rounding import Rounding
+from localspec.checks.identity import IdentityCheck, Rounding
 from localspec.checks.step_law import StepLawCheck
 from localspec.engine.engine import Engine
 from localspec.gguf_file.check import check_model_file

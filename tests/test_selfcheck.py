@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 
 import numpy as np
@@ -13,22 +12,18 @@ from interruptions import wish_at_decode
 
 import inside
 import localspec
-from localspec.checks import numbers as checked_numbers
 from localspec.checks import selfcheck
-from localspec.checks.identity import ENOUGH_ACCEPTED
+from localspec.checks.identity import ENOUGH_ACCEPTED, Rounding
 from localspec.checks.limit import EndedBy
-from localspec.checks.numbers import Numbers
 from localspec.checks.prompts import built_in_tasks
-from localspec.checks.rounding import Rounding
 from localspec.checks.selfcheck import Finding, check
 from localspec.checks.step_law import BOUND, ENOUGH_PLACES
 from localspec.cli import main
 from localspec.cli.verify_report import report_json, report_text
 from localspec.isolated.watch import Watch
 from localspec.sampling.chain import SamplerChain
-from localspec.speculative import rules, verify
+from localspec.speculative import verify
 from localspec.speculative.proposers import Proposal
-from localspec.speculative.randomness import Randomness
 from localspec.speculative.verify import Verdict
 from localspec.streaming.cancellation import Cancellation
 
@@ -72,27 +67,19 @@ def checked_until(engine, number, **options):
 
 @pytest.mark.parametrize(
     ("names", "numbers"),
-    [
-        (("a fox",), (1, 2, 60)),
-        (("a fox",), (110, 160, 210)),
-        (("a fox", "rain"), (300, 400, 500)),
-    ],
-    ids=["no draft yet", "steps", "texts"],
+    [(("a fox",), (1, 60, 160)), (("a fox", "rain"), (300, 500))],
+    ids=["steps", "texts"],
 )
-def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(
-    pair, names, numbers, monkeypatch
-):
+def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(pair, names, numbers):
     """Not one decode later, and what is right is never called wrong for being cut."""
-    policy, before = inside.loop(pair).draft_policy, None
+    policy, before = inside.loop(pair).draft_policy, (0, 0, 0)
     for number in numbers:
-        # The same texts each time, or later ends could have compared less.
-        monkeypatch.setattr(checked_numbers, "Random", lambda: random.Random(0))
         report, num_decodes = checked_until(pair, number, names=names)
         assert num_decodes == number - 1
         assert inside.loop(pair).draft_policy is policy
         assert report.ended_by is EndedBy.INTERRUPT
         assert report.finding is Finding.NOT_ENOUGH
-        assert (report.identity_bugs, report.distribution_bugs) == ([], [])
+        assert (report.identity_bugs, report.step_law.bugs) == ([], [])
         for found in (report.greedy, report.seeded):
             near_ties = len(found.divergences)
             assert found.num_accepted - near_ties <= found.num_identical <= found.num_accepted
@@ -101,7 +88,7 @@ def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(
             report.seeded.num_tokens,
             report.step_law.num_places,
         )
-        assert before is None or compared >= before
+        assert compared >= before
         before = compared
         told = json.loads(json.dumps(report_json(report)))
         assert (told["partial"], told["ended_by"]) == (True, "interrupt")
@@ -111,29 +98,6 @@ def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(
         words = f": {num_accepted} of {num_accepted} drafted tokens are the target's own."
         assert first.endswith(words if num_accepted else ": no drafted token was compared yet.")
     assert pair.generate_raw("Once", max_tokens=3).reply().token_ids
-
-
-def test_a_cut_text_counts_as_far_as_it_goes(pair, monkeypatch):
-    """Token by token: a text of K = 1 and 64 tokens takes 32 steps or more.
-
-    It begins behind the reference, the places, and the end of another text.
-    """
-    monkeypatch.setattr(checked_numbers, "Random", lambda: random.Random(0))
-    stages, begun = [], []
-
-    def note_comparing(stage, _left):
-        stages.append(stage)
-        if stages.count("Comparing greedy text 1 of 1: 0 of 100 tokens") == 2:
-            begun.append(next(done))
-
-    with wish_at_decode(0, Cancellation()) as done:
-        run_check(pair, names=("a fox",), watch=Watch(note_comparing))
-    counts = [
-        checked_until(pair, begun[0] + more, names=("a fox",))[0].greedy.num_accepted
-        for more in range(10, 70, 15)
-    ]
-    assert counts == sorted(counts)
-    assert len(set(counts)) > 2, counts
 
 
 def test_the_time_ends_it_within_a_decode(pair, monkeypatch):
@@ -196,10 +160,7 @@ def test_a_wish_reaches_a_check_in_another_process():
     assert [report.ended_by for report in reports] == [EndedBy.INTERRUPT] * 2
     assert reports[0].greedy.num_tokens == 0
     assert reports[1].step_law.num_places == 9
-    assert stages[:2] == [
-        "Checking random numbers",
-        "Comparing greedy text 1 of 2: 0 of 100 tokens",
-    ]
+    assert stages[0] == "Comparing greedy text 1 of 2: 0 of 100 tokens"
 
 
 @pytest.mark.slow
@@ -243,10 +204,6 @@ def off_by_one(targets, draft_tokens, choose):
 RIGHT_MATCH = verify.match
 
 
-def bad_noise(self, index, distribution):
-    return distribution.draw(float(self.noise(index, np.array([0]))[0]) ** 2)
-
-
 def accepts_more(targets, drafts, draft_tokens, accept_uniforms, residual_uniform):
     """Accepts 1 % more."""
     return RIGHT_TOKEN(targets, drafts, draft_tokens, accept_uniforms * 0.99, residual_uniform)
@@ -285,14 +242,13 @@ RIGHT_EXTEND = Proposal.extend
         (verify, "block", too_ready, "rule block"),
         (verify, "token", too_ready, "rule token"),
         (verify, "match", off_by_one, "greedy text"),
-        (rules.Randomness, "gumbel_max", bad_noise, "rule coupled"),
     ],
 )
 def test_planted_bugs_are_found(monkeypatch, small_pair, place, name, planted, words):
     """And named: of 1 %, too, and without waiting for more evidence."""
     monkeypatch.setattr(place, name, planted)
     report = run_check(small_pair)
-    bugs = [*report.identity_bugs, *report.distribution_bugs]
+    bugs = [*report.identity_bugs, *report.step_law.bugs]
     assert any(words in line for line in bugs), report
     assert report.finding is Finding.NOT_LOSSLESS
     assert (report.identity is Finding.NOT_LOSSLESS) == (words == "greedy text")
@@ -300,74 +256,24 @@ def test_planted_bugs_are_found(monkeypatch, small_pair, place, name, planted, w
     assert report.step_law.num_places < ENOUGH_PLACES
 
 
-def squeezed(self, step):
-    return RIGHT_UNIFORMS(self, step) ** 1.01
-
-
-def repeated(self, step):
-    return RIGHT_UNIFORMS(self, step // 2)
-
-
-def alike(self, index, ids):
-    """The noise of every second token is nearly that of the one before."""
-    noise = RIGHT_NOISE(self, index, ids).copy()
-    noise[1::2] = (0.03 * noise[::2][: len(noise[1::2])] + noise[1::2]) % 1.0
-    return np.where(noise > 0.5, noise, 1.0 - noise) if len(ids) > 1 else noise
-
-
-RIGHT_UNIFORMS, RIGHT_NOISE = Randomness.uniforms, Randomness.noise
-
-
-@pytest.mark.parametrize(
-    ("name", "planted", "words"),
-    [
-        ("uniforms", squeezed, "uniforms are not uniform"),
-        ("uniforms", repeated, "uniforms of two addresses are the same"),
-        ("noise", alike, "noise are not uniform"),
-    ],
-)
-def test_bad_numbers_are_found(monkeypatch, name, planted, words):
-    monkeypatch.setattr(Randomness, name, planted)
-    found = Numbers()
-    found.check_streams()
-    assert any(words in bug for bug in found.bugs), found.bugs
-
-
-def test_it_ends_while_numbers_are_checked(small_pair):
-    """Which takes a second or two, without a decode."""
-    watch = Watch(lambda _stage, _left: watch.cancellation.request())
-    report = run_check(small_pair, watch=watch)
-    assert report.ended_by is EndedBy.INTERRUPT
-    assert report.numbers.num_numbers == 0
-    assert report.numbers.bugs == []
-
-
 @pytest.mark.slow
 def test_what_is_no_bug_is_none(monkeypatch, small_pair):
     """Any choice from a one-hot row is the same."""
     monkeypatch.setattr(verify, "argmax", lambda _index, row: int(row.ids[-1]))
     report = run_check(small_pair)
-    assert [*report.identity_bugs, *report.distribution_bugs] == []
+    assert [*report.identity_bugs, *report.step_law.bugs] == []
 
 
-def test_a_cache_that_is_not_undone_is_an_error(monkeypatch):
-    """It soon fills, which is a finding as well."""
-
+def test_a_cache_that_is_not_undone_is_a_finding(monkeypatch):
     def keep(self, length):
         if not self.tokens:
             self.target.truncate(0)
 
     with localspec.load() as engine:
         inside.replace_truncation(keep, monkeypatch)
-        with pytest.raises(localspec.LocalspecError):
-            run_check(engine)
+        report = run_check(engine, names=("a fox",))
         monkeypatch.undo()
-
-
-def test_no_number_of_seconds_is_told():
-    result = run("--seconds", "nan")
-    assert result.exit_code == 2
-    assert "nan is not a number of seconds" in result.stderr
+    assert report.finding is Finding.NOT_LOSSLESS
 
 
 def test_rounding_is_measured_where_it_matters():
@@ -440,7 +346,7 @@ def test_the_demo_pair_is_lossless_and_the_verdict_comes_first(tmp_path, monkeyp
     assert "--details" in more
     [report] = reports
     assert report.finding is report.identity is report.distribution is Finding.LOSSLESS
-    assert (report.identity_bugs, report.distribution_bugs) == ([], [])
+    assert (report.identity_bugs, report.step_law.bugs) == ([], [])
     assert report.rounding.num_rows > 100
     for found in (report.greedy, report.seeded):
         assert ENOUGH_ACCEPTED <= found.num_accepted < ENOUGH_ACCEPTED + 8
@@ -449,8 +355,6 @@ def test_the_demo_pair_is_lossless_and_the_verdict_comes_first(tmp_path, monkeyp
     assert report.step_law.num_places == ENOUGH_PLACES
     assert report.step_law.num_outcomes > report.step_law.num_rows > 4 * ENOUGH_PLACES
     assert report.step_law.largest_difference < BOUND / 1000
-    assert report.numbers.num_numbers > 5_000_000
-    assert report.numbers.num_choices > 1000
     told = json.loads(json.dumps(report_json(report)))
     assert (told["finding"], told["distribution"]) == ("lossless", "lossless")
     assert (told["partial"], told["bugs"]) == (False, [])
@@ -480,28 +384,25 @@ def test_the_command_fails_when_it_does_not_hold(monkeypatch, stories):
     assert failed.exit_code == 1
     lines = failed.stdout.splitlines()
     assert lines[0] == "NOT lossless: please report this."
-    assert lines[2].startswith("Identity: NOT lossless. ")
     assert lines[4].startswith("Bug: greedy text of prompt 1")
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(None, "No such file"), ("\n \n", "has no prompts")]
+    ("content", "arguments", "code", "words"),
+    [
+        (None, (), 2, "No such file"),
+        ("\n \n", (), 2, "has no prompts"),
+        ("word " * 100, ("--ctx", "64"), 1, "context holds 64"),
+        ("Hello", ("--seconds", "nan"), 2, "nan is not a number of seconds"),
+    ],
 )
-def test_bad_prompt_files_are_said(tmp_path, content, words):
+def test_what_cannot_be_checked_is_said(tmp_path, content, arguments, code, words):
     path = tmp_path / "prompts.txt"
     if content is not None:
         path.write_text(content)
-    result = run("--prompts", str(path))
-    assert result.exit_code == 2
+    result = run("--prompts", str(path), *arguments)
+    assert result.exit_code == code
     assert words in result.stderr
-
-
-def test_a_prompt_that_fills_the_context_is_refused(tmp_path):
-    path = tmp_path / "prompts.txt"
-    path.write_text("word " * 100)
-    result = run("--prompts", str(path), "--ctx", "64")
-    assert result.exit_code == 1
-    assert "context holds 64" in result.stderr
 
 
 NAMES = {"type": "array", "items": {"type": "string", "maxLength": 30}, "minItems": 4}

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
-from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from localspec.sampling.distribution import Probs
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
 from localspec.speculative.randomness import Purpose, Randomness
 
@@ -31,20 +29,15 @@ class Branch(NamedTuple):
 
 
 class Enumeration(Randomness):
-    """In the place of random numbers: takes a run along decisions that were not taken yet.
+    """Stands in for random numbers: leads a run along decisions that were not taken yet."""
 
-    drawn: decides at random instead, for one run.
-    """
-
-    def __init__(self, drawn: Random | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__(0)
-        self._drawn = drawn
         self._script: list[bool] = []
         self._taken: list[bool] = []
         self._box: Box = {}
         self._prob = 1.0
         self._uniforms_of: dict[int, Any] = {}
-        self.used: set[Hashable] = set()  # addresses that were looked at
 
     def outcomes(self, run: Callable[[Enumeration], Any]) -> Iterator[Branch]:
         """Every way that `run` can take; it has to do the same where the numbers are."""
@@ -79,16 +72,12 @@ class Enumeration(Randomness):
 
     def is_below(self, address: Hashable, edge: float) -> bool:
         """Whether the uniform of that address is below the edge: first yes, later no."""
-        self.used.add(address)
         low, high = self._box.get(address, (0.0, 1.0))
         if edge >= high or edge <= low:
             return edge >= high
         share = (edge - low) / (high - low)
         number = len(self._taken)
-        if number < len(self._script):
-            below = self._script[number]
-        else:
-            below = self._drawn is None or self._drawn.random() < share
+        below = number >= len(self._script) or self._script[number]
         self._taken.append(below)
         self._prob *= share if below else 1.0 - share
         self._box[address] = (low, edge) if below else (edge, high)
@@ -127,22 +116,3 @@ class Uniform:
 
     def __le__(self, edge: Any) -> bool:
         return edge is self or self < edge
-
-
-class Within(Randomness):
-    """Numbers from within a box: 0 where it begins there, else the middle.
-
-    So what is decided by a number that is exactly 0 is looked at, too.
-    """
-
-    def __init__(self, box: Box) -> None:
-        super().__init__(0)
-        self._box = box
-
-    def uniforms(self, step: int) -> Probs:
-        """(len(Purpose), MAX_DRAFT_TOKENS) float64, as real steps have them."""
-        numbers = np.zeros((len(Purpose), MAX_DRAFT_TOKENS))
-        for (its_step, purpose, index), (low, high) in self._box.items():
-            if its_step == step and low > 0.0:
-                numbers[purpose, index] = (low + high) / 2
-        return numbers

@@ -1,8 +1,7 @@
 """The check of `localspec verify`: whether drafting is lossless on this machine.
 
 Greedy and seeded text must be the same with and without drafting, except at near ties, whose
-width is measured. The law of sampled steps is enumerated and must be the target's own; the
-numbers that they draw must be fresh.
+width is measured. The law of sampled steps is enumerated and must be the target's own.
 """
 
 from __future__ import annotations
@@ -19,16 +18,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from localspec.checks.identity import (
-    COMPARED_TEXT_TOKENS,
     ENOUGH_ACCEPTED,
     GREEDY,
     Identity,
     IdentityCheck,
+    Rounding,
 )
 from localspec.checks.limit import EndedBy, ended_by, limited
-from localspec.checks.numbers import UNCUT, Numbers
 from localspec.checks.prompts import check_lengths
-from localspec.checks.rounding import Rounding
 from localspec.checks.step_law import ENOUGH_PLACES, StepLaw, StepLawCheck
 from localspec.engine.engine import Engine
 from localspec.errors import Interrupted, OptionError
@@ -37,8 +34,7 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
 from localspec.sampling.resolver import Resolver
-from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.rules import Rule
+from localspec.speculative.loop import SpeculativeDecoder
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 
@@ -67,7 +63,6 @@ class Report:
     greedy: Identity
     seeded: Identity
     step_law: StepLaw
-    numbers: Numbers
     time_s: float
     seconds_needed: float | None
     is_hopeless: bool
@@ -86,11 +81,6 @@ class Report:
         ]
 
     @property
-    def distribution_bugs(self) -> list[str]:
-        """Steps or numbers that do not give the target's distribution, one per line."""
-        return [*self.step_law.bugs, *self.numbers.bugs]
-
-    @property
     def smallest_fault(self) -> float:
         """The smallest share of wrong draft tokens that would show 9 times in 10."""
         num_accepted = self.greedy.num_accepted + self.seeded.num_accepted
@@ -105,7 +95,7 @@ class Report:
     @property
     def distribution(self) -> Finding:
         """The finding on sampled text."""
-        return _finding(self.distribution_bugs, is_enough=self.step_law.is_enough)
+        return _finding(self.step_law.bugs, is_enough=self.step_law.is_enough)
 
     @property
     def finding(self) -> Finding:
@@ -179,7 +169,6 @@ class _Check:
         self._prompts = prompts
         self._watch = watch
         self._rounding = Rounding()
-        self._numbers = Numbers()
         sampled = SamplingParams() if engine.sampling.is_greedy else engine.sampling
         resolver = Resolver(engine.vocabulary)
 
@@ -202,9 +191,6 @@ class _Check:
 
     def run(self) -> None:
         """Check until there is enough evidence, or no prompt is left. Raises Interrupted."""
-        self._tell("Checking random numbers")
-        self._numbers.check_streams(lambda: self._watch.cancellation.is_requested)
-        self._numbers.check_addresses(self._loop, self._prompts[0], self._uncut_request)
         for number, prompt in enumerate(self._prompts):
             for name, check, seed in (
                 ("greedy", self._greedy, None),
@@ -224,7 +210,6 @@ class _Check:
             self._greedy.result,
             self._seeded.result,
             self._law.result,
-            self._numbers,
             spent_s,
             _SPARE * spent_s / share if share > 0.0 else None,
             not self._has_prompts,
@@ -246,20 +231,13 @@ class _Check:
         bound = self._rounding.bound
         return (
             min(self._shares) == 1.0
-            or bool(self._law.result.bugs or self._numbers.bugs)
+            or bool(self._law.result.bugs)
             or any(check.result.bugs(bound) for check in (self._greedy, self._seeded))
         )
 
     def _tell(self, stage: str) -> None:
         share, spent_s = sum(self._shares) / 3, time.monotonic() - self._started_s
         self._watch.progress(stage, spent_s * (1.0 - share) / share if share > 0.0 else None)
-
-    def _uncut_request(self, rule: Rule) -> Request:
-        """A request for a short answer to the first prompt."""
-        prompt = self._prompts[0]
-        room = self._loop.target.context_length - len(prompt)
-        chain = self._law.make_chain(UNCUT, prompt, ())
-        return Request(chain, rule, min(COMPARED_TEXT_TOKENS, room), self._law.is_end)
 
     def _check_text(
         self, name: str, check: IdentityCheck, number: int, prompt: list[int], seed: int | None
@@ -275,7 +253,6 @@ class _Check:
             if law.bugs:
                 return
             self._tell(f"Enumerating steps: {law.num_places} of {ENOUGH_PLACES} places")
-        self._numbers.check_choices(reference.rows, self._law.sampling)
         if not check.result.is_enough:
             self._tell(f"{stage}: {known}")
             check.compare(number, reference)

@@ -10,16 +10,14 @@ answers; only rows are remembered, and each is decoded once.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from localspec.checks.enumeration import Enumeration, Within
+from localspec.checks.enumeration import Enumeration
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import Distribution, Logits
 from localspec.sampling.params import SamplingParams
@@ -30,13 +28,11 @@ from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     Extent,
     FixedDraftPolicy,
-    ProposerKind,
     ProposerState,
     UpTo,
 )
 from localspec.speculative.prefix import common_length
 from localspec.speculative.proposers import Draw, Proposal, Proposer
-from localspec.speculative.randomness import Randomness
 from localspec.speculative.rule_name import RuleName
 from localspec.speculative.rules import make_rule
 from localspec.speculative.thread_policy import FixedThreads
@@ -47,7 +43,9 @@ BOUND = 1e-11  # of a probability; sums of float64 stay below 1e-13
 _WIDEST = 6  # tokens of a row that are enumerated; the rules do not know what cut it
 _EVERY_DEEP = 12  # places
 _DEEP_TOKENS = 3
-_MOST_BUGS = 5  # that are told
+# Both of a row's tokens keep a share, so that steps go many ways.
+_DEEP = SamplingParams(temperature=1.0, top_k=2, top_p=1.0, min_p=0.0)
+_MOST_BUGS = 5  # bugs that are reported
 
 # Makes the chain of an answer: samplers, tokens of the prompt, and tokens that are said.
 MakeChain = Callable[[SamplingParams, Sequence[int], Sequence[int]], SamplerChain]
@@ -56,18 +54,10 @@ Targets = dict[tuple[int, tuple[int, ...]], list[Distribution]]
 
 
 class Depth(NamedTuple):
-    """How a place is enumerated: draft tokens, samplers, and the test of what ends a text."""
+    """How a place is enumerated: draft tokens, and samplers."""
 
     num_draft_tokens: int
     params: SamplingParams
-    is_end: Callable[[int], bool]
-
-
-_DEEP = SamplingParams(temperature=1.0, top_k=2, top_p=1.0, min_p=0.0)
-# What was just said is favoured, so that each row depends on the draft before it.
-_FAVOURING = dataclasses.replace(
-    _DEEP, presence_penalty=-4.0, frequency_penalty=-1.0, penalty_last_n=8
-)
 
 
 @dataclass(slots=True)
@@ -75,8 +65,8 @@ class StepLaw:
     """The result of enumerating steps.
 
     num_places: texts behind which steps were enumerated. num_rows: rows of the target that laws
-    were compared with; num_outcomes: ways that steps took, each taken again with real numbers.
-    largest_difference: of a probability. bugs: in words, the first few.
+    were compared with. num_outcomes: ways that steps took. largest_difference: of a
+    probability. bugs: in words, the first few.
     """
 
     num_places: int = 0
@@ -109,40 +99,23 @@ class StepLawCheck:
         Interrupted.
         """
         room = self.loop.target.context_length - len(prompt) - _DEEP_TOKENS - 1
+        top_k = min(self.sampling.top_k or _WIDEST, _WIDEST)
+        wide = Depth(1, replace(self.sampling, top_k=top_k))
         for index in range(min(len(answer) - 1, room), 0, -1):
             # The known rows are those behind nothing, and behind the text's own next token.
             known: dict[tuple[int, ...], Logits] = {(): rows[index]}
             if index + 1 < len(answer):
                 known[answer[index],] = rows[index + 1]
-            tokens = [*prompt, *answer[:index]]
-            for proposer in self.loop.proposers:
-                proposer.truncate(len(tokens) - 1)
-            place = _EnumeratedPlace(self, prompt, answer[:index], known)
-            is_drafted = place.enumerate(Depth(1, self._wide, self.is_end))
+            place = _Place(self, prompt, answer[:index], known)
+            is_drafted = place.enumerate(wide)
             if is_drafted and self.result.num_places % _EVERY_DEEP == 0:
-                place.enumerate(self._deep(answer[index], tokens[-1]))
+                place.enumerate(Depth(_DEEP_TOKENS, _DEEP))
             self.result.num_places += is_drafted
             yield
 
-    @property
-    def _wide(self) -> SamplingParams:
-        """The samplers of answers, with fewer candidates."""
-        top_k = min(self.sampling.top_k or _WIDEST, _WIDEST)
-        return dataclasses.replace(self.sampling, top_k=top_k)
 
-    def _deep(self, token: int, last: int) -> Depth:
-        """Two kinds in turn: what was said is favoured, or the text's next token is to end it.
-
-        Real ends are rare, and what may follow one is a trap of its own. last: token of the
-        text, which has not ended.
-        """
-        if self.result.num_places // _EVERY_DEEP % 2 == 0 or token == last:
-            return Depth(_DEEP_TOKENS, _FAVOURING, self.is_end)
-        return Depth(_DEEP_TOKENS, _DEEP, lambda other: other == token or self.is_end(other))
-
-
-class _EnumeratedPlace:
-    """A text and what models say behind it."""
+class _Place:
+    """A text, and what the models say behind it."""
 
     def __init__(
         self,
@@ -151,69 +124,51 @@ class _EnumeratedPlace:
         said: list[int],
         known: dict[tuple[int, ...], Logits],
     ) -> None:
-        self._check = check
-        self._prompt, self._said = prompt, said
+        self._check, self._prompt, self._said = check, prompt, said
         self._tokens = [*prompt, *said]
         self._rows = _RowsBehind(check.loop.target, self._tokens, known)
 
     def enumerate(self, depth: Depth) -> bool:
         """Compare the laws of all rules. False if nobody proposes anything here."""
-        chain = self._chain(depth)
-        for proposer in self._check.loop.proposers:
+        proposers, is_end = self._check.loop.proposers, self._check.is_end
+        chain = self._chain(depth, self._said)
+        for proposer in proposers:
+            proposer.truncate(len(self._tokens) - 1)
+        for proposer in proposers:
             proposer.begin(chain)
             state = proposer.state(self._tokens)
             if state.max_tokens > 0:
                 break
         else:
             return False
-        remembered = _Remembered(proposer, state, len(self._tokens), depth.is_end)
         loop = SpeculativeDecoder(
             self._rows,
-            [remembered],
+            [_Remembered(proposer, state, is_end)],
             FixedDraftPolicy(depth.num_draft_tokens),
             FixedThreads(1),
             None,
             lambda: 0.0,
         )
         targets: Targets = {}
+
+        def step(numbers: Enumeration) -> tuple[int, ...]:
+            loop.start(self._tokens[:-1])
+            once = _Once(self._chain(depth, self._said[:-1]), targets)
+            made = make_rule(rule, is_greedy=False, seed=None, randomness=numbers)
+            steps = loop.steps(Request(once, made, depth.num_draft_tokens + 2, is_end))
+            next(steps)  # An answer's first step never drafts; it gives the text's last token.
+            return tuple(next(steps).tokens)
+
         for rule in RULES:
-            step = functools.partial(self._step, loop, depth, targets, rule)
             law: dict[tuple[int, ...], float] = defaultdict(float)
-            numbers = Enumeration()
-            for emitted, prob, box in numbers.outcomes(step):
+            for emitted, prob, _ in Enumeration().outcomes(step):
                 law[emitted] += prob
                 self._check.result.num_outcomes += 1
-                again = step(Within(box))
-                if again != emitted:
-                    self._tell(f"{rule}: {list(again)} with numbers that give {list(emitted)}")
             self._compare(law, depth, rule)
         return True
 
-    def _chain(self, depth: Depth, num_left: int = 0) -> SamplerChain:
-        """The chain where the last num_left tokens of the text are not said yet."""
-        said = self._said[: len(self._said) - num_left]
+    def _chain(self, depth: Depth, said: list[int]) -> SamplerChain:
         return self._check.make_chain(depth.params, self._prompt, said)
-
-    def _step(
-        self,
-        loop: SpeculativeDecoder,
-        depth: Depth,
-        targets: Targets,
-        name: RuleName,
-        randomness: Randomness,
-    ) -> tuple[int, ...]:
-        """The tokens of the step behind the text, for one set of numbers."""
-        loop.start(self._tokens[:-1])
-        request = Request(
-            _Once(self._chain(depth, 1), targets),
-            make_rule(name, is_greedy=False, seed=None, randomness=randomness),
-            depth.num_draft_tokens + 2,
-            depth.is_end,
-        )
-        steps = loop.steps(request)
-        next(steps)  # An answer's first step never drafts; it gives the last token of the text.
-        tokens = next(steps).tokens
-        return tuple(tokens)
 
     def _compare(self, law: dict[tuple[int, ...], float], depth: Depth, rule: RuleName) -> None:
         """Compare the next token's law behind all that a step emits with a plain step's."""
@@ -222,6 +177,7 @@ class _EnumeratedPlace:
             for length, token in enumerate(emitted):
                 weights = behind.setdefault(emitted[:length], defaultdict(float))
                 weights[token] += prob
+        result = self._check.result
         for emitted, weights in behind.items():
             total = 1.0 if emitted == () else sum(weights.values())
             own = self._own(emitted, depth)
@@ -229,11 +185,10 @@ class _EnumeratedPlace:
                 abs(weights.get(token, 0.0) - total * own.get(token, 0.0))
                 for token in {*weights, *own}
             )
-            result = self._check.result
             result.num_rows += 1
             result.largest_difference = max(result.largest_difference, difference)
-            if not difference <= BOUND:
-                self._tell(
+            if not difference <= BOUND and len(result.bugs) < _MOST_BUGS:
+                result.bugs.append(
                     f"steps of the rule {rule} with {depth.num_draft_tokens} draft tokens give "
                     f"a token with a probability that is {difference:.2g} off, behind "
                     f"{len(self._tokens)} tokens and {list(emitted)}"
@@ -241,17 +196,13 @@ class _EnumeratedPlace:
 
     def _own(self, emitted: tuple[int, ...], depth: Depth) -> dict[int, float]:
         """Token → probability of a plain step behind that; there is none behind an end."""
-        if emitted and depth.is_end(emitted[-1]):
+        if emitted and self._check.is_end(emitted[-1]):
             return {}
-        chain = self._chain(depth)
+        chain = self._chain(depth, self._said)
         chain.commit(emitted)
         row = self._rows.behind(emitted)
         [own] = chain.distributions(row[None], [*self._tokens, *emitted], [])
         return dict(zip(own.ids.tolist(), own.probs.tolist(), strict=True))
-
-    def _tell(self, bug: str) -> None:
-        if len(self._check.result.bugs) < _MOST_BUGS:
-            self._check.result.bugs.append(bug)
 
 
 class _Once(SamplerChain):
@@ -290,7 +241,6 @@ class _RowsBehind:
         # Leaves nothing but the text's last token, which a step before the place has to give.
         self._given = np.full(target.vocab_size, -np.inf, dtype=np.float32)
         self._given[place[-1]] = 0.0
-        self._batches: dict[tuple[int, ...], Logits] = {}
         target.checkpoint()
 
     @property
@@ -302,11 +252,8 @@ class _RowsBehind:
         if len(self._read) < len(self._place):
             return self._given[None]
         emitted = tuple(self._read[len(self._place) :])
-        if emitted not in self._batches:
-            self._batches[emitted] = np.stack(
-                [self.behind(emitted[:length]) for length in range(len(emitted) + 1)]
-            )
-        return self._batches[emitted][-num_logits:]
+        lengths = range(len(emitted) + 1 - num_logits, len(emitted) + 1)
+        return np.stack([self.behind(emitted[:length]) for length in lengths])
 
     def behind(self, tokens: tuple[int, ...]) -> Logits:
         """(vocab,) the row behind these tokens, which follow the place."""
@@ -331,18 +278,13 @@ class _RowsBehind:
 
 
 class _Remembered(Proposer):
-    """A proposer at a place: its distributions, each of which it is asked for once."""
+    """A proposer at a place, which is asked for each of its distributions once."""
 
     def __init__(
-        self,
-        proposer: Proposer,
-        state: ProposerState,
-        num_tokens: int,
-        is_end: Callable[[int], bool],
+        self, proposer: Proposer, state: ProposerState, is_end: Callable[[int], bool]
     ) -> None:
-        self.kind: ProposerKind = proposer.kind
+        self.kind = proposer.kind
         self._proposer, self._state, self._is_end = proposer, state, is_end
-        self._num_tokens = num_tokens
         self._rows: dict[tuple[int, ...], tuple[Distribution, float]] = {}
 
     def begin(self, chain: SamplerChain) -> None:
@@ -355,19 +297,16 @@ class _Remembered(Proposer):
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
         def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
+            """The distribution behind drafted tokens, which the proposer is made to draw."""
+
+            def follow(index: int, distribution: Distribution) -> int:
+                self._rows[tuple(drafted[:index])] = distribution, CERTAIN_CONFIDENCE
+                return drafted[index] if index < len(drafted) else int(distribution.ids[0])
+
             if tuple(drafted) not in self._rows:
-                self._ask(tokens, drafted, chain)
+                self._proposer.truncate(len(tokens) - 1)
+                self._proposer.state(tokens)
+                self._proposer.propose(tokens, UpTo(len(drafted) + 1), chain, follow)
             return self._rows.get(tuple(drafted))
 
         return Proposal([], [], []).extend(next_row, extent, draw, self._is_end)
-
-    def _ask(self, tokens: Sequence[int], drafted: list[int], chain: SamplerChain) -> None:
-        """Let it propose these tokens, and remember the distributions that it draws from."""
-
-        def follow(index: int, distribution: Distribution) -> int:
-            self._rows[tuple(drafted[:index])] = distribution, CERTAIN_CONFIDENCE
-            return drafted[index] if index < len(drafted) else int(distribution.ids[0])
-
-        self._proposer.truncate(self._num_tokens - 1)
-        self._proposer.state(tokens)
-        self._proposer.propose(tokens, UpTo(len(drafted) + 1), chain, follow)

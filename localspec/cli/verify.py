@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 @shared("seconds", default=180)
 @shared("json_schema", help="Check answers constrained to the JSON schema in this file.")
 @json_option("object with everything found")
-@option(
-    "details", heading="Output", is_flag=True, help="Show rounding and random numbers, too."
-)
+@option("details", heading="Output", is_flag=True, help="Show rounding and counts, too.")
 @pair_options
 def verify(
     options: PairOptions,

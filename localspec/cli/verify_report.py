@@ -22,14 +22,14 @@ def report_text(report: Report, engine: BaseEngine, *, details: bool) -> str:
         *_rows_line(report),
         _identity_line(report),
         _distribution_line(report),
-        *(f"Bug: {line}" for line in (*report.identity_bugs, *report.distribution_bugs)),
+        *(f"Bug: {line}" for line in (*report.identity_bugs, *report.step_law.bugs)),
     ]
     if report.finding is Finding.NOT_ENOUGH:
         lines.append(_what_it_takes(report))
     if details:
         lines += ["", *_details(report, engine)]
     else:
-        lines.append("For rounding and random numbers: --details.")
+        lines.append("For rounding and counts: --details.")
     return fitted("\n".join(lines))
 
 
@@ -132,16 +132,12 @@ def _details(report: Report, engine: BaseEngine) -> list[str]:
             f"{near} near ties were decided differently, "
             f"{len(found.bugs(bound))} differences beyond rounding."
         )
-    law, numbers = report.step_law, report.numbers
-    lines += [
+    law = report.step_law
+    lines.append(
         f"Steps: {law.num_outcomes} outcomes by the rules {' and '.join(RULES)}, compared with "
         f"{law.num_rows} rows at {law.num_places} places; largest difference "
-        f"{law.largest_difference:.2g}, bound {BOUND:.0g}.",
-        f"Random numbers: {numbers.num_numbers} are fresh, uniform and independent; the rule "
-        f"coupled chose {numbers.num_choices} times as they say."
-        if not numbers.bugs
-        else "Random numbers: see the bugs above.",
-    ]
+        f"{law.largest_difference:.2g}, bound {BOUND:.0g}."
+    )
     return lines
 
 
@@ -155,5 +151,5 @@ def report_json(report: Report) -> dict[str, Any]:
         "partial": report.ended_by is not None,
         "rounding_bound": report.rounding.bound,
         "law_bound": BOUND,
-        "bugs": [*report.identity_bugs, *report.distribution_bugs],
+        "bugs": [*report.identity_bugs, *report.step_law.bugs],
     }
