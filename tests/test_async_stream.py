@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import threading
 import time
 
@@ -38,32 +37,6 @@ def test_the_twins_say_the_same(engine):
     chat = engine.chat()
     chat.send("Tell me a story about a fox.", sampling=GREEDY).reply()
     assert chat.send("Another one!", sampling=GREEDY).reply().text == texts[4]
-
-
-def test_a_refusal_that_comes_behind_a_cancel_is_no_ones(engine):
-    """asyncio would log it, with a traceback, as an exception that was never retrieved."""
-    told: list[dict[str, object]] = []
-
-    async def leave() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what))
-        with engine.generate_raw(STORY, sampling=LONG) as busy:
-            next(busy)
-            for _ in range(20):
-                asking = asyncio.ensure_future(_awaited(engine.generate_raw(STORY)))
-                await asyncio.sleep(0)
-                asking.cancel()
-                await asyncio.wait([asking])
-                assert asking.cancelled()
-        gc.collect()
-        await asyncio.sleep(0)
-
-    asyncio.run(leave())
-    gc.collect()
-    assert told == []
-
-
-async def _awaited(answer: localspec.Answer) -> localspec.Reply:
-    return await answer
 
 
 @contextlib.contextmanager
@@ -110,48 +83,6 @@ def test_decodes_run_in_another_thread_while_the_loop_goes_on(engine):
     assert threading.get_ident() not in seen
 
 
-def test_what_is_left_is_read_in_the_thread_of_the_answer(engine):
-    """After some pieces, of one that is cancelled meanwhile, and of one that is closed."""
-    threads = set()
-
-    async def ask() -> list[localspec.Reply]:
-        stream = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20)
-        await stream.__anext__()
-        whole = await stream
-        async with stream:
-            pass
-        return [whole, await stream]  # nothing is left
-
-    with watched_decodes(engine, lambda: threads.add(threading.get_ident())):
-        whole, again = asyncio.run(ask())
-    plain = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20).reply()
-    assert whole is again
-    assert (whole.token_ids, whole.finish_reason) == (plain.token_ids, "length")
-    assert len(threads) == 1
-    assert threading.get_ident() not in threads
-
-    async def ask_and_give_up() -> localspec.Answer:
-        stream = engine.generate_raw(STORY, sampling=LONG)
-        has_begun = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        reading = asyncio.ensure_future(stream)
-        with watched_decodes(engine, lambda: loop.call_soon_threadsafe(has_begun.set)):
-            await has_begun.wait()
-        with pytest.raises(EngineError, match="another task"):
-            await stream
-        while not inside.answer_state(stream).run.token_ids:
-            await asyncio.sleep(0.001)
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
-        return stream
-
-    stream = asyncio.run(ask_and_give_up())
-    assert stream.reply().finish_reason == "cancelled"
-    assert 0 < len(stream.reply().token_ids) < 1000
-    assert engine.generate_raw("Hi", max_tokens=1).reply().token_ids
-
-
 def test_cancelling_the_task_ends_the_answer(engine):
     """At whatever moment; the engine is free when the task is done, and what was said stays."""
 
@@ -183,15 +114,6 @@ def test_cancelling_the_task_ends_the_answer(engine):
         reply = asyncio.run(ask(pieces_before))
         assert reply.finish_reason == "cancelled"
         assert reply.stats.completion_tokens < 200
-
-
-def test_a_timeout_around_an_answer_works(engine):
-    async def ask() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(engine.generate_raw(STORY, sampling=LONG), timeout=0.05)
-        assert (await engine.generate_raw(STORY, max_tokens=3)).token_ids
-
-    asyncio.run(ask())
 
 
 def test_closing_from_another_task_ends_the_answer(engine):

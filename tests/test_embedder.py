@@ -11,7 +11,6 @@ import threading
 from datetime import datetime, timezone
 from typing import ClassVar
 
-import httpx
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -36,14 +35,6 @@ def write_embedder(path, tokenizer_of, pooling, **more):
     extra = {"llama.pooling_type": pooling}
     more = {"context_length": 64, **more}
     return write_random_model(path, tokenizer_of, extra=extra, **more)
-
-
-@pytest.mark.parametrize("context_length", [1, 17, 61, 63])
-def test_contexts_of_any_length(mean, context_length):
-    """Such that many texts do not divide ended the process."""
-    with localspec.load_embedder(mean, context_length=context_length) as found:
-        texts = [[1]] * 70 + [[2] * context_length]
-        assert np.isfinite(found.embed(texts).values).all()
 
 
 @pytest.fixture(scope="module")
@@ -85,35 +76,11 @@ def test_several_texts_have_the_vectors_that_each_has_alone(embedder):
     assert found.num_tokens == 8 * sum(embedder.embed(text).num_tokens for text in TEXTS)
 
 
-def test_the_vectors_are_those_of_llama_cpp_python(embedder, mean):
-    llama_cpp = pytest.importorskip("llama_cpp")
-    other = llama_cpp.Llama(str(mean), embedding=True, n_ctx=64, verbose=False)
-    expected = [other.embed(text, normalize=True) for text in TEXTS[:2]]
-    other.close()
-    np.testing.assert_allclose(embedder.embed(TEXTS[:2]).values, expected, atol=3e-4)
-
-
 def test_what_looks_like_a_control_token_is_text(embedder, demo_vocabulary):
     ids = demo_vocabulary.tokenize(TEXTS[2], parse_special=False)
     begin = [demo_vocabulary.bos] if demo_vocabulary.add_bos else []
     by_ids = embedder.embed([[*begin, *ids]])
     np.testing.assert_array_equal(by_ids.values, embedder.embed(TEXTS[2]).values)
-
-
-def test_the_first_dimensions_alone_have_length_1(embedder):
-    whole, cut = embedder.embed(TEXTS), embedder.embed(TEXTS, dimensions=8)
-    assert cut.values.shape == (3, 8)
-    first = whole.values[:, :8]
-    expected = first / np.linalg.norm(first, axis=1, keepdims=True)
-    np.testing.assert_allclose(cut.values, expected, atol=1e-6)
-
-
-def test_the_file_says_how_it_pools(tmp_path, demo_target, embedder):
-    path = write_embedder(tmp_path / "last.gguf", demo_target, LAST)
-    with localspec.load_embedder(path, num_threads=1) as last:
-        assert abs(last.embed(TEXTS[0]).values[0] @ embedder.embed(TEXTS[0]).values[0]) < 0.999
-        longer = last.embed([TEXTS[0], TEXTS[0] + " And then?"]).values
-        assert abs(longer[0] @ longer[1]) < 0.999
 
 
 @pytest.mark.parametrize("pooling", [MEAN, LAST])
@@ -308,27 +275,6 @@ def test_a_preset_for_embeddings_is_opened_by_its_name(monkeypatch, tmp_path, me
 
 
 @pytest.mark.process
-def test_what_was_embedded_is_counted(mean):
-    with running_server(embedder=str(mean)) as server:
-        assert measured(server, "localspec_model_loaded") == 0
-        found = server.ask("/v1/embeddings", input=TEXTS).json()
-        more = server.ask("/api/embed", input="fox").json()
-        num_tokens = found["usage"]["prompt_tokens"] + more["prompt_eval_count"]
-        assert measured(server, "localspec_embedded_texts_total") == 4
-        assert measured(server, "localspec_embedded_tokens_total") == num_tokens
-        assert measured(server, "localspec_model_loaded") == 1
-        assert server.ask("/v1/embeddings", input="fox " * 100).status_code == 400
-        assert measured(server, "localspec_embedded_texts_total") == 4
-
-
-def measured(server, name):
-    """The number of a series of the embedding model."""
-    lines = server.client.get("/metrics").text.splitlines()
-    begin = f'{name}{{model="mean"}} '
-    return float(next(line for line in lines if line.startswith(begin)).removeprefix(begin))
-
-
-@pytest.mark.process
 def test_documents_are_ranked(reranker):
     with running_server(embedder=str(reranker)) as server:
         given = {"query": "fox", "documents": TEXTS, "return_documents": True}
@@ -453,23 +399,6 @@ def test_all_vectors_of_a_long_batch_come_in_its_order(slow):
     asyncio.run(ask())
 
 
-def test_a_model_whose_client_left_while_it_was_loaded_is_the_nexts(slow):
-    """It was thrown away: clients of little patience never had an answer."""
-
-    async def ask():
-        served, made = slow
-        first = asyncio.create_task(served.call("embed", ["first"]))
-        await until(lambda: made)
-        first.cancel()
-        second = asyncio.create_task(served.call("embed", ["second"]))
-        made[0].loads.set()
-        made[0].reads.set()
-        assert (await second).values.tolist() == [[6]]
-        assert len(made) == 1
-
-    asyncio.run(ask())
-
-
 @pytest.mark.parametrize("is_loaded", [False, True])
 def test_the_end_of_the_server_ends_what_is_read(slow, is_loaded):
     async def ask():
@@ -485,26 +414,3 @@ def test_the_end_of_the_server_ends_what_is_read(slow, is_loaded):
         assert len(made) == 1
 
     asyncio.run(ask())
-
-
-@pytest.mark.process
-@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
-def test_a_server_that_ends_does_not_wait_for_its_embedder(mean):
-    answers = []
-    is_asked = threading.Event()
-    with running_server(embedder=str(mean)) as server:
-        embedder = server.models.embedder
-        assert server.ask("/v1/embeddings", input="x").status_code == 200
-        os.kill(embedder.isolated.process_id, signal.SIGSTOP)
-        call = embedder.call
-        embedder.call = lambda *given, **more: is_asked.set() or call(*given, **more)
-        fields = {"input": ["fox"] * 100}
-        url = f"{server.url}/v1/embeddings"
-        asking = threading.Thread(
-            target=lambda: answers.append(httpx.post(url, json=fields, timeout=60))
-        )
-        asking.start()
-        assert is_asked.wait(60)
-    asking.join()
-    assert answers[0].status_code == 503
-    assert "the server is stopping" in answers[0].text

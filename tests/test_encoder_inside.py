@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import llama_cpp
 import pytest
 from click.testing import CliRunner, Result
 
@@ -39,11 +38,6 @@ def joined(request: pytest.FixtureRequest, tmp_path: Path, demo_target: Path) ->
     )
 
 
-def test_libllama_refuses_such_files(joined):
-    with pytest.raises(ValueError, match="Failed to load model"):
-        llama_cpp.Llama(str(joined), verbose=False)
-
-
 def test_it_is_said_before_the_load(joined):
     with pytest.raises(localspec.ModelFileError, match="encoder beside its language") as caught:
         localspec.load(joined)
@@ -60,13 +54,6 @@ def test_explain_and_import_say_it_too(joined):
     found = search_folder(joined.parent)
     assert found.proposals == ()
     assert "encoder beside its language model" in found.skipped[joined]
-
-
-def test_which_encoder_is_said(tmp_path, demo_target):
-    for names, kind in ((INSIDE["audio"], "an audio"), (INSIDE["gemma3"], "an image")):
-        path = write_random_model(tmp_path / "x.gguf", demo_target, beside=names)
-        with pytest.raises(localspec.ModelFileError, match=f"holds {kind} encoder"):
-            localspec.load(path)
 
 
 def test_an_encoder_by_itself_is_called_one(tmp_path, demo_target):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import os
 import signal
@@ -17,7 +16,6 @@ import inside
 import localspec
 from localspec.engine.sources import LoadKeywords
 from localspec.errors import ContextError, OptionError, PresetError
-from localspec.isolated import isolated_engine as isolated_module
 
 pytestmark = pytest.mark.process
 
@@ -55,18 +53,6 @@ def test_answers_are_those_of_an_engine_here(isolated, engine):
 
     same = engine.generate_raw(STORY, sampling=GREEDY).reply()
     assert asyncio.run(ask()).text == same.text
-
-
-def test_an_answer_has_the_sampling_of_when_it_was_asked_for(isolated, engine):
-    """The engine's may be set before the answer is read, here as in another process."""
-    texts = []
-    for each in (isolated, engine):
-        usual, each.sampling = each.sampling, GREEDY
-        answer = each.generate_raw(STORY, seed=1, max_tokens=40)
-        each.sampling = localspec.SamplingParams(temperature=1.5)
-        texts.append(answer.reply().text)
-        each.sampling = usual
-    assert texts[0] == texts[1]
 
 
 def test_a_crash_is_an_error_and_the_next_question_is_answered(isolated):
@@ -154,23 +140,6 @@ def test_what_was_not_read_of_a_message_was_not_said(isolated, engine, num_read)
         assert getattr(stats, name) == getattr(expected, name)
 
 
-def test_a_stream_is_cancelled_before_it_begins_and_while_it_runs(isolated):
-    stream = isolated.generate_raw(STORY, sampling=LONG)
-    stream.cancel()
-    assert list(stream) == []
-    assert stream.reply().finish_reason == "cancelled"
-    assert stream.reply().token_ids == ()
-    stream = isolated.generate_raw(STORY, sampling=LONG)
-    next(stream)
-    canceller = threading.Thread(target=stream.cancel)
-    canceller.start()
-    assert len(list(stream)) < 1900
-    canceller.join()
-    assert stream.reply().finish_reason == "cancelled"
-    stream.cancel()
-    assert isolated.generate_raw("Hi", max_tokens=2).reply().finish_reason == "length"
-
-
 def test_a_task_that_is_cancelled_ends_the_answer_there(isolated):
     """While the prompt is decoded, and later; the engine is free at once."""
 
@@ -238,36 +207,6 @@ def test_idle_time_is_used_there(isolated, monkeypatch):
     assert not inside.child_process(isolated).ask("is_preparing")
 
 
-def test_closing_ends_what_is_prepared():
-    opened = localspec.IsolatedEngine(draft_tokens=3)
-    errors = []
-    idle = opened.chat(system="You know every animal of the forest. " * 100)
-
-    def prepare():
-        try:
-            idle.prepare()
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=prepare)
-    thread.start()
-    while thread.is_alive() and not inside.child_process(opened).ask("is_preparing"):
-        pass
-    opened.close()
-    thread.join(10)
-    assert not thread.is_alive()
-    assert errors == []
-
-
-def test_chats_keep_their_caches_there(isolated):
-    one, other = isolated.chat(), isolated.chat(system="You are terse.")
-    for chat in (one, other):
-        chat.send("Tell me a story about a fox.", sampling=GREEDY).reply()
-    for chat in (one, other):
-        reply = chat.send("Another one!", sampling=GREEDY, max_tokens=3).reply()
-        assert reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens < 25
-
-
 def test_errors_cross_over_with_their_hints(isolated, demo_target):
     with pytest.raises(ContextError, match="5000 tokens") as caught:
         isolated.generate_raw([5] * 5000).reply()
@@ -317,46 +256,6 @@ def test_its_keywords_are_those_of_load():
     assert list(typing.get_type_hints(LoadKeywords)) == list(parameters)
 
 
-class Interfering:
-    """A connection at whose first use something else happens before."""
-
-    def __init__(self, connection, happens, *, at):
-        self._connection, self._happens, self._at = connection, happens, at
-
-    def __getattr__(self, name):
-        if name == self._at and self._happens is not None:
-            happens, self._happens = self._happens, None
-            happens()
-        return getattr(self._connection, name)
-
-
-def test_an_interrupt_while_an_answer_is_awaited_mixes_nothing_up(isolated, monkeypatch):
-    """Ctrl-C, say: the answer to that question comes all the same, and is nobody's."""
-    expected = isolated.generate_raw(STORY, sampling=GREEDY, max_tokens=9).reply()
-
-    def interrupt():
-        raise KeyboardInterrupt
-
-    def interrupted(pipe):
-        return Interfering(pipe, interrupt, at="recv_bytes")
-
-    for _ in range(3):
-        with monkeypatch.context() as patch:
-            inside.replace_pipe(inside.asides_channel(isolated), interrupted, patch)
-            with pytest.raises(KeyboardInterrupt):
-                isolated.vocabulary.text(5)
-        assert isolated.vocabulary.tokenize("fox", parse_special=False)
-        with monkeypatch.context() as patch:
-            stream = isolated.generate_raw(STORY, sampling=GREEDY, max_tokens=9)
-            next(stream)
-            inside.replace_pipe(inside.answers_channel(isolated), interrupted, patch)
-            with pytest.raises(KeyboardInterrupt):
-                list(stream)
-        assert expected.token_ids[: len(stream.reply().token_ids)] == stream.reply().token_ids
-        again = isolated.generate_raw(STORY, sampling=GREEDY, max_tokens=9).reply()
-        assert again.token_ids == expected.token_ids
-
-
 class Torn:
     """A connection that is interrupted in the midst of a message that it reads or writes."""
 
@@ -404,63 +303,6 @@ def test_an_interrupt_in_the_midst_of_a_message_ends_that_child_alone(
     assert not system_process.is_alive()
 
 
-def test_a_stream_that_is_dropped_in_the_midst_of_a_question_waits_for_nobody(
-    isolated, monkeypatch
-):
-    """As where the garbage collector finds it there."""
-    stream = isolated.generate_raw(STORY, sampling=LONG)
-    next(stream)
-    texts = []
-
-    def ask():
-        with monkeypatch.context() as patch:
-            channel = inside.asides_channel(isolated)
-            inside.replace_pipe(
-                channel, lambda pipe: Interfering(pipe, stream.close, at="send_bytes"), patch
-            )
-            texts.append(isolated.vocabulary.text(5))
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(30)
-    assert texts == [isolated.vocabulary.text(5)]
-    assert len(isolated.generate_raw(STORY, sampling=LONG, max_tokens=7).reply().token_ids) == 7
-
-
-def test_refused_options_leave_the_conversation_as_it_was(isolated):
-    chat = isolated.chat()
-    with pytest.raises(OptionError):
-        chat.send("Hello!", rule="nope").reply()
-    assert (chat.num_asked, chat.messages) == (0, ())
-
-
-def test_closing_waits_for_a_process_that_is_being_started(monkeypatch):
-    """And ends it, too."""
-    opened = localspec.IsolatedEngine(draft_tokens=0)
-    os.kill(opened.process_id, signal.SIGTERM)
-    inside.system_process(opened).join(30)
-    starting, go_on = threading.Event(), threading.Event()
-    real = isolated_module.ChildProcess
-
-    def slow(*arguments):
-        starting.set()
-        assert go_on.wait(60)
-        return real(*arguments)
-
-    monkeypatch.setattr(isolated_module, "ChildProcess", slow)
-    asking = threading.Thread(target=inside.running_process, args=(opened,))
-    asking.start()
-    assert starting.wait(60)
-    closing = threading.Thread(target=opened.close)
-    closing.start()
-    closing.join(0.2)  # who does not wait is done by then
-    go_on.set()
-    for thread in (asking, closing):
-        thread.join(60)
-        assert not thread.is_alive()
-    assert not inside.system_process(opened).is_alive()
-
-
 def test_closing_while_others_ask_is_an_error_of_ours():
     opened = localspec.IsolatedEngine(draft_tokens=0)
     errors = []
@@ -479,21 +321,3 @@ def test_closing_while_others_ask_is_an_error_of_ours():
     for thread in threads:
         thread.join(60)
     assert [type(error) for error in errors] == [localspec.ClosedError] * 8
-
-
-@pytest.mark.skipif(os.name == "nt", reason="there is no such signal")
-def test_a_host_that_ignores_the_end_of_its_children_gets_a_new_one():
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        with localspec.IsolatedEngine(draft_tokens=0) as opened:
-            first = opened.process_id
-            os.kill(first, signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError):
-                while True:  # until the system has cleared it away
-                    os.kill(first, 0)
-            with pytest.raises(localspec.CrashedError, match="ended: its exit code is unknown"):
-                opened.generate_raw("Hi", max_tokens=1).reply()
-            assert opened.generate_raw("Hi", max_tokens=1).reply().token_ids
-            assert opened.process_id != first
-    finally:
-        signal.signal(signal.SIGCHLD, before)

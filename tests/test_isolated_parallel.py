@@ -9,7 +9,6 @@ import threading
 import time
 
 import pytest
-from test_isolated import Torn
 
 import inside
 import localspec
@@ -128,14 +127,6 @@ def test_one_is_cancelled_and_the_others_go_on(isolated):
     assert [len(reply.token_ids) for reply in (found[0], *found[2:])] == [150] * 3
 
 
-def test_cancelling_the_engine_ends_all(isolated):
-    _, pieces, works = begun(isolated, sampling=LONG)
-    with at_once(works) as found:
-        until(lambda: all(pieces))
-        isolated.cancel()
-    assert [reply.finish_reason for reply in found] == ["cancelled"] * NUM
-
-
 def test_questions_about_tokens_wait_for_no_answer(isolated):
     """Not even for one whose long prompt is being read: they are answered meanwhile."""
     found = []
@@ -182,28 +173,6 @@ def test_a_crash_ends_all_and_the_process_starts_again_once(isolated, monkeypatc
     number = isolated.process_id
     assert isolated.generate_raw("Hi", max_tokens=1).reply().token_ids
     assert isolated.process_id == number
-
-
-@pytest.mark.skipif(os.name == "nt", reason="a pipe of Windows has no parts of messages")
-def test_an_interrupt_in_the_midst_of_a_message_loses_nothing_that_was_said(
-    isolated, monkeypatch
-):
-    """The others go on until the next question, for which the process is started again."""
-    first, second = (isolated.generate_raw(story(each), sampling=LONG) for each in ANIMALS[:2])
-    said = [next(first).text, next(second).text]
-    before = isolated.process_id
-    channel = inside.answers_channel(isolated, 1)
-    inside.replace_pipe(channel, lambda pipe: Torn(pipe, reads=True), monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        list(second)
-    said[0] += next(first).text
-    assert isolated.generate_raw("Hi", max_tokens=1).reply().token_ids
-    assert isolated.process_id != before
-    with pytest.raises(localspec.CrashedError, match="ended"):
-        list(first)
-    for answer, text in zip((first, second), said, strict=True):
-        assert answer.reply().text.startswith(text)
-        assert answer.reply().finish_reason == "cancelled"
 
 
 def test_closing_ends_all():

@@ -40,24 +40,6 @@ def test_an_answer_comes_and_outlives_a_reload(page):
     assert FOX in page.inner_text("#list")
 
 
-def test_what_is_typed_outlives_a_reload(page):
-    page.fill("#question", "half a quest")
-    page.reload()
-    page.wait_for_selector("#model option", state="attached")
-    assert page.input_value("#question") == "half a quest"
-
-
-def test_stop_keeps_what_came_and_go_on_continues_it(page):
-    set_option(page, "max_tokens", "8")
-    ask(page, FOX)
-    before = last_text(page)
-    assert "reached its most tokens" in page.inner_text("#messages li:last-child")
-    page.click("text=Go on")
-    ended(page)
-    assert last_text(page).startswith(before)
-    assert len(last_text(page)) > len(before)
-
-
 def test_escape_stops_an_answer(page):
     page.add_init_script(SLOW_STREAM)
     page.reload()
@@ -101,26 +83,6 @@ def test_edit_and_retry_make_versions_that_stand_in_place(page):
         ask(page, "And then?")
     told = [each["content"] for each in asked.value.post_data_json["messages"]]
     assert told == [hen, "Another.", "And then?"]
-
-
-def test_a_name_of_ones_own_stays_whatever_is_edited(page):
-    played(page, {"content": "yes"})
-    ask(page, FOX)
-    chosen(page, "Rename")
-    page.fill("#ask-name input", "Of foxes")
-    page.press("#ask-name input", "Enter")
-    page.click("text=Edit")
-    ask(page, "Which?")
-    assert page.inner_text("#title") == "Of foxes"
-
-
-def test_a_retry_that_cannot_be_asked_leaves_the_answer_as_it_is(page):
-    played(page, {"content": "yes"})
-    ask(page, FOX)
-    set_option(page, "tools", "no JSON")
-    page.click("text=Retry")
-    page.wait_for_selector("#banner:has-text('is no JSON')")
-    assert last_text(page) == "yes"
 
 
 def test_conversations_are_renamed_searched_and_deleted(page):
@@ -173,42 +135,6 @@ def test_an_exported_conversation_is_imported_as_it_was(page, tmp_path, kind):
     assert page.inner_text("#messages li:first-child .text") == "What?"
     page.click("#show-settings")
     assert page.input_value("#settings [name=system]") == "Be brief -- and kind."
-
-
-EXPORTED = """async (texts) => {
-  const { fromFile, toMarkdown } = await import("./page/exchange.js");
-  const messages = texts.map((content) => ({ role: "user", content }));
-  const told = toMarkdown({ title: "", settings: {}, messages, end: texts.length - 1 });
-  return fromFile("chat.md", told)[0].messages.map(({ content }) => content);
-}"""
-
-
-def test_the_line_ends_of_exported_messages_are_kept(page):
-    texts = ["one\n", "two\n\n", "", "\n"]
-    assert page.evaluate(EXPORTED, texts) == texts
-
-
-OF_EARLIER = """<!-- localspec conversation {"title":"Of old","mark":"message","system":""} -->
-# Of old
-
-<!-- message user -->
-Which?
-
-<!-- message assistant -->
-This.
-"""
-
-
-def test_a_file_of_before_there_were_versions_is_imported(page, tmp_path):
-    (tmp_path / "x.md").write_text(OF_EARLIER)
-    page.set_input_files("#import-file", tmp_path / "x.md")
-    page.click("#list button:has-text('Of old')")
-    page.wait_for_selector("#messages li:nth-child(2)")
-    assert last_text(page) == "This."
-    played(page, {"content": "That."})
-    page.click("text=Retry")
-    ended(page)
-    assert page.inner_text(VERSION.format(2)) == "2/2"
 
 
 @pytest.mark.parametrize(
@@ -275,35 +201,6 @@ def test_settings_show_what_holds_where_nothing_is_set(page):
         assert shown == f"{params[name]:g}", name
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_how_fast_an_answer_came_stands_below_it_and_stays(page, is_stopped):
-    if is_stopped:
-        page.add_init_script(SLOW_STREAM)
-        page.reload()
-        page.fill("#question", "slow")
-        page.press("#question", "Enter")
-        page.wait_for_selector("#messages:has-text('word 10')")
-        page.keyboard.press("Escape")
-        ended(page)
-    else:
-        ask(page, FOX)
-    pattern = r"(\d+\.\d) tokens/s, (\d+\.\d) s"
-    told = re.search(pattern, page.inner_text("#messages li:last-child"))
-    assert float(told[1]) > 0
-    page.reload()
-    page.wait_for_selector(f"#messages li:last-child :text('{told[0]}')")
-
-
-def test_a_list_goes_on_counting_and_a_table_keeps_its_sides(page):
-    played(
-        page, {"content": "1. one\n\nbetween\n\n2. two\n\n| l | r |\n|:--|--:|\n| 1 | 2 |\n"}
-    )
-    ask(page, FOX)
-    starts = page.locator("#messages .assistant ol").evaluate_all("e => e.map(ol => ol.start)")
-    assert starts == [1, 2]
-    assert page.locator("#messages td").nth(1).get_attribute("align") == "right"
-
-
 def test_tokens_are_shown_with_what_else_could_have_come(page):
     set_option(page, "alternatives", "5")
     set_option(page, "drafting", "3")
@@ -319,15 +216,6 @@ def test_tokens_are_shown_with_what_else_could_have_come(page):
     assert page.inner_text(".about").count("%") > 3
     page.click(".actions >> text=Tokens")
     assert "fox" in last_text(page)
-
-
-def test_the_live_picture_explains_the_answer(page):
-    page.keyboard.press("Alt+l")
-    set_option(page, "drafting", "3")
-    ask(page, FOX)
-    told = page.inner_text("#live")
-    for words in ("tokens/s", "Drafted tokens kept", "Threads", "Context", "Who drafted"):
-        assert words in told
 
 
 def test_the_live_picture_grows_with_the_answer(page):
@@ -346,14 +234,6 @@ def test_the_live_picture_grows_with_the_answer(page):
     assert int(re.search(r"(\d+) of \d+ tokens", told)[1]) > 1000  # of the context
     page.keyboard.press("Escape")
     ended(page)
-
-
-def test_the_live_picture_shows_what_decodes_cost_here(page):
-    page.keyboard.press("Alt+l")
-    set_option(page, "max_tokens", "120")
-    ask(page, FOX)
-    assert "v(n)" in page.inner_text("#live")
-    assert page.locator("#live .bars:last-of-type tr").count() > 1
 
 
 def test_a_key_is_asked_for_once_and_kept_for_the_tab(browser):

@@ -29,12 +29,6 @@ def test_what_goes_on_is_drawn_as_one_answer(page, came, rest, tag, whole):
     assert [each.strip() for each in drawn.all_inner_texts()] == [whole]
 
 
-def test_lines_of_a_poem_end_where_they_end(page):
-    played(page, {"content": "The fox is red,\nthe hen is not.\n\n1 Mill Lane\nUlm"})
-    ask(page, "Write.")
-    assert last_text(page) == "The fox is red,\nthe hen is not.\n\n1 Mill Lane\nUlm"
-
-
 MATHS = r"""Inline $x^2$ and \(y_1\), 3$ beside:
 
 $$
@@ -62,27 +56,3 @@ def test_mathematics_is_set_and_prices_are_not(page):
     assert "$5-$6, $5 or 6$, (8$), 9$/kg, 9$, and $7; $z$ is code, $\\unknown$ is" in told
     assert "$$\\href{javascript:alert(1)}{x}$$" in told
     assert page.locator(f"{ANSWER} a").count() == 0
-
-
-GROWING = """async ([text, tag]) => {
-  const { Markdown } = await import("./page/markdown.js");
-  const element = document.createElement("div");
-  const markdown = new Markdown(element);
-  const seen = [];
-  for (let end = 1; end <= text.length; end++) {
-    markdown.update(text.slice(0, end));
-    seen.push(element.querySelectorAll(tag).length);
-  }
-  markdown.update(text, true);
-  return [...seen, element.querySelectorAll(tag).length];
-}"""
-
-
-@pytest.mark.parametrize(
-    ("text", "most"),
-    [("From $5-$6 to $7.", 0), ("So $x$ and $$y$$ hold.", 2), ("Is it $x$", 1)],
-)
-def test_a_formula_that_is_set_stays_so_while_more_comes(page, text, most):
-    seen = page.evaluate(GROWING, [text, "math"])
-    assert seen == sorted(seen)
-    assert seen[-1] == most

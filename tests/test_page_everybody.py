@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-
 import pytest
 from page_driver import FOX, PATIENCE_MS, ask, ended, last_text, played, visitor
 
@@ -63,29 +60,6 @@ def test_nothing_is_cut_off_at_200_percent(browser, server):
         assert page.locator("#delete-all").bounding_box()["y"] < 400
 
 
-def test_text_from_right_to_left_stands_so_and_code_does_not(page):
-    hebrew = "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd"
-    played(page, {"content": f"{hebrew}\n\n```python\nx = 1\n```\n"})
-    ask(page, hebrew)
-    of = "e => getComputedStyle(e).direction"
-    assert page.locator("#messages .user .text").evaluate(of) == "rtl"
-    assert page.locator("#messages .assistant .text").evaluate(of) == "rtl"
-    assert page.locator("#messages .code").evaluate(of) == "ltr"
-    page.fill("#question", hebrew)
-    assert page.locator("#question").evaluate(of) == "rtl"
-    assert page.locator("#list [aria-current]").evaluate(of) == "rtl"
-
-
-def test_nothing_moves(browser, server):
-    """For who asked for reduced motion, as for everybody: the page has no animation."""
-    with visitor(browser, server.url, reduced_motion="reduce") as page:
-        page.keyboard.press("Alt+l")
-        ask(page, FOX)
-        assert page.evaluate("document.getAnimations().length") == 0
-        moving = "e => getComputedStyle(e).scrollBehavior"
-        assert page.locator("#scroll").evaluate(moving) == "auto"
-
-
 def test_everything_is_reached_by_keyboard(page):
     """A question, its answer, the menu, the settings and the list, without a mouse."""
     page.keyboard.type(FOX)
@@ -115,50 +89,3 @@ def test_everything_is_reached_by_keyboard(page):
     page.keyboard.press("Enter")
     page.wait_for_selector("#messages li:nth-child(2)")
     assert "fox" in last_text(page)
-
-
-def test_the_live_picture_is_closed_on_a_telephone_and_stays_so(browser, server):
-    with visitor(browser, server.url, viewport={"width": 390, "height": 844}) as page:
-        page.click("#show-live")
-        page.click("#hide-live")
-        assert page.locator("#live").is_hidden()
-        assert page.evaluate("document.activeElement.id") == "show-live"
-        page.keyboard.press("Alt+l")
-        page.reload()
-        page.wait_for_selector("#model option", state="attached")
-        assert page.locator("#live").is_hidden()
-
-
-LONG_NAME = "A-model-of-many-words-7B-Instruct-2507.Q4_K_M"
-
-
-def test_titles_and_names_of_models_are_whole_where_there_is_room(browser, server):
-    """The title in its line, and in two lines of the list, with its date."""
-    title = "Which fox in the old stories is the one that everybody knows?"
-    size = {"width": 1700, "height": 700}
-    with visitor(browser, server.url, viewport=size, locale="en-GB") as page:
-        told = {"data": [{"id": LONG_NAME, "max_model_len": 2048}]}
-        page.route("**/v1/models", lambda route: route.fulfill(json=told))
-        page.reload()
-        page.wait_for_selector(f"#model option:text-is('{LONG_NAME}')", state="attached")
-        played(page, {"content": "yes"})
-        ask(page, title)
-        is_whole = "e => e.scrollWidth <= e.clientWidth && e.scrollHeight <= e.clientHeight"
-        for name in ("#title", "#list .name"):
-            assert page.inner_text(name) == title
-            assert page.locator(name).evaluate(is_whole), name
-        assert page.locator("#model").bounding_box()["width"] > 8 * len(LONG_NAME)
-        assert re.fullmatch(r"\d\d:\d\d", page.inner_text("#list time"))
-        other = {"title": "Of old", "updated": 1_700_000_000_000, "messages": []}
-        file = {"kind": "localspec conversations", "conversations": [other]}
-        held = {"name": "x.json", "mimeType": "", "buffer": json.dumps(file).encode()}
-        page.set_input_files("#import-file", [held])
-        page.wait_for_selector("#list li:nth-child(2) time:text-is('14 Nov 2023')")
-
-
-def test_an_answer_that_comes_at_once_is_shown_to_its_end(page):
-    played(page, {"content": "word\n\n" * 100})
-    ask(page, FOX)
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
-    below = "e => e.scrollHeight - e.scrollTop - e.clientHeight"
-    assert page.locator("#scroll").evaluate(below) < 2

@@ -10,7 +10,6 @@ import pytest
 from server_runner import running_server
 
 pytestmark = pytest.mark.process
-MOST_BYTES = 250_000  # of all files of the page, compressed
 
 
 @pytest.fixture(scope="module")
@@ -27,32 +26,6 @@ def test_a_browser_gets_the_page_and_a_program_the_health(running):
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
-
-
-def all_files(running):
-    index = running.client.get("/", headers={"accept": "text/html"}).text
-    found, left = {}, re.findall(r'(?:href|src)="(page/[^"]+)"', index)
-    while left:
-        name = left.pop()
-        response = running.client.get(f"/{name}")
-        assert response.status_code == 200, name
-        found[name] = response.content
-        imported = re.findall(r"""(?:from|import\()\s*"\./([\w./-]+)""", response.text)
-        left += [f"page/{each}" for each in imported if f"page/{each}" not in found]
-    return found
-
-
-def test_the_page_is_small(running):
-    """All that a browser can ever ask for, as the server sends it."""
-    names = [*all_files(running), ""]
-    assert {"page/vendor/highlight.js", "page/vendor/temml.js"} <= {*names}
-    sent = 0
-    for name in names:
-        headers = {"accept": "text/html", "accept-encoding": "gzip"}
-        with running.client.stream("GET", f"/{name}", headers=headers) as response:
-            assert response.headers["content-encoding"] == "gzip"
-            sent += sum(map(len, response.iter_raw()))
-    assert 10_000 < sent < MOST_BYTES
 
 
 def test_the_page_can_be_switched_off():

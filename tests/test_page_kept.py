@@ -31,13 +31,6 @@ def reload(page):
     page.wait_for_selector("#model option", state="attached")
 
 
-NUM_ATTACHED = """() => new Promise((resolve) => {
-  indexedDB.open("localspec").onsuccess = ({ target }) => {
-    const asked = target.result.transaction("attached").objectStore("attached").count();
-    asked.onsuccess = () => (target.result.close(), resolve(asked.result));
-  };
-})"""
-
 FULL = """() => {
   const put = IDBObjectStore.prototype.put;
   IDBObjectStore.prototype.put = function (...told) {
@@ -87,24 +80,6 @@ def edited(page, number):
     page.wait_for_selector("#editing:not([hidden])")
 
 
-def test_what_was_attached_to_an_edited_question_goes_with_its_conversation(page):
-    played(page, {"content": "yes"})
-    ask(page, FOX)
-    attach(page, "hen.txt")
-    ask(page, "What is this?")
-    edited(page, 3)
-    page.wait_for_selector(HEN)
-    page.fill("#question", "What is that?")
-    page.click("#new")
-    page.click("#list button")
-    page.wait_for_selector(HEN)
-    assert page.input_value("#question") == "What is that?"
-    deleted(page, "Delete")
-    assert page.evaluate(NUM_ATTACHED) == 0
-    drafts = "Object.keys(localStorage).filter((name) => name.includes('draft'))"
-    assert page.evaluate(drafts) == []
-
-
 def test_whoever_edits_loses_nothing_that_was_typed(page):
     """Neither by Edit, Escape and the arrow up, nor by a reload in between."""
     played(page, {"content": "yes"})
@@ -133,54 +108,6 @@ def test_whoever_edits_loses_nothing_that_was_typed(page):
     assert page.input_value("#question") == "another quest"
 
 
-def test_the_result_of_a_call_that_is_being_typed_stays(page):
-    function = {"name": "weather", "arguments": "{}"}
-    call = {"tool_calls": [{"index": 0, "id": "c1", "function": function}]}
-    played(page, call, reason="tool_calls")
-    ask(page, "Rain?")
-    page.click("text=Give the result")
-    page.fill(".results textarea", "dry")
-    page.keyboard.press("Alt+l")
-    page.keyboard.press("Escape")
-    assert page.input_value(".results textarea") == "dry"
-
-
-def test_editing_the_first_question_leaves_the_new_chat_as_it_is(page):
-    played(page, {"content": "yes"})
-    ask(page, FOX)
-    page.click("#new")
-    attach(page, "hen.txt")
-    page.fill("#question", "half a quest")
-    page.click("#list button")
-    page.click("#messages li:first-child >> text=Edit")
-    attach(page, "cock.txt")
-    page.press("#question", "Enter")
-    ended(page)
-    page.click("#new")
-    page.wait_for_selector(HEN)
-    assert page.locator("#files li").count() == 1
-    assert page.input_value("#question") == "half a quest"
-
-
-TYPED_AT_ONCE = """async () => {
-  const field = document.querySelector("#question");
-  document.querySelector("#send").click();
-  while (field.value) await null;
-  field.value = "typed at once";
-  field.dispatchEvent(new Event("input"));
-}"""
-
-
-def test_what_is_typed_right_behind_a_question_is_kept(page):
-    played(page, {"content": "yes"})
-    ask(page, FOX)
-    page.fill("#question", "And now?")
-    page.evaluate(TYPED_AT_ONCE)
-    page.wait_for_selector("#messages li:nth-child(4) .actions")
-    kept = "Object.entries(localStorage).find(([name]) => name.includes('draft'))?.[1]"
-    assert page.evaluate(kept) == "typed at once"
-
-
 KEPT = """async () => {
   const { all } = await import("./page/store.js");
   return (await all()).map(({ messages }) => messages.map(({ content }) => content));
@@ -201,22 +128,6 @@ def test_a_question_in_another_tab_loses_nothing_of_the_conversation(page):
     ask(other, "Third?")
     page.wait_for_selector("#messages li:nth-child(6):has-text('three')")
     assert page.evaluate(KEPT) == [["First?", "one", "Second?", "two", "Third?", "three"]]
-
-
-def test_a_conversation_that_is_opened_twice_has_its_files_once(page):
-    page.add_init_script(SLOW_STREAM)
-    reload(page)
-    page.fill("#question", "slow")
-    page.press("#question", "Enter")
-    page.wait_for_selector("#messages:has-text('word 3')")
-    attach(page, "hen.txt")
-    page.click("#new")
-    page.wait_for_selector("#welcome:not([hidden])")
-    page.evaluate("() => [1, 2].map(() => document.querySelector('#list button').click())")
-    page.wait_for_selector(HEN)
-    page.keyboard.press("Escape")
-    ended(page)
-    assert page.locator("#files li").count() == 1
 
 
 OF_EARLIER = """() => new Promise((resolve) => {

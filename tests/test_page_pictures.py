@@ -8,7 +8,7 @@ import json
 import shutil
 
 import pytest
-from page_driver import PATIENCE_MS, SLOW_STREAM, ask, browser_path, chosen, ended
+from page_driver import PATIENCE_MS, ask, browser_path, chosen
 from PIL import Image
 from vision_maker import write_vision_pair
 
@@ -124,67 +124,6 @@ def test_pictures_are_shown_removed_sent_and_kept(page, tmp_path):
     page.wait_for_selector("#banner:not([hidden])")
 
 
-def noise(side=300):
-    held = io.BytesIO()
-    Image.effect_noise((side, side), 100).save(held, "PNG")
-    return held.getvalue()
-
-
-COUNTED = """
-window.written = [];
-const put = IDBObjectStore.prototype.put;
-IDBObjectStore.prototype.put = function (value, ...key) {
-  window.written.push(JSON.stringify(value).length);
-  return put.call(this, value, ...key);
-};
-"""
-
-
-def test_an_answer_that_comes_rewrites_no_picture(page):
-    """It is saved twice a second; what it was asked about was kept before."""
-    page.add_init_script(COUNTED + SLOW_STREAM)
-    page.reload()
-    page.wait_for_selector("#model option", state="attached")
-    page.select_option("#model", "seer")
-    page.set_input_files("#attach-files", [file("noise.png", noise())])
-    page.wait_for_selector("#files img")
-    page.fill("#question", "What is this?")
-    page.press("#question", "Enter")
-    page.wait_for_selector("#messages:has-text('word 100')")
-    page.keyboard.press("Escape")
-    ended(page)
-    written = page.evaluate("window.written")
-    assert sum(size > 50_000 for size in written) == 1
-    assert len(written) >= 5
-    page.reload()
-    page.wait_for_selector('#messages img[alt="noise.png"]')
-    assert page.evaluate("document.querySelector('#messages img').naturalWidth") == 300
-
-
-def test_what_is_attached_outlives_a_reload(page):
-    """Also a question of nothing but pictures; and once it is sent, it is no more attached."""
-    page.set_input_files("#attach-files", [file("red.png", png("red"))])
-    page.wait_for_selector('#files img[alt="red.png"]')
-    page.set_input_files("#attach-files", [file("a.txt", b"a hen", "text/plain")])
-    page.wait_for_selector("#files li:nth-child(2)")
-    page.reload()
-    page.wait_for_selector("#files li:nth-child(2)")
-    page.click('[aria-label="Remove a.txt"]')
-    page.reload()
-    page.wait_for_selector('#files img[alt="red.png"]')
-    page.wait_for_selector("#model option", state="attached")
-    page.select_option("#model", "seer")
-    with page.expect_request("**/v1/chat/completions") as asked:
-        ask(page, "")
-    (part,) = asked.value.post_data_json["messages"][-1]["content"]
-    assert base64.b64decode(part["image_url"]["url"].partition(",")[2]) == png("red")
-    page.reload()
-    page.wait_for_selector('#messages img[alt="red.png"]')
-    page.click("#new")
-    page.wait_for_selector("#welcome:not([hidden])")
-    assert page.locator("#files li").count() == 0
-
-
 NUM_PICTURES = """() => new Promise((resolve) => {
   indexedDB.open("localspec").onsuccess = ({ target }) => {
     const asked = target.result.transaction("pictures").objectStore("pictures").count();
@@ -211,40 +150,6 @@ def test_a_picture_is_kept_once_as_long_as_a_conversation_has_it(page):
     assert page.evaluate(NUM_PICTURES) == 0
 
 
-OF_EARLIER = """([image]) => new Promise((resolve) => {
-  const asked = indexedDB.open("localspec", 1);
-  asked.onupgradeneeded = () =>
-    asked.result.createObjectStore("conversations", { keyPath: "id" });
-  asked.onsuccess = () => {
-    const question = { role: "user", content: "this?", files: [{ name: "red.png", image }] };
-    const told = { id: "1", title: "Of old", updated: 1, settings: {}, messages: [question] };
-    const transaction = asked.result.transaction("conversations", "readwrite");
-    transaction.objectStore("conversations").put(told);
-    transaction.oncomplete = () => (asked.result.close(), resolve());
-  };
-})"""
-
-
-def test_conversations_of_an_earlier_version_keep_their_pictures(running, page):
-    context = page.context.browser.new_context()
-    context.set_default_timeout(PATIENCE_MS)
-    other = context.new_page()
-    other.goto(f"{running.url}/health")
-    image = "data:image/png;base64," + base64.b64encode(png("red")).decode()
-    other.evaluate(OF_EARLIER, [image])
-    other.goto(running.url)
-    for title in ("Of old", "Of late"):  # as it was, and as it is kept now
-        other.click(f"#list button:has-text('{title}')")
-        other.wait_for_selector('#messages img[alt="red.png"]')
-        chosen(other, "Rename")
-        other.fill("#ask-name input", "Of late")
-        other.press("#ask-name input", "Enter")
-        other.wait_for_selector("#list:has-text('Of late')")
-        other.reload()
-    assert other.evaluate(NUM_PICTURES) == 1
-    context.close()
-
-
 def test_what_cannot_be_shown_is_refused_in_words(page):
     page.set_input_files("#attach-files", [file("x.svg", b"<svg/>", "image/svg+xml")])
     page.wait_for_selector("#banner:not([hidden])")
@@ -254,15 +159,3 @@ def test_what_cannot_be_shown_is_refused_in_words(page):
     page.wait_for_selector("#banner:has-text('demo')")
     assert "demo sees no pictures, so red.png is not attached" in page.inner_text("#banner")
     assert page.locator("#files img").count() == 0
-
-
-def test_more_than_the_server_takes_is_said(page):
-    """It is sent as it is; the question can be edited."""
-    page.set_input_files("#attach-files", [file("noise.png", noise(700))])
-    page.wait_for_selector("#files img")
-    ask(page, "What is this?")
-    assert "more than 300000 bytes. Send less. Pictures and files" in page.inner_text(
-        "#messages .error"
-    )
-    page.click("#messages li:first-child .actions button:text-is('Edit')")
-    page.wait_for_selector('#files img[alt="noise.png"]')

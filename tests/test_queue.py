@@ -13,7 +13,6 @@ import pytest
 import inside
 import localspec
 from engines import PLACES
-from localspec.chat.chat import ChatExchange
 from localspec.errors import EngineError, OptionError
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -104,21 +103,6 @@ def test_who_comes_first_is_served_first(engine):
     assert all(reply.token_ids == expected.token_ids for (reply,) in replies)
 
 
-def test_nobody_gets_in_between_those_who_wait(engine):
-    """Not who does not wait; and idle work neither goes before nor comes in the way."""
-    chat = engine.chat()
-    stream = engine.generate_raw("A fox", sampling=ENDLESS)
-    next(stream)
-    with others(lambda: ask(engine)) as (_,):
-        wait_for(engine, 2)
-        with pytest.raises(localspec.BusyError):
-            engine.generate_raw("Hi").reply()
-        chat.prepare()
-        wait_for(engine, 2)
-        stream.close()
-    assert ask(engine).token_ids
-
-
 def test_a_wait_is_cancelled_with_the_stream(engine):
     """It ends as one that was cancelled before it began, and leaves no trace."""
     chat = engine.chat()
@@ -147,26 +131,6 @@ def test_closing_ends_those_who_wait(load):
         engine.close()
     assert [type(error) for error in found] == [localspec.ClosedError] * 2
     assert stream.reply().finish_reason == "cancelled"
-
-
-def test_conversations_wait_and_so_do_two_turns_of_one(engine):
-    """Which answer a question belongs behind is looked at when its turn comes."""
-    one, two = engine.chat(), engine.chat()
-    options = {"sampling": GREEDY, "max_tokens": 4, "queue": True}
-    stream = engine.generate_raw("A fox", sampling=ENDLESS)
-    next(stream)
-    with others(
-        lambda: one.send(FOX, **options).reply(),
-        lambda: two.send(FOX, **options).reply(),
-        lambda: one.send("Hi.", **options).reply(),
-    ) as found:
-        wait_for(engine, 3)  # one of two turns waits for the other in its conversation
-        stream.close()
-    assert not [each for each in found if isinstance(each, Exception)]
-    assert (len(one.messages), len(two.messages)) == (4, 2)
-    said = {message["content"] for message in one.messages[1::2]}
-    assert said == {found[0].text, found[2].text}
-    assert one.retry(**options) is not None
 
 
 def test_tasks_wait_without_holding_up_the_loop(engine):
@@ -251,23 +215,6 @@ def test_an_answer_that_is_dropped_lets_the_next_one_work(engine):
     assert found[0].token_ids
 
 
-def test_a_conversation_goes_on_where_its_last_answer_was_struck_at_the_end(
-    engine, monkeypatch
-):
-    """Also while the traceback keeps whatever was at work, as on an interactive prompt."""
-    chat = engine.chat()
-
-    def struck(*_result):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ChatExchange, "remember", struck)
-        with pytest.raises(KeyboardInterrupt) as caught:
-            chat.send(FOX, sampling=GREEDY, max_tokens=2).reply()
-    assert chat.send(FOX, sampling=GREEDY, max_tokens=2).reply().token_ids
-    assert caught.value.__traceback__ is not None
-
-
 def test_questions_at_once_to_one_conversation_come_one_after_the_other(engine):
     """In threads, and as tasks; each is asked behind what was answered meanwhile."""
     options = {"sampling": GREEDY, "max_tokens": 8, "queue": True}
@@ -285,23 +232,3 @@ def test_questions_at_once_to_one_conversation_come_one_after_the_other(engine):
 
     asyncio.run(ask_all())
     assert chat.messages == alone.messages
-
-
-def test_a_question_that_waits_for_another_of_its_conversation_can_be_cancelled(engine):
-    chat = engine.chat()
-    first = chat.send(FOX, sampling=ENDLESS)
-    next(first)
-    waiting = chat.send("Hi.", queue=True)
-    with pytest.raises(localspec.BusyError, match="still being answered") as caught:
-        chat.send("Hi.").reply()
-    assert "queue=True" in caught.value.hint
-    with pytest.raises(EngineError, match="waits for an answer that it has to read"):
-        chat.send("Hi.", queue=True).reply()
-    with others(lambda: list(waiting)) as found:
-        time.sleep(0.02)
-        waiting.cancel()
-    assert found == [[]]
-    first.close()
-    assert len(chat.messages) == 2
-    assert chat.send("Hi.", sampling=GREEDY, max_tokens=2).reply().token_ids
-    assert len(chat.messages) == 4

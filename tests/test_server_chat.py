@@ -7,20 +7,12 @@ import json
 import pytest
 
 from localspec.chat.messages import PICTURE_NOTE
-from server_runner import running_server
 
 pytestmark = pytest.mark.process
 
 STEADY = {"temperature": 0, "draft_tokens": 3}
 LOOK = {"type": "function", "function": {"name": "look"}}
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
-
-
-@pytest.fixture(scope="module")
-def short():
-    """With a context of fewer tokens than the model was trained for."""
-    with running_server(context_length=256) as running:
-        yield running
 
 
 def chunks_of(server, path="/v1/chat/completions", **fields):
@@ -92,16 +84,6 @@ def test_options_reach_the_engine(server):
     assert biased["choices"][0]["logprobs"]["content"][0]["id"] != banned["id"]
 
 
-def test_recent_tokens_can_be_all_of_the_context(server):
-    """With -1, as in llama.cpp."""
-    asked = {"repeat_penalty": 1.5, "dry_multiplier": 0.5, "max_tokens": 30}
-    found = [
-        server.chat(**asked, repeat_last_n=last_n, dry_penalty_last_n=last_n)["choices"][0]
-        for last_n in (-1, 2048, 0)
-    ]
-    assert found[0] == found[1] != found[2]
-
-
 def test_an_answer_can_be_drafted_for_or_not(server):
     plain = server.chat(max_tokens=60, speculative=False)
     assert plain["timings"]["draft_n"] == 0
@@ -121,15 +103,6 @@ def test_each_step_says_what_it_tried_to_who_asks(server):
     assert {step["threads"] for step in steps} <= set(range(1, 257))
     assert sum("provenance" in choice for choice in choices) == timings["predicted_n"]
     assert not any("step" in chunk["choices"][0] for chunk in chunks_of(server, max_tokens=5))
-
-
-def test_a_step_without_a_draft_says_why(server):
-    chunks = chunks_of(server, max_tokens=8, draft_tokens=0, explain=True)
-    steps = [
-        choice["step"] for chunk in chunks for choice in chunk["choices"] if "step" in choice
-    ]
-    assert {step["drafted"] for step in steps} == {0}
-    assert "draft off" in {step["draft_off"] for step in steps}
 
 
 def test_what_steps_cost_here_is_told_at_the_end(server):
@@ -279,27 +252,6 @@ def test_what_is_refused(server, fields, what, code, stream):
     assert error["code"] == code
     assert error["type"] == "invalid_request_error"
     assert set(error) == {"message", "type", "param", "code"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({"messages": [3]}, "message 0 is 3. Give an object with role and content."),
-        ({"messages": [{"role": "user", "content": 5}]}, "Give a string, null, or a list of"),
-        ({"proposer": "head"}, "this engine has no proposer 'head'. It has "),
-        ({"repeat_last_n": -7}, "repeat_last_n is -7"),
-        (
-            {"messages": [{"role": "user", "content": "fox " * 400}]},
-            "or start the server with a larger context, up to 2048 tokens.",
-        ),
-    ],
-)
-def test_an_error_speaks_of_fields_and_not_of_python(short, fields, told):
-    response = short.ask("/v1/chat/completions", **{"messages": QUESTION, **fields})
-    assert response.status_code == 400
-    message = response.json()["error"]["message"]
-    assert told in message
-    assert "=" not in message
 
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -21,11 +18,10 @@ from click.testing import CliRunner
 import inside
 import localspec
 from localspec.cli import main
-from localspec.cli.serve import ready_settings
 from localspec.errors import EngineError
 from localspec.server import served_models
 from localspec.server.running import Runner
-from localspec.server.served_models import ServedModel, ServedModels
+from localspec.server.served_models import ServedModels
 from server_runner import running_server
 
 PAGE = Path(__file__).parent.parent / "docs" / "clients.md"
@@ -82,45 +78,11 @@ def test_it_says_where_it_listens_answers_and_stops(tmp_path):
         time.sleep(0.02)
 
 
-@pytest.mark.process
-@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
-def test_with_a_log_in_json_each_line_is_an_object(tmp_path):
-    command = [sys.executable, "-m", "localspec", "serve", "demo", "--port", "0", "--log-json"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-    try:
-        lines = [process.stderr.readline()]
-        url = json.loads(lines[0])["message"].split()[2]
-        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "odd": 1}
-        with httpx.Client(base_url=url, timeout=300, trust_env=False) as client:
-            assert client.post("/v1/chat/completions", json=body).status_code == 200
-        process.send_signal(signal.SIGINT)
-        lines += process.communicate(timeout=60)[1].splitlines()
-    finally:
-        process.kill()
-    started, ignored, answered = map(json.loads, lines)
-    assert "OPENAI_BASE_URL" in started["message"]
-    assert ignored == {
-        "level": "info",
-        "message": "/v1/chat/completions ignores the field 'odd'",
-    }
-    assert answered["tokens"] == 2
-
-
 def _children(pid):
     found = subprocess.run(
         ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True
     )
     return found.stdout.split()
-
-
-def test_the_page_has_the_settings_that_are_printed():
-    told = ready_settings("http://127.0.0.1:8617", "qwen2.5-7b", 32768, has_key=False)
-    printed = {line.strip() for line in told.splitlines()}
-    agents = PAGE.read_text("utf-8").split("### Codex")[1].split("## Open WebUI")[0]
-    blocks = re.findall(r"^```\w+\n(.*?)^```$", agents, re.M | re.S)
-    assert len(blocks) == 4
-    for block in blocks:
-        assert {line.strip() for line in block.splitlines() if line.strip()} <= printed
 
 
 def test_another_address_needs_a_key(tmp_path):
@@ -246,28 +208,6 @@ def test_what_cannot_be_served():
     )
 
 
-def test_events_wait_for_no_acknowledgement():
-    """asyncio switches Nagle's algorithm off for connections that say that they are TCP."""
-    from localspec.server.running import listen
-
-    told = []
-
-    async def ask(listening):
-        def answer(_reader, writer):
-            connection = writer.get_extra_info("socket")
-            told.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-            writer.close()
-
-        async with await asyncio.start_server(answer, sock=listening):
-            reader, writer = await asyncio.open_connection(*listening.getsockname())
-            assert await reader.read() == b""
-            writer.close()
-
-    with listen("127.0.0.1", 0) as listening:
-        asyncio.run(ask(listening))
-    assert told == [1]
-
-
 def test_a_port_that_is_taken():
     from localspec.server.running import listen
 
@@ -298,23 +238,3 @@ def test_a_projector_is_the_first_models_and_none_is_for_all(
     given = () if named is None else ("--mmproj", named)
     assert "that is all" in refused(*models, *given).output
     assert made == [named, others, others]
-
-
-@pytest.mark.parametrize(
-    ("slots", "is_on_servers", "told"),
-    [
-        (4, False, "Answers at once: 4, each with the whole context."),
-        (2, False, "whole context, not 4: more caches of 2048 tokens do not fit"),
-        (1, True, "whole context, not 4: a model on RPC servers gives one at a time."),
-    ],
-)
-def test_it_says_how_many_answers_run_at_once_and_why(monkeypatch, slots, is_on_servers, told):
-    def open_first(models):
-        models.all[0].is_on_servers = is_on_servers
-
-    monkeypatch.setattr(ServedModels, "open_first", open_first)
-    monkeypatch.setattr(ServedModel, "num_slots", slots)
-    monkeypatch.setattr(Runner, "run", lambda runner, **_: inside.say_ready(runner))
-    result = CliRunner().invoke(main, ["serve", "demo", "--port", "0"])
-    assert result.exit_code == 0, result.output
-    assert told in " ".join(result.stderr.split())

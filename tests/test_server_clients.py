@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import os
@@ -18,7 +17,6 @@ import pytest
 pytestmark = pytest.mark.process
 
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
-AGENTS = Path(os.environ.get("LOCALSPEC_AGENTS", "/nonexistent"))  # for `npm install --prefix`
 PAGE = Path(__file__).parent.parent / "docs" / "clients.md"
 
 
@@ -138,23 +136,6 @@ def test_ollama_chat_and_generate(ollama_client):
     assert ollama_client.chat("demo", messages, options=STEADY).message.content == more.response
 
 
-def test_ollama_without_waiting(server):
-    found = pytest.importorskip("ollama", reason="ollama is not installed")
-
-    async def ask():
-        async with found.AsyncClient(host=server.url, trust_env=False) as client:
-            whole = await client.chat("demo", QUESTION, options=STEADY)
-            stream = await client.chat("demo", QUESTION, options=STEADY, stream=True)
-            said = [part.message.content async for part in stream]
-            generated = await client.generate("demo", QUESTION[0]["content"], options=STEADY)
-            loaded = await client.ps()
-        return whole.message.content, "".join(said), generated.response, loaded.models[0].name
-
-    first, *others, name = asyncio.run(ask())
-    assert others == [first, first]
-    assert name == "demo:latest"
-
-
 def test_ollama_models(ollama_client):
     (listed,) = ollama_client.list().models
     assert listed.model == "demo:latest"
@@ -234,31 +215,6 @@ def test_ollama_tools_and_forms(ollama_client):
     assert answer.message.content
 
 
-def test_ollama_of_npm(server):
-    if shutil.which("node") is None:
-        pytest.skip("node is not installed")
-    if not (AGENTS / "node_modules" / "ollama").is_dir():
-        pytest.skip("ollama of npm is not installed")
-    ask = json.dumps({"model": "demo", "messages": QUESTION, "options": STEADY})
-    script = f"""
-import {{ Ollama }} from "ollama";
-const client = new Ollama({{ host: "{server.url}" }});
-const ask = {ask};
-const whole = await client.chat(ask);
-let said = "";
-for await (const part of await client.chat({{ ...ask, stream: true }}))
-  said += part.message.content;
-const failed = await client.embed({{ model: "demo", input: "x" }}).catch((e) => e.message);
-const {{ models }} = await client.ps();
-console.log(JSON.stringify([whole.message.content, said, failed, models[0].model]));
-"""
-    told = run(["node", "--input-type=module", "-e", script], cwd=AGENTS)
-    whole, said, failed, name = json.loads(told.splitlines()[-1])
-    assert whole == said
-    assert "no model for embeddings" in failed
-    assert name == "demo:latest"
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="the page is for a shell of Unix")
 def test_the_calls_of_curl_on_the_page(server):
     if shutil.which("curl") is None:
@@ -284,16 +240,6 @@ def test_the_python_on_the_page(server, block):
         pytest.skip(f"{name} is not installed")
     done = run([sys.executable, "-c", at(server, block)])
     assert done.strip()
-
-
-def test_the_javascript_on_the_page(server):
-    if shutil.which("node") is None:
-        pytest.skip("node is not installed")
-    if not (AGENTS / "node_modules" / "openai").is_dir():
-        pytest.skip("openai of npm is not installed")
-    (block,) = blocks("js")
-    told = run(["node", "--input-type=module", "-e", at(server, block)], cwd=AGENTS)
-    assert len(told.split()) > 10
 
 
 def test_llm(server, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import itertools
 import json
 import socket
@@ -13,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from localspec.server import app, running, writing
+from localspec.server import app, running
 from server_runner import running_server
 
 pytestmark = pytest.mark.process
@@ -108,20 +107,6 @@ def test_a_body_that_ends_as_no_http_does_is_no_fault_of_the_server(server, capl
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/health", CHAT])
-def test_a_body_that_is_no_http_beside_an_answer_that_needs_none_is_refused(
-    server, caplog, path
-):
-    """In one packet with the head, so that the answer begins when it is refused already."""
-    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Transfer-Encoding: chunked", "", ""]
-    for _ in range(20):
-        with connected(server) as connection:
-            connection.sendall("\r\n".join([*lines, "no number", ""]).encode())
-            assert b" 40" in read_all(connection)[:20]
-    assert server.client.get("/health").status_code == 200
-    assert not [each for each in caplog.records if each.levelname == "ERROR"]
-
-
 def test_a_head_of_megabytes_is_refused_before_its_end(server):
     with connected(server) as connection:
         with contextlib.suppress(ConnectionError):
@@ -143,18 +128,6 @@ def test_a_head_that_comes_byte_by_byte_has_an_end(hasty):
     assert hasty.client.get("/health").status_code == 200
 
 
-def test_a_connection_that_asks_again_and_again_goes_on(hasty):
-    connection = http.client.HTTPConnection(hasty.url.removeprefix("http://"))
-    connection.connect()
-    begun = connection.sock
-    for _ in range(15):
-        connection.request("GET", "/health")
-        assert connection.getresponse().read()
-        assert connection.sock is begun
-        time.sleep(0.1)
-    connection.close()
-
-
 def test_who_does_not_take_an_answer_is_hung_up_on(hasty):
     """Its system tells the server for ever that there is no room."""
     text = "The fox ran. " * 500_000
@@ -166,25 +139,6 @@ def test_who_does_not_take_an_answer_is_hung_up_on(hasty):
         assert begun.startswith(b"HTTP/1.1 200")
         time.sleep(2)
         assert len(begun) + len(read_all(connection)) < len(text)
-
-
-@pytest.mark.slow
-def test_who_does_not_take_events_gives_the_model_back(monkeypatch):
-    """What is written first, the two systems keep; then nothing goes out any more."""
-    monkeypatch.setattr(writing, "WRITE_S", 0.3)
-    with running_server(limits=app.Limits(patience_s=0.05)) as server:
-        body = json.dumps({**LONG, "n": 16, "logprobs": True, "top_logprobs": 20}).encode()
-        with connected(server) as connection:
-            connection.sendall(head_of(CHAT, body) + body)
-            assert connection.recv(1)
-            position = ""
-            while position != "0":
-                asked = {**LONG, "max_tokens": 1}
-                with server.client.stream("POST", CHAT, json=asked) as response:
-                    position = response.headers["x-localspec-queue"]
-            taken = read_all(connection)
-        assert b'"content":' in taken
-        assert b"[DONE]" not in taken
 
 
 def test_a_body_that_is_too_long_is_read_before_that_is_said():

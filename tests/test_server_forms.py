@@ -199,14 +199,6 @@ def test_a_function_in_a_namespace_is_called_by_both_names():
     assert [tool.name for tool in use.callable] == ["agents__f"]
 
 
-@pytest.mark.parametrize("members", [None, []])
-def test_a_namespace_without_functions_is_passed_over(members):
-    form = ResponseForm(
-        Fields({"input": "x", "tools": [{**SPACE, "tools": members}, FUNCTION]})
-    )
-    assert [tool.name for tool in form.question.use.tools] == ["f"]
-
-
 ASKED = {"input": "Hi", **QUESTION}
 GPT_OSS = Path(__file__).parent / "templates" / "openai-gpt-oss-120b.jinja"
 
@@ -256,19 +248,6 @@ def test_whether_to_think_reaches_the_template_by_its_name_for_it(kind, fields, 
         assert variables.get("enable_thinking") is thinks
 
 
-def test_variables_that_no_template_has_are_harmless():
-    """Those of the template's own stay what they are."""
-    source = (
-        "{% set ns = namespace(a=1) %}{{ bos_token }}{{ messages[0].content }}{{ x }}{{ ns.a }}"
-    )
-    template = ChatTemplate(source, bos="<s>", eos="")
-    given = {
-        "x": "!", "y": [{}], "self": 1, "namespace": "n", "bos_token": "b", "messages": [],
-        "add_generation_prompt": False, "tools": [1], "loop": 3,
-    }  # fmt: skip
-    assert template.render(QUESTION["messages"], variables=given) == "<s>Hello!!1"
-
-
 @pytest.mark.parametrize("kind", [ChatCompletion, ResponseForm, MessageForm, OllamaChat])
 def test_clients_that_ask_can_see_how_far_a_prompt_is(kind):
     form = kind(Fields(ASKED))
@@ -278,18 +257,3 @@ def test_clients_that_ask_can_see_how_far_a_prompt_is(kind):
     found = json.loads(text.strip().rpartition("data: ")[2])
     progress = {"processed": 1024, "total": 7239, "cache": 512, "left_s": 361.3}
     assert found["prompt_progress"] == progress
-
-
-@pytest.mark.parametrize(
-    ("reading", "told", "is_long"),
-    [
-        ((0, 7239, 0, None), "reading 7 239 tokens", True),
-        ((0, 7239, 0, 361.0), "reading 7 239 tokens, about 6 minutes", True),
-        ((7000, 7239, 7000, 25.4), "reading 239 tokens, about 25 seconds", True),
-        ((0, 300, 0, None), "reading 300 tokens", False),
-        ((0, 3000, 0, 9.0), "reading 3 000 tokens, about 9 seconds", False),
-    ],
-)
-def test_what_of_a_prompt_is_left_in_words(reading, told, is_long):
-    made = ReadingPrompt(*reading)
-    assert (str(made), made.is_long) == (told, is_long)

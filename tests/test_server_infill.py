@@ -161,19 +161,6 @@ def test_what_does_not_fit_is_cut_where_it_stays_cached(coding):
 
 
 @pytest.mark.process
-def test_what_was_read_beforehand_is_of_use_where_files_nearly_fill_the_context(coding):
-    """As an editor does: first only the files, then with a text that grows."""
-    # More of them than fit, each so short that one more or less fits at any place.
-    extra = [{"text": f"A = {number}\n"} for number in range(60)]
-    coding.forget()
-    fill_in(coding, "", "", input_extra=extra, n_predict=0)
-    for number in range(4):
-        found = fill_in(coding, "x = 1\n" * number, "", input_extra=extra, n_predict=12)
-        assert found["tokens_cached"] > found["tokens_evaluated"] - 20
-        assert found["tokens_evaluated"] > 250
-
-
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("fields", "what"),
     [

@@ -140,20 +140,6 @@ def test_who_waits_gets_events_and_what_goes_wrong_then_is_one(
 
 
 @pytest.mark.process
-def test_a_wrong_choice_of_a_tool_is_refused_before_it_waits(server):
-    """Else it would be an error in the midst of a stream that has begun."""
-    look = {"name": "look", "parameters": {"type": "object", "properties": {}}}
-    asked = {"tools": [{"type": "function", "function": look}], "tool_choice": "listen"}
-    with streaming(server, **LONG) as running:
-        events = events_of(running)
-        next(events)
-        refused = server.ask(CHAT, messages=QUESTION, stream=True, **asked)
-        events.close()
-    assert refused.status_code == 400
-    assert "listen" in refused.json()["error"]["message"]
-
-
-@pytest.mark.process
 def test_who_gets_an_answer_is_not_told_that_it_waits(endless):
     """Threads that take turns at each step show what is lost between them."""
     interval = sys.getswitchinterval()
@@ -247,29 +233,6 @@ def test_a_cancelled_call_in_a_thread_has_ended():
 
 
 @pytest.mark.process
-def test_what_takes_no_decode_is_done_one_by_one():
-    """An answer competes with one of them for the models' process, and with no crowd."""
-
-    async def use():
-        models = ServedModels([ServedModel(find_preset("demo"), 256)], takes_any_name=True)
-        service = Service(models=models, line=WaitingLine(8), patience_s=10)
-        num_inside = 0
-
-        async def ask():
-            nonlocal num_inside
-            async with service.opened(None):
-                num_inside += 1
-                assert num_inside == 1
-                await asyncio.sleep(0.01)
-                num_inside -= 1
-
-        await asyncio.gather(*[ask() for _ in range(5)])
-        await models.close()
-
-    asyncio.run(use())
-
-
-@pytest.mark.process
 def test_who_goes_away_while_waiting_is_forgotten(server):
     with streaming(server, **LONG) as running:
         events = events_of(running)
@@ -281,32 +244,6 @@ def test_who_goes_away_while_waiting_is_forgotten(server):
             with streaming(server, max_tokens=1) as next_one:
                 position = next_one.headers["x-localspec-queue"]
         events.close()
-
-
-@pytest.mark.process
-def test_a_slow_reader_holds_nobody_up(server):
-    with streaming(server, **{**LONG, "max_tokens": 200}) as slow:
-        assert server.chat(max_tokens=2)["choices"][0]["finish_reason"] == "length"
-        assert slow.read().decode().endswith("data: [DONE]\n\n")
-
-
-@pytest.mark.process
-def test_many_clients_at_once(server):
-    """Each gets an answer, or is told to come again."""
-    found = []
-
-    def ask():
-        with httpx.Client(base_url=server.url, timeout=300, trust_env=False) as client:
-            body = {"messages": QUESTION, "max_tokens": 8}
-            found.append(client.post(CHAT, json=body).status_code)
-
-    threads = [threading.Thread(target=ask) for _ in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(found) <= {200, 503}
-    assert found.count(200) >= 2
 
 
 @pytest.mark.process

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -127,19 +126,6 @@ def test_a_crowd_is_served_in_memory_that_stays_as_it_is(served):
     assert served.told() == text
     for before, after in zip(sizes[NUM_SETTLING - 1], sizes[-1], strict=True):
         assert after - before < MOST_GROWTH, sizes
-
-
-def test_connections_leave_room_for_what_the_server_opens(served):
-    """Where systems let a process have few files open, as macOS does."""
-    served.kill()
-    served.start("sh", "-c", 'ulimit -S -n 200; exec "$@"', "sh")
-    host, port = served.url.removeprefix("http://").split(":")
-    with contextlib.ExitStack() as open_ones:
-        for _ in range(300):
-            open_ones.enter_context(socket.create_connection((host, int(port))))
-        served.child().kill()
-        asyncio.run(crowd(served.url, 1))
-        assert served.told()
 
 
 def test_a_child_that_is_killed_is_an_error_of_those_it_answers(served):

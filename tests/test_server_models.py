@@ -7,14 +7,13 @@ import time
 
 import pytest
 
-from localspec.errors import ClosedError, MemoryLimitError, OptionError
+from localspec.errors import MemoryLimitError, OptionError
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.presets.presets import find_preset
 from localspec.server.answered_texts import AnsweredTexts
 from localspec.server.app import Limits
 from localspec.server.guard import AccessRules
 from localspec.server.served_models import ServedModel, ServedModels
-from localspec.speculative.prefix import common_length
 from server_runner import running_server
 
 
@@ -68,15 +67,6 @@ def test_who_gave_up_and_asks_again_goes_on_where_the_prompt_was_read_to():
     assert usage["prompt_tokens_details"]["cached_tokens"] >= 256
 
 
-def test_how_much_two_texts_share():
-    assert common_length([], [1]) == 0
-    assert common_length([1, 2, 3], [1, 2, 4]) == 2
-    assert common_length([1, 2, 3], [1, 2, 3, 4]) == 3
-    for size in range(20):
-        one = list(range(20))
-        assert common_length(one, [*one[:size], -1, *one[size:]]) == size
-
-
 def text_of(prefixes, prompt, answer):
     """What is answered."""
     text = prefixes.text_for(prompt)
@@ -127,25 +117,6 @@ def test_a_model_that_nobody_uses_is_closed_and_loaded_again():
         while server.models.all[0].engine is not None:
             time.sleep(0.02)
         assert server.chat(max_tokens=1)["choices"]
-
-
-@pytest.mark.process
-def test_a_model_that_cannot_be_closed_is_tried_again(monkeypatch):
-    """And does not keep others from being closed for good."""
-    failures = [ClosedError("not now"), ClosedError("not yet")]
-    close_one = ServedModels.close_one
-
-    async def close(self, model):
-        if failures:
-            raise failures.pop()
-        await close_one(self, model)
-
-    monkeypatch.setattr(ServedModels, "close_one", close)
-    with running_server(limits=Limits(unload_s=0.1)) as server:
-        server.chat(max_tokens=1)
-        while server.models.all[0].engine is not None:
-            time.sleep(0.02)
-    assert not failures
 
 
 @pytest.mark.process
@@ -208,31 +179,6 @@ def test_a_load_that_its_client_gave_up_serves_the_next():
         loading = await give_up_loading(models, model)
         async with models.opened(model) as engine:
             assert engine is await loading
-        await models.close()
-
-    asyncio.run(use())
-
-
-@pytest.mark.process
-def test_a_load_that_its_client_gave_up_is_closed_like_others():
-    """When it is not used, and it was not forgotten; nor is another loaded meanwhile."""
-
-    class Slow(ServedModel):
-        def load(self):
-            time.sleep(0.2)
-            return super().load()
-
-    async def use():
-        models = ServedModels(
-            [cls(find_preset("demo"), 256) for cls in (Slow, ServedModel)], takes_any_name=True
-        )
-        slow, other = models.all
-        await give_up_loading(models, slow)
-        async with models.opened(other):
-            assert slow.engine is not None
-            await models.close_unused(0)
-        assert slow.engine is None
-        assert other.engine is not None
         await models.close()
 
     asyncio.run(use())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import os
@@ -15,13 +14,10 @@ import pytest
 from call_families import write_calling_model
 
 from gguf_maker import write_scripted_model
-from localspec.errors import LocalspecError
-from localspec.presets.presets import find_preset
 from localspec.server.app import Limits
 from localspec.server.fields import Fields
 from localspec.server.ollama_answers import OllamaChat, OllamaGenerate
 from localspec.server.refusal import RequestError
-from localspec.server.served_models import ServedModel, ServedModels
 from server_runner import running_server
 
 pytestmark = pytest.mark.process
@@ -135,14 +131,6 @@ def test_a_chat_whole_and_in_lines(server):
         assert abs(datetime.now(timezone.utc) - created) < timedelta(minutes=5)
 
 
-def test_who_loads_a_model_is_told_how_long_it_took():
-    with running_server() as fresh:
-        first, second = (whole(fresh, options={"num_predict": 1}) for _ in range(2))
-        assert 0 < first["load_duration"] < first["total_duration"]
-        assert second["load_duration"] == 0
-        assert second["eval_duration"] > 0  # clients divide by it
-
-
 def test_generate_is_the_chat_of_one_question(server):
     options = {**STEADY, "num_predict": 12}
     question = QUESTION[0]["content"]
@@ -235,25 +223,6 @@ def test_a_context_that_is_longer_than_here_is_spoken_of(server):
     assert "the context holds 2048" in told
 
 
-def test_forms_of_answers(server):
-    pytest.importorskip("llguidance", reason="llguidance is not installed")
-    options = {**STEADY, "num_predict": 60}
-    schema = {
-        "type": "object",
-        "properties": {"animal": {"enum": ["fox", "hen"]}},
-        "required": ["animal"],
-        "additionalProperties": False,
-    }
-    found = json.loads(whole(server, format=schema, options=options)["message"]["content"])
-    assert found["animal"] in ("fox", "hen")
-    text = whole(server, "/api/generate", prompt="x", format="json", options=options)
-    assert text["response"].lstrip().startswith("{")
-    plain = whole(server, options=options)
-    assert whole(server, format="", options=options)["message"] == plain["message"]
-    for value in ("yaml", 3, ["json"]):
-        assert refused(server, "/api/chat", messages=QUESTION, format=value)
-
-
 @pytest.mark.parametrize("think", [None, True, "high"])
 def test_thoughts_come_by_themselves(server, think):
     asked = {"model": "thinker", "messages": [{"role": "user", "content": "t"}], "think": think}
@@ -319,46 +288,6 @@ def test_results_are_paired_with_the_calls_that_they_came_of():
     told = [(each["content"], each["tool_call_id"]) for each in found if each["role"] == "tool"]
     assert told == [("red", ids[0]), ("noon", ids[1]), ("brown", ids[2]), ("grey", "own")]
     assert found[4]["name"] == "look"
-
-
-def test_calls_and_results_stand_where_they_belong_in_a_prompt(tmp_path, monkeypatch):
-    """Of a family whose template takes one call at a time, each with what came of it."""
-    path = write_calling_model(tmp_path / "single.gguf", "Llama 3", ["Hello"])
-    presets = tmp_path / "localspec" / "models.toml"
-    presets.parent.mkdir()
-    presets.write_text(
-        '[single]\ndescription = "single"\ncontext_length = 2048\n'
-        f'target.path = "{path.as_posix()}"\n'
-    )
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    calls = [
-        {"function": {"name": "look", "arguments": {"at": where}}} for where in ("fox", "hen")
-    ]
-    messages = [
-        *QUESTION,
-        {"role": "assistant", "content": "", "tool_calls": calls},
-        {"role": "tool", "tool_name": "look", "content": "RED"},
-        {"role": "tool", "tool_name": "look", "content": "BROWN"},
-    ]
-    (given,) = OllamaChat(Fields({"messages": messages})).question.inputs
-    with running_server(presets=["single"]) as single:
-        asked = single.ask("/apply-template", messages=list(given), tools=[TOOL])
-    prompt = asked.json()["prompt"]
-    places = [prompt.index(text) for text in ("fox", "RED", "hen", "BROWN")]
-    assert places == sorted(places)
-
-
-def test_log_probabilities(server):
-    options = {**STEADY, "num_predict": 4}
-    found = whole(server, logprobs=True, top_logprobs=2, options=options)["logprobs"]
-    assert len(found) == 4
-    assert all(len(each["top_logprobs"]) == 2 for each in found)
-    assert all(each["logprob"] <= 0 for each in found)
-    parts = lines(server, logprobs=True, top_logprobs=2, options=options)
-    told = [each for part in parts for each in part.get("logprobs", ())]
-    assert [each["token"] for each in told] == [each["token"] for each in found]
-    assert "logprobs" not in whole(server, options=options)
-    assert refused(server, "/api/chat", messages=QUESTION, top_logprobs=21)
 
 
 def test_what_is_not_taken(server):
@@ -442,25 +371,6 @@ def test_models_are_loaded_and_closed_as_they_are_asked_to_be():
         assert (told["done_reason"], loaded(server)) == ("unload", [])
 
 
-def test_each_model_is_closed_when_its_own_time_is_over():
-    async def use():
-        short, long = (ServedModel(find_preset("demo"), 256) for _ in range(2))
-        models = ServedModels([short, long], takes_any_name=True)
-        for model in models.all:
-            async with models.opened(model):
-                pass
-        short.keep_s, long.keep_s = 0.0, 3600.0
-        await models.close_unused(0)
-        assert short.engine is None
-        assert long.engine is not None
-        long.keep_s = None
-        await models.close_unused(0)
-        assert long.engine is None
-        await models.close()
-
-    asyncio.run(use())
-
-
 def test_an_unused_model_is_not_closed_under_who_uses_it(server):
     """A request to unload waits for its turn, as all do."""
     body = {"model": "demo", "messages": QUESTION, "options": {**LONG, "num_predict": 60}}
@@ -532,31 +442,3 @@ def test_errors_are_in_ollamas_shape_all_over(server):
         assert response.json().keys() == {"error"}
     for path in ("/", "/api/version", "/api/tags"):
         assert server.client.head(path).status_code == 200
-
-
-def test_names_and_keys():
-    with running_server(takes_any_name=False, keys=["right"]) as strict:
-        assert "the key" in refused(strict, "/api/chat", 401, messages=QUESTION)
-        assert strict.client.get("/api/ps").json().keys() == {"error"}
-        strict.client.headers["authorization"] = "Bearer right"
-        options = {"num_predict": 1}
-        for name in ("demo", "demo:latest"):
-            assert whole(strict, model=name, options=options)["model"] == "demo"
-            assert strict.chat(model=name, max_tokens=1)["model"] == "demo"
-            assert strict.ask("/api/show", model=name).status_code == 200
-        for name in ("llama3", "demo:7b"):
-            told = refused(strict, "/api/chat", 404, model=name, messages=QUESTION)
-            assert f"there is no model {name!r}" in told
-
-
-def test_what_other_hosts_and_origins_are_told(server):
-    for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
-        response = server.client.post("/api/chat", json={}, headers=headers)
-        assert response.status_code == 403
-        assert response.json().keys() == {"error"}
-
-
-def test_a_refusal_names_the_field():
-    for fields in ({"think": 3}, {"think": "loud"}, {"images": 3}, {"context": "x"}):
-        with pytest.raises(LocalspecError, match=next(iter(fields))):
-            OllamaGenerate(Fields({"prompt": "x", **fields}))

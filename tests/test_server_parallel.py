@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -204,29 +202,6 @@ def test_another_model_waits_until_the_first_is_free(server):
     free(server)
 
 
-def test_clients_that_leave_take_nobodys_turn(server):
-    for number in range(5):
-        asked = endless(server)
-        for client in asked[: number + 1]:
-            client.until(has_text)
-        for client in asked:
-            client.hang_up()
-    free(server)
-    assert server.chat(model="long", max_tokens=2)["usage"]["completion_tokens"] == 2
-
-
-def test_a_client_that_reads_nothing_holds_nobody_up(server):
-    body = {**question("A fox!"), "model": "long", "ignore_eos": True, "max_tokens": 3000}
-    body["stream"] = True
-    with contextlib.ExitStack() as open_ones:
-        for _ in range(NUM - 1):
-            client = open_ones.enter_context(httpx.Client(timeout=300, trust_env=False))
-            open_ones.enter_context(client.stream("POST", server.url + CHAT, json=body))
-        for _ in range(3):
-            assert server.chat(model="long", max_tokens=4)["usage"]["completion_tokens"] == 4
-    free(server)
-
-
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="signals of Unix")
 def test_a_crash_ends_the_four_and_the_next_are_answered(server):
     engine = server.models.all[0].engine
@@ -296,41 +271,6 @@ def test_each_says_what_it_says_alone(exact):
         for thread in threads:
             thread.join(120)
         assert found == alone
-
-
-def test_a_conversation_that_is_asked_twice_at_once_has_two_answers(exact):
-    """The same text, and the conversation goes on from the caches of one."""
-    told = "Tell me a long story about a fox. " * 20
-    first = exact.chat(told, max_tokens=30)["choices"][0]["message"]
-    messages = [{"role": "user", "content": told}, first, {"role": "user", "content": "More!"}]
-    body = {"messages": messages, "max_tokens": 60, **STEADY}
-    asked = [Client(exact, **body) for _ in range(2)]
-    for client in asked:
-        client.join(60)
-    texts = ["".join(client.texts) for client in asked]
-    assert texts[0] == texts[1]
-    messages += [{"role": "assistant", "content": texts[0]}, {"role": "user", "content": "On!"}]
-    usage = exact.chat(messages=messages, max_tokens=5)["usage"]
-    new = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
-    assert new < 40 < 200 < usage["prompt_tokens"]
-
-
-def test_four_tasks_of_openais_library_are_answered_at_once(exact):
-    openai = pytest.importorskip("openai", reason="openai is not installed")
-    options = {"model": "demo", "max_tokens": 20, "temperature": 0}
-    options["extra_body"] = {"draft_tokens": 3}
-    asked = [[{"role": "user", "content": f"A {animal}!"}] for animal in ANIMALS]
-    alone = [exact.chat(messages=each, max_tokens=20) for each in asked]
-
-    async def told(client, messages):
-        stream = await client.chat.completions.create(messages=messages, stream=True, **options)
-        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-
-    async def ask():
-        async with openai.AsyncOpenAI(base_url=f"{exact.url}/v1", api_key="any") as client:
-            return await asyncio.gather(*[told(client, messages) for messages in asked])
-
-    assert asyncio.run(ask()) == [each["choices"][0]["message"]["content"] for each in alone]
 
 
 def test_answers_to_one_request_are_given_at_once(exact):

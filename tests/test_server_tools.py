@@ -256,27 +256,6 @@ def test_the_events_of_a_call_in_responses(server):
     assert whole[1]["arguments"] == done["arguments"]
 
 
-def test_a_call_is_incomplete_in_responses_only_where_it_was_cut(server):
-    """An answer may be cut behind a whole call, which the client can run."""
-    ask = {"model": "looping", "input": [QUESTION], "tools": [{"type": "function", **NOW}],
-           "temperature": 0, "parallel_tool_calls": True}  # fmt: skip
-    found = set()
-    for most in range(2, 60, 3):
-        limit = {"max_output_tokens": most}
-        *_, last = events_of(server, "/v1/responses", **ask, **limit)
-        assert last["type"] == "response.incomplete"
-        streamed = [
-            each for each in last["response"]["output"] if each["type"] == "function_call"
-        ]
-        whole = server.ask("/v1/responses", **ask, **limit).json()["output"]
-        calls = [each for each in whole if each["type"] == "function_call"]
-        assert {each["status"] for each in calls} <= {"completed"}
-        done = [each for each in streamed if each["status"] == "completed"]
-        assert [each["arguments"] for each in done] == [each["arguments"] for each in calls]
-        found |= {each["status"] for each in streamed}
-    assert found == {"completed", "incomplete"}
-
-
 def test_the_events_of_a_call_in_messages(server):
     ask = {"model": "caller", "messages": [QUESTION], "tools": ANTHROPIC_TOOLS,
            "temperature": 0, "max_tokens": 200}  # fmt: skip
