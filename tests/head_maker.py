@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import numpy as np
 from hybrid_maker import (
     HEAD,
@@ -285,6 +286,38 @@ def _eagle3(writer: ModelWriter, weights: _PartOfWeights, tokens: int, *, shares
         weights.add(f"{block}.attn_{name}.weight", identity)
     weights.add(f"{block}.attn_output.weight", np.eye(WIDTH) / weights.mixing)
     feed_forward(weights, block)
+
+
+def write_medusa_heads(
+    path: Path, target: Path, *, knows_some: bool = False, num_heads: int = 4
+) -> Path:
+    """Medusa heads for a made target, which follows its last token: each looks one further.
+
+    knows_some: of the target's tokens, by two residual blocks, in another type.
+    """
+    from convert_medusa import HeadWeights, write_medusa
+
+    tensors = {one.name: one.data for one in gguf.GGUFReader(target).tensors}
+    output = tensors["output.weight"].astype(np.float32)
+    follows = np.argmax(tensors["token_embd.weight"] @ output.T, axis=1)
+    width, random = output.shape[1], np.random.default_rng(3)
+    known = np.sort(random.permutation(len(output))[:3000]) if knows_some else None
+    heads = []
+    for _ in range(num_heads):
+        further = np.zeros_like(output)
+        np.add.at(further, follows, output)
+        output = further
+        residuals = [
+            (
+                random.normal(0, 0.1 / np.sqrt(width), (width, width)).astype(np.float32),
+                random.normal(0, 0.1, width).astype(np.float32),
+            )
+            for _ in range(1 + knows_some)
+        ]
+        heads.append(HeadWeights(residuals, output if known is None else output[known]))
+    kind = gguf.GGMLQuantizationType.BF16 if knows_some else gguf.GGMLQuantizationType.F32
+    write_medusa(path, target, heads, tokens=known, kind=kind)
+    return path
 
 
 def _add_experts(writer: ModelWriter) -> None:

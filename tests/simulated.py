@@ -21,6 +21,7 @@ from localspec.speculative.policy_api import (
     DraftOff,
     DraftPolicy,
     Extent,
+    FixedThreads,
     ProposerKind,
     ProposerState,
     ReplayScores,
@@ -28,7 +29,6 @@ from localspec.speculative.policy_api import (
 from localspec.speculative.proposers import DraftModel, Draw, Proposal, Proposer
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
-from localspec.speculative.thread_policy import FixedThreads
 from toy import all_shared
 
 VOCAB = 1024

@@ -22,11 +22,10 @@ from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.policy_api import FixedDraftPolicy
+from localspec.speculative.policy_api import FixedDraftPolicy, FixedThreads
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
-from localspec.speculative.thread_policy import FixedThreads
 from toy import TableModel, all_shared
 
 GREEDY = localspec.SamplingParams(temperature=0)

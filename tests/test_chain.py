@@ -12,10 +12,9 @@ from llama_chain import chain_probs
 
 from examples import num_examples
 from localspec.errors import DecodeError
-from localspec.sampling.chain import SamplerChain
+from localspec.sampling.chain import Resolver, SamplerChain
 from localspec.sampling.logprobs import token_logprobs
 from localspec.sampling.params import SamplingParams
-from localspec.sampling.resolver import Resolver
 from toy import TableModel
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

@@ -22,8 +22,8 @@ from localspec.checks.identity import IdentityCheck, Rounding
 from localspec.constraints.spec import schema_text
 from localspec.errors import ClosedError, ConstraintError, OptionError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
+from localspec.sampling.chain import Resolver
 from localspec.sampling.params import SamplingParams
-from localspec.sampling.resolver import Resolver
 from localspec.speculative.policy_api import (
     Decision,
     DraftOff,

@@ -17,13 +17,11 @@ from localspec.constraints.number_bound import NumberBound
 from localspec.constraints.spelling import Spelling
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
-from localspec.speculative.forced import Forced
 from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.policy_api import FixedDraftPolicy
-from localspec.speculative.proposers import DraftModel
+from localspec.speculative.policy_api import FixedDraftPolicy, FixedThreads
+from localspec.speculative.proposers import DraftModel, Forced
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
-from localspec.speculative.thread_policy import FixedThreads
 from localspec.streaming.thinking import Thoughts, ThoughtsEnd
 from localspec.streaming.thought_families import Following, family_of_tags
 from test_loop_distribution import FILTERED, PROMPT, UNFILTERED

@@ -23,7 +23,7 @@ from localspec.errors import (
     PairError,
     PresetError,
 )
-from localspec.sampling.resolver import Resolver
+from localspec.sampling.chain import Resolver
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, FixedDraftPolicy
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
 

@@ -9,11 +9,10 @@ from localspec.checks.enumeration import Enumeration
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, FixedDraftPolicy
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, FixedDraftPolicy, FixedThreads
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Purpose, Randomness
 from localspec.speculative.rules import make_rule
-from localspec.speculative.thread_policy import FixedThreads
 from toy import TableModel, all_shared
 
 

@@ -19,7 +19,7 @@ from localspec.cli import main
 from localspec.engine.vision import has_room_on_gpu
 from localspec.errors import MemoryLimitError
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.projector_check import checked_projector
+from localspec.gguf_file.projector import checked_projector
 from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import MAIN_MEMORY, is_on_gpus, place_layers, usable_gpus

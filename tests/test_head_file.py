@@ -1,19 +1,35 @@
-"""What is known of a head from its file's header, and that libllama agrees."""
+"""What is known of a head from its file's header: what it is, and which target it fits."""
 
 from __future__ import annotations
 
 import logging
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import convert_medusa
+import gguf
+import numpy as np
 import pytest
-from head_driver import Weights, in_a_child
-from head_maker import ALL, INSIDE, NUM_HEADS, write_head_model
+from block_head_maker import BLOCK_SIZE, BlockHead, write_block_head
+from click.testing import CliRunner
+from head_maker import (
+    ALL,
+    EAGLE,
+    INSIDE,
+    LAYERS_READ,
+    NUM_HEADS,
+    write_head_model,
+    write_medusa_heads,
+)
+from head_reference import MedusaReference
 from hybrid_maker import NUM_LAYERS
 
-from localspec.errors import ModelFileError
-from localspec.gguf_file.architectures import architecture
+import localspec
+from localspec.cli import main
+from localspec.errors import ModelFileError, PairError
+from localspec.gguf_file.architectures import HeadGraph, architecture
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
 from localspec.gguf_file.header import Header, Tensor
@@ -21,26 +37,50 @@ from localspec.gguf_file.shape import ModelShape
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 
-# Of the made ones those that libllama does not load if they state a head that is not there.
+# Models of which libllama loads none that states a head that is not there.
 REFUSED = ("qwen35", "nemotron_h_moe")
+# Heads for qwen3.
+BLOCKS = {
+    "dflash": BlockHead(),
+    "dspark": BlockHead("dspark"),
+    "bonus": BlockHead("dspark", from_anchor=False),
+    "dflash2": BlockHead("dflash2"),
+}
+APART = ("gemma4", *EAGLE, *BLOCKS, "medusa")
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, demo_target):
+    """Paths by name and part: whole, trunk (which lacks the stated head), head."""
     folder = tmp_path_factory.mktemp("heads")
-    return {
+    paths = {
         (name, part): write_head_model(
             folder / f"{name}-{part}.gguf", demo_target, name, part=part
         )
-        for name in ALL
+        for name in (*ALL, *EAGLE)
         for part in ("whole", "trunk", "head")
     }
+    target = paths["qwen3", "whole"]
+    for name, kind in BLOCKS.items():
+        paths[name, "head"] = write_block_head(folder / f"{name}.gguf", target, kind)
+    paths["medusa", "head"] = write_medusa_heads(folder / "medusa.gguf", target)
+    return paths | {(name, "whole"): target for name in (*BLOCKS, "medusa")}
 
 
-def changed(header: Header, **stated) -> Header:
+@pytest.fixture
+def pair(made):
+    """The headers of a target and its head, by the head's name."""
+    return lambda name: [check_model_file(made[name, part]) for part in ("whole", "head")]
+
+
+def changed(header: Header, *, tensors=None, **stated) -> Header:
     """The header with other numbers under the names of its architecture."""
-    mine = {f"{header.architecture}.{key}": value for key, value in stated.items()}
-    return replace(header, metadata={**header.metadata, **mine})
+    mine = {
+        key if key.startswith("tokenizer") else f"{header.architecture}.{key}": value
+        for key, value in stated.items()
+    }
+    kept = header.tensors if tensors is None else tuple(tensors)
+    return replace(header, metadata={**header.metadata, **mine}, tensors=kept)
 
 
 def without(header: Header, *parts: str) -> Header:
@@ -49,65 +89,100 @@ def without(header: Header, *parts: str) -> Header:
     return replace(header, tensors=tuple(kept))
 
 
+def renamed(header: Header, name: str) -> Header:
+    """The header as if it were of another architecture with the same numbers."""
+    begin = f"{header.architecture}."
+    stated = {
+        f"{name}.{key.removeprefix(begin)}" if key.startswith(begin) else key: value
+        for key, value in header.metadata.items()
+    }
+    return replace(header, metadata={**stated, "general.architecture": name})
+
+
 def why_not(header: Header) -> str:
     facts = head_facts(header)
     assert facts is not None
     return facts.why_not
 
 
+# --- what it is ---
+
+
 @pytest.mark.parametrize("name", INSIDE)
-def test_a_head_inside_and_a_head_alone_are_told_apart(made, name):
-    inside = head_facts(check_model_file(made[name, "whole"]))
-    alone = head_facts(check_model_file(made[name, "head"]))
+def test_a_head_inside_and_a_head_alone_are_told_apart(pair, name):
+    inside, alone = map(head_facts, pair(name))
     assert inside is not None
     assert alone == replace(inside, is_apart=True)
     assert not inside.is_apart
-    assert inside.why_not == ""
-    assert inside.num_layers == NUM_HEADS[name]
-    assert inside.num_chained == NUM_HEADS[name]
     assert not inside.shares_cache
+    assert inside.why_not == ""
+    assert inside.num_layers == inside.num_chained == NUM_HEADS[name]
 
 
-def test_the_head_of_gemma_4_is_a_file_of_another_architecture(made):
-    assert head_facts(check_model_file(made["gemma4", "whole"])) is None
-    facts = head_facts(check_model_file(made["gemma4", "head"]))
+READS = "reads layers 1, 2, 3"
+
+
+@pytest.mark.parametrize(
+    ("name", "graph", "words"),
+    [
+        ("gemma4", HeadGraph.SHARED, "2 MTP layers"),
+        ("qwen3", HeadGraph.LAYERS, f"an EAGLE-3 head that {READS}"),
+        ("llama", HeadGraph.LAYERS, f"an EAGLE-3 head that {READS}"),
+        ("dflash", HeadGraph.BLOCK, f"a DFlash head that {READS} and drafts up to 7 tokens"),
+        ("dspark", HeadGraph.BLOCK, f"a DSpark head that {READS} and drafts up to 8 tokens"),
+        ("bonus", HeadGraph.BLOCK, f"a DSpark head that {READS} and drafts up to 7 tokens"),
+        ("dflash2", HeadGraph.BLOCK, f"a DFlash2 head that {READS} and drafts up to 7 tokens"),
+        ("medusa", HeadGraph.OUTPUT, "4 Medusa heads"),
+    ],
+)
+def test_what_a_head_apart_is(pair, name, graph, words):
+    target, head = pair(name)
+    facts = head_facts(head)
     assert facts is not None
-    assert facts.is_apart
-    assert facts.shares_cache
-    assert facts.num_chained == 1
-    assert facts.why_not == ""
-    assert facts.num_layers == 2
+    assert facts.graph is graph
+    assert facts.description.startswith(words)
+    assert (facts.is_apart, facts.num_chained, facts.why_not) == (True, 1, "")
+    assert facts.shares_cache is (name == "gemma4")
+    assert facts.layers_read == (tuple(LAYERS_READ) if READS in words else ())
+    assert facts.num_bytes == head.weights_bytes  # F32
+    sizes = {tensor.name: tensor.size_bytes for tensor in head.tensors}
+    if name in EAGLE:
+        once = ("fc.weight", "token_embd.weight", "d2t")
+        assert facts.num_read_bytes == facts.num_bytes - sum(sizes.get(n, 0) for n in once)
+    if name in BLOCKS:
+        block = facts.block
+        assert block is not None
+        assert (block.size, block.first_row) == (BLOCK_SIZE, name != "dspark")
+        assert block.num_candidates == (4 if name == "dflash2" else 0)
+        assert block.has_confidences is (name in ("dspark", "bonus"))
+    assert head_misfit(target, head) == ""
 
 
-def test_a_model_without_a_head_has_none(demo_target):
+def test_a_model_without_a_head_has_none(demo_target, pair):
     assert head_facts(check_model_file(demo_target)) is None
+    assert head_facts(pair("gemma4")[0]) is None
 
 
-def test_what_a_head_weighs_is_what_lies_in_its_file(made):
-    sizes = {
-        one.name: one.size_bytes for one in check_model_file(made["step35", "head"]).tensors
-    }
+def test_what_a_head_weighs_is_what_lies_in_its_file(pair):
+    target, head = pair("step35")
+    sizes = {one.name: one.size_bytes for one in head.tensors}
     shared = {"output.weight", "token_embd.weight", "output_norm.weight"}
-    facts = head_facts(check_model_file(made["step35", "whole"]))
+    facts = head_facts(target)
     assert facts is not None
     assert facts.num_bytes == sum(size for name, size in sizes.items() if name not in shared)
     # A decode computes one of the three layers, and the logits.
     assert facts.num_read_bytes == facts.num_bytes // 3 + sizes["output.weight"]
-    facts = head_facts(check_model_file(made["gemma4", "head"]))
-    assert facts is not None
-    assert facts.num_bytes == facts.num_read_bytes
-    assert facts.num_bytes == check_model_file(made["gemma4", "head"]).weights_bytes
 
 
-def test_tables_of_the_head_are_its_own(made):
-    """Of one for tokens a row is read, one for logits is read instead of the model's."""
-    header = check_model_file(made["qwen35", "whole"])
+def test_tables_of_the_head_are_its_own(pair):
+    """Of a table for tokens a row is read; one for logits is read instead of the model's."""
+    header, _ = pair("qwen35")
     plain = head_facts(header)
-    output = next(one for one in header.tensors if one.name == "output.weight")
+    output = header.by_name()["output.weight"]
 
     def with_table(name: str) -> Header:
         table = Tensor(f"blk.4.nextn.{name}.weight", 0, output.shape, 0, 7)
-        return replace(header, tensors=(*header.tensors, table))
+        return changed(header, tensors=(*header.tensors, table))
 
     assert plain is not None
     tokens = head_facts(with_table("embed_tokens"))
@@ -117,129 +192,143 @@ def test_tables_of_the_head_are_its_own(made):
     assert logits == replace(plain, num_bytes=plain.num_bytes + 7, num_read_bytes=read)
 
 
-@pytest.mark.parametrize("name", INSIDE)
-@pytest.mark.parametrize("part", ["nextn.eh_proj", "nextn.enorm", "nextn.hnorm"])
-def test_a_head_that_lacks_a_tensor_is_of_no_use(made, name, part):
-    last = NUM_LAYERS + NUM_HEADS[name] - 1
-    header = without(check_model_file(made[name, "whole"]), f"blk.{last}.{part}")
-    assert f"lacks blk.{last}.{part}.weight" in why_not(header)
-
-
-def test_layers_that_libllama_does_not_compute_are_of_no_use(made):
-    header = check_model_file(made["glm4moe", "whole"])
-
-    def called(architecture: str) -> Header:
-        stated = {
-            key.replace("glm4moe.", f"{architecture}."): value
-            for key, value in header.metadata.items()
-        }
-        stated["general.architecture"] = architecture
-        return replace(header, metadata=stated)
-
-    assert why_not(called("glm-dsa")) == ""
-    assert "'glm4'" in why_not(called("glm4"))
-    assert "'glm5-next'" in why_not(called("glm5-next"))
-    assert "'llama'" in why_not(called("llama"))
-    assert "latent" in why_not(called("deepseek2"))
-    latent = changed(called("deepseek2"), **{"attention.key_length_mla": 32})
-    assert why_not(latent) == ""
-    scaled = changed(latent, **{"attention.temperature_scale": 0.1})
-    assert "latent" in why_not(scaled)
-    assert "blk.4.attn_qkv.weight" in why_not(called("mimo2"))
-    assert "2 MTP layers of 'glm4moe'" in why_not(
-        replace(
-            changed(header, nextn_predict_layers=2),
-            tensors=(
-                *header.tensors,
-                *(Tensor(f"blk.3.nextn.{part}.weight", 0, (1,), 0, 1)
-                  for part in ("eh_proj", "enorm", "hnorm")),
-            ),
-        )
-    )  # fmt: skip
-
-
-def test_an_assistant_that_libllama_does_not_open_is_of_no_use(made):
-    header = check_model_file(made["gemma4", "head"])
-    assert "1 MTP layers, it has 2" in why_not(changed(header, nextn_predict_layers=1))
-    assert "0 MTP layers, it has 2" in why_not(changed(header, nextn_predict_layers=0))
-    assert "width" in why_not(changed(header, embedding_length_out=32))
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_a_head_alone_is_no_target(made, name):
-    header = check_model_file(made[name, "head"])
+@pytest.mark.parametrize("name", [*ALL, *EAGLE, *BLOCKS, "medusa"])
+def test_a_head_alone_is_no_target(pair, name):
+    target, head = pair(name)
     with pytest.raises(ModelFileError, match=r"head alone") as raised:
-        check_target(header)
+        check_target(head)
     assert "head=" in raised.value.hint
-    check_target(check_model_file(made[name, "whole"]))
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("name", INSIDE)
-def test_libllama_ends_the_process_with_such_a_target(made, name):
-    decode = "Context(Weights(Path({!r}))).decode([5, 6], 0, 1)"
-    assert in_a_child(decode.format(str(made[name, "whole"]))) == 0
-    assert in_a_child(decode.format(str(made[name, "head"]))) < 0
+    check_target(target)
+    assert head_misfit(target, head) == ""
 
 
 @pytest.mark.parametrize("name", INSIDE)
-def test_a_model_whose_head_was_left_out(made, name):
+def test_a_model_whose_head_was_left_out(made, pair, name):
     """libllama loads some of them; the others are refused with words."""
     assert architecture(name).is_head_required is (name in REFUSED)
     if name in REFUSED:
-        with pytest.raises(ValueError, match="does not load"):
-            Weights(made[name, "trunk"])
-        with pytest.raises(
-            ModelFileError, match=r"1 MTP layers and lacks their tensors"
-        ) as raised:
+        with pytest.raises(ModelFileError, match="lacks their tensors") as raised:
             check_model_file(made[name, "trunk"])
         assert "converted without" in raised.value.hint
     else:
-        Weights(made[name, "trunk"]).close()
         header = check_model_file(made[name, "trunk"])
         check_target(header)
         assert "lacks blk.4.nextn.eh_proj.weight" in why_not(header)
+        # As converters leave it out: neither the tensors nor the key are there.
+        bare = changed(header, nextn_predict_layers=0, block_count=NUM_LAYERS)
+        assert head_misfit(bare, pair(name)[1]) == ""
 
 
-# --- what fits ---
+# --- heads that cannot be used, and targets that they do not fit ---
+
+MASK = "tokenizer.ggml.mask_token_id"
+PATTERN = "attention.sliding_window_pattern"
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_head_fits_the_model_that_it_was_made_for(made, name):
-    target = check_model_file(made[name, "whole"])
-    assert head_misfit(target, check_model_file(made[name, "head"])) == ""
+@pytest.mark.parametrize(
+    ("name", "stated", "words"),
+    [
+        ("gemma4", {"nextn_predict_layers": 1}, "1 MTP layers, it has 2"),
+        ("gemma4", {"embedding_length_out": 32}, "width"),
+        ("dflash", {"target_layers": ()}, "does not state which layers of its target it reads"),
+        ("dflash", {MASK: 4096}, "its header names no token as the mask"),
+        ("dflash", {MASK: None}, "its header names no token as the mask"),
+        ("dflash", {"hyper_connection.count": 4}, "DSpark heads of DeepSeek V4's layers"),
+        ("medusa", {"block_count": 0}, "its header states no heads"),
+        ("medusa", {"residual_count": 2}, "it lacks blk.0.residual.1.weight"),
+        ("medusa", {"embedding_length": 32}, "blk.0.residual.0.weight is not of the shape"),
+    ],
+)
+def test_heads_that_cannot_be_used(pair, name, stated, words):
+    assert words in why_not(changed(pair(name)[1], **stated))
 
 
-def test_also_the_model_without_its_head(made):
-    """As converters leave it out: neither the tensors nor the key are there."""
-    header = check_model_file(made["step35", "trunk"])
-    bare = changed(header, nextn_predict_layers=0, block_count=NUM_LAYERS)
-    assert head_misfit(bare, check_model_file(made["step35", "head"])) == ""
+@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("part", ["nextn.eh_proj", "nextn.enorm", "nextn.hnorm"])
+def test_a_head_that_lacks_a_tensor_is_of_no_use(pair, name, part):
+    last = NUM_LAYERS + NUM_HEADS[name] - 1
+    header = without(pair(name)[0], f"blk.{last}.{part}")
+    assert f"lacks blk.{last}.{part}.weight" in why_not(header)
 
 
-def test_what_does_not_fit_is_said_with_both_values(made, demo_target):
-    head = check_model_file(made["qwen35", "head"])
-    target = check_model_file(made["qwen35", "whole"])
-    assert head_misfit(target, check_model_file(demo_target)).endswith("has no head")
-    other = head_misfit(check_model_file(made["glm4moe", "whole"]), head)
-    assert other == "it is of 'qwen35', the target of 'glm4moe'"
-    for stated, words in (
-        ({"embedding_length": 128}, "rows of width 64, the target has 128"),
-        ({"block_count": 9}, "a number of layers of 4, the target has 8"),
-        ({"attention.head_count": 4}, "a number of attention heads of 2, the target has 4"),
-        ({"attention.key_length": 64}, "keys of width 32, the target has 64"),
-        ({"attention.value_length": 64}, "values of width 32, the target has 64"),
+def test_layers_that_libllama_does_not_compute_are_of_no_use(pair):
+    header, _ = pair("glm4moe")
+    for name, words in (
+        ("glm-dsa", ""),
+        ("glm4", "'glm4'"),
+        ("glm5-next", "'glm5-next'"),
+        ("llama", "'llama'"),
+        ("deepseek2", "latent"),
+        ("mimo2", "blk.4.attn_qkv.weight"),
     ):
-        assert words in head_misfit(changed(target, **stated), head)
+        assert words in why_not(renamed(header, name)) or words == why_not(header)
+    latent = changed(renamed(header, "deepseek2"), **{"attention.key_length_mla": 32})
+    assert why_not(latent) == ""
+    assert "latent" in why_not(changed(latent, **{"attention.temperature_scale": 0.1}))
+    more = [
+        Tensor(f"blk.3.nextn.{part}.weight", 0, (1,), 0, 1)
+        for part in ("eh_proj", "enorm", "hnorm")
+    ]
+    two = changed(header, nextn_predict_layers=2, tensors=(*header.tensors, *more))
+    assert "2 MTP layers of 'glm4moe'" in why_not(two)
+
+
+@pytest.mark.parametrize(
+    ("name", "of_target", "of_head", "words"),
+    [
+        ("qwen35", {"embedding_length": 128}, {}, "rows of width 64, the target has 128"),
+        ("qwen35", {"block_count": 9}, {}, "a number of layers of 4, the target has 8"),
+        ("qwen35", {"attention.head_count": 4}, {}, "attention heads of 2, the target has 4"),
+        ("qwen35", {"attention.key_length": 64}, {}, "keys of width 32, the target has 64"),
+        ("qwen35", {"attention.value_length": 64}, {}, "values of width 32, the target has 64"),
+        ("gemma4", {"embedding_length": 128}, {}, "rows of width 64, the target has 128"),
+        ("gemma4", {PATTERN: (True, True, False, True)}, {}, "last layer"),
+        ("gemma4", {PATTERN: (True,) * 4}, {}, "last layer"),
+        ("gemma4", {"attention.head_count_kv": 2}, {}, "share 1 heads of keys, the target's"),
+        ("gemma4", {"attention.head_count_kv": (1, 1, 2, 1)}, {}, "share 1 heads of keys"),
+        ("gemma4", {"attention.head_count_kv": (1,)}, {}, "share 1 heads of keys"),
+        ("gemma4", {"attention.key_length_swa": 16}, {}, "length_swa is 32, the target's 16"),
+        ("qwen3", {}, {"target_hidden_size": 128}, "model of width 128, the target's is 64"),
+        ("qwen3", {}, {"target_layers": (1, 2, 5)}, "reads layers (1, 2, 5), the target has 4"),
+        ("qwen3", {}, {"target_layers": (1, 2, 4)}, "nothing of the last layer of 'qwen3'"),
+        ("qwen3", {}, {"embedding_length": 32}, "lacks token_embd.weight, and the target's"),
+        ("dflash", {}, {"embedding_length": 32}, "model of width 32, the target's is 64"),
+        ("dflash", {}, {"target_layers": (1, 2, 5)}, "reads layers (1, 2, 5), the target has"),
+        ("medusa", {"embedding_length": 128}, {}, "model of width 64, the target's is 128"),
+    ],
+)
+def test_what_does_not_fit_is_said_with_both_values(pair, name, of_target, of_head, words):
+    target, head = pair(name)
+    assert words in head_misfit(changed(target, **of_target), changed(head, **of_head))
+
+
+def test_heads_of_other_architectures(pair, demo_target):
+    target, head = pair("qwen35")
+    assert head_misfit(target, check_model_file(demo_target)).endswith("has no head")
+    other = head_misfit(pair("glm4moe")[0], head)
+    assert other == "it is of 'qwen35', the target of 'glm4moe'"
     assert "lacks" in head_misfit(target, without(head, "nextn.hnorm"))
+    target, head = pair("gemma4")
+    kv_heads = {"attention.head_count_kv": (2, 2, 1, 1)}
+    assert head_misfit(changed(target, **kv_heads), head) == ""
+    assert head_misfit(target, changed(head, **{PATTERN: (True, True, True, False) * 3})) == ""
+    other = head_misfit(pair("step35")[0], head)
+    assert other == "it is of 'gemma4-assistant', the target of 'step35'"
+    target, head = pair("qwen3")
+    for name in ("qwen2", "gemma3", "granite", "smollm3", "mistral3"):
+        words = f"libllama gives nothing of the layers of {name!r}"
+        assert head_misfit(renamed(target, name), head) == words
+    for name in ("llama", "qwen3moe", "gpt-oss", "gemma4"):
+        assert head_misfit(renamed(target, name), head) == ""
+    small = replace(head.tensors[0], name="token_embd.weight", shape=(64, 7))
+    words = f"its table has 7 tokens, the target {len(target.tokens)}"
+    assert words in head_misfit(target, changed(head, tensors=(*head.tensors, small)))
 
 
-def test_tokens_are_compared(made):
-    head = check_model_file(made["qwen35", "head"])
-    target = check_model_file(made["qwen35", "whole"])
+def test_tokens_are_compared(pair):
+    target, head = pair("qwen35")
     tokens = list(target.tokens)
-    few = [b"renamed", *tokens[1:]]
-    assert head_misfit(replace(target, tokens=few), head) == ""
+    assert head_misfit(replace(target, tokens=[b"renamed", *tokens[1:]]), head) == ""
     count = len(tokens)
     assert head_misfit(replace(target, tokens=[*tokens, b"more"]), head) == (
         f"it has {count} tokens, the target has {count + 1}"
@@ -252,37 +341,7 @@ def test_tokens_are_compared(made):
     assert "type 2" in head_misfit(replace(target, metadata=wordpiece), head)
 
 
-def test_an_assistant_wants_the_last_layers_of_its_target(made):
-    head = check_model_file(made["gemma4", "head"])
-    target = check_model_file(made["gemma4", "whole"])
-    pattern = "attention.sliding_window_pattern"
-    for stated, words in (
-        ({"embedding_length": 128}, "rows of width 64, the target has 128"),
-        ({pattern: (True, True, False, True)}, "last layer"),
-        ({pattern: (True, True, True, True)}, "last layer"),
-        ({"attention.head_count_kv": 2}, "share 1 heads of keys, the target's have 2"),
-        ({"attention.head_count_kv": (1, 1, 2, 1)}, "share 1 heads of keys"),
-        ({"attention.key_length_swa": 16}, "attention.key_length_swa is 32, the target's 16"),
-    ):
-        assert words in head_misfit(changed(target, **stated), head)
-    assert head_misfit(changed(target, **{"attention.head_count_kv": (2, 2, 1, 1)}), head) == ""
-    assert head_misfit(changed(target, **{"attention.head_count_kv": (1,)}), head) != ""
-    assert head_misfit(target, changed(head, **{pattern: (True, True, True, False) * 3})) == ""
-    other = head_misfit(check_model_file(made["step35", "whole"]), head)
-    assert other == "it is of 'gemma4-assistant', the target of 'step35'"
-
-
 # --- what a header says of sizes ---
-
-
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("part", ["whole", "head"])
-def test_numbers_are_those_of_libllama(made, name, part):
-    shape = ModelShape(check_model_file(made[name, part]))
-    weights = Weights(made[name, part])
-    found = weights.numbers()
-    weights.close()
-    assert found == (shape.num_layers, shape.num_head_layers, shape.row_width)
 
 
 def test_rows_are_wider_with_hyper_connections():
@@ -291,21 +350,19 @@ def test_rows_are_wider_with_hyper_connections():
         "deepseek4.embedding_length": 64,
         "deepseek4.hyper_connection.count": 4,
     }
-    header = Header(Path("x"), 0, (), metadata, 0)
-    assert ModelShape(header).row_width == 256
+    assert ModelShape(Header(Path("x"), 0, (), metadata, 0)).row_width == 256
 
 
-def test_the_layers_of_a_head_attend_also_in_a_hybrid(made):
-    shape = ModelShape(check_model_file(made["qwen35", "whole"]))
-    assert shape.kv_heads() == [0, 0, 0, 1]
-    assert shape.head_kv_heads() == [1]
-    shape = ModelShape(check_model_file(made["nemotron_h_moe", "whole"]))
-    assert shape.kv_heads() == [0, 0, 0, 1]
-    assert shape.head_kv_heads() == [1]
-    assert ModelShape(check_model_file(made["step35", "head"])).head_kv_heads() == [1, 1, 1]
+def test_the_layers_of_a_head_attend_also_in_a_hybrid(pair):
+    for name, kv_heads, of_head in (
+        ("qwen35", [0, 0, 0, 1], [1]),
+        ("nemotron_h_moe", [0, 0, 0, 1], [1]),
+        ("step35", [1, 1, 1, 1], [1, 1, 1]),
+    ):
+        shape = ModelShape(pair(name)[0])
+        assert (shape.kv_heads(), shape.head_kv_heads()) == (kv_heads, of_head)
     # The assistant has no cache of its own.
-    assert ModelShape(check_model_file(made["gemma4", "head"])).head_kv_heads() == [0, 0]
-    assert ModelShape(check_model_file(made["gemma4", "whole"])).head_kv_heads() == []
+    assert [ModelShape(one).head_kv_heads() for one in pair("gemma4")] == [[], [0, 0]]
 
 
 @pytest.mark.parametrize("name", INSIDE)
@@ -319,3 +376,61 @@ def test_weights_that_are_loaded_only_with_a_head(made, name, caplog):
     said = set(re.findall(r"unused tensor (\S+)", caplog.text))
     assert said == {one.name for one in header.tensors if shape.is_head_tensor(one.name)}
     assert said
+
+
+# --- what a user sees of it ---
+
+
+@pytest.mark.parametrize("name", ["qwen3", "dspark", "medusa"])
+def test_a_head_given_as_a_draft_is_understood_and_explained(made, name):
+    target, head = made[name, "whole"], made[name, "head"]
+    texts = []
+    for proposer in ("none", "auto"):
+        with localspec.load(target=target, draft=head, proposer=proposer) as engine:
+            assert (f"{head.name} as its head" in engine.description) is (proposer == "auto")
+            greedy = localspec.SamplingParams(temperature=0.0)
+            answer = engine.generate_raw([5, 6, 7], max_tokens=60, sampling=greedy)
+            texts.append(answer.reply().token_ids)
+    assert texts[0] == texts[1]
+    shown = CliRunner().invoke(main, ["explain", "--target", str(target), "--draft", str(head)])
+    assert head_facts(check_model_file(head)).description in " ".join(shown.output.split())
+
+
+def test_a_head_that_does_not_fit_is_refused(made, demo_target):
+    with pytest.raises(PairError, match="cannot draft for the target: it"):
+        localspec.load(target=demo_target, head=made["medusa", "head"])
+
+
+# --- published Medusa heads ---
+
+
+@pytest.mark.parametrize("naming", ["paper", "vllm"])
+def test_published_medusa_heads_are_converted(made, naming, tmp_path, monkeypatch):
+    """The converted heads say what those say that were written directly."""
+    from safetensors.numpy import save_file
+
+    target, direct = made["medusa", "whole"], made["medusa", "head"]
+    tensors = {t.name: t.data for t in gguf.GGUFReader(direct).tensors}
+    paper = {r"blk\.(\d)\.residual\.0\.": r"\1.0.linear.", r"blk\.(\d)\.output": r"\1.1"}
+    vllm = {
+        r"blk\.(\d)\.residual\.0": r"blocks.\1.layers.0",
+        r"blk\.(\d)\.output": r"lm_heads.\1",
+    }
+    published = {}
+    for name, values in tensors.items():
+        for old, new in (paper if naming == "paper" else vllm).items():
+            name = re.sub(old, new, name)
+        published[name] = np.ascontiguousarray(values)
+    source, out = tmp_path / "medusa_lm_head.safetensors", tmp_path / "heads.gguf"
+    save_file(published, source)
+    given = ["--heads", source, "--target", target, "--out", out, "--tokens", "4000"]
+    monkeypatch.setattr(sys, "argv", ["convert_medusa.py", *map(str, given)])
+    convert_medusa.main()
+    text, rows = [5, 6, 7, 8], []
+    for path in (direct, out):
+        reference = MedusaReference(target, path)
+        rows.append(reference.rows(text, 4)[:, :4000])
+        reference.close()
+    np.testing.assert_allclose(*rows, rtol=1e-2, atol=1e-2)
+    with pytest.raises(ValueError, match=r"model.norm.weight is no part of Medusa heads"):
+        convert_medusa.heads_of({**published, "model.norm.weight": np.ones(3, np.float32)})

@@ -50,7 +50,7 @@ LANES = (
 KINDS = {
     "pair": (*LEASE, *STEP, *CACHES),
     "head": (*HEADS, "llama/model.py", "llama/context.py"),
-    "block": ("speculative/blocks.py", "llama/dflash.py", "llama/hidden_rows.py"),
+    "block": ("speculative/heads.py", "llama/dflash.py", "llama/hidden_rows.py"),
     "hybrid": ("engine/cache_pool.py", "llama/cache.py"),
     "lanes": (*LANES, *CACHES, "engine/engine.py"),
     "adaptive": ("policy/adaptive.py", "policy/threads.py", "policy/thread_costs.py"),

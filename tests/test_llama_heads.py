@@ -1,4 +1,6 @@
-"""Heads of libllama: what they read is what llama.cpp's own driver gives them."""
+"""Trained heads of every kind: texts are those of plain decoding, and what a head reads is what
+llama.cpp's own driver gives it.
+"""
 
 from __future__ import annotations
 
@@ -8,51 +10,60 @@ import itertools
 
 import numpy as np
 import pytest
-from eagle_reference import EagleReference
-from head_maker import ALL, EAGLE, INSIDE, LAYERS_READ, NUM_HEADS, write_head_model
-from head_reference import HeadReference
+from block_head_maker import MASK, NUM_CANDIDATES, BlockHead, write_block_head
+from head_maker import (
+    ALL,
+    EAGLE,
+    INSIDE,
+    LAYERS_READ,
+    NUM_HEADS,
+    write_head_model,
+    write_medusa_heads,
+)
+from head_reference import BlockReference, EagleReference, MedusaReference, MtpReference
 
 import inside
 import localspec
 from engines import Owner, answer_of, answered, assert_drafts_at_once_as_alone, resumed
 from localspec.errors import Interrupted
+from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.head import head_facts
 from localspec.llama.options import LlamaOptions
 from localspec.presets.located import locate
 from localspec.presets.presets import find_preset
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
-from localspec.speculative.policy_api import FixedDraftPolicy
+from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy
 
 CONTEXT = 1024
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 PROMPT = [5 + 37 * index % 900 for index in range(30)]
+# The target's architecture, and the head.
+BLOCKS = {
+    "shares its target's table": ("qwen3", BlockHead()),
+    "knows some tokens, looks back a little": ("llama", BlockHead(num_known=700, window=8)),
+    "of a windowed target": ("gemma4", BlockHead()),
+    "of a hybrid": ("qwen35", BlockHead("dspark", is_mrope=True)),
+    "looks at what is before": (
+        "llama",
+        BlockHead("dspark", num_known=700, from_anchor=False, is_causal=True),
+    ),
+    "pairs of candidates": ("qwen3", BlockHead("dflash2")),
+}
+MEDUSA = ("medusa", "medusa, some tokens")
 
 
 class Made:
-    """Files of one architecture, and what llama.cpp's driver makes of them."""
+    """Files of a target and its head. head: None if it is in the target's file."""
 
-    def __init__(self, folder, tokenizer_of, name):
-        self.name = name
-        self.path = write_head_model(folder / f"{name}.gguf", tokenizer_of, name)
-        self.head = write_head_model(
-            folder / f"mtp-{name}.gguf", tokenizer_of, name, part="head"
-        )
-        self.is_inside = name in INSIDE
-        if name in EAGLE:
-            self.reference = EagleReference(self.path, self.head, layers=LAYERS_READ)
-        else:
-            self.reference = HeadReference(
-                self.path,
-                None if self.is_inside else self.head,
-                num_chained=NUM_HEADS.get(name, 1),
-                shares_cache=not self.is_inside,
-            )
-        self.rows = functools.cache(self.reference.rows)  # many tests end with the same text
+    head = None
+    atol = 2e-3
 
     def opened(self, **keywords):
         options = LlamaOptions(context_length=CONTEXT, flash_attention="off")
         usual = {"proposer": "head", "target_options": options, "draft_tokens": 3}
-        if not self.is_inside:
+        if self.head is not None:
             usual["head"] = self.head
         return localspec.load(target=self.path, **usual | keywords)
 
@@ -62,28 +73,165 @@ class Made:
         with self.opened(proposer="none") as engine:
             return text_of(engine, sampling=GREEDY)
 
+    def begins_at(self, length):
+        """Where it begins to read a prompt of that length; None if it need not be told."""
+        return
 
-@pytest.fixture(scope="module", params=[*ALL, *EAGLE])
+
+class MadeWithSteps(Made):
+    """A head that drafts token by token: MTP layers, or EAGLE-3."""
+
+    most = 16
+
+    def __init__(self, folder, tokenizer_of, name):
+        self.name = name
+        self.path = write_head_model(folder / "target.gguf", tokenizer_of, name)
+        own = write_head_model(folder / "head.gguf", tokenizer_of, name, part="head")
+        self.head = None if name in INSIDE else own
+        if name in EAGLE:
+            self.reference = EagleReference(self.path, own, layers=LAYERS_READ)
+        else:
+            self.reference = MtpReference(
+                self.path,
+                self.head,
+                num_chained=NUM_HEADS.get(name, 1),
+                shares_cache=name == "gemma4",
+            )
+        self.rows = functools.cache(self.reference.rows)  # many tests end with the same text
+        self.most = NUM_HEADS.get(name, 1) if NUM_HEADS.get(name, 1) > 1 else 16
+
+    def begins_at(self, length):
+        if self.name in EAGLE:
+            return max(1, length - 511)
+        return None if self.name == "gemma4" else 0 if length <= 512 else length - 511
+
+    def says(self, proposer, tokens, _head):
+        """What the head says of the next token and behind two more; what it should say."""
+        drafted = [17, 251]
+        rows = [proposer.rows([*tokens, *drafted[:n]], 1)[0].copy() for n in range(3)]
+        return rows, self.rows(tuple(tokens), tuple(drafted), proposer.begins_at)
+
+
+class MadeWithBlocks(Made):
+    """A DFlash head, DSpark and DFlash2 included."""
+
+    atol = 1e-2  # keys and values are kept in half precision
+
+    def __init__(self, folder, tokenizer_of, name):
+        self.name = name
+        architecture, head = BLOCKS[name]
+        self.path = write_head_model(folder / "target.gguf", tokenizer_of, architecture)
+        self.head = write_block_head(folder / "head.gguf", self.path, head)
+        self.block = head_facts(check_model_file(self.head)).block
+        self.most = self.block.most_tokens
+        self.reference = BlockReference(
+            self.path,
+            self.head,
+            layers=LAYERS_READ,
+            mask=MASK,
+            is_causal=head.is_causal,
+            is_cropped=head.kind != "dflash2",
+        )
+        self.decoded = functools.cache(self.reference.block)
+
+    def begins_at(self, length):
+        return max(0, length - 512)
+
+    def says(self, _proposer, tokens, head, size=5):
+        """What a block says, and what it should say; its confidences are compared here."""
+        first = self.block.first_row
+        head.decode_block(tokens[head.begins_at + head.num_cached :], size)
+        logits, given = self.decoded(tuple(tokens), size + first, head.begins_at)
+        rows, expected, drafted = [], [], []
+        for index in range(size):
+            rows.append(head.row(drafted).copy())
+            wanted = logits[first + index]
+            if self.block.num_candidates:
+                wanted = pairs_row(given[first:], drafted, len(wanted))
+            expected.append(wanted)
+            if self.block.has_confidences:
+                assert 0.0 < head.confidence(index) < 1.0
+                expected_one = given[first + index, 0]
+                assert head.confidence(index) == pytest.approx(expected_one, abs=1e-3)
+            else:
+                assert head.confidence(index) is None
+            # Any token that could be drawn, not the likeliest only.
+            drafted.append(int(np.argsort(-wanted)[index % NUM_CANDIDATES]))
+        return rows, expected
+
+
+def pairs_row(given, drafted, vocab_size):
+    """What DFlash2's selector says of a token, read as llama.cpp's driver reads it."""
+    index, count = len(drafted), NUM_CANDIDATES
+    before = 0
+    if drafted:
+        before = [int(token) for token in given[index - 1, :count]].index(drafted[-1])
+    scores = given[index, count:].reshape(-1)[before * count : (before + 1) * count]
+    row = np.full(vocab_size, -np.inf, dtype=np.float32)
+    row[given[index, :count].astype(int)] = scores
+    return row
+
+
+class MadeWithMedusa(Made):
+    """Medusa heads, which know where the target's own tokens lead."""
+
+    atol = 2e-2
+    most = 4
+
+    def __init__(self, folder, tokenizer_of, name):
+        self.name = name
+        self.path = write_head_model(folder / "target.gguf", tokenizer_of, "llama")
+        self.head = write_medusa_heads(
+            folder / "head.gguf", self.path, knows_some=name == MEDUSA[1]
+        )
+        self.reference = MedusaReference(self.path, self.head)
+        self.rows = functools.cache(self.reference.rows)
+
+    def says(self, _proposer, tokens, head):
+        """What the heads say now, and what they should say."""
+        head.decode_block(tokens[head.begins_at + head.num_cached :], self.most)
+        head.row([])[:] = 7.0  # rows may be written to
+        rows = [head.row([0] * n).copy() for n in range(self.most)]
+        return rows, self.rows(tuple(tokens), self.most)
+
+
+KINDS = {
+    **dict.fromkeys((*ALL, *EAGLE), MadeWithSteps),
+    **dict.fromkeys(BLOCKS, MadeWithBlocks),
+    **dict.fromkeys(MEDUSA, MadeWithMedusa),
+}
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
 def made(request, tmp_path_factory, demo_target):
-    one = Made(tmp_path_factory.mktemp("heads"), demo_target, request.param)
+    folder = tmp_path_factory.mktemp("heads")
+    one = KINDS[request.param](folder, demo_target, request.param)
     yield one
     one.reference.close()
 
 
+def only(made, kind):
+    if not isinstance(made, kind):
+        pytest.skip(f"of {kind.__name__} alone")
+
+
 def assert_reads_rightly(engine, made, loop=None) -> None:
-    """What the head says now, and after two more drafted tokens, is what it should."""
+    """What the head says now, of several tokens in a row, is what it should."""
     loop = loop or inside.loop(engine)
     proposer, tokens = loop.proposers[0], loop.tokens
     if loop.target.num_cached == len(tokens):  # cut within a step
         tokens = [*tokens, 33]
-    assert proposer.state(tokens).max_tokens >= 3
-    rows = [proposer.rows(tokens, 1)[0].copy()]
-    drafted = [17, 251]
-    for count in (1, 2):
-        rows.append(proposer.rows([*tokens, *drafted[:count]], 1)[0].copy())
-    expected = np.array(made.rows(tuple(tokens), tuple(drafted), proposer.begins_at))
-    assert expected[np.isfinite(expected)].std() > 0.1
-    np.testing.assert_allclose(rows, expected, atol=2e-3)
+    state = proposer.state(tokens)
+    # A hybrid came back to a checkpoint, or Medusa's target gave no rows of its prompt.
+    if loop.target.num_cached < len(tokens) - 1 or state.draft_off is DraftOff.HEAD_LACKS_ROWS:
+        assert not isinstance(made, MadeWithSteps)
+        assert state.draft_off is DraftOff.HEAD_LACKS_ROWS
+        return
+    assert state.max_tokens >= 3
+    head = next(e.own_models.head for e in inside.lanes(engine) if e.decoder is loop)
+    rows, expected = map(np.array, made.says(proposer, tokens, head))
+    assert expected[np.isfinite(expected)].std() > 0.05
+    np.testing.assert_allclose(rows, expected, atol=made.atol)
     proposer.truncate(len(loop.tokens))
 
 
@@ -91,12 +239,15 @@ def text_of(engine, prompt=PROMPT, **keywords):
     return engine.generate_raw(prompt, **({"max_tokens": 40} | keywords)).reply().token_ids
 
 
-@pytest.mark.parametrize("num_draft_tokens", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("num_draft_tokens", [1, 2, 3, 5, 16])
 def test_greedy_text_is_plain_and_the_head_reads_rightly(made, num_draft_tokens):
     with made.opened(draft_tokens=num_draft_tokens) as engine:
-        reply = engine.generate_raw(PROMPT, max_tokens=40, sampling=GREEDY).reply()
-        assert reply.token_ids == made.plain
-        assert 0 < reply.stats.num_accepted < reply.stats.num_draft_tokens
+        stats = engine.generate_raw(PROMPT, max_tokens=40, sampling=GREEDY).reply().stats
+        assert tuple(inside.loop(engine).tokens[len(PROMPT) :]) == made.plain
+        assert 0 < stats.num_accepted < stats.num_draft_tokens
+        most = min(num_draft_tokens, made.most)
+        assert stats.steps_per_length[most] > 0
+        assert sum(stats.steps_per_length[most + 1 :]) == 0
         assert_reads_rightly(engine, made)
 
 
@@ -111,20 +262,6 @@ def test_sampled_text(made, rule):
                 assert_reads_rightly(engine, made)
     if rule == "coupled":
         assert texts[1:] == texts[:1] * 3
-
-
-def test_a_head_in_a_file_of_its_own_says_the_same(made):
-    rows = []
-    if not made.is_inside:
-        pytest.skip("it has no other")
-    for keywords in ({}, {"head": made.head}):
-        with made.opened(**keywords) as engine:
-            text_of(engine, sampling=GREEDY)
-            loop = inside.loop(engine)
-            rows.append(loop.proposers[0].rows(loop.tokens, 1)[0].copy())
-            loop.proposers[0].truncate(len(loop.tokens) - 1)
-            assert_reads_rightly(engine, made)
-    np.testing.assert_allclose(*rows, atol=1e-5)
 
 
 def test_after_cuts_cancels_and_another_conversation(made):
@@ -146,13 +283,14 @@ def test_after_cuts_cancels_and_another_conversation(made):
 
 
 def test_conversations_side_by_side_each_find_the_heads_part_again(made):
+    has_cache = isinstance(made, MadeWithSteps) and made.name != "gemma4"
     with made.opened(parallel=2) as engine:
         assert engine.parallel == 2
         texts = {Owner(): PROMPT[:], Owner(): [*PROMPT[::-1], 7, 8, 9]}
         read = dict.fromkeys(texts, 0)
         for turn in range(3):
             for owner, tokens in texts.items():
-                if turn and made.name in (*INSIDE, *EAGLE):
+                if turn and has_cache:
                     assert inside.lane(engine, owner).own_models.head.num_cached == read[owner]
                 said, num_decoded = answered(engine, owner, tokens, max_tokens=20)
                 assert turn == 0 or num_decoded == 1
@@ -179,6 +317,7 @@ def test_a_head_goes_on_where_an_answer_begins_with_a_copy(made, goes_on):
 
     A target with a sliding window can go back in no text, so only all of one is copied.
     """
+    only(made, MadeWithSteps)
     if made.name == "gemma4":
         pytest.skip("it has no cache of its own: it reads its target's")
     is_windowed = made.name == "step35"
@@ -206,35 +345,88 @@ def test_a_head_goes_on_where_an_answer_begins_with_a_copy(made, goes_on):
 
 
 def test_a_stopped_decode_leaves_the_head_as_it_was(made):
+    if isinstance(made, MadeWithMedusa):
+        pytest.skip("they decode nothing")
     with made.opened() as engine:
         text_of(engine, sampling=GREEDY)
-        head, tokens = inside.models(engine).head, inside.loop(engine).tokens
-        assert inside.loop(engine).proposers[0].state(tokens).max_tokens >= 3
+        loop, head = inside.loop(engine), inside.models(engine).head
+        assert loop.proposers[0].state(loop.tokens).max_tokens >= 3
         head.interrupt()
         with pytest.raises(Interrupted):
-            inside.loop(engine).proposers[0].rows(tokens, 1)
+            made.says(loop.proposers[0], loop.tokens, head)
         head.begin()
         assert_reads_rightly(engine, made)
 
 
+def test_after_a_replay_the_head_reads_rightly(made):
+    if made.name == "gemma4":
+        pytest.skip("it reads nothing that a replay could be judged by")
+    with made.opened() as engine:
+        text_of(engine, sampling=GREEDY, draft_tokens=0)
+        loop = inside.loop(engine)
+        chain = SamplerChain(GREEDY, num_prompt_tokens=len(PROMPT))
+        assert loop.proposers[0].state(loop.tokens).num_unjudged >= min(made.most, 8)
+        found = loop.proposers[0].replay(loop.tokens, [1.0] * 40, chain)
+        assert 0 < len(found.chances) <= 8
+        assert_reads_rightly(engine, made)
+
+
 @pytest.mark.parametrize(
-    "length", [513, 700, *(pytest.param(size, marks=pytest.mark.slow) for size in (511, 512))]
+    "length", [513, *(pytest.param(size, marks=pytest.mark.slow) for size in (511, 512, 700))]
 )
 def test_of_a_long_text_it_reads_the_end(made, length):
     prompt = [5 + 37 * index % 900 for index in range(length)]
     with made.opened() as engine:
         text_of(engine, prompt, sampling=GREEDY, max_tokens=12)
         loop = inside.loop(engine)
-        proposer = loop.proposers[0]
-        if made.name in EAGLE:
-            assert proposer.begins_at == max(1, length - 511)
-        elif made.is_inside:
-            assert proposer.begins_at == (0 if length <= 512 else length - 511)
+        begins_at = made.begins_at(length)
+        assert begins_at in (None, inside.models(engine).head.begins_at)
         assert_reads_rightly(engine, made)
         # Plain decoding does not wait for it, nor do more tokens than it can still read.
         loop.draft_policy = FixedDraftPolicy(0)
         text_of(engine, loop.tokens, sampling=GREEDY, max_tokens=100)
         assert_reads_rightly(engine, made)
+
+
+def test_the_end_of_the_context(made):
+    """Text and drafts never take more than there is."""
+    options = LlamaOptions(context_length=256, flash_attention="off")
+    texts = []
+    for count in (0, 8):
+        with made.opened(draft_tokens=count, target_options=options) as engine:
+            prompt = [5 + 37 * index % 900 for index in range(230)]
+            answer = engine.generate_raw(prompt, max_tokens=26, sampling=GREEDY, stop=[])
+            texts.append(answer.reply().token_ids)
+    assert texts[0] == texts[1]
+
+
+def test_a_head_in_a_file_of_its_own_says_the_same(made, tmp_path, demo_target):
+    if made.name not in INSIDE:
+        pytest.skip("it has no other")
+    own = write_head_model(tmp_path / "head.gguf", demo_target, made.name, part="head")
+    rows = []
+    for keywords in ({}, {"head": own}):
+        with made.opened(**keywords) as engine:
+            text_of(engine, sampling=GREEDY)
+            loop = inside.loop(engine)
+            rows.append(loop.proposers[0].rows(loop.tokens, 1)[0].copy())
+    np.testing.assert_allclose(*rows, atol=1e-5)
+
+
+def test_medusa_leaves_the_targets_logits_as_they_are(made):
+    """Rows of the prompt are not there, so the first step behind it is a plain one."""
+    only(made, MadeWithMedusa)
+    rows = []
+    for proposer in ("none", "head"):
+        with made.opened(proposer=proposer) as engine:
+            target = inside.models(engine).target
+            target.decode(list(range(5, 35)), 1)
+            rows.append(target.decode([7, 8, 9], 3).copy())
+    np.testing.assert_array_equal(*rows)
+    with made.opened() as engine:
+        stats = engine.generate_raw(PROMPT, max_tokens=3, sampling=GREEDY).reply().stats
+        assert stats.steps_per_length[0] >= 2
+        assert {off.value for off in stats.draft_off_steps} == {"head_lacks_rows"}
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 3, 4])

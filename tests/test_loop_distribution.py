@@ -19,16 +19,18 @@ from localspec.checks.enumeration import Enumeration
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
-from localspec.speculative.blocks import Blocks
-from localspec.speculative.heads import Head
+from localspec.speculative.heads import Blocks, Head
 from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.medusa import Medusa
-from localspec.speculative.policy_api import DraftPolicy, FixedDraftPolicy, ProposerKind
+from localspec.speculative.policy_api import (
+    DraftPolicy,
+    FixedDraftPolicy,
+    FixedThreads,
+    ProposerKind,
+)
 from localspec.speculative.proposers import DraftModel, Proposer
 from localspec.speculative.rules import make_rule
-from localspec.speculative.thread_policy import FixedThreads
 from reference import target_probs
-from toy import TableBlocks, TableHead, TableModel, TableRowHeads, all_shared
+from toy import TableBlocks, TableHead, TableModel, all_shared
 
 PROMPT = [1]
 UNFILTERED = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
@@ -97,8 +99,6 @@ def text_distribution(
             proposer = draft
         elif isinstance(draft, TableBlocks):
             proposer = Blocks(draft, is_end)
-        elif isinstance(draft, TableRowHeads):
-            proposer = Medusa(draft, is_end)
         elif isinstance(draft, TableHead):
             proposer = Head(draft, is_end)
         else:
@@ -206,6 +206,7 @@ HEAD_CASES = [
 ]
 
 
+@pytest.mark.parametrize("kind", ["steps", "blocks", "paired", "says"])
 @pytest.mark.parametrize("num_kept", [1, 64])
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize(
@@ -213,43 +214,21 @@ HEAD_CASES = [
     HEAD_CASES,
 )
 def test_texts_drafted_by_a_head_have_the_targets_distribution(
-    num_kept, rule, policy, num_draft_tokens, max_tokens, params, end
+    kind, num_kept, rule, policy, num_draft_tokens, max_tokens, params, end
 ):
-    """To 1e-12, whether it sees the whole text or begins at its last token, each time."""
+    """To 1e-12, whether it sees the whole text or begins at its last token, each time.
+
+    Rows of blocks are computed before anything is drawn, or chosen by the token before.
+    """
     target = TableModel(2, seed=5, spread=1.0)
-    head = TableHead(target, num_kept=num_kept, max_draft_tokens=3, seed=99, spread=1.0)
+    head = TableBlocks(
+        target,
+        num_kept=num_kept,
+        max_draft_tokens=3,
+        is_paired=kind == "paired",
+        says=kind == "says",
+    )
+    if kind == "steps":
+        head = TableHead(target, num_kept=num_kept, max_draft_tokens=3, seed=99, spread=1.0)
     case = Case(policy, num_draft_tokens, max_tokens, params, end)
     assert_targets_distribution(rule, target, head, case)
-
-
-@pytest.mark.parametrize("num_kept", [1, 64])
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize(
-    ("policy", "num_draft_tokens", "max_tokens", "params", "end"),
-    HEAD_CASES,
-)
-def test_texts_drafted_by_medusa_heads_have_the_targets_distribution(
-    num_kept, rule, policy, num_draft_tokens, max_tokens, params, end
-):
-    """To 1e-12: laws that know nothing of each other's tokens."""
-    target = TableModel(2, seed=5, spread=1.0)
-    case = Case(policy, num_draft_tokens, max_tokens, params, end)
-    assert_targets_distribution(rule, target, TableRowHeads(target, 3, num_kept=num_kept), case)
-
-
-@pytest.mark.parametrize("stated", [{}, {"is_paired": True}, {"says": True}], ids=str)
-@pytest.mark.parametrize("num_kept", [1, 64])
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize(
-    ("policy", "num_draft_tokens", "max_tokens", "params", "end"),
-    HEAD_CASES,
-)
-def test_texts_drafted_in_blocks_have_the_targets_distribution(
-    stated, num_kept, rule, policy, num_draft_tokens, max_tokens, params, end
-):
-    """To 1e-12: laws computed before anything is drawn, or chosen by the token before."""
-    target = TableModel(2, seed=5, spread=1.0)
-    case = Case(policy, num_draft_tokens, max_tokens, params, end)
-    assert_targets_distribution(
-        rule, target, TableBlocks(target, num_kept=num_kept, max_draft_tokens=3, **stated), case
-    )

@@ -12,13 +12,11 @@ import localspec
 from localspec.errors import BusyError, OptionError
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
-from localspec.speculative.lookup import Lookup
+from localspec.speculative.lookup import Lookup, TextMemory
 from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.memory import TextMemory
-from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind, UpTo
+from localspec.speculative.policy_api import FixedDraftPolicy, FixedThreads, ProposerKind, UpTo
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
-from localspec.speculative.thread_policy import FixedThreads
 from toy import TableModel
 from toy_constraint import ToyConstraint
 

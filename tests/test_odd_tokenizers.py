@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from test_translated import Pieces, bytes_of, translated
 
 from localspec.errors import PairError
+from localspec.speculative.own_text import TokenMaps
 from localspec.speculative.policy_api import DraftOff
-from localspec.speculative.token_maps import TokenMaps
 from toy import TableModel
 
 SINGLES = [bytes([byte]) for byte in range(256)]

@@ -19,7 +19,7 @@ from localspec.cli import main
 from localspec.gguf_file.check import check_model_file
 from localspec.presets.folder_import import search_folder
 from localspec.presets.pairing import compare_vocabularies, have_one_tokenizer
-from localspec.speculative.common_tokens import CommonTokens
+from localspec.speculative.shared_vocabulary import CommonTokens
 
 STORY = "Once upon a time there was a fox who"
 GREEDY = localspec.SamplingParams(temperature=0)

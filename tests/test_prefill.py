@@ -19,11 +19,15 @@ from localspec.policy.acceptance import RATES
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.policy_api import REPLAY_TOKENS, FixedDraftPolicy, ProposerKind
+from localspec.speculative.policy_api import (
+    REPLAY_TOKENS,
+    FixedDraftPolicy,
+    FixedThreads,
+    ProposerKind,
+)
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
-from localspec.speculative.thread_policy import FixedThreads
 from localspec.streaming.access import Access, busy
 from toy import all_shared
 

@@ -21,7 +21,7 @@ from localspec.cli import main
 from localspec.cli.explain import explanation_text
 from localspec.errors import LocalspecError, OptionError
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.projector_check import (
+from localspec.gguf_file.projector import (
     checked_projector,
     projector_beside,
     projector_facts,

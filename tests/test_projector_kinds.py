@@ -14,10 +14,11 @@ import pytest
 from vision_maker import write_projector_header
 
 from localspec.errors import PairError
-from localspec.gguf_file.projector import cells_at_once, require_free_of_place
-from localspec.gguf_file.projector_check import (
+from localspec.gguf_file.projector import (
+    cells_at_once,
     checked_projector,
     projector_facts,
+    require_free_of_place,
     require_projector_of,
 )
 from localspec.preflight.memory import projector_memory

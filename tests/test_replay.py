@@ -8,11 +8,16 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.lookup import Lookup
 from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.policy_api import Decision, FixedDraftPolicy, PolicyContext, Replay
+from localspec.speculative.policy_api import (
+    Decision,
+    FixedDraftPolicy,
+    FixedThreads,
+    PolicyContext,
+    Replay,
+)
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import StepStart, make_rule
-from localspec.speculative.thread_policy import FixedThreads
 from toy import TableModel, all_shared
 
 SAMPLED = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)

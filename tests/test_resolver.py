@@ -8,8 +8,8 @@ import pytest
 from llama_chain import chain_probs
 
 from localspec.errors import OptionError
+from localspec.sampling.chain import Resolver, find_breakers
 from localspec.sampling.params import SamplingParams
-from localspec.sampling.resolver import Resolver, find_breakers
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 

@@ -12,10 +12,8 @@ import pytest
 
 from localspec.cli.screen import error_lines, note, printable, stats_lines, status_line
 from localspec.errors import LocalspecError
-from localspec.speculative.metrics import Meter
-from localspec.speculative.policy_api import DraftOff, PolicyEstimate, ProposerKind
-from localspec.speculative.reasons import why_off
-from localspec.speculative.thread_policy import ThreadUse
+from localspec.speculative.metrics import Meter, why_off
+from localspec.speculative.policy_api import DraftOff, PolicyEstimate, ProposerKind, ThreadUse
 
 
 @pytest.mark.parametrize(

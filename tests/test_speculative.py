@@ -16,11 +16,15 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Provenance
-from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy, PolicyContext
+from localspec.speculative.policy_api import (
+    DraftOff,
+    FixedDraftPolicy,
+    FixedThreads,
+    PolicyContext,
+)
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import StepStart, make_rule
-from localspec.speculative.thread_policy import FixedThreads
 from reference import greedy_text
 from toy import TableModel, all_shared
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from localspec.policy.threads import AdaptiveThreads, counts_to_try
-from localspec.speculative.policy_api import StepRecord
-from localspec.speculative.thread_policy import ThreadUse
+from localspec.speculative.policy_api import StepRecord, ThreadUse
 
 Seconds = Callable[[int, float, np.random.Generator], float]  # of a step: threads, now
 

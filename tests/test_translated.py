@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from localspec.errors import PairError
-from localspec.speculative.common_tokens import common_tokens
-from localspec.speculative.own_text import OwnText
+from localspec.speculative.own_text import OwnText, TokenMaps
 from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy, UpTo
-from localspec.speculative.token_maps import TokenMaps
+from localspec.speculative.shared_vocabulary import common_tokens
 from localspec.speculative.translated import TranslatedDraft, TranslatedModel
 from test_loop_distribution import (
     FILTERED,

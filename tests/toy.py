@@ -152,32 +152,6 @@ class TableHead(TableModel):
         self._num_own = 0
 
 
-class TableRowHeads:
-    """Tables as Medusa heads, which read a row of the target that stands for its text so far.
-
-    Raises DecodeError where that row is not there. num_kept: of the target's latest rows.
-    """
-
-    def __init__(self, target: TableModel, num_heads: int, *, num_kept: int = 64) -> None:
-        self.num_heads = num_heads
-        self._target = target
-        self._num_kept = num_kept
-        self._tables = [
-            TableModel(target.vocab_size, seed=90 + head, spread=1.0)
-            for head in range(num_heads)
-        ]
-
-    @property
-    def rows_at(self) -> range:
-        end = self._target.num_cached
-        return range(max(0, end - self._num_kept), end)
-
-    def logits(self, head: int, position: int) -> Logits:
-        if position not in self.rows_at:
-            raise DecodeError(f"the row at {position} of {self.rows_at}")
-        return self._tables[head].row(self._target.cached[: position + 1])
-
-
 class TableBlocks:
     """Tables as a head that drafts a block at once, with a row for each place of it.
 
@@ -186,6 +160,8 @@ class TableBlocks:
     as with DFlash2; else only on the text, the place and the size of the block. says: whether
     it has confidences of its own.
     """
+
+    is_block = True
 
     def __init__(
         self,
@@ -240,5 +216,5 @@ class TableBlocks:
         before = drafted[-1:] if self._is_paired else []
         return self._tables[len(drafted)].row([*self._block, *before])
 
-    def confidence(self, place: int) -> float | None:
-        return 1.0 / (1 + place) if self._says else None
+    def confidence(self, index: int) -> float | None:
+        return 1.0 / (1 + index) if self._says else None

@@ -22,6 +22,7 @@ from localspec.speculative.policy_api import (
     DraftOff,
     DraftPolicy,
     Extent,
+    FixedThreads,
     ProposerKind,
     ProposerState,
     ReplayScores,
@@ -29,7 +30,6 @@ from localspec.speculative.policy_api import (
 from localspec.speculative.proposers import DraftModel, Draw, Proposal, Proposer
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
-from localspec.speculative.thread_policy import FixedThreads
 from toy import all_shared
 
 FOLDER = Path(__file__).parent / "traces"

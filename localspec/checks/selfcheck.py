@@ -30,10 +30,9 @@ from localspec.checks.step_law import ENOUGH_PLACES, StepLaw, StepLawCheck
 from localspec.engine.engine import Engine
 from localspec.errors import Interrupted, OptionError
 from localspec.isolated.watch import Watch
-from localspec.sampling.chain import SamplerChain
+from localspec.sampling.chain import Resolver, SamplerChain
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
-from localspec.sampling.resolver import Resolver
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt

@@ -28,14 +28,14 @@ from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     Extent,
     FixedDraftPolicy,
+    FixedThreads,
     ProposerState,
+    RuleName,
     UpTo,
 )
 from localspec.speculative.prefix import common_length
 from localspec.speculative.proposers import Draw, Proposal, Proposer
-from localspec.speculative.rule_name import RuleName
 from localspec.speculative.rules import make_rule
-from localspec.speculative.thread_policy import FixedThreads
 
 RULES: tuple[RuleName, ...] = ("token", "block")
 ENOUGH_PLACES = 100

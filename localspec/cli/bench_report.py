@@ -15,7 +15,7 @@ from localspec.cli.quantities import counted, duration, pays_from, readable_byte
 from localspec.cli.screen import PROPOSER_NAMES, fitted
 from localspec.engine.base import BaseEngine
 from localspec.errors import OptionError
-from localspec.speculative.reasons import why_off
+from localspec.speculative.metrics import why_off
 
 
 def bench_text(found: Bench, engine: BaseEngine, *, details: bool) -> str:

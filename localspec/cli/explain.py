@@ -27,8 +27,7 @@ from localspec.presets.located import missing_files
 from localspec.presets.pairing import LARGEST_SHARE
 from localspec.presets.preset import Preset
 from localspec.presets.presets import find_preset
-from localspec.speculative.common_tokens import CommonTokens
-from localspec.speculative.shared_vocabulary import SharedVocabulary
+from localspec.speculative.shared_vocabulary import CommonTokens, SharedVocabulary
 
 if TYPE_CHECKING:
     from localspec.preflight.explanation import (

@@ -36,8 +36,7 @@ from localspec.presets.choice import choose_model
 from localspec.presets.presets import DEFAULT_PRESET
 from localspec.rpc_address import checked_addresses
 from localspec.sampling.params import SamplingParams
-from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, Drafting, ProposerName
-from localspec.speculative.rule_name import RuleName
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, Drafting, ProposerName, RuleName
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine

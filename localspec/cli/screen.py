@@ -13,9 +13,8 @@ import click
 from localspec.cli.flags import usual_flag
 from localspec.cli.standard_streams import is_terminal, num_columns, use_colour
 from localspec.errors import LocalspecError
-from localspec.speculative.metrics import Provenance, Stats
+from localspec.speculative.metrics import Provenance, Stats, why_mostly_off
 from localspec.speculative.policy_api import ProposerKind
-from localspec.speculative.reasons import why_mostly_off
 
 if TYPE_CHECKING:
     from localspec.streaming.reply import Piece

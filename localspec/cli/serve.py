@@ -25,7 +25,7 @@ from localspec.cli.quantities import SIZE, readable_bytes
 from localspec.cli.screen import printable
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
-from localspec.gguf_file.projector_check import NO_PROJECTOR
+from localspec.gguf_file.projector import NO_PROJECTOR
 from localspec.presets.choice import choose_model
 from localspec.presets.presets import DEFAULT_PRESET
 

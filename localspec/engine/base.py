@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from localspec.engine.models import EngineMemory
     from localspec.exactness import Exactness
     from localspec.pictures.vision import Vision
-    from localspec.speculative.common_tokens import CommonTokens
     from localspec.speculative.policy_api import Drafting
-    from localspec.speculative.shared_vocabulary import SharedVocabulary
+    from localspec.speculative.shared_vocabulary import CommonTokens, SharedVocabulary
 
 Found = TypeVar("Found")
 

@@ -32,9 +32,9 @@ from localspec.errors import (
     Interrupted,
     OptionError,
 )
+from localspec.sampling.chain import Resolver
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
-from localspec.sampling.resolver import Resolver
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import Drafting, DraftPolicy, ProposerKind
 from localspec.speculative.randomness import Randomness, fresh_seed

@@ -29,8 +29,7 @@ from localspec.streaming.access import EngineTurn
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from localspec.speculative.common_tokens import CommonTokens
-    from localspec.speculative.shared_vocabulary import SharedVocabulary
+    from localspec.speculative.shared_vocabulary import CommonTokens, SharedVocabulary
 
 logger = logging.getLogger(__name__)
 

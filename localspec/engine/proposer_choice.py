@@ -13,24 +13,23 @@ from localspec.errors import DAMAGES, OptionError, PairError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.policy.threads import AdaptiveThreads
-from localspec.speculative.blocks import Blocks
-from localspec.speculative.common_tokens import CommonTokens
-from localspec.speculative.forced import Forced
-from localspec.speculative.heads import Head
+from localspec.speculative.heads import Blocks, Head
 from localspec.speculative.lookup import Lookup
-from localspec.speculative.medusa import Medusa
-from localspec.speculative.own_text import OwnText
+from localspec.speculative.own_text import OwnText, TokenMaps
 from localspec.speculative.policy_api import (
     Drafting,
     DraftOff,
     DraftPolicy,
     FixedDraftPolicy,
     ProposerKind,
+    ThreadPolicy,
 )
-from localspec.speculative.proposers import DraftModel, Proposer
-from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
-from localspec.speculative.thread_policy import ThreadPolicy
-from localspec.speculative.token_maps import TokenMaps
+from localspec.speculative.proposers import DraftModel, Forced, Proposer
+from localspec.speculative.shared_vocabulary import (
+    CommonTokens,
+    SharedVocabulary,
+    shared_vocabulary,
+)
 from localspec.speculative.translated import TranslatedDraft, TranslatedModel
 from localspec.vocabulary import WholeVocabulary
 
@@ -127,9 +126,9 @@ def _of_head(head: LlamaHead | MedusaHeads, is_end: Callable[[int], bool]) -> Pr
     from localspec.llama.dflash import DflashHead  # loads libllama
     from localspec.llama.medusa import MedusaHeads
 
-    if isinstance(head, DflashHead):
+    if isinstance(head, DflashHead | MedusaHeads):
         return Blocks(head, is_end)
-    return Medusa(head, is_end) if isinstance(head, MedusaHeads) else Head(head, is_end)
+    return Head(head, is_end)
 
 
 def answer_policy(

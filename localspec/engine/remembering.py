@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from localspec.errors import OptionError
-from localspec.speculative.lookup import LONGEST_MATCH, Lookup
-from localspec.speculative.memory import TextMemory
+from localspec.speculative.lookup import LONGEST_MATCH, Lookup, TextMemory
 from localspec.speculative.proposers import Proposer
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt

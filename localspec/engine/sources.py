@@ -15,8 +15,7 @@ from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
 from localspec.gguf_file.header import Header
-from localspec.gguf_file.own_tokens import check_own_tokens
-from localspec.gguf_file.projector_check import NO_PROJECTOR
+from localspec.gguf_file.projector import NO_PROJECTOR
 from localspec.llama.options import LlamaOptions
 from localspec.presets.located import locate, locate_source
 from localspec.presets.pairing import size_warning
@@ -225,7 +224,6 @@ def _check_head(target: Source, head: Source) -> None:
             f"{head.header.path} cannot draft for the target: {why}",
             "Choose the head that was made for this very model, or leave it out.",
         )
-    check_own_tokens(head.header)
 
 
 def _warn_of_sizes(target: Source, draft: Source) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from localspec.engine.models import Models
 from localspec.policy.threads import AdaptiveThreads
-from localspec.speculative.thread_policy import FixedThreads, ThreadPolicy
+from localspec.speculative.policy_api import FixedThreads, ThreadPolicy
 
 if TYPE_CHECKING:
     from localspec.llama.model import LlamaModel

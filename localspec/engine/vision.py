@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from localspec.errors import LocalspecError, MemoryLimitError, OptionError
 from localspec.gguf_file.content import FileContent
-from localspec.gguf_file.projector import cells_at_once, require_free_of_place
-from localspec.gguf_file.projector_check import (
+from localspec.gguf_file.projector import (
     NO_PROJECTOR,
+    cells_at_once,
     checked_projector,
     projector_beside,
+    require_free_of_place,
     require_projector_of,
 )
 from localspec.preflight.fit import room_here

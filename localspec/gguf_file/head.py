@@ -6,29 +6,25 @@ graph for it, or if a file with nothing but a head is used as a model.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
 from localspec.errors import ModelFileError
-from localspec.gguf_file.architectures import HeadGraph
-from localspec.gguf_file.dflash import (
-    NOT_READ_BY_BLOCKS,
+from localspec.gguf_file.architectures import HEADS_APART, HeadGraph
+from localspec.gguf_file.head_kinds import (
+    OWN_TOKENS,
+    READ_BY_ROWS,
     BlockFacts,
     block_facts,
-    block_misfits,
     block_refusals,
-)
-from localspec.gguf_file.eagle import (
-    NOT_READ_BY_STEPS,
-    eagle_misfits,
-    eagle_refusals,
+    layers_misfits,
     layers_read,
+    medusa_misfits,
+    medusa_refusals,
 )
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
-from localspec.gguf_file.medusa import medusa_misfits, medusa_refusals
-from localspec.gguf_file.own_tokens import OWN_TOKENS
 from localspec.gguf_file.shape import ModelShape, whole_numbers
 
 # Tensors of each MTP layer that libllama's graphs use without checking that they are there.
@@ -84,24 +80,20 @@ class HeadFacts:
 def head_facts(header: Header) -> HeadFacts | None:
     """The facts of the head in a model's file or in its own file; None if there is none."""
     shape = ModelShape(header)
-    known = shape.architecture
+    known, graph = shape.architecture, shape.architecture.head_graph
     if shape.num_head_layers == 0 and not known.is_head:
         return None
-    if known.head_graph is HeadGraph.LAYERS:
-        return _eagle_facts(header, shape)
-    if known.head_graph is HeadGraph.BLOCK:
-        return _block_facts(header, shape)
-    if known.head_graph is HeadGraph.OUTPUT:
-        return _medusa_facts(header, shape)
     sizes = {tensor.name: tensor.size_bytes for tensor in header.tensors}
-    num_chained = shape.num_head_layers if known.head_graph is HeadGraph.CHAIN else 1
+    if graph in HEADS_APART:
+        return _facts_apart(header, graph, sizes)
+    num_chained = shape.num_head_layers if graph is HeadGraph.CHAIN else 1
     own = {name for name in sizes if known.is_head or _layer(shape, name) >= 0}
     read = {name for name in own if num_chained == 1 or _layer(shape, name) <= 0}
     if not any("nextn.shared_head_head" in name for name in read):
         read.add("output.weight" if "output.weight" in sizes else "token_embd.weight")
     read = {name for name in read if "nextn.embed_tokens" not in name}  # except for a row
     return HeadFacts(
-        graph=known.head_graph,
+        graph=graph,
         num_layers=shape.num_head_layers,
         num_bytes=sum(sizes[name] for name in own),
         num_read_bytes=sum(sizes.get(name, 0) for name in read),
@@ -112,47 +104,31 @@ def head_facts(header: Header) -> HeadFacts | None:
     )
 
 
-def _eagle_facts(header: Header, shape: ModelShape) -> HeadFacts:
-    sizes = {tensor.name: tensor.size_bytes for tensor in header.tensors}
+def _facts_apart(header: Header, graph: HeadGraph, sizes: Mapping[str, int]) -> HeadFacts:
+    """The facts of a head with an architecture of its own."""
+    shape = ModelShape(header)
+    if graph is HeadGraph.OUTPUT:
+        values = sum(prod(t.shape) for t in header.tensors if t.name != OWN_TOKENS)
+        num_bytes = 4 * values  # float32
+        return HeadFacts(
+            graph=graph,
+            num_layers=shape.num_blocks,
+            num_bytes=num_bytes,
+            num_read_bytes=num_bytes // max(shape.num_blocks, 1),
+            why_not=next(medusa_refusals(header), ""),
+        )
+    block = block_facts(header) if graph is HeadGraph.BLOCK else None
+    # EAGLE-3 combines the rows of layers once for each token of the text.
+    unread = READ_BY_ROWS if block else READ_BY_ROWS | {"fc.weight"}
     return HeadFacts(
-        graph=HeadGraph.LAYERS,
+        graph=graph,
         num_layers=shape.num_blocks,
         layers_read=layers_read(shape),
         num_bytes=sum(sizes.values()),
-        num_read_bytes=sum(
-            size for name, size in sizes.items() if name not in NOT_READ_BY_STEPS
-        ),
-        why_not=next(eagle_refusals(header, shape), ""),
-    )
-
-
-def _block_facts(header: Header, shape: ModelShape) -> HeadFacts:
-    sizes = {tensor.name: tensor.size_bytes for tensor in header.tensors}
-    block = block_facts(header, shape)
-    return HeadFacts(
-        graph=HeadGraph.BLOCK,
-        num_layers=shape.num_blocks,
-        layers_read=layers_read(shape),
-        num_bytes=sum(sizes.values()),
-        num_read_bytes=sum(
-            size for name, size in sizes.items() if name not in NOT_READ_BY_BLOCKS
-        ),
-        why_not=next(block_refusals(header, shape), ""),
-        is_cropped=not block.num_candidates,
+        num_read_bytes=sum(size for name, size in sizes.items() if name not in unread),
+        why_not=next(block_refusals(header), "") if block else "",
+        is_cropped=block is not None and not block.num_candidates,
         block=block,
-    )
-
-
-def _medusa_facts(header: Header, shape: ModelShape) -> HeadFacts:
-    num_bytes = sum(
-        4 * prod(t.shape) for t in header.tensors if t.name != OWN_TOKENS
-    )  # float32
-    return HeadFacts(
-        graph=HeadGraph.OUTPUT,
-        num_layers=shape.num_blocks,
-        num_bytes=num_bytes,
-        num_read_bytes=num_bytes // max(shape.num_blocks, 1),
-        why_not=next(medusa_refusals(header, shape), ""),
     )
 
 
@@ -268,8 +244,8 @@ def _shared_misfits(target: Header, head: Header) -> Iterator[str]:
 
 _MISFITS = {
     HeadGraph.SHARED: _shared_misfits,
-    HeadGraph.LAYERS: eagle_misfits,
-    HeadGraph.BLOCK: block_misfits,
+    HeadGraph.LAYERS: layers_misfits,
+    HeadGraph.BLOCK: layers_misfits,
     HeadGraph.OUTPUT: medusa_misfits,
 }
 

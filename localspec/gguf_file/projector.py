@@ -2,9 +2,142 @@
 
 from __future__ import annotations
 
-from localspec.errors import ModelFileError
-from localspec.gguf_file.header import Header
-from localspec.gguf_file.projector_check import projector_facts
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from localspec.errors import ModelFileError, PairError
+from localspec.gguf_file.header import Header, read_header
+
+# Kinds of encoders of pictures that llama.cpp knows (tools/mtmd/clip-impl.h).
+_KINDS = (
+    "mlp", "ldp", "ldpv2", "resampler", "adapter", "qwen2vl_merger", "qwen2.5vl_merger",
+    "qwen3vl_merger", "ling3vl", "step3vl", "gemma3", "gemma3nv", "gemma4v", "gemma4uv",
+    "phi4", "idefics3", "pixtral", "internvl", "llama4", "qwen2.5o", "lfm2", "kimivl",
+    "paddleocr", "lightonocr", "cogvlm", "janus_pro", "dots_ocr", "dots3note_v",
+    "deepseekocr", "deepseekocr2", "deepseek4v", "glm4v", "glm5v", "youtuvl", "yasa2",
+    "kimik25", "nemotron_v2_vl", "exaone4_5", "hunyuanvl", "minicpmv4_6", "mimovl",
+    "minimax_m3", "granite4_vision", "muse-glimmer",
+)  # fmt: skip
+# How the names of tensors begin behind the encoder's own.
+_BRIDGES = ("mm.", "resampler.", "adapter.", "v.qf", "qf")
+NO_PROJECTOR = "none"  # given as mmproj: not the one beside the target either
+_SIGN = re.compile(r"mmproj", re.IGNORECASE)
+_WORDS = re.compile(
+    r"-\d{5}-of-\d{5}|mmproj|[0-9]*bf16|f16|f32|(ud-)?i?q\d\w*|model|gguf", re.IGNORECASE
+)
+_HELPERS = re.compile(r"mmproj|draft|mtp|eagle|dflash|medusa", re.IGNORECASE)
+_BEST = ("f16", "bf16", "q8_0", "f32")  # types by name, the one to take first
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectorFacts:
+    """kind: llama.cpp's name of it. widths: those that its last layers could have."""
+
+    kind: str
+    widths: frozenset[int]
+
+
+def checked_projector(path: Path) -> Header:
+    """The header of a projector's file. Raises ModelFileError as `check_projector` does."""
+    header = read_header(path)
+    check_projector(header)
+    return header
+
+
+def check_projector(header: Header) -> None:
+    """Raise ModelFileError if a header is of another file, or of one that is blind."""
+    path = header.path
+    if header.architecture != "clip":
+        what = header.architecture or "without an architecture"
+        raise ModelFileError(
+            f"{path} is no projector (its architecture is {what!r}, not 'clip')",
+            "Choose the file that lies beside the model; its name begins with mmproj.",
+        )
+    kind = projector_facts(header).kind
+    if header.metadata.get("clip.has_vision_encoder") is False or (
+        not kind and header.metadata.get("clip.audio.projector_type")
+    ):
+        raise ModelFileError(f"{path} hears and does not see", "Choose one for pictures.")
+    if kind not in _KINDS:
+        raise ModelFileError(
+            f"{path} is a projector of the kind {kind!r}, which is not known",
+            "It may be newer than this llama-cpp-python, or made for sound.",
+        )
+
+
+def projector_facts(header: Header) -> ProjectorFacts:
+    """What a projector's header says."""
+    names = ("clip.vision.projector_type", "clip.projector_type")
+    kinds = [value for value in map(header.metadata.get, names) if isinstance(value, str)]
+    bridges = [one for one in header.tensors if one.name.startswith(_BRIDGES)]
+    widths = {size for one in bridges for size in one.shape}
+    stated = header.number("clip.vision.projection_dim")
+    return ProjectorFacts(kinds[0] if kinds else "", frozenset(widths | {stated}))
+
+
+def require_projector_of(target: Header, projector: Header) -> None:
+    """Raise PairError if its rows are not as wide as those that the target reads."""
+    width = target.number(f"{target.architecture}.embedding_length")
+    if width not in projector_facts(projector).widths:
+        stated = projector.number("clip.vision.projection_dim")
+        raise PairError(
+            f"{projector.path} is made for models of width {stated}; that of "
+            f"{target.path.name} is {width}",
+            "Choose the projector of this very model, or leave it out.",
+        )
+
+
+def projector_beside(target: Header) -> Path | None:
+    """The projector in the target's folder, known by its name; None if there is none.
+
+    Its name has "mmproj" in it, and otherwise the beginning of the target's name; or nothing
+    but a type, where the folder has no other model. Of several the one in half precision is
+    taken.
+    """
+    folder = target.path.parent
+    try:
+        files = [each.name for each in folder.glob("*.gguf")]
+    except OSError:
+        return None
+    models = {_own_letters(name) for name in files if not _HELPERS.search(name)}
+    is_alone = models <= {_own_letters(target.path.name)}
+    for name in named_projectors(target.path.name, files, is_alone=is_alone):
+        try:
+            require_projector_of(target, checked_projector(folder / name))
+        except (ModelFileError, PairError):
+            continue
+        return folder / name
+    return None
+
+
+def named_projectors(model: str, files: Iterable[str], *, is_alone: bool) -> list[str]:
+    """The names of files that say that they are projectors of a model, the best type first.
+
+    model: the name of its file. is_alone: whether one that names no model is meant for it.
+    """
+    letters, found = _letters(Path(model).stem), sorted(filter(_SIGN.search, files), key=_rank)
+    owns = {name: _own_letters(name) for name in found}
+    return [
+        name for name in found if letters.startswith(owns[name]) and (owns[name] or is_alone)
+    ]
+
+
+def _own_letters(name: str) -> str:
+    """What a file's name has besides its kind and its type."""
+    return _letters(_WORDS.sub(" ", Path(name).stem))
+
+
+def _letters(text: str) -> str:
+    return re.sub("[^a-z0-9]", "", text.lower())
+
+
+def _rank(name: str) -> tuple[int, str]:
+    found = [number for number, kind in enumerate(_BEST) if kind in name.lower()]
+    # bf16 has f16 in its name, too.
+    return (max(found) if "bf16" in name.lower() else min(found, default=len(_BEST))), name
+
 
 # Where rows of a picture follow from more than the picture: how many come before it in a
 # prompt, or how many tokens.

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from localspec.exactness import Exactness
 from localspec.sampling.params import SamplingParams
-from localspec.speculative.common_tokens import CommonTokens
 from localspec.speculative.policy_api import Drafting
-from localspec.speculative.shared_vocabulary import SharedVocabulary
+from localspec.speculative.shared_vocabulary import CommonTokens, SharedVocabulary
 
 if TYPE_CHECKING:
     from localspec.engine.engine import Engine

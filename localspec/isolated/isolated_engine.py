@@ -29,7 +29,7 @@ from localspec.isolated.process import Channel, ChildProcess
 from localspec.isolated.watch import Watch
 from localspec.presets.preset import Preset
 from localspec.speculative.metrics import Meter, Provenance
-from localspec.speculative.rule_name import RuleName
+from localspec.speculative.policy_api import RuleName
 from localspec.streaming.access import Access, EngineTurn, busy, in_use
 from localspec.streaming.answer_run import AnswerState
 from localspec.streaming.answer_text import Said

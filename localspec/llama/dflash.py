@@ -32,9 +32,11 @@ if TYPE_CHECKING:
 class DflashHead(LlamaHead):
     """One head, whose cache holds a part of the target's text.
 
-    Implements `speculative.blocks.BlockModel`. num_weight_bytes: read to draft one block.
-    row_width: numbers of a row that it reads.
+    Implements `heads.BlockModel`. num_weight_bytes: read to draft one block. row_width: numbers
+    of a row that it reads.
     """
+
+    is_block = True
 
     def __init__(
         self, handle: Handle, target: LlamaModel, facts: HeadFacts, options: LlamaOptions
@@ -123,8 +125,8 @@ class DflashHead(LlamaHead):
     def _candidates(self, place: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return self._given[place, : self._block.num_candidates].astype(np.int64)
 
-    def confidence(self, place: int) -> float | None:
-        """How likely the token of a place is right, 0 … 1; None if the head does not say."""
+    def confidence(self, index: int) -> float | None:
+        """How likely the token at that index is right; None if the head does not say."""
         if not self._block.has_confidences:
             return None
-        return float(self._given[place, 0])
+        return float(self._given[index, 0])

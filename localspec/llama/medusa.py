@@ -1,22 +1,21 @@
-"""Medusa heads, computed here from the inputs of their target's output layer.
+"""Medusa heads (arXiv 2401.10774, section 2.1), computed here: libllama knows none.
 
-Cai et al., Medusa (arXiv 2401.10774), section 2.1; the heads are frozen beside the target
-(Medusa-1), and what they propose is verified by the loop's rules, not by "typical acceptance",
-which changes the distribution.
+They are frozen beside the target (Medusa-1), and what they propose is verified by the loop's
+rules, not by "typical acceptance", which changes the distribution.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localspec.gguf_file.content import FileStates
+from localspec.gguf_file.head_kinds import medusa_names, own_tokens
 from localspec.gguf_file.header import Header, Tensor
-from localspec.gguf_file.medusa import medusa_tensors
-from localspec.gguf_file.own_tokens import own_tokens
 from localspec.gguf_file.tensor_types import BF16, F16, F32, INT64
 from localspec.llama.hidden_rows import HiddenRows, products
 from localspec.llama.joint import Computing
@@ -28,11 +27,14 @@ _TYPES = {F32: "<f4", F16: "<f2", BF16: "<u2", INT64: "<i8"}
 
 
 class MedusaHeads:
-    """The heads of one target. Implements `speculative.medusa.RowHeads`.
+    """The heads of one target: head k drafts the token at index k from one row of the target.
 
-    They have no cache: each reads the row of one token and nothing else. name: of the file.
-    num_weight_bytes: read to draft one token.
+    Implements `heads.BlockModel`, without a cache. name: of the file. num_weight_bytes: read to
+    draft one token.
     """
+
+    is_block = False
+    begins_at = num_cached = 0
 
     def __init__(self, header: Header, target: LlamaModel) -> None:
         self.name = header.path.name
@@ -40,36 +42,53 @@ class MedusaHeads:
         self.mapped: FileStates = {}  # it is copied
         self._target = target
         self.num_sequences = target.num_sequences
-        self._weights = _Weights(header)
+        self.context_length = target.context_length
+        self._heads, self._tokens = _weights(header)
+        self.max_draft_tokens = len(self._heads)
         self._rows: HiddenRows = target.keep_output_rows()
-        self._row = np.empty(self._rows.width, dtype=np.float32)
-        self._logits: Logits = np.full(target.vocab_size, -np.inf, dtype=np.float32)
-        self.num_heads = len(self._weights.heads)
+        self._row = np.empty((1, self._rows.width), dtype=np.float32)
+        self._logits: Logits = np.empty(target.vocab_size, dtype=np.float32)
         self.num_threads = 1  # every model has a number
-        self.num_weight_bytes = self._weights.num_bytes // self.num_heads
+        self.num_weight_bytes = sum(weight.nbytes for weight in self._heads[0])
 
     @property
     def identity(self) -> str | None:
         return self.content
 
     @property
-    def rows_at(self) -> range:
-        return range(self._rows.first, self._rows.end)
+    def readable(self) -> range:
+        rows = self._rows
+        return range(rows.first + 1, rows.end + 1)
 
-    def logits(self, head: int, position: int) -> Logits:
+    def read_from(self, position: int) -> None:
+        """Forget everything, and continue at that position of the text."""
+        self.begins_at, self.num_cached = position, 0
+
+    def truncate(self, num_cached: int) -> None:
+        """Forget all but the first tokens that it has read."""
+        self.num_cached = num_cached
+
+    def decode_block(self, tokens: Sequence[int], num_tokens: int) -> None:
+        """Take the row of the last token but one: the target drew the last from it."""
         self.require_open()
-        self._rows.copy_to(self._row[np.newaxis], position)
-        row = self._row
-        residuals, output = self._weights.heads[head]
-        for weight, bias in residuals:
+        self.num_cached += len(tokens) - 1
+        self._rows.copy_to(self._row, self.begins_at + self.num_cached - 1)
+
+    def row(self, drafted: Sequence[int]) -> Logits:
+        """(vocab,) logits of the next token: a view that may be written to."""
+        *residuals, output = self._heads[len(drafted)]
+        row = self._row[0]
+        for weight, bias in zip(residuals[::2], residuals[1::2], strict=True):
             inner = products(weight, row) + bias
             row = row + inner / (1.0 + np.exp(-inner))
-        if self._weights.tokens is None:
-            products(output, row, out=self._logits)
-        else:
-            self._logits[:] = -np.inf  # a view that may have been written to
-            self._logits[self._weights.tokens] = products(output, row)
+        if self._tokens is None:
+            return products(output, row, out=self._logits)
+        self._logits.fill(-np.inf)
+        self._logits[self._tokens] = products(output, row)
         return self._logits
+
+    def confidence(self, _index: int) -> None:
+        """None: they do not say how likely a token is right."""
 
     def share(self, _computing: Computing, _lane: LaneTime) -> None:
         """Nothing to do: NumPy computes, from rows that are its own."""
@@ -79,6 +98,7 @@ class MedusaHeads:
         other = copy.copy(self)
         other._target, other._rows = target, target.kept_rows
         other._row, other._logits = self._row.copy(), self._logits.copy()
+        other.read_from(0)
         return other
 
     def copied(self) -> HiddenRows:
@@ -87,7 +107,8 @@ class MedusaHeads:
             return self._rows.copied()
 
     def take_over(self, other: HiddenRows, num_cached: int) -> None:
-        """As that of `LlamaHead`."""
+        """Have the rows of another text, as far as its first num_cached tokens have any."""
+        self.read_from(0)
         self._rows.take_over(other, num_cached)
 
     def require_open(self) -> None:
@@ -104,29 +125,14 @@ class MedusaHeads:
         """Nothing to do: NumPy frees the arrays."""
 
 
-class _Weights:
-    """Those of all heads, as float32. tokens: the id of each row of outputs; None if all."""
-
-    def __init__(self, header: Header) -> None:
-        data = np.memmap(header.path, dtype=np.uint8, mode="r")
-        width = header.number("medusa.embedding_length")
-        no_bias = np.zeros(width, dtype=np.float32)
-        shared: dict[str, NDArray[np.float32]] = {}
-
-        def floats(tensor: Tensor | None) -> NDArray[np.float32]:
-            if tensor is None:
-                return no_bias
-            if tensor.name not in shared:
-                shared[tensor.name] = _floats(data, tensor)
-            return shared[tensor.name]
-
-        self.heads = [
-            ([(floats(weight), floats(bias)) for weight, bias in residuals], floats(output))
-            for residuals, output in medusa_tensors(header)
-        ]
-        self.num_bytes = sum(array.nbytes for array in shared.values())
-        known = own_tokens(header)
-        self.tokens = None if known is None else _values(data, known)
+def _weights(
+    header: Header,
+) -> tuple[list[list[NDArray[np.float32]]], NDArray[np.generic] | None]:
+    """The arrays of each head, and the ids of the rows of their outputs; None if all."""
+    data = np.memmap(header.path, dtype=np.uint8, mode="r")
+    tensors, known = header.by_name(), own_tokens(header)
+    heads = [[_floats(data, tensors[name]) for name in names] for names in medusa_names(header)]
+    return heads, None if known is None else _values(data, known)
 
 
 def _values(data: NDArray[np.uint8], tensor: Tensor) -> NDArray[np.generic]:

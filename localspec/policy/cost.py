@@ -55,7 +55,7 @@ _OPTIMISTIC_SLOPE = 0.1
 # [short answers]
 _OPTIMISTIC_SHARE = 0.5
 # Time of the first step of its size, in optimistic guesses, above which it does not count:
-# kernels are loaded then, and graphs recorded [no scenario: tests/test_blocks.py]
+# kernels are loaded then, and graphs recorded [no scenario: tests/test_heads.py]
 _FIRST_FACTOR = 2.0
 # Cost of a token that is read, as a share of a drafted one, until either was timed
 # [no scenario: a target whose prompt was cached]

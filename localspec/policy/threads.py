@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localspec.policy.cost import LARGEST_STEP, SHORT_READ, fill
-from localspec.speculative.policy_api import StepRecord
-from localspec.speculative.thread_policy import ThreadUse
+from localspec.speculative.policy_api import StepRecord, ThreadUse
 
 _WINDOW = 16  # steps over which a number of threads is averaged, the latest weighing most
 # Another number has to be this many times as fast; a smaller difference is noise

@@ -17,11 +17,11 @@ from localspec.exactness import Exactness
 from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
 from localspec.gguf_file.header import Header
-from localspec.gguf_file.projector import require_free_of_place
-from localspec.gguf_file.projector_check import (
+from localspec.gguf_file.projector import (
     NO_PROJECTOR,
     projector_beside,
     projector_facts,
+    require_free_of_place,
     require_projector_of,
 )
 from localspec.gguf_file.shape import ModelShape
@@ -60,9 +60,8 @@ from localspec.presets.pairing import compare_vocabularies, size_warning
 from localspec.presets.preset import LocalModel, Preset, PresetModel, Role
 from localspec.presets.presets import common_servers, load_presets
 from localspec.presets.source import chosen_pair
-from localspec.speculative.common_tokens import CommonTokens
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
-from localspec.speculative.shared_vocabulary import SharedVocabulary
+from localspec.speculative.shared_vocabulary import CommonTokens, SharedVocabulary
 
 _Name = str | os.PathLike[str]
 _ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
 
 from localspec.errors import DownloadError, OptionError
-from localspec.gguf_file.projector_check import named_projectors
+from localspec.gguf_file.projector import named_projectors
 from localspec.hub.api import RemoteFile, list_files, pinned_file, remote_file
 from localspec.hub.cache import (
     Folder,

@@ -17,7 +17,7 @@ from localspec.presets.located import missing_files, path_of
 from localspec.presets.pairing import LARGEST_SHARE, choose_draft
 from localspec.presets.preset import PackagedModel
 from localspec.presets.presets import load_presets
-from localspec.speculative.common_tokens import CommonTokens
+from localspec.speculative.shared_vocabulary import CommonTokens
 
 _MOST_READ = 32  # headers, the smallest files first: each takes up to half a second
 

@@ -14,12 +14,12 @@ from localspec.errors import DAMAGES, ModelFileError, OptionError, PairError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target
 from localspec.gguf_file.header import Header
-from localspec.gguf_file.projector_check import checked_projector, require_projector_of
+from localspec.gguf_file.projector import checked_projector, require_projector_of
 from localspec.hub.hub_file import all_parts
 from localspec.presets.pairing import choose_draft
 from localspec.presets.preset import LocalModel
 from localspec.presets.presets import load_presets
-from localspec.speculative.common_tokens import CommonTokens
+from localspec.speculative.shared_vocabulary import CommonTokens
 
 MOST_LEVELS = 10  # of folders below the named one
 MOST_FILES = 100_000  # of any kind

@@ -10,7 +10,7 @@ from pathlib import Path
 from localspec.gguf_file.check import check_embedder_file, check_model_file, check_parts
 from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import Header, read_source_header
-from localspec.gguf_file.projector_check import check_projector, checked_projector
+from localspec.gguf_file.projector import check_projector, checked_projector
 from localspec.hub.api import find_quantization, remote_file
 from localspec.hub.hub_file import HubModel
 from localspec.hub.transfer import RemoteSource

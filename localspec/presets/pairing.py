@@ -9,8 +9,12 @@ from typing import NamedTuple
 from localspec.errors import PairError
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
-from localspec.speculative.common_tokens import CommonTokens, common_tokens
-from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
+from localspec.speculative.shared_vocabulary import (
+    CommonTokens,
+    SharedVocabulary,
+    common_tokens,
+    shared_vocabulary,
+)
 
 # Of the target's bytes. The more bytes a draft has, the more its tokens cost; with the usual
 # acceptance little is gained once three of them cost as much as one token of the target.

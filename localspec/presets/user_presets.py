@@ -9,7 +9,7 @@ from localspec.atomic_write import write_whole
 from localspec.errors import OptionError, PairError, PresetError
 from localspec.gguf_file.head import check_target, head_misfit
 from localspec.gguf_file.header import Header
-from localspec.gguf_file.projector_check import NO_PROJECTOR, require_projector_of
+from localspec.gguf_file.projector import NO_PROJECTOR, require_projector_of
 from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.hub.api import remote_file
 from localspec.hub.hub_file import HubFile

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from localspec.server.answering import Finished
-from localspec.speculative.metrics import Stats
+from localspec.speculative.metrics import Stats, why_mostly_off, why_off
 from localspec.speculative.policy_api import ProposerKind
-from localspec.speculative.reasons import why_mostly_off, why_off
 from localspec.streaming.reply import Reply, StepFacts
 
 LOWEST_LOGPROB = -9999.0  # for an impossible token: JSON has no infinity

@@ -1,20 +1,44 @@
-"""A trained head as a proposer: besides the text it reads the target's hidden rows."""
+"""Trained heads as proposers: besides the text they read the target's hidden rows.
+
+`Head` drafts token by token, with a cache of its own (MTP, EAGLE-3). `Blocks` drafts from
+rows that are all computed before a token is drawn (DFlash, Medusa).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from localspec.sampling.chain import SamplerChain
+from localspec.sampling.distribution import Distribution, Logits
 from localspec.speculative.model import Model
-from localspec.speculative.policy_api import DraftOff, ProposerKind, ProposerState
-from localspec.speculative.proposers import DraftModel
+from localspec.speculative.policy_api import (
+    MAX_DRAFT_TOKENS,
+    REPLAY_TOKENS,
+    DraftOff,
+    Extent,
+    ProposerKind,
+    ProposerState,
+    ReplayScores,
+)
+from localspec.speculative.proposers import (
+    DraftModel,
+    Draw,
+    Proposal,
+    Proposer,
+    chance,
+    confidence_in,
+)
 from localspec.speculative.shared_vocabulary import SharedVocabulary
+
+# A replay of a block ends behind a token whose chance of being accepted is below this.
+_LEAST_CHANCE = 0.5
 
 
 class HeadModel(Model, Protocol):
     """A head whose cache holds a part of its target's text, read with the target's rows.
 
-    `truncate` also drops what it has read with rows of its own.
+    `truncate` also drops the entries that it made with rows of its own.
     """
 
     @property
@@ -48,7 +72,7 @@ class Head(DraftModel):
 
     @property
     def begins_at(self) -> int:
-        # The head's, which may go to another text.
+        # The head's, which may be copied to another text.
         return self._head.begins_at
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
@@ -68,3 +92,151 @@ class Head(DraftModel):
         position = max(position, self._head.readable.start)
         super().read_from(position)
         self._head.read_from(position)
+
+
+class BlockModel(Protocol):
+    """A head that computes the rows of a whole draft from a part of its target's text.
+
+    context_length: of text and draft. max_draft_tokens: of one draft. is_block: one decode
+    gives all rows, so a draft costs the same whatever its length. begins_at, num_cached: the
+    first token that it has read, and how many.
+    """
+
+    context_length: int
+    max_draft_tokens: int
+    is_block: bool
+    begins_at: int
+    num_cached: int
+
+    @property
+    def readable(self) -> range:
+        """Positions of the text at which a draft can begin."""
+
+    def read_from(self, position: int) -> None:
+        """Forget everything, and continue at that position of the text."""
+
+    def truncate(self, num_cached: int) -> None:
+        """Forget all but the first tokens that it has read."""
+
+    def decode_block(self, tokens: Sequence[int], num_tokens: int) -> None:
+        """Read all of the tokens but the last, and prepare a draft that follows it."""
+
+    def row(self, drafted: Sequence[int]) -> Logits:
+        """(vocab,) logits of the next token of the draft: a view that may be written to."""
+
+    def confidence(self, index: int) -> float | None:
+        """How likely the token at that index is right; None if the head does not say."""
+
+
+class Blocks(Proposer):
+    """Proposes the tokens of one block.
+
+    The distribution of a token is its row of the block. Rows are computed before anything is
+    drawn, so they are independent of each other; or the token drawn before chooses among
+    several (DFlash2). Either way each token is drawn from its distribution given those before
+    it, which is all that the rules ask for.
+    """
+
+    kind = ProposerKind.HEAD
+
+    def __init__(self, head: BlockModel, is_end: Callable[[int], bool]) -> None:
+        self._head = head
+        self._is_end = is_end
+        self._num_judged = 0  # tokens at the front of the text that it has proposed or judged
+
+    def state(self, tokens: Sequence[int]) -> ProposerState:
+        head, readable = self._head, self._head.readable
+        if len(tokens) - 1 not in readable:
+            return ProposerState(0, draft_off=DraftOff.HEAD_LACKS_ROWS)
+        room = min(head.context_length - len(tokens), head.max_draft_tokens)
+        if room <= 0:
+            return ProposerState(0, draft_off=DraftOff.DRAFT_CONTEXT_FULL)
+        if self._num_read < readable.start:
+            head.read_from(readable.start)
+        return ProposerState(
+            room,
+            num_missing=self._to_read(tokens),
+            num_skipped=max(head.begins_at - readable.start, 0),
+            num_unjudged=self._num_unjudged(tokens),
+            is_block=head.is_block,
+        )
+
+    def propose(
+        self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
+    ) -> Proposal:
+        head, num_read = self._head, self._to_read(tokens)
+        # A row may depend on the size, which must not depend on what is drawn or refused.
+        size = min(extent.limit, head.max_draft_tokens)
+        head.decode_block(tokens[self._num_read :], size)
+
+        def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
+            return self._row(tokens, drafted, chain) if len(drafted) < size else None
+
+        proposal = Proposal([], [], [], num_read)
+        proposal.extend(next_row, extent, draw, self._is_end)
+        self._num_judged = len(tokens) + len(proposal.draft_tokens)
+        return proposal
+
+    def _row(
+        self, tokens: Sequence[int], drafted: Sequence[int], chain: SamplerChain
+    ) -> tuple[Distribution, float]:
+        row = self._head.row(drafted)
+        distribution = chain.draft_distribution(row, tokens, drafted)
+        own = self._head.confidence(len(drafted))
+        return distribution, confidence_in(row, distribution) if own is None else own
+
+    def replay(
+        self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
+    ) -> ReplayScores:
+        # One block in front of the latest tokens, as far as it would have been accepted.
+        count = min(self._num_unjudged(tokens), len(probs))
+        self._num_judged = len(tokens)
+        if count == 0:
+            return ReplayScores([], 0)
+        first = len(tokens) - count
+        self._cut(first - 1)
+        before, after = tokens[:first], tokens[first:]
+        num_read = self._to_read(before)
+        self._head.decode_block(before[self._num_read :], count)
+        chances: list[tuple[float, float]] = []
+        for index, token in enumerate(after):
+            distribution, confidence = self._row(before, after[:index], chain)
+            chances.append((confidence, chance(distribution, token, probs[index - count])))
+            if chances[-1][1] < _LEAST_CHANCE:
+                break
+        return ReplayScores(chances, num_read)
+
+    def _num_unjudged(self, tokens: Sequence[int]) -> int:
+        """How many of the last tokens a block in front of them would show."""
+        # At least one token has to be read first.
+        first = max(self._head.readable.start, self._head.begins_at)
+        begin = max(self._num_judged, first + 2)
+        return min(max(len(tokens) - begin, 0), self._head.max_draft_tokens, REPLAY_TOKENS)
+
+    @property
+    def _num_read(self) -> int:
+        """The position behind the tokens that it has read."""
+        return self._head.begins_at + self._head.num_cached
+
+    def _to_read(self, tokens: Sequence[int]) -> int:
+        """Tokens to read before a draft; 1 if they are no more than a step emits.
+
+        Each draft reads the tokens of the last step, so that is part of its cost.
+        """
+        count = len(tokens) - self._num_read
+        return 1 if count <= 1 + MAX_DRAFT_TOKENS else count
+
+    def read_from(self, position: int) -> None:
+        # As close to the position as it can.
+        self._head.read_from(max(position, self._head.readable.start))
+
+    def truncate(self, num_tokens: int) -> None:
+        self._num_judged = min(self._num_judged, num_tokens)
+        self._cut(num_tokens)
+
+    def _cut(self, num_tokens: int) -> None:
+        head = self._head
+        if num_tokens <= head.begins_at:
+            head.read_from(0)
+        else:
+            head.truncate(min(head.num_cached, num_tokens - head.begins_at))

@@ -12,7 +12,10 @@ was remembered changes how many tokens a step emits, never which.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import itertools
+import threading
 from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -21,8 +24,6 @@ import numpy as np
 
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import CERTAIN, Distribution
-from localspec.speculative.lookup_odds import RESUMED_BELOW, FindingKind, LookupOdds
-from localspec.speculative.memory import TextMemory
 from localspec.speculative.ngram_index import GAP, SIZES, NgramIndex, run_hashes
 from localspec.speculative.policy_api import (
     CERTAIN_CONFIDENCE,
@@ -34,6 +35,164 @@ from localspec.speculative.policy_api import (
     ReplayScores,
 )
 from localspec.speculative.proposers import Draw, Proposal, Proposer
+
+MOST_REMEMBERED = 1_000_000  # tokens; about 30 bytes each
+_RUN = SIZES[-1]
+_KNOWN_RUN = 2 * _RUN  # tokens; a known run as long is not added again
+_KEPT_SHARE = 0.75  # of the bound that is left once it is reached
+
+
+class TextMemory:
+    """Texts from before. most_tokens: the bound of all together."""
+
+    def __init__(self, most_tokens: int = MOST_REMEMBERED) -> None:
+        self.index = NgramIndex()
+        self.num_changes = 0  # whoever found something here looks again after a change
+        self._most_tokens = most_tokens
+        self._begins: list[int] = []  # of the parts, ascending
+        self._used: list[int] = []  # when each was of use: a larger number is later
+        self._now = 0
+        self.lock = threading.RLock()  # held by whoever reads or changes it
+
+    def __len__(self) -> int:
+        """Tokens, with the gaps between them."""
+        return len(self.index)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Remember a text, as far as it is not known already, without gaps in it."""
+        with self.lock:
+            for text in _without_gaps(tokens):
+                if len(text) > SIZES[0]:
+                    self._add(text)
+
+    def _add(self, text: array[int]) -> None:
+        self._now += 1
+        known = self.index.known(np.array(text, np.int32)).astype(np.int8)
+        # Where known runs begin and end, by the places at which they end themselves.
+        edges = np.flatnonzero(np.diff(known, prepend=0, append=0))
+        begin = 0  # of what is new
+        for first, end in edges.reshape(-1, 2).tolist():
+            known_from = first - _RUN + 1
+            if end - known_from >= _KNOWN_RUN:
+                self._append(text[max(begin - _RUN, 0) : known_from + _RUN], known_from - begin)
+                begin = end
+        self._append(text[max(begin - _RUN, 0) :], len(text) - begin)
+        self._forget_some()
+
+    def mark_used(self, position: int) -> None:
+        """The part at that position of the index's text was of use."""
+        self._used[bisect.bisect_right(self._begins, position) - 1] = self._now
+
+    def _append(self, tokens: array[int], num_new: int) -> None:
+        """Add a part, of which so many tokens are not known yet."""
+        if num_new <= 0:
+            return
+        self._begins.append(len(self.index))
+        self._used.append(self._now)
+        tokens.append(GAP)
+        self.index.read(tokens)
+        self.num_changes += 1
+
+    def _forget_some(self) -> None:
+        if len(self.index) <= self._most_tokens:
+            return
+        ends = [*self._begins[1:], len(self.index)]
+        left = int(_KEPT_SHARE * self._most_tokens)
+        kept = []
+        for number in sorted(range(len(ends)), key=lambda n: (-self._used[n], -n)):
+            left -= ends[number] - self._begins[number]
+            if left < 0:
+                break
+            kept.append(number)
+        kept.sort()
+        text, begins = array("i"), []
+        for number in kept:
+            begins.append(len(text))
+            text += self.index.text[self._begins[number] : ends[number]]
+        index = NgramIndex()
+        index.read(text)
+        self.index, self._begins = index, begins
+        self._used = [self._used[number] for number in kept]
+        self.num_changes += 1
+
+
+def _without_gaps(tokens: Sequence[int]) -> list[array[int]]:
+    """What is between them."""
+    if min(tokens, default=0) > GAP:
+        return [array("i", tokens)]
+    stretches = itertools.groupby(tokens, lambda token: token > GAP)
+    return [array("i", stretch) for is_text, stretch in stretches if is_text]
+
+
+# Percent of tokens that came as found, as counted first: versions of this project's files in
+# the order in which they were written, its files after the others, and novels. A row for
+# matches of 2, 4, 8, 16, 32, 64 tokens and more; in it, for 1, 2, 3 and more occurrences that
+# go on alike, the shares where 0, 1, 2 and more others go on differently. The last rows are
+# for 1 token, and 2 or 3, near where the text was followed before.
+_FIRST = (
+    ((34, 13, 10, 7), (61, 29, 25, 16), (77, 46, 33, 28), (78, 63, 57, 42)),
+    ((62, 29, 23, 18), (81, 45, 36, 33), (86, 65, 49, 47), (92, 76, 63, 61)),
+    ((84, 31, 30, 20), (86, 52, 44, 43), (96, 80, 55, 50), (95, 78, 73, 60)),
+    ((94, 32, 35, 36), (94, 65, 50, 58), (96, 80, 60, 60), (96, 85, 75, 70)),
+    ((99, 42, 50, 55), (99, 75, 73, 75), (99, 85, 80, 80), (98, 90, 85, 85)),
+    ((99, 50, 60, 60), (99, 82, 85, 85), (99, 90, 90, 90), (99, 92, 95, 95)),
+    ((70,) * 4,) * 4,
+    ((90,) * 4,) * 4,
+)
+_NUM_RESUMED = 2  # rows
+RESUMED_BELOW = 1 << _NUM_RESUMED  # tokens of a match
+_FIRST_WEIGHT = 8  # tokens that the first counts weigh as much as
+_MOST_COUNTED = 256  # tokens of a kind, after which the older ones count half
+
+
+class FindingKind(NamedTuple):
+    """A kind of finding, as `_FIRST` has them: the number of its row, and its place there."""
+
+    length: int
+    alike: int
+    different: int
+
+    @classmethod
+    def of(
+        cls, length: int, num_alike: int, num_different: int, *, is_resumed: bool
+    ) -> FindingKind:
+        """length: tokens that match. num_alike: occurrences that go on as found, 1 or more.
+
+        is_resumed: whether it is near where the text was followed before.
+        """
+        num_others = len(_FIRST) - _NUM_RESUMED
+        if is_resumed and length < RESUMED_BELOW:
+            row = num_others + length.bit_length() - 1
+        else:
+            row = min(length.bit_length() - 2, num_others - 1)
+        return cls(row, min(num_alike, 4) - 1, min(num_different, 3))
+
+
+class LookupOdds:
+    """What is known so far of each kind of finding."""
+
+    def __init__(self) -> None:
+        self._right = [
+            [[_FIRST_WEIGHT * percent / 100 for percent in alike] for alike in row]
+            for row in _FIRST
+        ]
+        self._seen = [[[float(_FIRST_WEIGHT)] * len(alike) for alike in row] for row in _FIRST]
+
+    def chance(self, kind: FindingKind) -> float:
+        """The share of such tokens that came as they were found, 0 … 1."""
+        length, alike, different = kind
+        return self._right[length][alike][different] / self._seen[length][alike][different]
+
+    def learn(self, kind: FindingKind, *, came: bool) -> None:
+        """Count a token that was found: whether it is what came."""
+        length, alike, different = kind
+        right, seen = self._right[length][alike], self._seen[length][alike]
+        right[different] += came
+        seen[different] += 1
+        if seen[different] > _MOST_COUNTED:
+            right[different] /= 2
+            seen[different] /= 2
+
 
 LONGEST_MATCH = 64  # tokens; a longer match is no better
 _MAX_REPLAYED = 16  # tokens that a replay judges at most

@@ -25,11 +25,11 @@ from localspec.speculative.policy_api import (
     ProposerState,
     Replay,
     ReplayScores,
+    ThreadPolicy,
 )
 from localspec.speculative.prefix import common_length
 from localspec.speculative.proposers import Proposal, Proposer
 from localspec.speculative.rules import Rule, StepStart
-from localspec.speculative.thread_policy import ThreadPolicy
 from localspec.speculative.verify import Verdict
 
 

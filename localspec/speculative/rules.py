@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol, get_args
 from localspec.errors import OptionError
 from localspec.sampling.distribution import Distribution
 from localspec.speculative import verify
+from localspec.speculative.policy_api import RuleName
 from localspec.speculative.proposers import Draw, Proposal
 from localspec.speculative.randomness import Purpose, Randomness
-from localspec.speculative.rule_name import RuleName
 from localspec.speculative.verify import Verdict
 
 

@@ -13,10 +13,9 @@ import numpy as np
 from localspec.pictures.cells import without_cells
 from localspec.sampling.distribution import Logits
 from localspec.speculative.model import Model
-from localspec.speculative.own_text import OwnText, Reading
+from localspec.speculative.own_text import OwnText, Reading, TokenMaps
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.shared_vocabulary import SharedVocabulary
-from localspec.speculative.token_maps import TokenMaps
 
 _SPARE_TOKENS = 16  # of the context: a word that is not whole yet may take more tokens
 

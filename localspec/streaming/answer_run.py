@@ -11,7 +11,7 @@ from localspec.sampling.logprobs import TokenLogprobs, token_logprobs
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Meter, Provenance, Stats, Step
-from localspec.speculative.rule_name import RuleName
+from localspec.speculative.policy_api import RuleName
 from localspec.streaming.answer_text import AnswerText, Said
 from localspec.streaming.cancellation import Cancellation
 from localspec.streaming.options import AnswerOptions

@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple
 
 from localspec.sampling.logprobs import TokenLogprobs
 from localspec.speculative.metrics import Provenance, Stats
-from localspec.speculative.policy_api import DraftOff
-from localspec.speculative.rule_name import RuleName
+from localspec.speculative.policy_api import DraftOff, RuleName
 from localspec.tools.calls import CallPiece
 from localspec.tools.tool import ToolCall
 

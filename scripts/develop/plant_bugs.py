@@ -69,12 +69,7 @@ def constrained(case: str) -> str:
     return f"tests/test_constraint_law.py::{name}[{case}]"
 
 
-MEDUSA_TEXTS = (
-    "tests/test_loop_distribution.py::"
-    "test_texts_drafted_by_medusa_heads_have_the_targets_distribution"
-)
-BLOCK_READS = "tests/test_dflash.py::test_greedy_text_is_plain_and_the_head_reads_rightly"
-MEDUSA_READS = "tests/test_medusa.py::test_greedy_text_is_plain_and_the_heads_read_rightly"
+READS = "test_greedy_text_is_plain_and_the_head_reads_rightly"
 
 BUGS = [
     # 1. Dropping a sampled draft token because its probability is low.
@@ -320,42 +315,42 @@ BUGS = [
         "llama/head.py",
         "self._target_rows.copy_to(out, position - 1)",
         "self._target_rows.copy_to(out, max(position - 2, 0))",
-        head("test_greedy_text_is_plain_and_the_head_reads_rightly[glm4moe-3]"),
+        head(f"{READS}[glm4moe-3]"),
     ),
     Bug(
         "head: its row of the step before",
         "llama/head.py",
         "            self._own_rows[0] = self._row_of_last(count, num_logits)\n",
         "            self._own_rows[0] += 0\n",
-        head("test_greedy_text_is_plain_and_the_head_reads_rightly[glm4moe-3]"),
+        head(f"{READS}[glm4moe-3]"),
     ),
     Bug(
         "head: its row of the draft token before",
         "llama/head.py",
         "            self._own_rows[0] = self._row_of_last(1, 1)\n",
         "",
-        head("test_greedy_text_is_plain_and_the_head_reads_rightly[glm4moe-3]"),
+        head(f"{READS}[glm4moe-3]"),
     ),
     Bug(
         "head: rows of the outputs alone, from a graph that computes all",
         "llama/head.py",
         "self._nextn.set_embeddings_nextn(handle.context, True, facts.is_cropped)",
         "self._nextn.set_embeddings_nextn(handle.context, True, True)",
-        head("test_greedy_text_is_plain_and_the_head_reads_rightly[glm4moe-3]"),
+        head(f"{READS}[glm4moe-3]"),
     ),
     Bug(
         "head: drafted tokens one position too far",
         "llama/head.py",
         "            self._decode_batch(tokens, position, 1, 0)",
         "            self._decode_batch(tokens, position + 1, 1, 0)",
-        head("test_greedy_text_is_plain_and_the_head_reads_rightly[glm4moe-3]"),
+        head(f"{READS}[glm4moe-3]"),
     ),
     Bug(
         "head: keep what it read with rows of its own",
         "llama/head.py",
         "min(num_cached, self.num_cached - len(self._drafted))",
         "min(num_cached, self.num_cached)",
-        head("test_greedy_text_is_plain_and_the_head_reads_rightly[glm4moe-3]"),
+        head(f"{READS}[glm4moe-3]"),
     ),
     Bug(
         "head: cut a late start's cache as if it began in front",
@@ -369,7 +364,7 @@ BUGS = [
         "llama/head.py",
         "reversed(range(1, self._num_layers))",
         "()",
-        head("test_greedy_text_is_plain_and_the_head_reads_rightly[step35-3]"),
+        head(f"{READS}[step35-3]"),
     ),
     Bug(
         "head: keep rows of tokens that were refused",
@@ -384,14 +379,14 @@ BUGS = [
         "llama/head.py",
         "copy_to(self._to_encode.rows[:count], position - 1)",
         "copy_to(self._to_encode.rows[:count], max(position - 2, 0))",
-        head("test_greedy_text_is_plain_and_the_head_reads_rightly[llama-3]"),
+        head(f"{READS}[llama-3]"),
     ),
     Bug(
         "EAGLE: rows of one token later",
         "llama/head.py",
         "copy_to(self._to_encode.rows[:count], position - 1)",
         "copy_to(self._to_encode.rows[:count], position)",
-        head("test_greedy_text_is_plain_and_the_head_reads_rightly[llama-3]"),
+        head(f"{READS}[llama-3]"),
     ),
     Bug(
         "EAGLE: logits of some tokens of a decode",
@@ -405,77 +400,77 @@ BUGS = [
         "llama/head.py",
         "self._remove_from(self.begins_at + self.num_cached - self._lag)\n",
         "self._remove_from(self.begins_at + self.num_cached)\n",
-        head("test_greedy_text_is_plain_and_the_head_reads_rightly[llama-3]"),
+        head(f"{READS}[llama-3]"),
     ),
     Bug(
         "EAGLE: layers in another order",
         "llama/hidden_rows.py",
         "(self._given(layer, before + count) for layer in self._layers)",
         "(self._given(layer, before + count) for layer in self._layers[::-1])",
-        head("test_greedy_text_is_plain_and_the_head_reads_rightly[llama-3]"),
+        head(f"{READS}[llama-3]"),
     ),
     Bug(
         "EAGLE: a layer beside the one it was trained on",
-        "gguf_file/eagle.py",
+        "gguf_file/head_kinds.py",
         'return whole_numbers(shape.stated("target_layers"))',
         'return tuple(n - 1 for n in whole_numbers(shape.stated("target_layers")))',
-        head("test_greedy_text_is_plain_and_the_head_reads_rightly[llama-3]"),
+        head(f"{READS}[llama-3]"),
     ),
     Bug(
         "DFlash: rows of one token earlier",
         "llama/dflash.py",
         "copy_to(self._features.rows[:size], position)",
         "copy_to(self._features.rows[:size], max(position - 1, 0))",
-        f"{BLOCK_READS}[of a hybrid-3]",
+        head(f"{READS}[of a hybrid-3]"),
     ),
     Bug(
         "DFlash: the row of the place before",
         "llama/dflash.py",
         "(size, self.vocab_size))[first:]",
         "(size, self.vocab_size))[: size - first]",
-        f"{BLOCK_READS}[of a windowed target-3]",
+        head(f"{READS}[of a windowed target-3]"),
     ),
     Bug(
         "DFlash: keep the masks of a block",
         "llama/dflash.py",
         "            self._cut(self.num_cached)\n",
         "            pass\n",
-        f"{BLOCK_READS}[of a windowed target-3]",
+        head(f"{READS}[of a windowed target-3]"),
     ),
     Bug(
         "DFlash2: scores behind another candidate",
         "llama/dflash.py",
         "        begin = count * (1 + before)\n",
         "        begin = count\n",
-        f"{BLOCK_READS}[pairs of candidates-3]",
+        head(f"{READS}[pairs of candidates-3]"),
     ),
     Bug(
         "Medusa: the row of one token earlier",
-        "speculative/medusa.py",
-        "row = self._heads.logits(len(drafted), len(tokens) - 2)",
-        "row = self._heads.logits(len(drafted), len(tokens) - 3)",
-        f"{MEDUSA_TEXTS}[five tokens, K 3-token-1]",
+        "llama/medusa.py",
+        "self.begins_at + self.num_cached - 1)",
+        "self.begins_at + self.num_cached - 2)",
+        head(f"{READS}[medusa-3]"),
     ),
     Bug(
         "Medusa: tokens of its own vocabulary, one too far",
         "llama/medusa.py",
-        "self._logits[self._weights.tokens] = products(output, row)",
-        "self._logits[self._weights.tokens + 1] = products(output, row)",
-        f"{MEDUSA_READS}[some-4]",
+        "self._logits[self._tokens] = products(output, row)",
+        "self._logits[self._tokens - 1] = products(output, row)",
+        head(f"{READS}[medusa, some tokens-3]"),
     ),
     Bug(
         "Medusa: a residual block without its row",
         "llama/medusa.py",
         "row = row + inner / (1.0 + np.exp(-inner))",
         "row = inner / (1.0 + np.exp(-inner))",
-        f"{MEDUSA_READS}[all-4]",
+        head(f"{READS}[medusa-3]"),
     ),
     Bug(
         "Medusa: a row that was written to",
         "llama/medusa.py",
-        "            self._logits[:] = -np.inf  # a view that may have been written to\n",
+        "        self._logits.fill(-np.inf)\n",
         "",
-        "tests/test_medusa.py::test_a_row_may_be_written_to[some]",
+        head(f"{READS}[medusa, some tokens-3]"),
     ),
     Bug(
         "another tokenizer: a row that is not the draft's under the target's ids",

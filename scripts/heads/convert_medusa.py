@@ -6,7 +6,7 @@
 
 Reads the names of the paper's own training (`0.0.linear.weight`, `0.1.weight`) and those of
 vLLM (`blocks.0.layers.0.weight`, `lm_heads.0.weight`, `token_map` where they know only some
-tokens).
+tokens). `localspec/gguf_file/head_kinds.py` says what the file is like.
 The target is the GGUF file of the very model that the heads were trained for: its tokenizer is
 copied, and localspec compares it. Most of a head is its output layer: --tokens N keeps that of
 the N tokens that come first in the vocabulary, which are the frequent ones of most tokenizers.
@@ -17,14 +17,17 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import gguf
 import numpy as np
-from medusa_file import Array, HeadWeights, write_medusa
 from numpy.typing import NDArray
 from safetensors import deserialize
+from target_file import copy_tokenizer
 
+Array = NDArray[np.float32]
 _WIDE = {"F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32}
 _PAPER = re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.(?:linear\.)?(weight|bias)")
 _VLLM_BLOCK = re.compile(r"(?:medusa_heads\.)?blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
@@ -76,6 +79,53 @@ def heads_of(tensors: Mapping[str, NDArray[np.generic]]) -> list[HeadWeights]:
     if not heads:
         raise ValueError("there are no heads in it")
     return heads
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """Of one head. residuals: weight (width, width) and bias (width,) of each block.
+
+    output: (tokens, width).
+    """
+
+    residuals: Sequence[tuple[Array, Array]]
+    output: Array
+
+
+def write_medusa(
+    path: Path,
+    target: Path,
+    heads: Sequence[HeadWeights],
+    *,
+    tokens: NDArray[np.int64] | None = None,
+    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F16,
+) -> None:
+    """Write the heads of the model in the file `target`, whose tokenizer is copied.
+
+    tokens: ids of the rows of the outputs; None if there is a row for each.
+    """
+    writer = gguf.GGUFWriter(path, "medusa")
+    copy_tokenizer(writer, target)
+    writer.add_embedding_length(heads[0].output.shape[1])
+    writer.add_block_count(len(heads))
+    writer.add_uint32("medusa.residual_count", len(heads[0].residuals))
+    for number, head in enumerate(heads):
+        for place, (weight, bias) in enumerate(head.residuals):
+            _add(writer, f"blk.{number}.residual.{place}.weight", weight, kind)
+            _add(writer, f"blk.{number}.residual.{place}.bias", bias, kind)
+        _add(writer, f"blk.{number}.output.weight", head.output, kind)
+    if tokens is not None:
+        writer.add_tensor("d2t", tokens)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add(
+    writer: gguf.GGUFWriter, name: str, values: Array, kind: gguf.GGMLQuantizationType
+) -> None:
+    writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
 
 
 def main() -> None:

@@ -58,7 +58,6 @@ def require_layers(target: Path) -> None:
     raise ModelFileError(
         f"{target.name} is of the architecture {read_header(target).architecture!r}: libllama "
         "gives nothing of its layers, of which an EAGLE-3 head reads three",
-        "Train Medusa heads, which need none: scripts/heads/train_medusa.py. EAGLE-3 heads can "
-        "be trained for llama, qwen3, gemma4, lfm2 and others of "
+        "EAGLE-3 heads can be trained for llama, qwen3, gemma4, lfm2 and others of "
         "localspec/gguf_file/architectures.py.",
     )

@@ -61,7 +61,7 @@ from comparison.report import header_facts
 from localspec.checks.prompts import KINDS
 from localspec.errors import OptionError
 from localspec.machine import memory_here, num_usable_cores
-from localspec.speculative.common_tokens import CommonTokens
+from localspec.speculative.shared_vocabulary import CommonTokens
 
 TARGET = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
 DRAFT = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
