@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import signal
 import subprocess
 import sys
 
@@ -28,14 +27,12 @@ from localspec.errors import OptionError
 from localspec.exactness import Exactness
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.content import FileContent
-from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import unevenly_repacked
 from localspec.isolated.watch import Watch
 from localspec.llama import exact_probe
-from localspec.llama.library import kernels
 from localspec.llama.options import LlamaOptions
-from localspec.policy.profile import EXACTNESS, Profile, is_of_exactness, kept_profiles
-from localspec.preflight.fit import suited, usual_beside_exact
+from localspec.policy.profile import EXACTNESS, Profile
+from localspec.preflight.fit import suited
 from localspec.streaming.options import AnswerOptions
 
 ASKED = {
@@ -154,7 +151,7 @@ def test_an_applications_model_keeps_its_settings(demo_target):
 
 def test_it_is_probed_once(q8_target, monkeypatch):
     localspec.load(target=q8_target, exact=True, num_threads=2).close()
-    monkeypatch.setattr(exact_probe.ExactProbe, "run", lambda _self: pytest.fail("again"))
+    monkeypatch.setattr(exact_probe, "probe_exactness", lambda *_: pytest.fail("again"))
     with localspec.load(target=q8_target, exact=True, num_threads=2) as engine:
         assert str(engine.exactness) == "all sizes"
 
@@ -164,7 +161,9 @@ def test_joint_decodes_that_are_not_exact_are_found_and_not_joined(q8_target, mo
     joined = exact_probe.TokenBatch.joined
 
     def other_rows(self, parts):
-        return joined(self, [part._replace(tokens=[7] * len(part.tokens)) for part in parts])
+        if len(parts) > 1:
+            parts = [part._replace(tokens=[7] * len(part.tokens)) for part in parts]
+        return joined(self, parts)
 
     monkeypatch.setattr(exact_probe.TokenBatch, "joined", other_rows)
     options = LlamaOptions(cache_type_k="bf16", cache_type_v="bf16")  # nothing was found yet
@@ -180,20 +179,6 @@ def test_joint_decodes_that_are_not_exact_are_found_and_not_joined(q8_target, mo
         assert engine.num_decodes - before == 24
 
 
-def test_ctrl_c_ends_the_probe(q8_target, monkeypatch):
-    """It arrives while libllama asks Python about a node, where an exception goes nowhere."""
-    other = LlamaOptions(cache_type_k="f16")  # with which nothing was found yet
-    watched = exact_probe.ExactProbe.watched
-
-    def interrupted(self, tensor, ask, data):
-        signal.raise_signal(signal.SIGINT)
-        return watched(self, tensor, ask, data)
-
-    monkeypatch.setattr(exact_probe.ExactProbe, "watched", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        localspec.load(target=q8_target, exact=True, target_options=other)
-
-
 @pytest.mark.process
 def test_it_can_be_had_in_a_process_of_its_own(q8_target):
     with localspec.IsolatedEngine(target=q8_target, exact=True, draft_tokens=0) as engine:
@@ -207,106 +192,6 @@ def test_what_was_found_is_freed_with_the_costs(demo_target):
     profile.save({"all_sizes": True})
     assert profile.path in localspec.disk_usage("demo").costs
     profile.path.unlink()
-
-
-@pytest.fixture
-def found_to_cost(q8_target):
-    """Keeps what exact decodes of this model cost; gives back what was found."""
-    with localspec.load(target=q8_target, exact=True, draft_tokens=0) as engine:
-        found = engine.exactness
-    with localspec.load(target=q8_target, exact=True, draft_tokens=0, parallel=2) as engine:
-        assert engine.exactness.joined
-    content = FileContent(check_model_file(q8_target)).digest()
-    kept = [
-        (Profile(identity), learned)
-        for _, identity, learned in kept_profiles()
-        if is_of_exactness(identity) and identity[0].startswith(content)
-    ]
-
-    def keep(slowdown):
-        for profile, learned in kept:
-            profile.save(learned | {"slowdown": slowdown})
-
-    yield keep
-    keep(found.slowdown)
-
-
-def by_default(target, **keywords):
-    with localspec.load(target=target, draft_tokens=0, **keywords) as engine:
-        return engine.exactness.all_sizes
-
-
-@pytest.mark.parametrize(("slowdown", "is_used"), [(1.02, True), (1.04, False), (None, False)])
-def test_it_is_the_default_where_it_costs_next_to_nothing(
-    q8_target, found_to_cost, slowdown, is_used
-):
-    found_to_cost(slowdown)
-    assert by_default(q8_target) == is_used
-    assert by_default(q8_target, parallel=2) == is_used
-    assert not by_default(q8_target, parallel=3)  # which was not probed
-    assert not by_default(q8_target, exact=False)
-    [line] = [
-        one
-        for one in explanation_text(localspec.explain(target=q8_target)).splitlines()
-        if "found exact" in one
-    ]
-    assert ("by default" in line) == is_used
-
-
-@pytest.mark.parametrize("own", [{"cache_type_k": "f16"}, {"flash_attention": "off"}])
-def test_settings_of_ones_own_are_kept_by_default(q8_target, found_to_cost, own):
-    found_to_cost(1.0)
-    assert not by_default(q8_target, target_options=LlamaOptions(**own))
-
-
-def test_a_model_that_is_not_exact_after_all_has_the_usual_settings(demo_target, tmp_path):
-    """As after an update of libllama in which a kernel changed."""
-    float_target = requantised(
-        demo_target, tmp_path / "f16.gguf", llama_cpp.LLAMA_FTYPE_MOSTLY_F16
-    )
-    content = FileContent(check_model_file(float_target)).digest()
-    profile = Profile([f"{content} · {kernels()}", f"{EXACTNESS} · 0 snapshots"])
-    profile.save({"all_sizes": True, "slowdown": 1.0})
-    assert not by_default(float_target)
-    profile.path.unlink()
-
-
-@pytest.mark.parametrize(
-    ("noise", "slowdown"), [((1.0, 1.05, 1.02), 1.2), ((1.0, 1.5, 1.5), None)]
-)
-def test_its_cost_is_that_of_the_worst_decode_unless_times_vary(
-    q8_target, monkeypatch, noise, slowdown
-):
-    header = check_model_file(q8_target)
-    context = ModelShape(header).context_length
-    exact = suited(LlamaOptions(exact=True, context_length=context), header, context)
-    usual = usual_beside_exact(exact, header, context)
-    varied = itertools.cycle(noise)
-
-    def seconds(self, length, num_tokens):
-        is_worst = self.is_exact and length > 1000 and num_tokens > 1
-        return (1.2 if is_worst else 1.0) * next(varied)
-
-    def initialised(self, handle, options, *others):
-        self.is_exact = options.cache_type_k == "bf16"
-        init(self, handle, options, *others)
-
-    init = exact_probe.ExactProbe.__init__
-    monkeypatch.setattr(exact_probe.ExactProbe, "__init__", initialised)
-    monkeypatch.setattr(exact_probe.ExactProbe, "seconds", seconds)
-    with (
-        localspec.load(target=q8_target, draft_tokens=0) as engine,
-        engine.exclusively() as loop,
-    ):
-        result = exact_probe.probe_exactness(loop.target.handle, exact, usual, 1)
-    assert result.slowdown == (None if slowdown is None else pytest.approx(slowdown))
-
-
-def test_its_cost_is_not_measured_where_weights_or_kernels_would_differ(demo_target):
-    """The demo's K-quants take other kernels for the whole process."""
-    assert (
-        usual_beside_exact(LlamaOptions(exact=True), check_model_file(demo_target), 512) is None
-    )
 
 
 def test_by_default_nothing_is_promised(engine):
@@ -340,7 +225,7 @@ def test_verify_counts_rows_that_are_equal(q8_target, demo_draft):
         )
         text = report_text(report, engine, details=False)
     rounding = report.rounding
-    assert rounding.num_equal == rounding.num_rows > 100
+    assert rounding.num_equal == rounding.num_rows > 0
     assert f"Equal to the bit: {rounding.num_rows} of {rounding.num_rows} rows" in text
 
 
@@ -399,11 +284,6 @@ def test_settings_are_chosen_by_what_the_file_needs(tmp_path, demo_target):
     assert suited(given, header, 512).cache_type_v == "bf16"
     assert unevenly_repacked("AVX2 = 1 | REPACK = 1") == {"Q4_K", "MXFP4"}
     assert "Q4_0" in unevenly_repacked("AVX2 = 1 | AMX_INT8 = 1 | REPACK = 1")
-
-
-def test_layers_are_computed_until_each_kind_was(q8_target):
-    shape = ModelShape(check_model_file(q8_target))
-    assert shape.num_varied_layers == 1 < shape.num_layers
 
 
 TILED = """

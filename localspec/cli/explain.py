@@ -162,15 +162,11 @@ def _model_lines(model: ModelFacts) -> list[str]:
 
 
 def _exact(target: ModelFacts) -> str:
-    """What --exact takes, whether that was found to be enough, and what it costs."""
+    """The settings of --exact, and whether they were found to be enough."""
     settings, found = ", ".join(target.exact_settings), target.exactness
     if found is None:
         return f"with --exact: {settings}; the first load with it tests whether that is enough"
-    when = "by default" if found.is_cheap else "with --exact"
-    cost = ""
-    if found.slowdown is not None:
-        cost = f"; decodes take up to {found.slowdown:.2f} times as long"
-    return f"{when}: {settings}; found exact on this machine{cost}"
+    return f"with --exact: {settings}; found exact on this machine"
 
 
 def _no_pair(found: Explanation) -> list[str]:

@@ -280,8 +280,7 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
             "flags": ("--exact/--no-exact",),
             "default": None,
             "help": "Answer the same to the bit with any draft, number of threads or cached "
-            "text, perhaps more slowly. [default: where it was found to take at most 3 % more "
-            "time]",
+            "text, perhaps more slowly. [default: no]",
         },
     },
     "Output": {

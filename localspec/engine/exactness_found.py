@@ -1,4 +1,4 @@
-"""Whether a target is exact here: probed once where that is asked for, and kept."""
+"""Probe once whether a target is exact here, and keep the result."""
 
 from __future__ import annotations
 
@@ -8,29 +8,14 @@ from typing import TYPE_CHECKING
 from localspec.errors import DecodeError, OptionError
 from localspec.exactness import Exactness
 from localspec.gguf_file.header import Header
-from localspec.gguf_file.shape import ModelShape
 from localspec.llama.options import LlamaOptions
 from localspec.llama.quirks import tiled_kernels
 from localspec.policy.profile import Profile, exactness_setting
-from localspec.preflight.fit import found_exactness, usual_beside_exact
 
 if TYPE_CHECKING:
     from localspec.llama.model import LlamaModel
 
 logger = logging.getLogger(__name__)
-
-
-def costs_nothing(header: Header, options: LlamaOptions) -> bool:
-    """Whether a target is opened with exact settings though nobody asked for them.
-
-    These were then found to be enough, also for decodes of as many texts, and their cost to be
-    next to nothing.
-    """
-    is_open = options.exact is None and not options.rpc and options.flash_attention == "auto"
-    if not is_open or options.cache_type_k or options.cache_type_v:
-        return False
-    found = found_exactness(header, options.num_sequences)
-    return found is not None and found.is_cheap
 
 
 def prepare_kernels(options: LlamaOptions, header: Header) -> None:
@@ -49,8 +34,8 @@ def prepare_kernels(options: LlamaOptions, header: Header) -> None:
         )
 
 
-def find_exactness(model: LlamaModel, header: Header, options: LlamaOptions) -> Exactness:
-    """Which decodes are exact: as it was found before, or by a probe of some 0.1 to 2 s.
+def find_exactness(model: LlamaModel, options: LlamaOptions) -> Exactness:
+    """Which decodes are exact: as it was found before, or by a probe of some 0.1 to 10 s.
 
     options: it was opened with. Raises OptionError if not all are.
     """
@@ -60,13 +45,12 @@ def find_exactness(model: LlamaModel, header: Header, options: LlamaOptions) -> 
         profile = Profile([model.identity, exactness_setting(snapshots, count)])
     kept = None if profile is None else profile.load()
     if kept is not None and kept.get("all_sizes") is True:
-        return Exactness.restored(kept)
+        joined = kept.get("joined") is True
+        return Exactness(all_sizes=True, joined=joined, reason="")
     try:
-        usual = usual_beside_exact(options, header, model.context_length)
         from localspec.llama.exact_probe import probe_exactness  # loads libllama
 
-        num_layers = ModelShape(header).num_varied_layers
-        found = probe_exactness(model.handle, options, usual, num_layers)
+        found = probe_exactness(model.handle, options)
     except DecodeError as error:
         found = Exactness(reason=str(error))
     logger.info("exact decodes of %s: %s", model.name, found)
@@ -77,6 +61,5 @@ def find_exactness(model: LlamaModel, header: Header, options: LlamaOptions) -> 
             "Q8_0, Q4_0 and Q4_K_M were exact where they were measured (docs/lossless.md).",
         )
     if profile is not None:
-        kept = {"all_sizes": True, "joined": found.joined, "slowdown": found.slowdown}
-        profile.save(kept)
+        profile.save({"all_sizes": True, "joined": found.joined})
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from localspec.engine.cache_disk import CacheDisk, CacheRoom
 from localspec.engine.engine import Engine
-from localspec.engine.exactness_found import costs_nothing, find_exactness, prepare_kernels
+from localspec.engine.exactness_found import find_exactness, prepare_kernels
 from localspec.engine.fitting import open_fitting
 from localspec.engine.models import Models
 from localspec.engine.side_by_side import side_by_side
@@ -53,9 +52,6 @@ if TYPE_CHECKING:
     from localspec.presets.preset import Preset
 
 
-logger = logging.getLogger(__name__)
-
-
 @known_keywords(OTHER_KEYWORDS)
 def load(  # noqa: PLR0913  the one door to the library: every argument has a default
     preset: ModelSource | Preset | None = None,
@@ -92,11 +88,10 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     "none". context_length: tokens (the preset's, or the model's own up to 8192).
     num_gpu_layers: what fits. rpc: "host:port" of llama.cpp's RPC servers with layers of the
     target; one that fails ends the process; a head in the target's file is then used only if
-    proposer="head". exact: the same text to the bit with any draft; None: where that costs at
-    most 3 %. target_options, draft_options: other settings of each. kept_bytes, cache_disk: for
-    caches of conversations that wait. parallel: answers at once. memory: earlier texts draft
-    what repeats. progress: called with the loaded share; raise to cancel. force: load what
-    seems too large.
+    proposer="head". exact: the same text to the bit with any draft. target_options,
+    draft_options: other settings of each. kept_bytes, cache_disk: for caches of conversations
+    that wait. parallel: answers at once. memory: earlier texts draft what repeats. progress:
+    called with the loaded share; raise to cancel. force: load what seems too large.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
     """
@@ -180,7 +175,7 @@ def _open_all(
     undo: contextlib.ExitStack,
 ) -> Models:
     """The target, what drafts for it, and its projector. undo: gets what closes them."""
-    target = _open_target(sources[0], shares[0])
+    target = _open(sources[0], shares[0])
     undo.callback(target.close)
     draft, head = None, None
     for source, share in zip(sources[1:], shares[1:], strict=True):
@@ -224,21 +219,6 @@ def _with_common(own: LlamaOptions | None, common: LlamaOptions) -> LlamaOptions
     )
 
 
-def _open_target(source: Source, progress: Callable[[float], None]) -> LlamaModel:
-    """With exact settings where they are asked for, or cost nothing."""
-    if source.header is not None and costs_nothing(source.header, source.options):
-        exact = source._replace(options=replace(source.options, exact=True))
-        try:
-            model = _open(exact, progress)
-        except OptionError as error:  # its settings are others than those that were probed
-            logger.info("usual settings instead of exact ones: %s", error)
-        else:
-            if exact.options.num_sequences == 1 or model.exactness.joined:
-                return model
-            model.close()  # with exact ones, answers at once would take turns
-    return _open(source, progress)
-
-
 def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
     # Here, because it loads libllama: a wrong argument is found sooner without.
     from localspec.llama.library import llama_cpp
@@ -271,7 +251,7 @@ def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
         is_left_to_us = source.options.num_threads is None
         model.may_change_threads = is_left_to_us and not is_on_gpus(header, options, gpus)
         if options.exact:
-            model.exactness = find_exactness(model, header, options)
+            model.exactness = find_exactness(model, options)
     except BaseException:
         model.close()
         raise

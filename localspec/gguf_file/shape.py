@@ -9,7 +9,6 @@ from localspec.gguf_file.architectures import HEADS_APART, HeadGraph, State, arc
 from localspec.gguf_file.header import Header, Value
 
 DEFAULT_CONTEXT_LENGTH = 8192  # tokens, at most, if nobody chooses
-_WINDOW_PERIOD = 6  # layers, one of which sees everything: the most of any architecture
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
@@ -54,20 +53,6 @@ class ModelShape:
     def widest(self) -> int:
         """Numbers of the longest row that a matrix is multiplied with."""
         return max(self.width, self.hidden)
-
-    @property
-    def num_varied_layers(self) -> int:
-        """How many of the first layers have one of each kind: of the same tensors and types."""
-        layers: dict[int, list[tuple[str, int]]] = {}
-        for tensor in self._header.tensors:
-            block = self.block_of(tensor.name)
-            if block is not None and block < self.num_layers:
-                layers.setdefault(block, []).append((tensor.name.split(".", 2)[2], tensor.kind))
-        kinds = {block: tuple(sorted(layer)) for block, layer in layers.items()}
-        first = {kind: block for block, kind in sorted(kinds.items(), reverse=True)}
-        # Which layers look back at a window only, no tensor says.
-        fewest = _WINDOW_PERIOD if self.sliding_window else 1
-        return min(max(1 + max(first.values(), default=0), fewest), self.num_layers)
 
     def kv_heads(self) -> list[int]:
         """Heads of keys and values for each layer: (num_layers,); 0 if it has no cache."""

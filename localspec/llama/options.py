@@ -70,8 +70,8 @@ class LlamaOptions:
     GPUs in their order, RPC servers first (by free memory; load: as they fit). rpc: addresses
     of llama.cpp's RPC servers, each "host:port", whose devices hold layers, too (none). repack:
     keep weights in an order that the processor's kernels like (yes, unless exact). exact:
-    settings with which the rows of any decode are equal to the bit, see docs/lossless.md (no;
-    load: where that was found to take at most 3 % more time). num_snapshots: recurrent states
+    settings with which the rows of any decode are equal to the bit, see docs/lossless.md (no).
+    num_snapshots: recurrent states
     of the last decode that a hybrid keeps; a step may draft as many tokens for it (0; load: as
     many as fit, up to 8). with_head: use the MTP head in the model's file (no; load: if there
     is one and it fits). num_sequences: texts that are cached side by side, each with the whole

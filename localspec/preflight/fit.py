@@ -86,40 +86,17 @@ def exact_settings(header: Header) -> tuple[str, ...]:
     )
 
 
-def usual_beside_exact(
-    exact: LlamaOptions, header: Header, context_length: int
-) -> LlamaOptions | None:
-    """The usual settings for a context on weights that were opened with exact ones.
-
-    None if weights or kernels differ, which are chosen once for a model or process.
-    """
-    if exact.repack is False or are_tiled(header):
-        return None
-    usual = replace(
-        exact, exact=False, flash_attention="auto", cache_type_k=None, cache_type_v=None
-    )
-    return suited(usual, header, context_length)
-
-
-def found_exactness(header: Header, num_sequences: int = 1) -> Exactness | None:
-    """What was found of a file's decodes with exact settings here; None if they are not known
-    to be exact, also those that so many texts have a part in.
+def found_exactness(header: Header) -> Exactness | None:
+    """The probe's result for a file with exact settings here; None if it is not known to be
+    exact.
     """
     from localspec.llama.library import kernels  # loads libllama
 
-    kept = [one for one in kept_profiles() if is_of_exactness(one[1])]
-    if not kept:
-        return None
-    content = FileContent(header).digest()
-    sequences = f" · {num_sequences} sequences" if num_sequences > 1 else ""
-    for _, (model, setting), learned in kept:
-        if not setting.endswith(sequences):
-            continue
-        found = Exactness.restored(learned)
-        if num_sequences > 1 and not found.joined:
-            continue
+    kept = [one for _, one, _ in kept_profiles() if is_of_exactness(one)]
+    content = FileContent(header).digest() if kept else ""
+    for model, _setting in kept:
         if model.startswith(f"{content} ·") and model.endswith(f" · {kernels()}"):
-            return found
+            return Exactness(all_sizes=True, reason="")
     return None
 
 
