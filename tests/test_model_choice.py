@@ -14,8 +14,7 @@ from gguf_maker import write_random_model
 from localspec.cli import main
 from localspec.errors import PresetError, UnknownPresetError
 from localspec.presets.choice import choose_model, set_alias, set_default
-from localspec.presets.names import names_file, read_names
-from localspec.presets.presets import find_preset, user_presets_file
+from localspec.presets.presets import find_preset, names_file, read_names, user_presets_file
 from localspec.presets.source import Choice, parse_source
 
 TERSE = ["--temperature", "0", "--max-tokens", "4"]
@@ -274,7 +273,7 @@ def test_a_broken_file_of_presets_leaves_the_shipped_ones(caplog, tmp_path, monk
     for _ in range(3):
         assert find_preset("demo").name == "demo"
     (record,) = caplog.records
-    assert f"{user_presets_file()}, line 2: [mine] colour: is not a key" in record.getMessage()
+    assert f"{user_presets_file()}: [mine] colour: is not a key" in record.getMessage()
     with pytest.raises(PresetError, match="line 2") as caught:
         find_preset("mine")
     assert not isinstance(caught.value, UnknownPresetError)
@@ -303,5 +302,5 @@ def test_a_shipped_preset_that_the_broken_file_names_is_not_the_persons_own():
     user_presets_file().write_text('[qwen3-8b]\nextends = "qwen3-8b"\ncolour = "red"\n')
     assert find_preset("qwen3-4b").name == "qwen3-4b"
     for ask in (find_preset, chosen, localspec.download):
-        with pytest.raises(PresetError, match=r"line 3: \[qwen3-8b\] colour"):
+        with pytest.raises(PresetError, match=r": \[qwen3-8b\] colour"):
             ask("qwen3-8b")

@@ -18,7 +18,7 @@ from localspec.hub.hub_file import HEAD_SIGN, HubFile, HubModel, all_parts, choo
 from localspec.presets.installed import preset_state
 from localspec.presets.located import locate
 from localspec.presets.preset import LocalModel, PackagedModel, Preset, hub_files
-from localspec.presets.preset_file import read_presets
+from localspec.presets.preset_file import parse_toml, read_presets
 from localspec.presets.presets import (
     find_preset,
     load_presets,
@@ -26,52 +26,9 @@ from localspec.presets.presets import (
     user_presets_file,
 )
 from localspec.presets.source import Quantized, parse_source
-from localspec.presets.toml_text import parse_toml
-from localspec.sampling.params import SamplingParams
 
 ROOT = Path(__file__).parent.parent
 PRESETS = load_presets()
-
-# The sums of all models, as public catalogues list the files.
-NUM_BYTES = {
-    "qwen2-7b": 5_080_876_512,
-    "qwen2.5-7b": 5_174_474_272,
-    "qwen2.5-14b": 9_479_511_008,
-    "qwen2.5-32b": 20_342_736_608,
-    "qwen2.5-coder-7b": 5_358_784_384,
-    "qwen2.5-coder-14b": 9_663_821_120,
-    "qwen2.5-coder-32b": 20_527_046_720,
-    "qwen3-4b": 3_136_726_944,
-    "qwen3-8b": 5_667_230_176,
-    "qwen3-14b": 9_641_199_648,
-    "qwen3-32b": 20_401_595_712,
-    "qwen3-4b-2507": 3_136_727_808,
-    "qwen3.5-4b": 3_273_455_008,
-    "qwen3.5-9b": 6_213_039_584,
-    "qwen3.5-27b": 17_273_329_824,
-    "qwen3.6-27b": 20_776_036_864,
-    "qwen3.6-35b-a3b": 22_663_387_424,
-    "qwen3.8-27b": 20_654_142_080,
-    "llama-3.1-8b": 5_728_433_696,
-    "llama-3.3-70b": 43_328_093_280,
-    "gemma-3-4b": 2_781_303_712,
-    "gemma-3-12b": 8_106_633_504,
-    "gemma-3-27b": 17_352_463_232,
-    "gemma-4-e2b": 2_679_606_624,
-    "gemma-4-e4b": 4_275_373_792,
-    "gemma-4-12b": 6_970_065_600,
-    "gemma-4-26b-a4b": 14_500_986_432,
-    "gemma-4-31b": 17_567_626_016,
-    "smollm2-1.7b": 1_161_063_968,
-    "smolvlm2-2.2b": 1_112_602_656,
-    "lfm2-2.6b": 1_792_978_080,
-    "granite-4.0-micro": 2_336_488_288,
-    "nemotron-3.5-lightning": 20_053_999_104,
-    "nemotron-3-nano-4b": 2_837_072_864,
-    "gpt-oss-20b": 12_109_566_624,
-    "bge-small-en-v1.5": 36_685_152,
-    "nomic-embed-text-v1.5": 146_146_432,
-}
 
 
 @pytest.fixture
@@ -100,12 +57,6 @@ def test_every_preset_is_complete(preset):
             assert file.size_bytes > 3 * 10**7
 
 
-@pytest.mark.parametrize("name", NUM_BYTES)
-def test_the_sizes_add_up(name):
-    """Each file's exact size, checked by the sum of the pair."""
-    assert sum(model.size_bytes for model in PRESETS[name].needed) == NUM_BYTES[name]
-
-
 def test_presets_of_families_that_see_have_a_projector():
     """Each its own, since the width of the model is part of it; a variant has its preset's."""
     sees = re.compile(r"(gemma-[34]|qwen3\.[568]|smolvlm2)-")
@@ -117,13 +68,6 @@ def test_presets_of_families_that_see_have_a_projector():
         assert 10**8 < file.size_bytes < 2 * 10**9
     plain = [mmproj.files[0].sha256 for name, mmproj in seeing.items() if "@" not in name]
     assert len(set(plain)) == len(plain) == 15
-
-
-def test_the_plain_presets_are_demo_and_those_of_the_hub():
-    plain = {name: preset for name, preset in PRESETS.items() if "@" not in name}
-    of_hub = [name for name, preset in plain.items() if hub_files(preset.models)]
-    assert of_hub == [*NUM_BYTES]
-    assert plain.keys() - of_hub == {"demo", "smollm2-135m"}
 
 
 def test_heads_are_told_by_their_names_and_lie_beside_their_targets():
@@ -155,16 +99,6 @@ def test_a_variant_changes_what_it_names_and_nothing_else():
     assert len(variant.target.files) == 3
     assert variant.target.files[0].name.endswith("-00001-of-00003.gguf")
     assert PRESETS["qwen2-7b@q4_0"].target.quantization == "Q4_0"
-
-
-def test_the_makers_sampling_is_used():
-    assert PRESETS["qwen2-7b"].sampling == SamplingParams(
-        repetition_penalty=1.05, top_k=20, top_p=0.8, temperature=0.7
-    )
-    assert PRESETS["gemma-3-4b"].sampling == SamplingParams(
-        temperature=1.0, top_k=64, top_p=0.95, min_p=0.0
-    )
-    assert PRESETS["demo"].sampling == SamplingParams()
 
 
 def test_the_demo_pair_came_with_the_package():
@@ -207,14 +141,6 @@ def test_a_file_of_another_package_is_found_by_name_and_checked_by_its_digest(ll
         with pytest.raises(PresetError, match="sha256 is not 0000") as caught:
             refused(of_package("0" * 64))
         assert caught.value.hint.endswith("--force-reinstall --no-deps llm-fox")
-
-
-def test_a_file_of_a_package_that_changes_is_read_again(llm_fox):
-    preset = of_package(hashlib.sha256(llm_fox.read_bytes()).hexdigest())
-    locate(preset)
-    llm_fox.write_bytes(b"another")
-    with pytest.raises(PresetError, match="sha256"):
-        locate(preset)
 
 
 def test_a_package_that_is_missing_is_named_with_what_installs_it():
@@ -332,46 +258,36 @@ PLAIN = '[a]\ndescription = "d"\ncontext_length = 5\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "words"),
+    ("text", "words"),
     [
-        ("[a\n", 1, "Expected"),
-        ('x = 1\n' + PLAIN, 1, "x: stands outside of any preset"),
-        (PLAIN, 1, "lacks the key 'target'"),
-        ("\n[a]\n" + TARGET, 2, "lacks the key 'description'"),
-        (PLAIN.replace("5", '"5"') + TARGET, 3, "context_length: is '5', not of type int"),
-        (PLAIN.replace("5", "true") + TARGET, 3, "context_length: is True"),
-        (PLAIN.replace("5", "0") + TARGET, 3, "context_length: is not from 1 to"),
-        (PLAIN.replace("5", "9" * 23) + TARGET, 3, "context_length: is not from 1 to"),
-        (PLAIN + "max_context_length = -1\n" + TARGET, 4, "max_context_length: is not from"),
-        (PLAIN + "colour = 3\n" + TARGET, 4, "colour: is not a key here"),
-        (PLAIN + 'extends = "b"\n' + TARGET, 4, "extends: names no preset further up"),
-        (PLAIN + TARGET + "sise_bytes = 3\n", 7, "sise_bytes: is not a key here"),
-        (PLAIN + TARGET + 'path = "p"\n', 4, "needs one of: repo, path, packaged"),
-        (PLAIN + TARGET + "parts = []\n", 4, "needs one of: file, parts"),
-        (PLAIN + '[a.target]\npackaged = "p"\npackage = ""\n', 6, "package: is empty"),
-        (PLAIN + TARGET.replace("x.gguf", "../x.gguf"), 4, "'../x.gguf' is not the name of"),
-        (PLAIN + TARGET.replace("o/m", "o"), 4, "'o' is not a repository"),
-        (PLAIN + TARGET.replace("o/m", "../m"), 4, "'../m' is not a repository"),
-        (PLAIN + TARGET + 'sha256 = "abc"\n', 4, "'abc' is not a sha256"),
-        (PLAIN + TARGET + 'revision = "../x"\n', 4, "'../x' is not a revision"),
-        (PLAIN + TARGET + "[a.head]\nsise = 3\n", 7, "needs one of: repo, path, packaged"),
-        (PLAIN + TARGET + '[a.head]\npath = "h"\nsise = 3\n', 9, "sise: is not a key here"),
-        (PLAIN + "head = 3\n" + TARGET, 4, "head: is 3, not of type dict"),
-        (PLAIN + TARGET + "size_bytes = 0\n", 4, "the size is 0 bytes"),
-        (PLAIN + TARGET + "[a.sampling]\ntop_p = 2\n", 8, "top_p is 2"),
-        (PLAIN + TARGET + "[a.sampling]\ntop = 2\n", 8, "top is not a sampling option"),
-        (PLAIN + '[a.target]\nrepo = "o/m"\nparts = [3]\n', 6, "parts: holds something"),
-        (PLAIN + '[a.target]\nrepo = "o/m"\nparts = [{size_bytes = 3}]\n', 6, "without 'file'"),
-        (PLAIN + '[a.target]\nrepo = "o/m"\nparts = [{fil = "x"}]\n', 6, "is not a key here"),
-        ('["../x"]\n' + PLAIN.removeprefix("[a]\n"), 1, "is not a valid name for a preset"),
+        ("[a\n", "Expected.*line 1"),
+        ("x = 1\n" + PLAIN, r"\[x\] stands outside of any preset"),
+        (PLAIN, r"\[a\] lacks the key 'target'"),
+        (PLAIN.replace("5", '"5"') + TARGET, r"\[a\] context_length: is '5', not of type int"),
+        (PLAIN.replace("5", "true") + TARGET, "context_length: is True"),
+        (PLAIN.replace("5", "9" * 23) + TARGET, r"\[a\] context_length is 999"),
+        (PLAIN + "max_context_length = -1\n" + TARGET, "max_context_length is -1"),
+        (PLAIN + "colour = 3\n" + TARGET, r"\[a\] colour: is not a key here"),
+        (PLAIN + 'extends = "b"\n' + TARGET, "extends: names no preset further up"),
+        (PLAIN + TARGET + 'path = "p"\n', r"\[a.target\] needs one of: repo, path, packaged"),
+        (PLAIN + TARGET + "parts = []\n", "needs one of: file, parts"),
+        (PLAIN + TARGET.replace("x.gguf", "../x.gguf"), "'../x.gguf' is not the name of"),
+        (PLAIN + TARGET.replace("o/m", "../m"), "'../m' is not a repository"),
+        (PLAIN + TARGET + 'sha256 = "abc"\n', "'abc' is not a sha256"),
+        (PLAIN + TARGET + 'revision = "../x"\n', "'../x' is not a revision"),
+        (PLAIN + TARGET + "size_bytes = 0\n", "the size is 0 bytes"),
+        (PLAIN + TARGET + '[a.head]\npath = "h"\nsise = 3\n', r"\[a.head\] sise: is not a key"),
+        (PLAIN + "head = 3\n" + TARGET, "head: is 3, not of type dict"),
+        (PLAIN + TARGET + "[a.sampling]\ntop_p = 2\n", r"\[a.sampling\] top_p is 2"),
+        (PLAIN + TARGET + "[a.sampling]\ntop = 2\n", "top is not a sampling option"),
+        (PLAIN + '[a.target]\nrepo = "o/m"\nparts = [3]\n', "parts: each is a table"),
+        (PLAIN + '[a.target]\nrepo = "o/m"\nparts = []\n', "has no files"),
+        ('["../x"]\n' + PLAIN.removeprefix("[a]\n"), "is not a valid name for a preset"),
     ],
 )  # fmt: skip
-def test_a_malformed_file_names_file_line_and_key(text, line, words):
-    with pytest.raises(PresetError) as caught:
+def test_a_malformed_file_names_file_table_and_key(text, words):
+    with pytest.raises(PresetError, match=f"(?s)mine.toml.*{words}"):
         read_presets("mine.toml", text, {})
-    assert words in str(caught.value)
-    assert "mine.toml" in str(caught.value)
-    assert f"line {line}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -411,12 +327,6 @@ def test_what_exists_is_a_path(tmp_path, monkeypatch):
 def test_half_a_hub_name_is_refused(text):
     with pytest.raises(OptionError):
         parse_source(text, "target")
-
-
-def test_a_model_in_countless_parts_is_refused():
-    with pytest.raises(OptionError, match="part 1 of 99999"):
-        parse_source("hf:o/r/x-00001-of-99999.gguf", "target")
-    assert all_parts("x-00001-of-99999.gguf") == ["x-00001-of-99999.gguf"]
 
 
 def test_an_error_names_a_few_of_many_files():

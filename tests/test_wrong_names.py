@@ -103,7 +103,7 @@ def test_a_users_file_that_cannot_be_read_is_told_by_add(hub: StandinHub, tmp_pa
 
 def test_a_model_of_no_parts():
     head = '[a]\ndescription = "d"\ncontext_length = 5\n'
-    with pytest.raises(PresetError, match=r"mine, line 6: .*parts: names no file"):
+    with pytest.raises(PresetError, match=r"mine: \[a.target\] .*no files"):
         read_presets("mine", f'{head}[a.target]\nrepo = "o/m"\nparts = []\n', {})
     with pytest.raises(OptionError, match="no files") as caught:
         HubModel(files=())

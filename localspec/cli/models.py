@@ -24,17 +24,21 @@ from localspec.preflight.fit import fits_by_size, room_here
 from localspec.preflight.room import MemoryRoom
 from localspec.presets import installed
 from localspec.presets.choice import drop_alias, set_alias, set_default, usual_model
-from localspec.presets.draft_here import DraftHere, drafts_for_presets
-from localspec.presets.files_here import files_here
-from localspec.presets.folder_import import FolderContent, ProposedPreset, search_folder
+from localspec.presets.folder_import import (
+    FolderContent,
+    ProposedPreset,
+    files_here,
+    search_folder,
+)
 from localspec.presets.installed import PresetState, damaged_files, list_models, preset_state
 from localspec.presets.located import locate
-from localspec.presets.names import read_names
+from localspec.presets.pairing import DraftHere, drafts_for_presets
 from localspec.presets.preset import LocalModel, PackagedModel, Preset, Role
 from localspec.presets.presets import (
     DEFAULT_PRESET,
     find_preset,
     load_presets,
+    read_names,
     user_presets,
     user_presets_file,
 )

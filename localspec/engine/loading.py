@@ -38,7 +38,7 @@ from localspec.llama.rpc_servers import reset_lines_at_end
 from localspec.preflight.content import content_of_adopted
 from localspec.preflight.fit import suited, target_context_length
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
-from localspec.presets.files_here import note_used
+from localspec.presets.folder_import import note_used
 from localspec.presets.presets import common_servers
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import REPLAY_TOKENS, Drafting, ProposerName

@@ -48,7 +48,6 @@ from localspec.preflight.fit import (
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.plan import AtOnce, planned_at_once
 from localspec.preflight.room import MemoryRoom, PairMemory, Planned
-from localspec.presets.draft_here import DraftHere, draft_here
 from localspec.presets.located import missing_files, path_of, used_models
 from localspec.presets.model_header import (
     FoundHeader,
@@ -56,7 +55,7 @@ from localspec.presets.model_header import (
     read_model_header,
     read_model_headers,
 )
-from localspec.presets.pairing import compare_vocabularies, size_warning
+from localspec.presets.pairing import DraftHere, compare_vocabularies, draft_here, size_warning
 from localspec.presets.preset import LocalModel, Preset, PresetModel, Role
 from localspec.presets.presets import common_servers, load_presets
 from localspec.presets.source import chosen_pair

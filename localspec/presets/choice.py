@@ -8,10 +8,16 @@ from typing import NamedTuple
 
 from localspec.errors import LocalspecError, OptionError
 from localspec.gguf_file.check import check_model_file
-from localspec.presets.names import Names, change_names, names_file, read_names
 from localspec.presets.preset import LocalModel
 from localspec.presets.preset_file import PRESET_NAME
-from localspec.presets.presets import load_presets, stands_for
+from localspec.presets.presets import (
+    Names,
+    change_names,
+    load_presets,
+    names_file,
+    read_names,
+    stands_for,
+)
 from localspec.presets.source import Choice, choose, parse_source
 from localspec.presets.user_presets import check_free
 

@@ -1,7 +1,9 @@
-"""Finds the models in a folder, and presets that could be made of them."""
+"""Finds models on this machine: in a folder, with presets for them; and without a preset."""
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
 import os
 import re
@@ -10,12 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from platformdirs import user_cache_path
+
+from localspec.atomic_write import write_whole
 from localspec.errors import DAMAGES, ModelFileError, OptionError, PairError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.projector import checked_projector, require_projector_of
-from localspec.hub.hub_file import all_parts
+from localspec.hub.cache import HubCache
+from localspec.hub.hub_file import all_parts, is_of_model
+from localspec.hub.other_caches import model_folders
+from localspec.presets.installed import list_models
 from localspec.presets.pairing import choose_draft
 from localspec.presets.preset import LocalModel
 from localspec.presets.presets import load_presets
@@ -23,6 +31,7 @@ from localspec.speculative.shared_vocabulary import CommonTokens
 
 MOST_LEVELS = 10  # of folders below the named one
 MOST_FILES = 100_000  # of any kind
+_MOST_KEPT = 100  # paths of files that were used
 _MAX_MANIFEST = 1 << 20  # bytes: Ollama's have some hundreds
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _OLLAMA_PROJECTOR = "application/vnd.ollama.image.projector"
@@ -203,3 +212,43 @@ def _free_name(name: str, taken: set[str]) -> str:
     while free in taken:
         number, free = number + 1, f"{plain}-{number}"
     return free
+
+
+def note_used(path: Path) -> None:
+    """Keep the path of a file that was opened, if there is room for it on disk."""
+    used = os.path.abspath(path)
+    lines = [*(each for each in _used() if each != used), used]
+    with contextlib.suppress(OSError, UnicodeError):
+        content = "\n".join(lines[-_MOST_KEPT:])
+        write_whole(_used_file(), content.encode(), durable=False)
+
+
+def files_here() -> list[Path]:
+    """Models that were used, in this folder, or where programs keep them; each content once."""
+    folders = [
+        HubCache().root,
+        *(one for several in model_folders().values() for one in several),
+    ]
+    walk = FolderWalk()
+    deep = [one.path for folder in folders for one in walk.models(folder)]
+    seen = {path.resolve() for state in list_models() for path in state.paths}
+    # Of glob and os, since pathlib raises for folders that are gone and names too long.
+    shallow = [*map(os.path.abspath, sorted(glob.glob("*.gguf"))), *_used()]
+    found = {
+        path.resolve(): path
+        for path in (*deep, *map(Path, shallow))
+        if is_of_model(path.name)
+        and all_parts(path.name)[0] == path.name
+        and os.path.isfile(path)
+    }
+    return [path for content, path in found.items() if content not in seen]
+
+
+def _used() -> list[str]:
+    with contextlib.suppress(OSError, UnicodeError):
+        return _used_file().read_text(encoding="utf-8").splitlines()
+    return []
+
+
+def _used_file() -> Path:
+    return user_cache_path("localspec", appauthor=False, ensure_exists=True) / "used_files"

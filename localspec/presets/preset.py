@@ -14,8 +14,7 @@ from localspec.hub.hub_file import HubFile, HubModel
 from localspec.rpc_address import checked_addresses
 from localspec.sampling.params import SamplingParams
 
-# llama.cpp counts tokens in 32 bits.
-MAX_CONTEXT_LENGTH = 2**31 - 1
+_MAX_LENGTH = 2**31 - 1  # llama.cpp counts tokens in 32 bits
 OWN_PACKAGE = "localspec"
 
 
@@ -41,7 +40,7 @@ class PackagedModel:
             return Path(str(resources.files("localspec") / "demo" / self.packaged))
         from importlib import metadata  # not for the commands that need none
 
-        with contextlib.suppress(metadata.PackageNotFoundError):
+        with contextlib.suppress(metadata.PackageNotFoundError, ValueError):  # an empty name
             for file in metadata.files(self.package) or ():
                 if file.name == self.packaged:
                     return Path(str(file.locate()))
@@ -107,7 +106,9 @@ class Preset:
                     f"the {role} of preset {self.name!r} is {model!r}",
                     "Give a HubModel or a LocalModel.",
                 )
-        check_context_length(self.context_length)
+        check_length("context_length", self.context_length)
+        if self.max_context_length is not None:
+            check_length("max_context_length", self.max_context_length)
         object.__setattr__(self, "rpc", checked_addresses(self.rpc))
 
     @property
@@ -134,12 +135,11 @@ def by_role(named: object) -> dict[Role, Any]:
     return {role: model for role, model in found.items() if model is not None}
 
 
-def check_context_length(length: object) -> None:
-    """Raise OptionError for an invalid context length."""
-    if type(length) is not int or not 1 <= length <= MAX_CONTEXT_LENGTH:
+def check_length(name: str, length: object) -> None:
+    """Raise OptionError for an invalid number of tokens. name: of the argument."""
+    if type(length) is not int or not 1 <= length <= _MAX_LENGTH:
         raise OptionError(
-            f"context_length is {length!r}",
-            f"Give a number of tokens from 1 to {MAX_CONTEXT_LENGTH}.",
+            f"{name} is {length!r}", f"Give a number of tokens from 1 to {_MAX_LENGTH}."
         )
 
 

@@ -1,19 +1,33 @@
-"""All presets: those of the shipped models.toml and of the user's own file."""
+"""All presets: those of the shipped models.toml and of the user's own file; and short names.
+
+The user's short names for models, and the default model, are in `names.toml` beside the user's
+presets. Commands write it:
+
+    default = "qwen3-8b"
+
+    [aliases]
+    q = "qwen3-8b"
+    big = "/home/me/big.gguf"
+"""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import logging
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
-from localspec.errors import PresetError, UnknownPresetError
-from localspec.presets.names import config_folder, read_names
+import platformdirs
+
+from localspec.atomic_write import write_whole
+from localspec.errors import DAMAGES, PresetError, UnknownPresetError
 from localspec.presets.preset import Preset
-from localspec.presets.preset_file import header_of, read_presets
+from localspec.presets.preset_file import header_of, parse_toml, read_presets, toml_of
 from localspec.rpc_address import checked_addresses
 
 logger = logging.getLogger(__name__)
@@ -21,9 +35,22 @@ logger = logging.getLogger(__name__)
 DEFAULT_PRESET = "demo"
 
 
+@dataclass(frozen=True, slots=True)
+class Names:
+    """default: a preset or a model, None if none was chosen. aliases: what each stands for."""
+
+    default: str | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+
 def user_presets_file() -> Path:
     """The file of the user's own presets; it need not exist."""
-    return config_folder() / "models.toml"
+    return platformdirs.user_config_path("localspec", appauthor=False) / "models.toml"
+
+
+def names_file() -> Path:
+    """The file of names; it need not exist."""
+    return user_presets_file().with_name("names.toml")
 
 
 def load_presets() -> dict[str, Preset]:
@@ -123,3 +150,39 @@ def common_servers(rpc: Sequence[str] | None, chosen: Preset | None) -> tuple[st
     if rpc is None:
         return () if chosen is None else chosen.rpc
     return checked_addresses(rpc)
+
+
+def read_names() -> Names:
+    """Read the file. Raises PresetError if it is malformed."""
+    path = names_file()
+    try:
+        found = parse_toml(path.read_text(encoding="utf-8-sig"))
+        default, aliases = found.get("default"), found.get("aliases", {})
+        texts = [*aliases.values(), "" if default is None else default]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("a name in it is not a string")
+    except FileNotFoundError:
+        return Names()
+    except DAMAGES as error:
+        raise PresetError(f"{path} cannot be read: {error}", "Correct or remove it.") from error
+    return Names(default, aliases)
+
+
+def change_names(change: Callable[[Names], Names]) -> None:
+    """Rewrite the file. Raises what `read_names` and `change` raise, or OSError."""
+    path = names_file()
+    with locked(path):
+        names = change(read_names())
+        default = {} if names.default is None else {"default": names.default}
+        text = toml_of({**default, "aliases": dict(names.aliases)})
+        write_whole(path, text.encode(), durable=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from changing a file that this block changes."""
+    import filelock  # late: every command imports this module
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+        yield

@@ -14,7 +14,6 @@ from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.hub.api import remote_file
 from localspec.hub.hub_file import HubFile
 from localspec.presets.model_header import find_model, read_model_headers
-from localspec.presets.names import locked, read_names
 from localspec.presets.pairing import compare_vocabularies
 from localspec.presets.preset import (
     LocalModel,
@@ -23,11 +22,24 @@ from localspec.presets.preset import (
     PresetModel,
     Role,
     by_role,
-    check_context_length,
+    check_length,
 )
-from localspec.presets.preset_file import PRESET_NAME, header_of, read_presets
-from localspec.presets.presets import load_presets, user_presets, user_presets_file
-from localspec.presets.toml_text import parse_toml, quoted
+from localspec.presets.preset_file import (
+    PRESET_NAME,
+    header_of,
+    parse_toml,
+    read_presets,
+    toml_of,
+)
+from localspec.presets.presets import (
+    load_presets,
+    locked,
+    read_names,
+    user_presets,
+    user_presets_file,
+)
+
+_FACTS = ("file", "size_bytes", "sha256")  # of a file on the hub
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +69,7 @@ class NewPreset:
                 "Leave it out here.",
             )
         if self.context_length is not None:
-            check_context_length(self.context_length)
+            check_length("context_length", self.context_length)
 
     def by_role(self) -> dict[Role, str]:
         """The names of the models, the target first; an empty one counts as none."""
@@ -83,18 +95,15 @@ def add_preset(new: NewPreset) -> Preset:
     found = read_model_headers(models)
     headers = {role: one.header for role, one in found.items()}
     _check_together(headers)
-    lines = [
-        f"[{quoted(new.name)}]",
-        f"description = {quoted(new.description)}",
-        *_length_lines(new.context_length, headers),
-        *(line for role, model in models.items() for line in _model_lines(new, role, model)),
-    ]
+    added: dict[str, object] = {"description": new.description}
+    added |= _lengths(new.context_length, headers)
+    added |= {role: _model_table(model) for role, model in models.items()}
     path = user_presets_file()
     with locked(path):
         # Again, since another process may have added it in the meantime.
         check_free(new.name)
         text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
-        text = "\n".join([*([text.rstrip("\n"), ""] if text else []), *lines, ""])
+        text = f"{text.rstrip()}\n\n".lstrip() + toml_of({new.name: added})
         preset = read_presets(str(path), text, load_presets())[new.name]
         write_whole(path, text.encode(), durable=True)
     return preset
@@ -195,7 +204,7 @@ def _check_together(headers: dict[Role, Header]) -> None:
         )
 
 
-def _length_lines(wanted: int | None, headers: dict[Role, Header]) -> list[str]:
+def _lengths(wanted: int | None, headers: dict[Role, Header]) -> dict[str, int]:
     """The context, and what the models were trained for. Raises OptionError."""
     trained = {
         role: ModelShape(header).context_length
@@ -205,20 +214,21 @@ def _length_lines(wanted: int | None, headers: dict[Role, Header]) -> list[str]:
     most = min(trained["target"], trained.get("draft", trained["target"]))
     name = headers["target"].path.name
     length = context_to_open(wanted, most if wanted is None else trained["target"], name)
-    return [f"context_length = {length}", f"max_context_length = {most}"]
+    return {"context_length": length, "max_context_length": most}
 
 
-def _model_lines(new: NewPreset, role: Role, model: PresetModel) -> list[str]:
-    table = ["", f"[{quoted(new.name)}.{role}]"]
+def _model_table(model: PresetModel) -> dict[str, object]:
+    """The model's table in a file of presets, its files of the hub pinned."""
     if isinstance(model, PackagedModel | LocalModel):
         # Links are not resolved: the parts of a split model are found by their names.
-        return [*table, f"path = {quoted(os.path.abspath(model.path))}"]
+        return {"path": os.path.abspath(model.path)}
     files = [_pinned(file) for file in model.files]
-    common = [f"repo = {quoted(files[0].repo)}", f'revision = "{files[0].revision}"']
-    if len(files) == 1:
-        return [*table, *common, *_facts(files[0])]
-    parts = [f"  {{ {', '.join(_facts(file))} }}," for file in files]
-    return [*table, *common, "parts = [", *parts, "]"]
+    parts = [
+        {key: value for key in _FACTS if (value := getattr(file, key)) is not None}
+        for file in files
+    ]
+    common = {"repo": files[0].repo, "revision": files[0].revision}
+    return {**common, **parts[0]} if len(parts) == 1 else {**common, "parts": parts}
 
 
 def _pinned(file: HubFile) -> HubFile:
@@ -228,8 +238,3 @@ def _pinned(file: HubFile) -> HubFile:
     remote = remote_file(file)
     sha256 = remote.etag if len(remote.etag) == 64 else None
     return replace(file, revision=remote.commit, size_bytes=remote.size_bytes, sha256=sha256)
-
-
-def _facts(file: HubFile) -> list[str]:
-    facts = [f"file = {quoted(file.file)}", f"size_bytes = {file.size_bytes}"]
-    return [*facts, f'sha256 = "{file.sha256}"'] if file.sha256 else facts
