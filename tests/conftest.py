@@ -47,6 +47,9 @@ HIDING_GPUS = {
 if os.environ.get("LOCALSPEC_TEST_GPU") != "1":
     os.environ.update(HIDING_GPUS)
 
+# Finds a library for llama_cpp, which tests import by themselves, too.
+import localspec.llama.loaded  # noqa: E402
+
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
 if WORKER and hasattr(os, "sched_setaffinity"):
     # A core for each worker and its children: libllama then takes one thread, and terminals

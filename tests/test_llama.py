@@ -17,13 +17,12 @@ from localspec.errors import (
     ClosedError,
     ContextError,
     DecodeError,
-    EngineError,
     Interrupted,
     ModelFileError,
     OptionError,
 )
 from localspec.llama.model import LlamaModel, LlamaOptions
-from localspec.llama.native import LoadWatch, shared_library
+from localspec.llama.native import LoadWatch
 
 TEXT = "Once upon a time a fox found a lantern by the river, and it began to shine."
 
@@ -296,27 +295,3 @@ def test_loads_that_overlap_leave_the_hook_of_the_application(monkeypatch):
     lost = types.SimpleNamespace(exc_value=KeyboardInterrupt())
     sys.unraisablehook(lost)
     assert seen == [lost]
-
-
-class WithoutPrivateName:
-    """llama_cpp, whose module of C functions no longer has `_lib`."""
-
-    llama_cpp = types.SimpleNamespace()
-
-    def __getattr__(self, name):
-        return getattr(llama_cpp, name)
-
-
-def test_the_loaded_library_is_found_without_its_private_name():
-    found = shared_library(WithoutPrivateName())
-    assert found is shared_library(llama_cpp)
-    assert found.llama_max_devices() == llama_cpp.llama_max_devices()
-
-
-def test_an_llama_cpp_that_hides_its_library_is_told():
-    """Its functions are no longer ctypes' own: neither way leads there."""
-    hidden = WithoutPrivateName()
-    hidden.llama_print_system_info = lambda: llama_cpp.llama_print_system_info()
-    with pytest.raises(EngineError, match=rf"{llama_cpp.__version__} does not show") as caught:
-        shared_library(hidden)
-    assert "pip install" in caught.value.hint

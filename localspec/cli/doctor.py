@@ -67,7 +67,7 @@ def _blocks(found: Installation, heads: str) -> list[tuple[str, list[str]]]:
     return [
         ("localspec", [f"{found.version}, Python {found.python}, {found.system}"]),
         ("Packages", [packages]),
-        ("llama.cpp", [found.build]),
+        ("llama.cpp", [f"{found.library}: {found.build}"]),
         ("Heads", [heads]),
         *(("Device", [_device(device)]) for device in found.devices),
         ("Cores", [_cores_in_words(found.cores)]),

