@@ -99,8 +99,6 @@ def test_a_projector_is_read(tmp_path, target, width):
             },
             "hears and does not see",
         ),
-        ({"projector_type": "new-kind"}, "of the kind 'new-kind', which is not known"),
-        ({"projector_type": None}, "of the kind ''"),
     ],
 )
 def test_another_file_is_refused_before_it_is_loaded(tmp_path, changes, said):

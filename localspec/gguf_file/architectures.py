@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class State(Enum):
-    """Which layers have a recurrent state."""
+    """Layers that have a recurrent state."""
 
     NONE = "none"
     SOME = "some"

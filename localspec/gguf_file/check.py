@@ -33,7 +33,7 @@ def check_model_file(path: Path) -> Header:
 
 
 def check_embedder_file(path: Path) -> Header:
-    """The same for a model that may embed texts; whether it does, libllama finds out."""
+    """The header of a model that may embed texts; whether it does, libllama finds out."""
     return check_parts(_all_parts(path), embeds=True)
 
 

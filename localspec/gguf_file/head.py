@@ -133,7 +133,7 @@ def _facts_apart(header: Header, graph: HeadGraph, sizes: Mapping[str, int]) -> 
 
 
 def _layer(shape: ModelShape, name: str) -> int:
-    """Which of the MTP layers a tensor belongs to; negative if to none."""
+    """Number of the MTP layer that a tensor belongs to; negative if to none."""
     block = shape.block_of(name)
     return -1 if block is None else block - shape.num_layers
 

@@ -52,7 +52,7 @@ class ByteSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One array of weights.
+    """An array of weights.
 
     kind: ggml's number of its type. shape: as in the file, the length of a row first. offset:
     where it starts in its file. size_bytes: in the file, with the few bytes of padding.
@@ -122,7 +122,9 @@ def read_header(path: Path) -> Header:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _HeaderReader(path, data, info.st_size).header()
     except (FileNotFoundError, NotADirectoryError):
-        raise ModelNotFoundError(f"{path} does not exist", _nearest(path)) from None
+        raise ModelNotFoundError(
+            f"{path} does not exist", _files_in(path.parent, path.name)
+        ) from None
     except OSError as error:
         raise ModelFileError(
             f"{path} cannot be read: {error.strerror}", "Check the path and who may read it."
@@ -288,9 +290,9 @@ class _HeaderReader:
 
 
 def _placed(described: list[Tensor], start: int, end: int) -> tuple[Tensor, ...]:
-    """The tensors with their places; each reaches to the next one, or to the file's end.
+    """The tensors with offset and size: each reaches to the next one, or to the file's end.
 
-    So no table of types is needed, which would have to know the newest type.
+    A table of types would have to know the newest type.
     """
     offsets = sorted({tensor.offset for tensor in described})
     borders = pairwise([*offsets, end - start])
@@ -321,32 +323,20 @@ def _not_gguf(path: Path, start: bytes) -> ModelFileError:
     )
 
 
-def _nearest(path: Path) -> str:
-    """A hint about a file that does not exist: files that may be meant."""
-    if not os.path.isdir(path.parent):
-        return f"There is no folder {path.parent}. Check the path."
-    wanted = path.name.lower().removesuffix(".gguf")
-    found = {name.lower().removesuffix(".gguf"): name for name in _gguf_files(path.parent)}
-    near = [name for name in found if wanted in name][:_MAX_NAMED]
-    near = near or difflib.get_close_matches(wanted, found)
+def _files_in(folder: Path, wanted: str = "") -> str:
+    """A hint that names some models of a folder, those like a wanted name if there are any."""
+    try:
+        found = sorted(n for n in os.listdir(folder) if n.lower().endswith(".gguf"))
+    except OSError:
+        return f"There is no folder {folder} that can be read. Check the path."
+    wanted = wanted.lower().removesuffix(".gguf")
+    near = [name for name in found if wanted and wanted in name.lower()][:_MAX_NAMED]
+    near = near or difflib.get_close_matches(f"{wanted}.gguf", found)
     if near:
-        return f"Perhaps {' or '.join(found[name] for name in near)}?"
-    return _files_in(path.parent)
-
-
-def _files_in(folder: Path) -> str:
-    """A hint that names some of the models in a folder."""
-    found = _gguf_files(folder)
+        return f"Perhaps {' or '.join(near)}?"
     more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
     names = ", ".join(found[:_MAX_NAMED]) + more
     return f"{folder} holds: {names}." if found else f"{folder} holds no .gguf file."
-
-
-def _gguf_files(folder: Path) -> list[str]:
-    try:
-        return sorted(name for name in os.listdir(folder) if name.lower().endswith(".gguf"))
-    except OSError:
-        return []
 
 
 _LENGTH = struct.Struct("<Q")

@@ -68,13 +68,11 @@ def _bytes_by_sign() -> dict[int, int]:
     """The signs by which GPT-2's vocabulary and its heirs write single bytes."""
     as_they_are = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in as_they_are]
-    return {byte: byte for byte in as_they_are} | {
-        0x100 + place: byte for place, byte in enumerate(others)
-    }
+    return dict(zip(as_they_are, as_they_are, strict=True)) | dict(enumerate(others, 0x100))
 
 
 def _in_bytes(entry: bytes, bytes_of: dict[int, int]) -> bytes:
-    """What an entry stands for: what has other signs was added as it is."""
+    """The bytes of a token; an entry outside the byte alphabet is kept as UTF-8."""
     try:
         return bytes([bytes_of[ord(sign)] for sign in entry.decode()])
     except (KeyError, UnicodeDecodeError):

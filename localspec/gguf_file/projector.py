@@ -1,4 +1,4 @@
-"""What a projector asks of the model that reads its rows."""
+"""Files that let a model see: an encoder of pictures, and a projector to the model's width."""
 
 from __future__ import annotations
 
@@ -10,16 +10,6 @@ from pathlib import Path
 from localspec.errors import ModelFileError, PairError
 from localspec.gguf_file.header import Header, read_header
 
-# Kinds of encoders of pictures that llama.cpp knows (tools/mtmd/clip-impl.h).
-_KINDS = (
-    "mlp", "ldp", "ldpv2", "resampler", "adapter", "qwen2vl_merger", "qwen2.5vl_merger",
-    "qwen3vl_merger", "ling3vl", "step3vl", "gemma3", "gemma3nv", "gemma4v", "gemma4uv",
-    "phi4", "idefics3", "pixtral", "internvl", "llama4", "qwen2.5o", "lfm2", "kimivl",
-    "paddleocr", "lightonocr", "cogvlm", "janus_pro", "dots_ocr", "dots3note_v",
-    "deepseekocr", "deepseekocr2", "deepseek4v", "glm4v", "glm5v", "youtuvl", "yasa2",
-    "kimik25", "nemotron_v2_vl", "exaone4_5", "hunyuanvl", "minicpmv4_6", "mimovl",
-    "minimax_m3", "granite4_vision", "muse-glimmer",
-)  # fmt: skip
 # How the names of tensors begin behind the encoder's own.
 _BRIDGES = ("mm.", "resampler.", "adapter.", "v.qf", "qf")
 NO_PROJECTOR = "none"  # given as mmproj: not the one beside the target either
@@ -60,15 +50,10 @@ def check_projector(header: Header) -> None:
         not kind and header.metadata.get("clip.audio.projector_type")
     ):
         raise ModelFileError(f"{path} hears and does not see", "Choose one for pictures.")
-    if kind not in _KINDS:
-        raise ModelFileError(
-            f"{path} is a projector of the kind {kind!r}, which is not known",
-            "It may be newer than this llama-cpp-python, or made for sound.",
-        )
 
 
 def projector_facts(header: Header) -> ProjectorFacts:
-    """What a projector's header says."""
+    """The kind and the widths that a projector's header states."""
     names = ("clip.vision.projector_type", "clip.projector_type")
     kinds = [value for value in map(header.metadata.get, names) if isinstance(value, str)]
     bridges = [one for one in header.tensors if one.name.startswith(_BRIDGES)]
@@ -125,7 +110,7 @@ def named_projectors(model: str, files: Iterable[str], *, is_alone: bool) -> lis
 
 
 def _own_letters(name: str) -> str:
-    """What a file's name has besides its kind and its type."""
+    """The letters of a file's name without those of its kind and type."""
     return _letters(_WORDS.sub(" ", Path(name).stem))
 
 

@@ -94,10 +94,11 @@ class SamplerChain:
     def draft_distribution(
         self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int] = ()
     ) -> Distribution:
-        """The same of a draft's row, which counts as it is where bans leave none of its tokens.
+        """Draft distribution after the same tokens; no error of a draft ends an answer.
 
-        A draft may know few tokens, and the target others that are not banned. Where it holds
-        no numbers the first token is proposed: what is wrong with a draft ends no answer.
+        A draft may know few tokens, and the target others that are not banned: where bans
+        leave none of its tokens, its row counts as it is. Where the row holds no numbers the
+        first token is proposed.
         """
         with contextlib.suppress(DecodeError):
             return self.distribution(logits, tokens, draft_tokens)

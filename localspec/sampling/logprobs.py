@@ -37,11 +37,10 @@ class TokenLogprobs:
     """How probable an emitted token was, and which other tokens were possible.
 
     text: of the token; U+FFFD stands for bytes that are not a whole character. raw: all bytes
-    of the tokens here that have such, by their ids. before: in the
-    model's own distribution, the softmax of its row. after: in the distribution the token was
-    drawn from, which temperature, filters and penalties have shaped. top_before, top_after:
-    the best possible tokens of each, best first; top_after may be shorter, since filters
-    leave few.
+    of such tokens, by their ids. before: in the model's own distribution, the softmax of its
+    row. after: in the distribution the token was drawn from, which temperature, filters and
+    penalties have shaped. top_before, top_after: the most probable tokens of each, best first;
+    top_after may be shorter, since filters leave few.
     """
 
     token_id: int

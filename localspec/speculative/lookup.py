@@ -36,23 +36,39 @@ from localspec.speculative.policy_api import (
 )
 from localspec.speculative.proposers import Draw, Proposal, Proposer
 
+LONGEST_MATCH = 64  # tokens; a longer match is no better
+_MAX_REPLAYED = 16  # tokens that a replay judges at most
+# An occurrence is followed if at least this many tokens agree; fewer where it is resumed: so
+# many tokens after the text left it, and at most so many away from where it would go on.
+_FOLLOWED_FROM, _RESUMED_FROM = SIZES[1], 2
+_RESUMED_WITHIN, _RESUMED_AWAY = 24, 16
 MOST_REMEMBERED = 1_000_000  # tokens; about 30 bytes each
 _RUN = SIZES[-1]
 _KNOWN_RUN = 2 * _RUN  # tokens; a known run as long is not added again
 _KEPT_SHARE = 0.75  # of the bound that is left once it is reached
 
 
+class Occurrence(NamedTuple):
+    """Where the last tokens occurred before: what follows stands in `text` at `position`."""
+
+    text: array[int]
+    position: int
+
+
 class TextMemory:
-    """Texts from before. most_tokens: the bound of all together."""
+    """Earlier texts, each part of them once. most_tokens: the bound of all together.
+
+    Beyond the bound the parts that were least recently used are forgotten.
+    """
 
     def __init__(self, most_tokens: int = MOST_REMEMBERED) -> None:
         self.index = NgramIndex()
-        self.num_changes = 0  # whoever found something here looks again after a change
+        self.num_changes = 0  # after a change, what was found here is searched again
         self._most_tokens = most_tokens
         self._begins: list[int] = []  # of the parts, ascending
-        self._used: list[int] = []  # when each was of use: a larger number is later
+        self._used: list[int] = []  # when each was used: a larger number is later
         self._now = 0
-        self.lock = threading.RLock()  # held by whoever reads or changes it
+        self.lock = threading.RLock()  # held while it is read or changed
 
     def __len__(self) -> int:
         """Tokens, with the gaps between them."""
@@ -79,9 +95,11 @@ class TextMemory:
         self._append(text[max(begin - _RUN, 0) :], len(text) - begin)
         self._forget_some()
 
-    def mark_used(self, position: int) -> None:
-        """The part at that position of the index's text was of use."""
-        self._used[bisect.bisect_right(self._begins, position) - 1] = self._now
+    def mark_used(self, found: Occurrence) -> None:
+        """Keep the part in which something was found longer than others, if it is of these."""
+        with self.lock:
+            if found.text is self.index.text:
+                self._used[bisect.bisect_right(self._begins, found.position) - 1] = self._now
 
     def _append(self, tokens: array[int], num_new: int) -> None:
         """Add a part, of which so many tokens are not known yet."""
@@ -117,9 +135,7 @@ class TextMemory:
 
 
 def _without_gaps(tokens: Sequence[int]) -> list[array[int]]:
-    """What is between them."""
-    if min(tokens, default=0) > GAP:
-        return [array("i", tokens)]
+    """The stretches between gaps and cells of pictures."""
     stretches = itertools.groupby(tokens, lambda token: token > GAP)
     return [array("i", stretch) for is_text, stretch in stretches if is_text]
 
@@ -169,44 +185,28 @@ class FindingKind(NamedTuple):
 
 
 class LookupOdds:
-    """What is known so far of each kind of finding."""
+    """Counts how often tokens of each kind of finding came true."""
 
     def __init__(self) -> None:
-        self._right = [
-            [[_FIRST_WEIGHT * percent / 100 for percent in alike] for alike in row]
-            for row in _FIRST
-        ]
-        self._seen = [[[float(_FIRST_WEIGHT)] * len(alike) for alike in row] for row in _FIRST]
+        self._counts: dict[FindingKind, list[float]] = {}  # of those that came, and of all
 
     def chance(self, kind: FindingKind) -> float:
         """The share of such tokens that came as they were found, 0 … 1."""
-        length, alike, different = kind
-        return self._right[length][alike][different] / self._seen[length][alike][different]
+        came, seen = self._of(kind)
+        return came / seen
 
     def learn(self, kind: FindingKind, *, came: bool) -> None:
-        """Count a token that was found: whether it is what came."""
+        """Count a token that was found, and whether it came."""
+        counts = self._of(kind)
+        counts[0] += came
+        counts[1] += 1
+        if counts[1] > _MOST_COUNTED:
+            counts[:] = [count / 2 for count in counts]
+
+    def _of(self, kind: FindingKind) -> list[float]:
         length, alike, different = kind
-        right, seen = self._right[length][alike], self._seen[length][alike]
-        right[different] += came
-        seen[different] += 1
-        if seen[different] > _MOST_COUNTED:
-            right[different] /= 2
-            seen[different] /= 2
-
-
-LONGEST_MATCH = 64  # tokens; a longer match is no better
-_MAX_REPLAYED = 16  # tokens that a replay judges at most
-# A place is followed from this many tokens on that agree, and from fewer where it is resumed:
-# within so many tokens of the text, and so many away from where it would stand now
-_FOLLOWED_FROM, _RESUMED_FROM = SIZES[1], 2
-_RESUMED_WITHIN, _RESUMED_AWAY = 24, 16
-
-
-class Occurrence(NamedTuple):
-    """Where the last tokens occurred before: what follows stands in `text` at `position`."""
-
-    text: array[int]
-    position: int
+        share = _FIRST[length][alike][different] / 100
+        return self._counts.setdefault(kind, [share * _FIRST_WEIGHT, _FIRST_WEIGHT])
 
 
 class Found(NamedTuple):
@@ -221,9 +221,9 @@ class Found(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """A place that the text agreed with, when the text had so many tokens."""
+    """An occurrence that the text agreed with when it had so many tokens."""
 
-    place: Occurrence
+    occurrence: Occurrence
     num_tokens: int
 
 
@@ -375,19 +375,13 @@ class Lookup(Proposer):
                 self._odds.learn(kind, came=token == found)
                 if token != found:
                     break
-                self._mark_used()
+                if self.memory is not None:
+                    self.memory.mark_used(self._found.occurrences[0])
         self._expected.clear()
         self._own.read(new)
 
-    def _mark_used(self) -> None:
-        followed = self._found.occurrences[0]
-        if self.memory is not None:
-            with self.memory.lock:
-                if followed.text is self.memory.index.text:
-                    self.memory.mark_used(followed.position)
-
     def _look(self, end: array[int], num_forced: int) -> Found:
-        """What to follow behind this end of the text and so many tokens that have to come."""
+        """Search for this end of the text, of which the last tokens have to come yet."""
         num_tokens = len(self._own) + num_forced
         with contextlib.nullcontext() if self.memory is None else self.memory.lock:
             found = self._longest(end)
@@ -400,20 +394,20 @@ class Lookup(Proposer):
     def _longest(self, end: array[int]) -> Found:
         """The occurrences of the longest run at this end that occurred before."""
         memory = None if self.memory is None else self.memory.index
-        places = [place for place in (self._reference, self._own, memory) if place is not None]
+        texts = [text for text in (self._reference, self._own, memory) if text is not None]
         for level, hash_ in reversed(list(enumerate(run_hashes(end[-SIZES[-1] :])))):
             run = end[-SIZES[level] :]
             found = [
-                Occurrence(place.text, end)
-                for place in places
-                for end in place.ends(level, hash_, run)
+                Occurrence(each.text, end)
+                for each in texts
+                for end in each.ends(level, hash_, run)
             ]
             if found:
                 return _longest_first(found, end, SIZES[level])
         return _NOTHING
 
     def _resumed(self, end: array[int], num_tokens: int, found: Found) -> Found:
-        """Where what was followed goes on, behind tokens that were replaced; else `found`.
+        """Where the followed occurrence goes on behind tokens that were replaced; else `found`.
 
         A short match near there says more than one as short anywhere.
         """
@@ -424,29 +418,23 @@ class Lookup(Proposer):
         if passed > _RESUMED_WITHIN:
             return found
         expected, last = position + passed, end[-1]
+        first = max(expected - _RESUMED_AWAY, 1)
         near = [
-            (_matching(text, place, end, 1), -abs(place - expected), place)
-            for place in range(
-                max(expected - _RESUMED_AWAY, 1),
-                min(expected + _RESUMED_AWAY + 1, len(text)),
-            )
-            if text[place - 1] == last and text[place] != GAP
+            (_matching(text, at, end, 1), -abs(at - expected), at)
+            for at in range(first, min(expected + _RESUMED_AWAY + 1, len(text)))
+            if text[at - 1] == last and text[at] != GAP
         ]
-        length, _, place = max(near, default=(0, 0, 0))
+        length, _, at = max(near, default=(0, 0, 0))
         if length < max(found.length, 1):
             return found
-        others = [
-            each
-            for each in found.occurrences
-            if each.text is not text or each.position != place
-        ]
-        return Found([Occurrence(text, place), *others], length, is_resumed=True)
+        others = [e for e in found.occurrences if e.text is not text or e.position != at]
+        return Found([Occurrence(text, at), *others], length, is_resumed=True)
 
     def _next(self, num_drafted: int) -> tuple[int, FindingKind] | None:
         """The token to follow the text and so many drafted ones, which this gave before.
 
-        It is that of the first occurrence; its kind says how many of those that went on like
-        it until there do so again.
+        The first occurrence gives it. Its kind counts the occurrences that went on alike so
+        far: how many do so again.
         """
         if num_drafted < len(self._expected):
             return self._expected[num_drafted]

@@ -53,7 +53,7 @@ class Request:
 
 
 class SpeculativeDecoder:
-    """One text, a target whose cache holds a prefix of it, and proposers that know a part.
+    """A text, a target whose cache holds a prefix of it, and proposers that know a part.
 
     That invariant holds whenever control is outside: after every yielded step, after a
     generator was closed, after an exception.
@@ -198,6 +198,7 @@ class SpeculativeDecoder:
         self._truncate_caches(length + verdict.num_accepted)
 
         # 5. Emit.
+        proposer = decision.proposer
         tokens, provenance = self._emit(verdict, proposal, request)
         self._probs += [row.prob(token) for row, token in zip(targets, tokens, strict=False)]
         return Step(
@@ -205,9 +206,9 @@ class SpeculativeDecoder:
             provenance=provenance,
             logits=logits,
             distributions=targets,
-            kind=self._kind(decision),
+            kind=None if proposer is None else self.proposers[proposer].kind,
             draft_off=decision.draft_off,
-            proposer=decision.proposer,
+            proposer=proposer,
             confidences=proposal.confidences,
             num_accepted=verdict.num_accepted,
             num_emitted=len(tokens),
@@ -235,9 +236,6 @@ class SpeculativeDecoder:
         self.tokens += tokens
         return tokens, provenance
 
-    def _kind(self, decision: Decision) -> ProposerKind | None:
-        return None if decision.proposer is None else self.proposers[decision.proposer].kind
-
     def _batch(self, missing: list[int], draft_tokens: list[int]) -> list[int]:
         """The tokens that the target decodes, padded where that is cheaper.
 
@@ -256,11 +254,11 @@ class SpeculativeDecoder:
         """The most draft tokens that the next step may hold."""
         # A step emits one token more than it accepts, and must not emit more than remain.
         target = self.target
-        most = min(target.max_outputs - 1, target.max_rollback, MAX_DRAFT_TOKENS)
-        return min(num_remaining - 1, most)
+        most = min(num_remaining, target.max_outputs) - 1
+        return min(most, target.max_rollback, MAX_DRAFT_TOKENS)
 
     def _choice(self, request: Request, start: StepStart, room: int) -> tuple[Decision, float]:
-        """Who proposes in this step, and the seconds of a replay that led to it."""
+        """Decide who proposes in this step; also the seconds of replays that led to it."""
         if start.step == 0:
             return Decision(None), 0.0
         if not self.proposers:

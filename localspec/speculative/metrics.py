@@ -32,7 +32,7 @@ class Provenance(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step(StepRecord):
-    """One round of propose, score, verify, truncate, emit.
+    """A round of propose, score, verify, truncate, emit.
 
     tokens, provenance: of the emitted tokens, in order. kind: of the chosen proposer, if any.
     draft_off: why nothing was proposed; None also in the first step and for the last token of

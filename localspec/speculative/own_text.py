@@ -1,7 +1,7 @@
-"""A text of the target in the tokens of a draft that has another tokenizer, kept in step.
+"""The target's text in the tokens of a draft that has another tokenizer, kept in step.
 
-Both have the same bytes. The text grows and is cut by the target's tokens, and the draft's
-follow: only the end is tokenised anew, from a place on where a word begins.
+Both have the same bytes. The text grows and is cut by the target's tokens. The draft's tokens
+follow: only the end is tokenised again, from the beginning of a word on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ class TokenMaps:
         self.pieces, self.own_pieces = target.spelled_out(), draft.spelled_out()
         self.common = common_tokens(self.pieces, self.own_pieces)
         control, own_control = set(target.control_ids()), set(draft.control_ids())
-        pairs = dict(_pairs(self.pieces, control, self.own_pieces, own_control))
+        # Of several tokens with the same bytes the last one counts: single bytes come before
+        # characters, and what was added for whole words after what it is made of.
+        names = {(t in control, piece): t for t, piece in enumerate(self.pieces) if piece}
+        own_names = {(o in own_control, piece): o for o, piece in enumerate(self.own_pieces)}
+        pairs = {token: own_names[name] for name, token in names.items() if name in own_names}
         if target.eos not in pairs and draft.eos not in pairs.values() and draft.eos >= 0:
             pairs[target.eos] = draft.eos
         pairs.pop(-1, None)
@@ -46,38 +50,23 @@ class TokenMaps:
         self.own_ids: TokenIds = np.array([pairs[t] for t in sorted(pairs)], dtype=np.int64)
         self.to_own: TokenIds = np.full(len(self.pieces), -1, dtype=np.int64)
         self.to_own[self.target_ids] = self.own_ids
-        self.own_bytes = _single_bytes(self.own_pieces, own_control)
-        if max(self.own_bytes) < 0:
+        single = {
+            piece[0]: own
+            for own, piece in enumerate(self.own_pieces)
+            if len(piece) == 1 and own not in own_control
+        }
+        if not single:
             raise cannot_spell()
+        self.own_bytes = [single.get(byte, -1) for byte in range(256)]
         if target.add_bos and target.bos >= 0:
             self.pieces[target.bos] = b""
             self.atoms.pop(target.bos, None)
         self.own_start = [draft.bos] if draft.add_bos and draft.bos >= 0 else []
-        missing = {byte for byte, own in enumerate(self.own_bytes) if own < 0}
+        missing = set(range(256)) - single.keys()
         self.can_spell = np.array(
             [not missing.intersection(piece) for piece in self.pieces], dtype=np.bool_
         )
         self.can_spell[list(self.atoms)] = True
-
-
-def _pairs(
-    pieces: list[bytes], control: set[int], own_pieces: list[bytes], own_control: set[int]
-) -> list[tuple[int, int]]:
-    # Of several tokens with the same bytes the last one counts: single bytes come before
-    # characters, and what was added for whole words after what it is made of.
-    names = {(token in control, piece): token for token, piece in enumerate(pieces) if piece}
-    own_names = {(own in own_control, piece): own for own, piece in enumerate(own_pieces)}
-    return [
-        (token, own_names[name]) for name, token in sorted(names.items()) if name in own_names
-    ]
-
-
-def _single_bytes(own_pieces: list[bytes], own_control: set[int]) -> list[int]:
-    own_bytes = [-1] * 256
-    for own, piece in enumerate(own_pieces):
-        if len(piece) == 1 and own not in own_control:
-            own_bytes[piece[0]] = own
-    return own_bytes
 
 
 # Bytes that are tokenised again at most: longer than most words.
@@ -89,7 +78,9 @@ _PARTS = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]+")
 
 
 class Reading(NamedTuple):
-    """What was read: the target's tokens, the draft's own, and the bytes where those end."""
+    """A text as it was read: the target's tokens, the draft's own, and the bytes where these
+    end.
+    """
 
     tokens: list[int]
     own: list[int]
@@ -97,10 +88,10 @@ class Reading(NamedTuple):
 
 
 class OwnText:
-    """The same bytes in two tokenizers.
+    """A text in the tokens of the target, `tokens`, and in those of the draft, `own`.
 
-    tokens: the target's. own: the draft's, up to date after `settle`. num_same: how many of
-    them at the front are what they were when it was last set.
+    own is up to date after `settle`. num_same: how many of its tokens at the front have not
+    changed since num_same was last set.
     """
 
     def __init__(self, maps: TokenMaps, vocabulary: Vocabulary) -> None:
@@ -127,7 +118,7 @@ class OwnText:
         return Reading(self.tokens, self.own[:num_own], self._own_ends[:num_own])
 
     def go_on(self, reading: Reading) -> None:
-        """Make that the text."""
+        """Replace the text by one that was read before."""
         self.cut(0)
         self.extend(reading.tokens)
         self.own += reading.own
@@ -172,7 +163,7 @@ class OwnText:
     def settle(self) -> None:
         """Bring the draft's tokens up to date.
 
-        They stay as they are up to the last place where the new ones have a boundary, too.
+        They stay as they are up to the last boundary that they share with the new ones.
         """
         if not self.own:
             self.own += self._maps.own_start
@@ -181,12 +172,12 @@ class OwnText:
             return
         start = self._restart()
         own, ends = self._spelled(start)
-        place_of = {end: place for place, end in enumerate(ends)}
+        index_of = {end: index for index, end in enumerate(ends)}
         kept = len(self.own)
         while kept and self._own_ends[kept - 1] > start:
-            place = place_of.get(self._own_ends[kept - 1])
-            if place is not None:
-                own, ends = own[place + 1 :], ends[place + 1 :]
+            index = index_of.get(self._own_ends[kept - 1])
+            if index is not None:
+                own, ends = own[index + 1 :], ends[index + 1 :]
                 break
             kept -= 1
         self._keep_own(kept)
@@ -200,10 +191,10 @@ class OwnText:
     def _restart(self) -> int:
         """Where to tokenise from: most tokenizers begin anew with a space after a word."""
         data, end = self._data, self.num_own_bytes
-        for own, place in zip(reversed(self.own), reversed(self._own_ends), strict=True):
-            is_word = data[place : place + 1] == b" " and not data[place - 1 : place].isspace()
-            if is_word or end - place > _LOOK_BACK or own in self._maps.own_controls:
-                return place
+        for own, at in zip(reversed(self.own), reversed(self._own_ends), strict=True):
+            is_word = data[at : at + 1] == b" " and not data[at - 1 : at].isspace()
+            if is_word or end - at > _LOOK_BACK or own in self._maps.own_controls:
+                return at
         return 0
 
     def _spelled(self, start: int) -> tuple[list[int], list[int]]:
@@ -232,7 +223,7 @@ class OwnText:
                 ends.append(begin)
 
     def _of_text(self, text: str) -> list[int]:
-        """Tokens with the very bytes: byte by byte where the tokenizer would change them."""
+        """Tokens that spell exactly these bytes, single ones where the tokenizer changes them."""
         known = self._words.get(text)
         if known is not None:
             return known

@@ -222,7 +222,7 @@ class UpTo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FixedDraftPolicy(DraftPolicy):
-    """The same number of draft tokens in every step, from the first proposer that has any.
+    """Drafts the same number of tokens in every step, from the first proposer that has any.
 
     Raises OptionError outside 0 … MAX_DRAFT_TOKENS.
     """

@@ -16,7 +16,7 @@ _MAX_DIFFERENT = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One id that names two tokens."""
+    """An id that names two tokens."""
 
     token: int
     target_text: bytes
@@ -87,7 +87,6 @@ def _does_not_fit(why: str) -> PairError:
 
 # Of the smaller vocabulary. A draft that cannot say most of what it means is hardly ever right.
 _LEAST_COMMON = 0.25
-_OTHER_DRAFT = "Choose a draft of the same family, or leave it away (draft_tokens=0)."
 
 # docs/performance.md: what a draft with another tokenizer may be expected to reach.
 _EXPECTED = (
@@ -112,21 +111,21 @@ class CommonTokens:
         )
 
     def with_expectation(self) -> str:
-        """The same, and how often such a draft may be expected to be right."""
+        """Text with how often such a draft may be expected to be right."""
         return f"{self}; {_EXPECTED}"
 
 
 def common_tokens(target: Sequence[bytes], draft: Sequence[bytes]) -> CommonTokens:
     """Compare the bytes of all tokens of a target and of a draft, in the order of their ids.
 
-    Raises PairError if too few are the same, or the draft cannot spell any text.
+    With common tokens a draft can propose for a target whose tokens have other ids: token-level
+    intersection, Timor et al. (arXiv 2502.05202). Raises PairError if too few are the same, or
+    the draft cannot spell any text.
     """
     number = len((set(target) & set(draft)) - {b""})
     if number < _LEAST_COMMON * min(len(target), len(draft)):
-        raise PairError(
-            f"the draft does not fit the target: only {number} of their {len(target)} and "
-            f"{len(draft)} tokens have the same bytes",
-            _OTHER_DRAFT,
+        raise _does_not_fit(
+            f"only {number} of their {len(target)} and {len(draft)} tokens have the same bytes"
         )
     if not any(len(piece) == 1 for piece in draft):
         raise cannot_spell()
@@ -135,8 +134,4 @@ def common_tokens(target: Sequence[bytes], draft: Sequence[bytes]) -> CommonToke
 
 def cannot_spell() -> PairError:
     """The error of a draft without ordinary tokens of single bytes."""
-    return PairError(
-        "the draft does not fit the target: it has no tokens of single bytes, in which any "
-        "text can be spelled",
-        _OTHER_DRAFT,
-    )
+    return _does_not_fit("it has no tokens of single bytes, in which any text can be spelled")

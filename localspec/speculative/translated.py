@@ -23,10 +23,9 @@ _SPARE_TOKENS = 16  # of the context: a word that is not whole yet may take more
 class TranslatedModel:
     """A `Model` over the target's ids, made of a model that has ids of its own.
 
-    own_model: that model. text: what it reads. From a checkpoint on, single tokens are taken
-    for its own drafts, and stay the tokens that they are until the text goes on. Where several
-    rows are asked for, each is what it would be without the tokens that follow, so it takes a
-    decode of its own.
+    own_model: the latter. text: its text in both tokenizers. After a checkpoint single tokens
+    are the draft's own, and are not tokenised again until the text goes on. Each of several
+    rows takes a decode of its own, because tokens that follow may change the last word.
     """
 
     def __init__(self, model: Model, text: OwnText, maps: TokenMaps) -> None:
@@ -46,7 +45,7 @@ class TranslatedModel:
         return self._text.num_covered(self.own_model.num_cached)
 
     def room_after(self, tokens: Sequence[int]) -> int:
-        """How many drafts its context has room for after `tokens`, all that it is to read."""
+        """How many drafted tokens its context has room for after `tokens`."""
         self._drafts = False
         self._text.extend(tokens[len(self._text.tokens) :])
         self._settle()
@@ -64,8 +63,9 @@ class TranslatedModel:
     def rows_together(
         self, tokens: Sequence[int], num_rows: int
     ) -> Iterator[tuple[int, Logits]]:
-        """Append tokens by one decode. Rows after those of the last num_rows behind which a
-        token of its own ends, each with its place among them.
+        """Append tokens by one decode; yield the rows after the last num_rows of them.
+
+        Each row comes with its index. Tokens behind which no token of the draft ends have none.
         """
         model, text = self.own_model, self._text
         self._append(tokens, self.num_cached)
@@ -98,7 +98,7 @@ class TranslatedModel:
                 self._renamed(rows[0], row)
 
     def _append(self, tokens: Sequence[int], begin: int) -> None:
-        """Make the text go on with these from a place on; it may know them already."""
+        """Continue the text with tokens from an index on, which may be there already."""
         text = self._text
         if text.tokens[begin:] != list(tokens):
             text.cut(begin)
@@ -123,17 +123,17 @@ class TranslatedModel:
         text.num_same = len(text.own)
 
     def truncate(self, num_cached: int) -> None:
-        """As `Model.truncate`, or to more than is cached: what it is to read is cut, too."""
+        """Cut as `Model.truncate` does, or to more than is cached: the text is cut, too."""
         self._text.cut(num_cached)
         if self._text.num_same < self.own_model.num_cached:
             self.own_model.truncate(self._text.num_same)
 
     def read_so_far(self) -> Reading:
-        """What its cache holds, in the tokens of both."""
+        """The text in its cache, in the tokens of both."""
         return self._text.reading(self.own_model.num_cached)
 
     def go_on(self, reading: Reading) -> None:
-        """Its cache, which was replaced, holds that now."""
+        """Take over what a cache holds that was put in place of its own."""
         self._text.go_on(reading)
 
     def checkpoint(self) -> None:

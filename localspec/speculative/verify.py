@@ -21,7 +21,7 @@ from localspec.sampling.distribution import Distribution, Probs
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of K draft tokens: the first num_accepted are kept, then next_token follows.
+    """The fate of K draft tokens: the first num_accepted are kept, then next_token follows.
 
     next_token is the recovered token if num_accepted < K, else the bonus token.
     """
