@@ -223,7 +223,7 @@ class OwnText:
                 ends.append(begin)
 
     def _of_text(self, text: str) -> list[int]:
-        """Tokens that spell exactly these bytes, single ones where the tokenizer changes them."""
+        """Tokens that spell exactly these bytes, if need be those of single bytes."""
         known = self._words.get(text)
         if known is not None:
             return known
