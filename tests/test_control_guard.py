@@ -314,7 +314,7 @@ def test_memory_grows_with_the_length_of_a_control_text(engine_with):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 5_000_000
-    assert len(hidden.texts) == 3
+    assert len(hidden.parts) == 3
 
 
 @pytest.fixture(scope="module")

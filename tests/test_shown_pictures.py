@@ -13,7 +13,7 @@ from localspec import OptionError, Picture, TemplateError
 from localspec.chat.chat import Chat
 from localspec.chat.messages import checked_messages, merged_messages
 from localspec.chat.prompt import PromptMaker
-from localspec.chat.shown import PICTURE_NOTE, Shown, WebPicture
+from localspec.chat.shown import PICTURE_NOTE, Shown
 from localspec.chat.template import BUILT_IN
 from localspec.pictures.vision import KnownCells
 from localspec.streaming.cancellation import never
@@ -264,15 +264,15 @@ def test_earlier_pictures_are_notes_also_where_messages_are_merged(prompt_of, in
 def test_a_conversation_goes_on_after_a_picture_that_cannot_be_read(prompt_of, in_words):
     """In the last message it is an error, later a note."""
     broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
-    far = {"type": "image_url", "image_url": {"url": "https://example.com/fox.png"}}
-    asked = user(text("a"), broken, text("b"), openai(RED), far, text("c"))
+    asked = user(text("a"), broken, text("b"), openai(RED), text("c"))
     with pytest.raises(OptionError, match=r"message 0 has an image in it: .*not a picture"):
         prompt_of(asked, vision=Eyes())
     prompt = prompt_of([*asked, {"role": "user", "content": "Sure?"}], vision=Eyes())
     note = "[An image was here, which cannot be read.]"
     said = re.sub(r"[^\n\[\]]{0,9}\[3\][^\n\[\]]{0,9}", "RED", in_words(prompt.tokens))
-    assert f"a\n{note}\nbRED{note}"[:20] in said
-    assert said.count(note) == 2
+    assert f"a\n{note}\n" in said
+    assert "RED" in said
+    assert said.count(note) == 1
     assert prompt.pictures == (RED,)
 
 
@@ -330,6 +330,7 @@ def test_a_conversation_goes_on_after_a_picture_that_is_not_taken(prompt_of, in_
         ({"type": "input_image", "file_id": "x"}, "it has no data"),
         ({"type": "input_image", "image_url": "data:image/png;base64,"}, "it has no data"),
         ({"type": "image", "image": 3}, "the picture is 3"),
+        ({"type": "image", "image": "https://a.b/c.png"}, "addresses are not fetched"),
     ],
 )
 def test_a_part_without_a_picture_is_refused_by_its_message(part, said):
@@ -339,14 +340,6 @@ def test_a_part_without_a_picture_is_refused_by_its_message(part, said):
     assert caught.value.hint
     (first, _) = checked_messages([*user(part), {"role": "user", "content": "x"}])
     assert first["content"] == PICTURE_NOTE
-
-
-def test_addresses_are_kept_and_not_fetched(prompt_of):
-    part = {"type": "image_url", "image_url": {"url": "https://example.com/fox.png"}}
-    (message,) = checked_messages(user(part))
-    assert message["pictures"] == (Shown(0, WebPicture("https://example.com/fox.png")),)
-    with pytest.raises(OptionError, match="addresses are not fetched"):
-        prompt_of(user(part), vision=Eyes())
 
 
 def test_json_cannot_place_pictures_by_itself():

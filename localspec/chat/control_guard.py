@@ -42,19 +42,18 @@ class Exposed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The same with placeholders.
+    """An `Exposed` with placeholders.
 
-    mark: the beginning of each. texts: what they stand for, by the digits after the mark;
-    pictures: the same for those that stand for a picture's tokens. shown: all texts in messages
-    and tools, as the template sees them.
+    mark: the beginning of each. parts: by the digits after the mark, the text that a
+    placeholder stands for, or a picture's tokens. shown: all texts in messages and tools, as
+    the template sees them.
     """
 
     mark: str
     messages: list[dict[str, Any]] = field(default_factory=list)
     tools: list[Any] = field(default_factory=list)
     variables: dict[str, Any] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
-    pictures: dict[str, Sequence[int]] = field(default_factory=dict)
+    parts: dict[str, str | Sequence[int]] = field(default_factory=dict)
     shown: list[str] = field(default_factory=list)
 
     @property
@@ -64,22 +63,14 @@ class Hidden:
 
     def shows_pictures(self, prompt: str) -> bool:
         """Whether each picture stands in the prompt once."""
-        return all(prompt.count(self.mark + index) == 1 for index in self.pictures)
+        pictures = (index for index, part in self.parts.items() if not isinstance(part, str))
+        return all(prompt.count(self.mark + index) == 1 for index in pictures)
 
-    def hide(self, text: str) -> str:
-        """A placeholder for a text."""
-        index = self._next_index()
-        self.texts[index] = text
+    def hide(self, part: str | Sequence[int]) -> str:
+        """A placeholder for a text, or a picture's tokens."""
+        index = f"{len(self.parts):0{_INDEX_DIGITS}}"
+        self.parts[index] = part
         return self.mark + index
-
-    def hide_picture(self, tokens: Sequence[int]) -> str:
-        """A placeholder for a picture."""
-        index = self._next_index()
-        self.pictures[index] = tokens
-        return self.mark + index
-
-    def _next_index(self) -> str:
-        return f"{len(self.texts) + len(self.pictures):0{_INDEX_DIGITS}}"
 
 
 class ControlGuard:
@@ -135,16 +126,17 @@ class ControlGuard:
     def tokenize(self, prompt: str, hidden: Hidden) -> list[int]:
         """Ids of the prompt that the hidden messages were rendered to."""
         tokens: list[int] = []
-        parts = re.split(f"{hidden.mark}([0-9]{{{_INDEX_DIGITS}}})", prompt)
-        for number, part in enumerate(parts):
+        pieces = re.split(f"{hidden.mark}([0-9]{{{_INDEX_DIGITS}}})", prompt)
+        for number, piece in enumerate(pieces):
             # Behind a picture's cells a text starts anew, as in llama.cpp.
             after = tokens[-1] if tokens and tokens[-1] >= 0 else None
-            if part in hidden.pictures and number % 2:
-                tokens += hidden.pictures[part]
-            elif number % 2:
-                tokens += self._spell(hidden.texts.get(part, ""), after)
+            part = hidden.parts.get(piece, "")
+            if number % 2 == 0:
+                tokens += self._vocabulary.tokenize(piece, parse_special=True, after=after)
+            elif isinstance(part, str):
+                tokens += self._spell(part, after)
             else:
-                tokens += self._vocabulary.tokenize(part, parse_special=True, after=after)
+                tokens += part
         return tokens
 
     def _spell(self, text: str, after: int | None) -> list[int]:
@@ -223,7 +215,7 @@ def _hidden(
             said += data(piece) if is_data else shown(piece, _merged(spans(piece)))
             if picture is not None:
                 assert isinstance(picture, ShownTokens)
-                said += hidden.hide_picture(picture.tokens)
+                said += hidden.hide(picture.tokens)
         hidden.messages.append({"role": message["role"], "content": said, **data(rest)})
     hidden.tools.extend(data(exposed.tools))
     hidden.variables.update(data(exposed.variables))

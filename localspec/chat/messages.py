@@ -59,7 +59,7 @@ def checked_messages(messages: object) -> list[Message]:
 
 
 def merged_messages(messages: Sequence[Message]) -> list[Message]:
-    """The same in turns that every template takes.
+    """The messages in turns that every template takes.
 
     What the system says first is one message, what it says later the user's, and messages in a
     row of one role are one. Calls of tools and their results stay as they are. To templates
@@ -89,7 +89,7 @@ def _merged(role: str, messages: Sequence[Message]) -> Message:
 
 
 def _role_in_turns(message: Message) -> tuple[str, bool]:
-    """Who says it, and whether it is nothing but text."""
+    """The speaker, and whether the message is nothing but text."""
     is_plain = message["role"] != "tool" and "tool_calls" not in message
     return "user" if _is_system(message) else str(message["role"]), is_plain
 

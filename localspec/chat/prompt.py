@@ -8,6 +8,7 @@ hidden, and if need be all of it: then only what the template would have done to
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -108,9 +109,7 @@ class PromptMaker:
     ) -> Prompt:
         """The prompt of messages in which pictures are notes, or tokens."""
         self._check_tools(messages, use)
-        if self._form is not None:
-            messages = fit_to_form(messages, self._form)
-        exposed = self._exposed(messages, use)._replace(variables=variables)
+        exposed = self._exposed(messages, use, variables)
         self._check_roles(exposed, is_cancelled)
         text, hidden = self._with_pictures(exposed, is_cancelled)
         tokens = with_bos(self._guard.tokenize(text, hidden), self._vocabulary)
@@ -130,19 +129,23 @@ class PromptMaker:
             )
         return text, hidden
 
-    def _exposed(self, messages: Sequence[Message], use: ToolUse) -> Exposed:
-        results = (
-            number
-            for number, message in enumerate(messages)
-            if message["role"] == "tool" and self._knows_calls
-        )
+    def _exposed(
+        self, messages: Sequence[Message], use: ToolUse, variables: Mapping[str, Any]
+    ) -> Exposed:
+        """The messages as the template takes them, with all else that it may read."""
+        fitted = messages if self._form is None else fit_to_form(messages, self._form)
+        read, data = [], set()
+        for number, message in enumerate(fitted):
+            role, content = str(message["role"]), str(message["content"])
+            if role == "tool" and self._knows_calls:
+                data.add(number)
+            if role == "developer" and role not in self._source:
+                role = "system"
+            if role == "assistant":
+                content = said(content, self._thoughts.families)
+            read.append({**message, "role": role, "content": content})
         return Exposed(
-            [
-                {**message, "role": self._role(message), "content": self._content(message)}
-                for message in messages
-            ],
-            [tool.declared() for tool in use.tools],
-            frozenset(results),
+            read, [tool.declared() for tool in use.tools], frozenset(data), variables
         )
 
     def _calls(self, use: ToolUse) -> Calls | None:
@@ -178,10 +181,6 @@ class PromptMaker:
                 "Give the results in messages of the role tool.",
             )
 
-    def _role(self, message: Message) -> str:
-        is_unknown = message["role"] == "developer" and "developer" not in self._source
-        return "system" if is_unknown else str(message["role"])
-
     def _check_roles(self, exposed: Exposed, is_cancelled: CancelCheck) -> None:
         """Refuse a role that the template passes over: nothing that is said is lost."""
         unusual = [
@@ -199,11 +198,6 @@ class PromptMaker:
                     f"the chat template leaves out messages of the role {message['role']!r}",
                     "Give their text the role user or system.",
                 )
-
-    def _content(self, message: Message) -> str:
-        content = str(message["content"])
-        is_answer = message["role"] == "assistant"
-        return said(content, self._thoughts.families) if is_answer else content
 
     def _guarded(self, exposed: Exposed, is_cancelled: CancelCheck) -> tuple[str, Hidden]:
         """The template's text, whose control texts are its own, and what is hidden in it."""
@@ -227,33 +221,29 @@ class PromptMaker:
         return all(text in self._named or text in self._source for text in texts)
 
     def _rendered(self, hidden: Hidden, is_cancelled: CancelCheck) -> str:
-        """The template's text, also where it refuses an answer in which nothing was said."""
-        messages = hidden.messages
-        others: Any = {"tools": hidden.tools, "variables": hidden.variables}
-        if messages[-1]["role"] == "assistant":
-            return self._opened(hidden, is_cancelled)
-        try:
-            return self._template.render(messages, is_cancelled, **others)
-        except TemplateError:
-            if all(message["content"] for message in messages):
-                raise
-        return self._template.render(
-            [{**message, "content": message["content"] or " "} for message in messages],
-            is_cancelled,
-            **others,
-        )
-
-    def _opened(self, hidden: Hidden, is_cancelled: CancelCheck) -> str:
-        """The template's text up to the end of the last message, which is an answer."""
-        *before, answer = hidden.messages
-        answer = {**answer, "content": answer["content"] + hidden.end}
-        text = self._template.render(
-            [*before, answer],
-            is_cancelled,
+        """The template's text; up to the end of the last message if that is an answer."""
+        *before, last = hidden.messages
+        is_answer = last["role"] == "assistant"
+        if is_answer:
+            last = {**last, "content": last["content"] + hidden.end}
+        render = functools.partial(
+            self._template.render,
+            is_cancelled=is_cancelled,
             tools=hidden.tools,
             variables=hidden.variables,
-            opens_answer=False,
+            opens_answer=not is_answer,
         )
+        try:
+            text = render([*before, last])
+        except TemplateError:
+            if all(message["content"] for message in hidden.messages):
+                raise
+            # Some refuse an answer in which nothing was said.
+            text = render(
+                [{**each, "content": each["content"] or " "} for each in (*before, last)]
+            )
+        if not is_answer:
+            return text
         opened, found, _ = text.rpartition(hidden.end)
         if not found:
             raise TemplateError(

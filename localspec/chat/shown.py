@@ -7,7 +7,6 @@ import binascii
 import os
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,15 +28,8 @@ _WEB_URL = re.compile(r"https?://", re.IGNORECASE)
 _FORMS = 'Give {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}.'
 
 
-@dataclass(frozen=True, slots=True)
-class WebPicture:
-    """A picture that is still to be fetched, from an address of http or https."""
-
-    url: str
-
-
 # As it was given: the bytes of a file are decoded when the prompt is made.
-Given = Picture | bytes | WebPicture
+Given = Picture | bytes
 
 
 class Shown(NamedTuple):
@@ -51,7 +43,7 @@ class Shown(NamedTuple):
 
 
 class ShownTokens(NamedTuple):
-    """The same for a model that sees. tokens: what it takes in a prompt: `Vision.cells`."""
+    """A picture as a model that sees it reads it. tokens: see `Vision.cells`."""
 
     at: int
     tokens: Sequence[int]
@@ -89,8 +81,10 @@ def given_in(part: Mapping[str, Any]) -> Given:
     with a `Picture`, a path of pathlib, the bytes of a file or an image of Pillow.
     """
     source = part.get("source")
-    if isinstance(source, Mapping):
-        return _anthropic(source)
+    if isinstance(source, Mapping):  # Anthropic's
+        if source.get("type") == "url":
+            return _of_url(source.get("url"))
+        return of_base64(source.get("data"))
     image = part.get("image")
     if image is not None and not isinstance(image, str):
         return bytes(image) if isinstance(image, bytes | bytearray) else Picture.read(image)
@@ -116,17 +110,13 @@ def of_base64(text: object) -> bytes:
     return data
 
 
-def _anthropic(source: Mapping[str, Any]) -> Given:
-    if source.get("type") == "url":
-        return _of_url(source.get("url"))
-    return of_base64(source.get("data"))
-
-
 def _of_url(url: object) -> Given:
     if not isinstance(url, str) or not url:
         raise OptionError("it has no data", _FORMS)
     if _WEB_URL.match(url):
-        return WebPicture(url)
+        raise OptionError(
+            f"it is at {url!r:.80}, and addresses are not fetched", "Send its data."
+        )
     begin = _DATA_URL.match(url)
     if begin is None:
         raise OptionError(f"its address is {url!r:.60}, which is not read here", _FORMS)
@@ -187,13 +177,7 @@ def for_the_seeing(
     # The last ones first: they count.
     numbered = reversed(list(enumerate(messages)))
     read = [reader.message(number, each, is_last=number == last) for number, each in numbered]
-    found: list[Picture] = []
-    tokens: list[Message] = []
-    for message in reversed(read):
-        found += [each.given for each in shown_in(message)]
-        shown = [ShownTokens(each.at, vision.cells(each.given)) for each in shown_in(message)]
-        tokens.append(with_shown(dict(message), shown) if shown else message)
-    return tokens, found
+    return read[::-1], reader.pictures[::-1]
 
 
 class _Reader:
@@ -201,31 +185,30 @@ class _Reader:
 
     def __init__(self, vision: Vision) -> None:
         self._vision = vision
-        self._num_pixels = self._num_read = 0
+        self._num_pixels = 0
+        self.pictures: list[Picture] = []  # the last one first
 
     def message(self, number: int, message: Message, *, is_last: bool) -> Message:
-        """The message with decoded pictures that the model can take."""
-        if not shown_in(message):
-            return message
+        """The message with the tokens of the pictures that the model can take."""
         read: dict[int, Picture] = {}  # by number
         for place, each in enumerate(shown_in(message)):
             try:
-                read[place] = self._picture(each.given)
+                read[place] = self._picture(each.given, len(read))
             except OptionError as error:
                 if is_last and not each.is_result:
                     raise OptionError(
                         f"message {number} has an image in it: {error}", error.hint
                     ) from error
+        if not shown_in(message):
+            return message
+        self.pictures += reversed(read.values())
         kept = noted(message, _LOST_NOTE, read)
+        cells = map(self._vision.cells, read.values())
         places = [each.at for each in shown_in(kept)]
-        return with_shown(kept, map(Shown, places, read.values()))
+        return with_shown(kept, map(ShownTokens, places, cells))
 
-    def _picture(self, given: Given) -> Picture:
-        if isinstance(given, WebPicture):
-            raise OptionError(
-                f"it is at {given.url!r:.80}, and addresses are not fetched", "Send its data."
-            )
-        if self._num_read >= MOST_PROMPT_PICTURES:
+    def _picture(self, given: Given, num_before: int) -> Picture:
+        if len(self.pictures) + num_before >= MOST_PROMPT_PICTURES:
             raise OptionError(
                 f"with it there are more than {MOST_PROMPT_PICTURES} images", "Send fewer."
             )
@@ -238,7 +221,6 @@ class _Reader:
                 "Send fewer, or smaller ones.",
             )
         self._vision.cells(picture)  # which refuses some
-        self._num_read += 1
         return picture
 
 

@@ -30,10 +30,6 @@ class Boundary(Protocol):
     def held(self) -> str:
         """The end of the text so far, as far as it may belong to the boundary."""
 
-    @property
-    def is_late(self) -> bool:
-        """Whether the boundary has to come with the next token, after a long wait."""
-
     def push(self, text: str) -> str | None:
         """The text after the boundary; None if that has not come yet."""
 
@@ -43,8 +39,6 @@ class Boundary(Protocol):
 
 class Trigger:
     """A boundary: the first of some texts in the answer."""
-
-    is_late = False
 
     def __init__(self, texts: Sequence[str], said: str = "") -> None:
         self.held = said[1 - max(map(len, texts)) :] if max(map(len, texts)) > 1 else ""
@@ -68,14 +62,12 @@ class Start(NamedTuple):
     opening: tokens with which the free part begins; an answer that begins with another token is
     constrained from there on. None: the answer begins in the free part. between: tokens of
     which one may stand directly behind the boundary, without being part of the constrained
-    text. may_end: whether the answer may end before the boundary. late: the only tokens that
-    may come when the boundary is late; empty for any.
+    text. may_end: whether the answer may end before the boundary.
     """
 
     opening: frozenset[int] | None
     between: frozenset[int]
     may_end: bool
-    late: frozenset[int] = frozenset()
 
 
 class _Stage(enum.Enum):
@@ -132,10 +124,6 @@ class Behind:
             if mask is not None:
                 mask[list(self._others)] = True
             return mask
-        if self._start.late and self._boundary.is_late:
-            late = np.zeros(self._spelling.num_logits, dtype=np.bool_)
-            late[list(self._start.late)] = True
-            return late
         banned = [token for token in self._candidates() if not self._may_pass(token)]
         if not self._start.may_end:
             banned += self._spelling.ends
@@ -174,8 +162,6 @@ class Behind:
     def _may_come(self, token: int) -> bool:
         if self._stage is not _Stage.FREE:
             return token in self._others or self._inner.validate([token]) == 1
-        if self._start.late and self._boundary.is_late:
-            return token in self._start.late
         if token in self._spelling.ends:
             return self._start.may_end
         return token not in self._candidates() or self._may_pass(token)

@@ -21,7 +21,7 @@ def is_gbnf(grammar: str) -> bool:
 
 
 def for_converter(gbnf: str) -> str:
-    """The same grammar without what the converter would give another meaning.
+    """The grammar without what the converter would give another meaning.
 
     Raises ValueError for an escape that is not a character.
     """

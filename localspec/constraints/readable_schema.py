@@ -8,17 +8,12 @@ from typing import Any, NamedTuple
 
 from localspec.errors import ConstraintError
 
-# The formats that llguidance knows, each with the most characters of a text that has no bound
-# of its own; None if the format is one itself.
-FORMATS: Mapping[str, int | None] = {
-    "date": None, "time": 32, "date-time": 48, "duration": 64, "email": 128, "hostname": 253,
-    "ipv4": None, "ipv6": None, "uuid": None, "uri": 2083,
+# The formats that llguidance knows.
+FORMATS = {
+    "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
 }  # fmt: skip
 # What Rust's expressions lack: lookaround and backreferences.
 _UNREADABLE = re.compile(r"(?<!\\)(?:\\\\)*(\(\?<?[=!]|\\[1-9])")
-# Pydantic's for a Decimal: not nothing but signs and a point.
-_NUMBER_TEXT = "^(?!^[-+.]*$)"
-_MOST_OF_NUMBER = 64  # characters of a number that is a text
 # To find out whether n patterns can match one text, llguidance takes 2 ** n steps.
 _MAX_PATTERNS = 12
 # Keywords that hold together with those of other schemas for the same value.
@@ -55,13 +50,9 @@ def readable_schema(schema: Mapping[str, Any], *, is_strict: bool) -> Readable:
         if isinstance(form, str) and form not in FORMATS:
             del node["format"]
             passed_over.add(f"format {form}")
-        elif isinstance(form, str):
-            _bound(node, FORMATS[form])
-        if isinstance(pattern, str):
-            _read_number_text(node, pattern)
-            if not is_strict and _UNREADABLE.search(node["pattern"]):
-                del node["pattern"]
-                passed_over.add(f"pattern {pattern}")
+        if not is_strict and isinstance(pattern, str) and _UNREADABLE.search(pattern):
+            del node["pattern"]
+            passed_over.add(f"pattern {pattern}")
         patterns.update(
             (word, str(node[word])) for word in ("pattern", "format") if word in node
         )
@@ -81,21 +72,6 @@ def _joins(node: Node) -> bool:
     """Whether several schemas may hold for the same value here."""
     options = node.keys() & {"anyOf", "oneOf", "$ref"}
     return "allOf" in node or bool(options and node.keys() & (_HOLDING - options))
-
-
-def _bound(node: Node, most: int | None) -> None:
-    """The most characters of a text, if the schema says nothing of its length."""
-    if most is not None and not node.keys() & {"minLength", "maxLength"}:
-        node["maxLength"] = most
-
-
-def _read_number_text(node: Node, pattern: str) -> None:
-    """Rewrite Pydantic's pattern without lookaround: a text with a digit in it."""
-    others = node.get("allOf", [])
-    if pattern.startswith(_NUMBER_TEXT) and isinstance(others, list):
-        node["pattern"] = "^" + pattern.removeprefix(_NUMBER_TEXT)
-        node["allOf"] = [*others, {"pattern": "[^-+.]"}]
-        _bound(node, _MOST_OF_NUMBER)
 
 
 def changed_schema(schema: Mapping[str, Any], change: Callable[[Node], None]) -> Node:

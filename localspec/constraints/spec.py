@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from localspec.constraints import gbnf
-from localspec.constraints.dataclass_schema import schema_of_dataclass
 from localspec.constraints.readable_schema import (
     Node,
     Readable,
@@ -92,7 +91,7 @@ def schema_text(schema: object) -> str:
     schema: a mapping or its JSON, which stay as they are; a Pydantic model class (whatever has
     a `model_json_schema`) or a dataclass, which mean their fields and no others, unless a model
     says that it allows them. Raises OptionError for anything else, ConstraintError for JSON
-    that is not a schema, and for a dataclass with a field whose type JSON does not have.
+    that is not a schema, and for a dataclass of which Pydantic makes none.
     """
     if isinstance(schema, str):
         found = _parsed(schema)
@@ -101,7 +100,7 @@ def schema_text(schema: object) -> str:
     elif hasattr(schema, "model_json_schema"):
         found = changed_schema(schema.model_json_schema(), _close)
     elif isinstance(schema, type) and dataclasses.is_dataclass(schema):
-        found = schema_of_dataclass(schema)
+        found = changed_schema(_dataclass_schema(schema), _close)
     else:
         raise OptionError(
             f"json_schema is {schema!r:.80}",
@@ -116,6 +115,24 @@ def schema_text(schema: object) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise ConstraintError(
             f"the JSON schema holds what JSON cannot: {error}", "Use only what JSON can hold."
+        ) from error
+
+
+def _dataclass_schema(kind: type) -> Mapping[str, Any]:
+    """Pydantic's schema of a dataclass. Raises ConstraintError where it has none."""
+    try:
+        from pydantic import TypeAdapter
+    except ImportError as error:
+        raise ConstraintError(
+            f"Pydantic makes the JSON schema of {kind.__name__}, and is not installed",
+            "Install it: pip install pydantic. Or give the schema as a dict.",
+        ) from error
+    try:
+        return TypeAdapter(kind).json_schema()
+    except Exception as error:  # of several kinds, all Pydantic's own
+        raise ConstraintError(
+            f"the dataclass {kind.__name__} has no JSON schema: {error}",
+            "Use types that JSON has, and define them at the top of its module.",
         ) from error
 
 

@@ -41,7 +41,7 @@ class Spelling:
 
     @cached_property
     def texts(self) -> list[str]:
-        """The same with a character for each byte (latin-1)."""
+        """The pieces with a character for each byte (latin-1)."""
         return [piece.decode("latin-1") for piece in self.pieces]
 
     @cached_property

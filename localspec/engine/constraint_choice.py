@@ -78,8 +78,7 @@ class Constrainer:
         between = self._spelling.blanks | self._spelling.single(
             thoughts.marks(Following.SPEECH)
         )
-        late = self._spelling.single(thoughts.marks(Following.BODY))
-        start = Start(openings or None, between, may_end, late)
+        start = Start(openings or None, between, may_end)
         return self._behind(inner, ThoughtsEnd(thoughts), thoughts.marks(), start)
 
     def _behind(

@@ -33,9 +33,6 @@ KEPT_ROW_BYTES = 1 << 26
 MAX_PICTURE_SIDE = 32_767  # pixels; 16 bits are all that some encoders have for a side
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _KNOWN = "PNG, JPEG, WebP and GIF are read."
-_ORIENTATION = 0x0112  # of EXIF: how the camera was held
-# Pillow's numbers of what turns each of its values upright: `PIL.Image.Transpose`.
-_TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +164,11 @@ def _check_size(name: str, size: tuple[int, int]) -> None:
 
 def _upright(image: Image) -> Image:
     """The image as it was seen. What is wrong with its EXIF data turns nothing."""
-    from PIL import Image as Pillow
+    from PIL import ImageOps
 
-    turn = None
     with contextlib.suppress(Exception):  # of Pillow, whose reader of EXIF raises many kinds
-        turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
-    return image if turn is None else image.transpose(Pillow.Transpose(turn))
+        return ImageOps.exif_transpose(image)
+    return image
 
 
 def _on_white(image: Image) -> Image:

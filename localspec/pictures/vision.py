@@ -1,4 +1,4 @@
-"""What can be asked of a model that sees."""
+"""The interface of a model that sees."""
 
 from __future__ import annotations
 

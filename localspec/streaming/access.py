@@ -1,8 +1,7 @@
-"""Who may work on an engine: so many answers at once, or something else, alone.
+"""The right to work on an engine: so many answers at once, or something else, alone.
 
-A conversation has a line of its own, for one answer at a time.
-
-Idle work makes way for an answer.
+A conversation has a line of its own, for one answer at a time. Idle work makes way for an
+answer.
 
 A signal handler can raise between any two instructions, also between taking a right and being
 able to give it back. So nobody gives it back: a turn is over when its work is over, and whoever
@@ -12,6 +11,7 @@ comes next checks that.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import threading
 import weakref
@@ -119,7 +119,7 @@ class Access:
     def turn(
         self, make_way: Callable[[], None] | None = None, *, is_shared: bool = False
     ) -> EngineTurn:
-        """One that is not in the line yet. make_way, is_shared: see `EngineTurn`."""
+        """A turn that is not in the line yet. make_way, is_shared: see `EngineTurn`."""
         return EngineTurn(self._line, make_way, is_shared=is_shared)
 
     def take(
@@ -161,7 +161,7 @@ class Access:
                 turn.end()
 
     def _before(self, turn: EngineTurn) -> list[EngineTurn]:
-        """Those in front of it, if it has to wait for any of them."""
+        """The turns in front of it, if it has to wait for any of them."""
         present = self._present()
         before = present[: present.index(turn)] if turn in present else present
         has_room = len(before) < self.num_places
@@ -187,28 +187,17 @@ class Access:
         return present
 
 
-def busy() -> BusyError:
-    """The refusal of another answer."""
-    return BusyError(
-        "the engine is producing another answer",
-        "Finish or close that answer first, or wait in line for it: queue=True.",
-    )
-
-
-def still_answering() -> BusyError:
-    """The refusal of another answer in a conversation."""
-    return BusyError(
-        "the last question of this conversation is still being answered",
-        "Finish or close that answer first, or wait in line for it: queue=True.",
-    )
-
-
-def in_use() -> BusyError:
-    """The refusal of anything but an answer."""
-    return BusyError(
-        "the engine is producing another answer",
-        "Finish or close that answer first; an engine does one at a time.",
-    )
+_WAIT = "Finish or close that answer first, or wait in line for it: queue=True."
+# Refusals: of another answer, of another in a conversation, and of anything but an answer.
+busy = functools.partial(BusyError, "the engine is producing another answer", _WAIT)
+still_answering = functools.partial(
+    BusyError, "the last question of this conversation is still being answered", _WAIT
+)
+in_use = functools.partial(
+    BusyError,
+    "the engine is producing another answer",
+    "Finish or close that answer first; an engine does one at a time.",
+)
 
 
 def _waits_for_itself() -> EngineError:

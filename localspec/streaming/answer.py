@@ -49,7 +49,7 @@ class PieceReader:
             if not self._is_closing:
                 raise _read_elsewhere() from error
         # Another thread closes it, and has the reply in a moment.
-        while self._is_running():
+        while inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING:
             time.sleep(_NOTICE_S)
         raise StopIteration
 
@@ -95,9 +95,6 @@ class PieceReader:
         if not was_started:
             self.state.abandon()
         return True
-
-    def _is_running(self) -> bool:
-        return inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING
 
     def __enter__(self) -> PieceReader:
         return self

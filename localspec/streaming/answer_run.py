@@ -146,6 +146,9 @@ class AnswerRun:
 
     def _told(self, step: Step, meter: Meter, text: AnswerText) -> Iterator[Piece]:
         """The tokens of a step, up to what ends the answer."""
+        facts = StepFacts(
+            step.num_draft_tokens, step.num_accepted, step.num_threads, step.draft_off
+        )
         for index, (token, provenance) in enumerate(
             zip(step.tokens, step.provenance, strict=True)
         ):
@@ -157,7 +160,7 @@ class AnswerRun:
             # Before it is handed on, behind which the answer may be closed.
             if text.stopped or self.request.is_end(token):
                 self.finish_reason, self.stopped_by = "stop", text.stopped_by
-            yield _piece(first, provenance, (token,), logprobs, None if index else _facts(step))
+            yield _piece(first, provenance, (token,), logprobs, step=None if index else facts)
             for part in more:
                 yield _piece(part, provenance)
             if text.stopped:
@@ -174,7 +177,7 @@ class AnswerRun:
         return self._new(text.finish(is_cut=self.finish_reason != "stop"))
 
     def _new(self, parts: list[Part]) -> list[Part]:
-        """Those of the next parts that were not shown before."""
+        """The next parts, without those that were shown before."""
         self.parts += parts
         return [part for part in parts if not part.is_again]
 
@@ -232,10 +235,6 @@ class AnswerRun:
             self._finish(self._read_again(num_tokens))
             self._conclude(self.result[0].stats)
         return self.result
-
-
-def _facts(step: Step) -> StepFacts:
-    return StepFacts(step.num_draft_tokens, step.num_accepted, step.num_threads, step.draft_off)
 
 
 def _piece(

@@ -30,7 +30,7 @@ class Exchange(abc.ABC):
 
     @abc.abstractmethod
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
-        """What the model is to read; made when the answer is first read, in that thread.
+        """The model's prompt; made when the answer is first read, in that thread.
 
         Other answers may come first in the conversation. It may be refused, and raise
         Interrupted as soon as `is_cancelled` is true.
@@ -56,7 +56,7 @@ class Exchange(abc.ABC):
 
 
 class PlainExchange(Exchange):
-    """One that changes nothing. make_prompt: see `Exchange.prompt`."""
+    """An exchange that changes nothing. make_prompt: see `Exchange.prompt`."""
 
     def __init__(
         self, options: AnswerOptions, make_prompt: Callable[[CancelCheck], Prompt]

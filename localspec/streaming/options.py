@@ -124,7 +124,7 @@ class AnswerOptions:
         return Drafting(self.draft_tokens, self.proposer or "auto")
 
     def tool_use(self, known: tuple[Tool, ...]) -> ToolUse:
-        """Which tools may be called; those that are known already, if none are given.
+        """The tools that may be called; by default the ones that are known already.
 
         Raises OptionError for another choice.
         """

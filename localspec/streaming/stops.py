@@ -28,23 +28,22 @@ class StopSearch:
 
     def push(self, text: str) -> str:
         """Text that is decided now. Sets `stopped_by` when a stop string is complete."""
-        return "" if self.stopped else self._decide(self._held + text)
+        if self.stopped:
+            return ""
+        text = self._held + text
+        found = first_of(self._stop, text)
+        if found is not None and not self.passes:
+            # The stop string and what follows it are not part of the answer.
+            self.stopped_by, self._held = found, ""
+            return text[: text.find(found)]
+        end = len(text) - num_unfinished(self._stop, text)
+        self._held = text[end:]
+        return text[:end]
 
     def finish(self) -> str:
         """The text that waited; no more follows."""
         text, self._held = self._held, ""
         return text
-
-    def _decide(self, text: str) -> str:
-        found = first_of(self._stop, text)
-        if found is not None and not self.passes:
-            # The stop string and what follows it are not part of the answer.
-            self.stopped_by = found
-            self._held = ""
-            return text[: text.find(found)]
-        end = len(text) - num_unfinished(self._stop, text)
-        self._held = text[end:]
-        return text[:end]
 
 
 def checked_stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
 _MAX_HEAD = 200  # characters; a longer text is not the head of a message
-_LATE = 100  # characters after which a head has to end, if what follows it is constrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Thoughts:
     are_over: bool = False
 
     def after(self, prompt: str) -> Thoughts:
-        """The same for an answer to the prompt, which may end in open thoughts or a head."""
+        """Thoughts of an answer to the prompt, which may end in open thoughts or a head."""
         found = (
             (prompt.rfind(mark) + len(mark), len(mark), family, after)
             for family in self.families
@@ -123,7 +122,7 @@ class ThoughtStream:
         return self._parts(is_whole=False)
 
     def copy(self) -> ThoughtStream:
-        """One that goes on by itself from here."""
+        """A stream that goes on by itself from here."""
         other = copy.copy(self)
         other._object = copy.copy(self._object)
         return other
@@ -258,10 +257,6 @@ class ThoughtsEnd(_StreamBoundary):
     def held(self) -> str:
         return self._stream.held
 
-    @property
-    def is_late(self) -> bool:
-        return len(self._stream.head or "") > _LATE
-
     def push(self, text: str) -> str | None:
         """The speech after the thoughts, without blank space between; None if they go on."""
         parts = self._stream.push(text)
@@ -273,8 +268,6 @@ class ThoughtsEnd(_StreamBoundary):
 
 class HeadTrigger(_StreamBoundary):
     """Watches an answer for the first of some texts in the head of a message."""
-
-    is_late = False
 
     def __init__(self, thoughts: Thoughts, texts: tuple[str, ...]) -> None:
         super().__init__(ThoughtStream(thoughts))

@@ -55,92 +55,83 @@ _TAGS = (
     family_of_tags("[THINK]", "[/THINK]"),  # Mistral
 )
 
+
+def _marks(**marks: tuple[str, ...]) -> Mapping[str, Following]:
+    """Marks by the kind of text that follows each: speech=…, thought=…, head=…"""
+    return {
+        mark: Following[kind.upper()] for kind, several in marks.items() for mark in several
+    }
+
+
 # Where a template has the signs of several, those that come first are found first.
 FAMILIES = (
     # gpt-oss (channels) and Muse (recipients). A call of a tool that nobody offered counts as
     # a thought.
     Family(
         ("<|start|>", "<|message|>"),
-        {
-            "<|start|>": Following.HEAD,
-            "<|channel|>": Following.HEAD,
-            "<|message|>": Following.BODY,
-            "<|end|>": Following.NOTHING,
-            "<|eom|>": Following.NOTHING,
-        },
+        _marks(
+            head=("<|start|>", "<|channel|>"),
+            body=("<|message|>",),
+            nothing=("<|end|>", "<|eom|>"),
+        ),
         thoughtful="analysis| to=(?!assistant|user)",
     ),
     # Solar
     Family(
         ("<|begin|>", "<|content|>"),
-        {
-            "<|begin|>": Following.HEAD,
-            "<|think|>": Following.THOUGHT,
-            "<|tool_calls|>": Following.THOUGHT,
-            "<|content|>": Following.SPEECH,
-            "<|end|>": Following.NOTHING,
-        },
+        _marks(
+            head=("<|begin|>",),
+            thought=("<|think|>", "<|tool_calls|>"),
+            speech=("<|content|>",),
+            nothing=("<|end|>",),
+        ),
     ),
     # Gemma 4
     Family(
         ("<|channel>", "<channel|>"),
-        {
-            "<|channel>thought": Following.THOUGHT,
-            "<|channel>": Following.THOUGHT,
-            "<channel|>": Following.SPEECH,
-        },
+        _marks(thought=("<|channel>thought", "<|channel>"), speech=("<channel|>",)),
     ),
     # Command-R 7B, Command A, and those that call the response a text
     Family(
         ("<|START_THINKING|>", "<|END_THINKING|>"),
-        {
-            "<|START_THINKING|>": Following.THOUGHT,
-            "<|END_THINKING|>": Following.SPEECH,
-            "<|START_RESPONSE|>": Following.SPEECH,
-            "<|END_RESPONSE|>": Following.NOTHING,
-            "<|START_TEXT|>": Following.SPEECH,
-            "<|END_TEXT|>": Following.NOTHING,
-            "<|START_ACTION|>": Following.THOUGHT,
-            "<|END_ACTION|>": Following.NOTHING,
-        },
+        _marks(
+            thought=("<|START_THINKING|>", "<|START_ACTION|>"),
+            speech=("<|END_THINKING|>", "<|START_RESPONSE|>", "<|START_TEXT|>"),
+            nothing=("<|END_RESPONSE|>", "<|END_TEXT|>", "<|END_ACTION|>"),
+        ),
     ),
     # Apertus
     Family(
         ("<|inner_prefix|>", "<|inner_suffix|>"),
-        {"<|inner_prefix|>": Following.THOUGHT, "<|inner_suffix|>": Following.SPEECH},
+        _marks(thought=("<|inner_prefix|>",), speech=("<|inner_suffix|>",)),
     ),
     # Kimi K3, whose template puts the marks together
     Family(
         ("<|open|>", "<|close|>", "<|end_of_msg|>"),
-        {
-            "<|open|>think<|sep|>": Following.THOUGHT,
-            "<|close|>think<|sep|>": Following.NOTHING,
-            "<|open|>response<|sep|>": Following.SPEECH,
-            "<|close|>response<|sep|>": Following.NOTHING,
-            "<|open|>tools<|sep|>": Following.THOUGHT,
-            "<|close|>tools<|sep|>": Following.NOTHING,
-            "<|close|>message<|sep|>": Following.NOTHING,
-        },
+        _marks(
+            thought=("<|open|>think<|sep|>", "<|open|>tools<|sep|>"),
+            speech=("<|open|>response<|sep|>",),
+            nothing=tuple(
+                f"<|close|>{name}<|sep|>" for name in ("think", "response", "tools", "message")
+            ),
+        ),
     ),
     # Granite 3.3
     Family(
         ("<think></think>", "<response></response>"),
-        {
-            "<think>": Following.THOUGHT,
-            "</think>": Following.SPEECH,
-            "<response>": Following.SPEECH,
-            "</response>": Following.NOTHING,
-        },
+        _marks(
+            thought=("<think>",), speech=("</think>", "<response>"), nothing=("</response>",)
+        ),
         are_tokens=False,
     ),
     # Apriel
     Family(
         ("[BEGIN FINAL RESPONSE]",),
-        {
-            "Here are my reasoning steps:": Following.THOUGHT,
-            "[BEGIN FINAL RESPONSE]": Following.SPEECH,
-            "[END FINAL RESPONSE]": Following.NOTHING,
-        },
+        _marks(
+            thought=("Here are my reasoning steps:",),
+            speech=("[BEGIN FINAL RESPONSE]",),
+            nothing=("[END FINAL RESPONSE]",),
+        ),
         are_tokens=False,
     ),
     *_TAGS,
@@ -148,7 +139,7 @@ FAMILIES = (
 
 
 def families_of(template: str, control_texts: Collection[str]) -> tuple[Family, ...]:
-    """Those whose signs the template's source names, or else the vocabulary.
+    """The families whose signs the template's source names, or else the vocabulary.
 
     If neither does, all whose tags are mere text.
     """

@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from localspec.errors import OptionError
-from localspec.tools.partial_text import FiniteNumbers, ObjectEnd, num_unfinished
+from localspec.tools.partial_text import ObjectEnd, num_unfinished
 from localspec.tools.schemas import branches, choices, fits, properties_of, takes_text
 from localspec.tools.tool import Tool, json_text, json_value
 from localspec.tools.values import QUOTE, in_tags
@@ -40,12 +39,12 @@ class JsonArguments(ArgumentReader):
 
     def __init__(self, tool: Tool, *, is_kept: bool) -> None:
         super().__init__(tool, is_kept=is_kept)
-        self._end, self._numbers = ObjectEnd(), FiniteNumbers()
+        self._end = ObjectEnd()
 
     def push(self, text: str) -> str:
         size = self._end.push(text)
         self.is_over, self.rest = self._end.is_over, text[size:]
-        return self._numbers.push(text[:size])
+        return text[:size]
 
 
 class _Stepwise(ArgumentReader):
@@ -153,7 +152,7 @@ class TagArguments(_Stepwise):
         self._value_schema: object = None
         self._is_text: bool | None = None
         self._end = _END if is_kept else _LAST_END
-        self._object, self._numbers = ObjectEnd(), FiniteNumbers()  # of a value that is JSON
+        self._object = ObjectEnd()  # of a value that is JSON
 
     def _tag(self) -> str | None:
         self._skip_space()
@@ -183,7 +182,7 @@ class TagArguments(_Stepwise):
             self._step = self._text
             return '"'
         if self._is_kept and self._is_text is False and begun[0] in "[{":
-            self._object, self._numbers = ObjectEnd(), FiniteNumbers()
+            self._object = ObjectEnd()
             self._step = self._flow
         else:
             self._step = self._whole
@@ -207,7 +206,7 @@ class TagArguments(_Stepwise):
         text = self.rest[self._at :]
         size = self._object.push(text)
         self._at += size
-        return self._numbers.push(text[:size]) if text else None
+        return text[:size] or None
 
     def _whole(self) -> str | None:
         for end in self._end.finditer(self.rest, self._at):
@@ -230,16 +229,9 @@ def _is_cut(text: str) -> bool:
     return False
 
 
-def _branches(schema: object, root: Mapping[str, Any]) -> list[object]:
-    try:
-        return branches(schema, root)
-    except OptionError:  # a reference to nowhere
-        return []
-
-
 def _typed(text: str, schema: object, root: Mapping[str, Any], *, is_text: bool | None) -> Any:
     """The value that a text between tags stands for."""
-    for branch in _branches(schema, root):
+    for branch in branches(schema, root):
         for choice in choices(branch) or ():
             if in_tags(choice) == text:
                 return choice

@@ -1,4 +1,4 @@
-"""Which calls an answer can have, and how these are written."""
+"""The calls that an answer can have, and how these are written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CallPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Which calls an answer can have, and how these are written.
+    """The calls that an answer can have, and how these are written.
 
     shown: ids of control tokens that are among the form's marks, and are rendered to be seen.
     grammar: what keeps the answer to the form and the tools' schemas; None if it is free,

@@ -98,7 +98,7 @@ def _objects(use: ToolUse, answer: Schema, schema_of: Callable[[Tool], Schema]) 
 
 
 def _messages(use: ToolUse, spell: GrammarTexts) -> tuple[list[str], tuple[str, ...]]:
-    """The same if a call is a message: gpt-oss's channels."""
+    """The first rules if a call is a message: gpt-oss's channels."""
     channel, message = spell.of("<|channel|>"), spell.of("<|message|>")
     kind = f'(" json" | " "? {spell.of("<|constrain|>")} "json")?'
     names = " | ".join(

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable
-
-from localspec.tools.tool import json_value
-
-_NUMBER_STARTS, _IN_NUMBERS = "-0123456789", "+-.0123456789eE"
-_LONG = 5  # characters of the shortest number that no float can hold: 1e309
-_INFINITE = float("inf")
 
 
 def first_of(marks: Iterable[str], text: str) -> str | None:
@@ -71,31 +64,3 @@ class ObjectEnd(JsonReader):
                     self.is_over = True
                     return at + 1
         return len(text)
-
-
-class FiniteNumbers(JsonReader):
-    """Writes JSON as it is, but replaces a number that no float can hold by the largest float.
-
-    A number waits until it has ended.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._number = ""
-
-    def push(self, text: str) -> str:
-        """What can be written now: the text, and a number that waited."""
-        found = []
-        for each in text:
-            is_quoted = self.is_quoted(each)
-            if not is_quoted and each in (_IN_NUMBERS if self._number else _NUMBER_STARTS):
-                self._number += each
-            else:
-                found += [self._written(), each]
-        return "".join(found)
-
-    def _written(self) -> str:
-        number, self._number = self._number, ""
-        if len(number) < _LONG or number.lstrip("-").isdecimal():
-            return number
-        return number if abs(float(number)) < _INFINITE else json.dumps(json_value(number))

@@ -79,7 +79,7 @@ def branches(schema: object, root: Schema) -> list[object]:
     found: list[object] = []
     waiting, seen = [schema], set[int]()
     while waiting:
-        each = resolved(waiting.pop(), root)
+        each = followed(waiting.pop(), root)
         if id(each) in seen:
             continue
         seen.add(id(each))

@@ -64,7 +64,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Which tools an answer may call.
+    """The tools that an answer may call.
 
     tools: all tools that the model is given. must: whether it must call one. only: the names of
     those that it may call; None for all. are_off: none may be called. is_parallel: whether it
