@@ -6,7 +6,6 @@ After every test no file stands under its final name that is not whole and right
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -238,14 +237,6 @@ def test_a_mirror_may_have_etags_of_its_own_for_pinned_files(hub: StandinHub):
     assert paths[0].resolve().name == find_preset("qwen2-7b").target.files[0].sha256
 
 
-def test_a_list_with_wrong_facts_is_refused(hub: StandinHub):
-    listed = {"rfilename": "a-Q4_0.gguf", "size": "x"}
-    answer = {"id": REPO, "sha": COMMIT, "siblings": [listed], "tags": []}
-    hub.faults[REPO] = [Fault(at_hub=True, content=json.dumps(answer).encode())]
-    with pytest.raises(DownloadError, match=f"a file of {REPO}"):
-        localspec.download(f"{REPO}:Q4_0")
-
-
 # --- secrets and names
 
 
@@ -431,7 +422,8 @@ def test_an_invalid_setting_is_named(hub: StandinHub, name, value):
     process = command(hub, "download", f"hf:{REPO}/{TARGET}")
     output, errors = process.communicate()
     assert (process.returncode, output) == (2, "")
-    assert f"{name} is {value!r}" in errors
+    assert f"'{value.rpartition(':')[2]}'" in errors
+    assert name in errors
     assert "Traceback" not in errors
 
 

@@ -15,7 +15,7 @@ from gguf_maker import write_random_model, write_spm_model
 from localspec.cli import main
 from localspec.gguf_file.check import check_model_file
 from localspec.preflight.explanation import explain
-from localspec.presets.user_presets import NewPreset, add_preset
+from localspec.presets.user_presets import add_preset
 
 pytestmark = pytest.mark.usefixtures("own_config")
 
@@ -30,11 +30,7 @@ def other(tmp_path_factory) -> Path:
 def without_draft(tmp_path, demo_target):
     """A folder with a model that is large beside those of the demo, and a preset of it."""
     large = write_random_model(tmp_path / "large.gguf", demo_target, width=256)
-    add_preset(
-        NewPreset(
-            name="alone", description="", target=str(large), draft=None, context_length=None
-        )
-    )
+    add_preset("alone", {"target": str(large)}, description="", context_length=None)
     return tmp_path
 
 

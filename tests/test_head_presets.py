@@ -22,7 +22,7 @@ from localspec.presets.presets import (
     user_presets_file,
 )
 from localspec.presets.source import Quantized, parse_source
-from localspec.presets.user_presets import NewPreset, add_preset
+from localspec.presets.user_presets import add_preset
 from standin_hub import COMMIT, StandinHub
 
 REPO = "o/headed-GGUF"
@@ -155,12 +155,8 @@ def test_the_header_of_a_local_head_is_checked_without_a_draft(headed, headed_fi
     """Each file is held against its own model, where one in the middle is missing."""
     damaged = tmp_path / "head.gguf"
     damaged.write_bytes(headed_files.head.read_bytes()[:-4096])
-    add = {"draft": None, "description": "mine", "context_length": 64}
-    preset = add_preset(
-        NewPreset(
-            name="mine", target=str(headed_files.target), head=str(headed_files.head), **add
-        )
-    )
+    models = {"target": str(headed_files.target), "head": str(headed_files.head)}
+    preset = add_preset("mine", models, description="mine", context_length=64)
     assert damaged_files(preset, lambda _num_bytes: None) == []
     text = user_presets_file().read_text()
     user_presets_file().write_text(text.replace(str(headed_files.head), str(damaged)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import localspec
@@ -14,7 +12,7 @@ from localspec.presets.installed import preset_state
 from localspec.presets.located import locate
 from localspec.presets.preset_file import read_presets
 from localspec.presets.presets import load_presets
-from localspec.presets.user_presets import NewPreset, add_preset
+from localspec.presets.user_presets import add_preset
 from standin_hub import StandinHub
 
 
@@ -70,35 +68,17 @@ def test_arguments_of_download(hub: StandinHub, wrong):
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"name": 3}, {"target": None}, {"target": Path("x")}, {"draft": 3}, {"head": 3},
-     {"description": None}, {"context_length": "8"}, {"context_length": 0},
-     {"context_length": True}],
-    ids=str,
-)  # fmt: skip
-def test_facts_of_a_new_preset(wrong):
-    facts = {"name": "x", "target": "demo", "draft": None, "description": "d"}
-    with pytest.raises(OptionError) as caught:
-        NewPreset(**{**facts, "context_length": 8, **wrong})
-    assert caught.value.hint
-
-
 @pytest.mark.parametrize("target", ["\0", "x" * 5000, "\ud800", "~nouser/x.gguf"])
 def test_a_new_preset_of_no_path(hub: StandinHub, target):
     with pytest.raises(LocalspecError) as caught:
-        add_preset(
-            NewPreset(name="x", target=target, draft=None, description="d", context_length=8)
-        )
+        add_preset("x", {"target": target}, description="d", context_length=8)
     assert caught.value.hint
 
 
 def test_a_users_file_that_cannot_be_read_is_told_by_add(hub: StandinHub, tmp_path):
     (tmp_path / "config/localspec/models.toml").write_bytes(b"\xff")
     with pytest.raises(PresetError, match="cannot be read"):
-        add_preset(
-            NewPreset(name="x", target="demo", draft=None, description="d", context_length=8)
-        )
+        add_preset("x", {"target": "demo"}, description="d", context_length=8)
 
 
 def test_a_model_of_no_parts():

@@ -42,7 +42,7 @@ from localspec.presets.presets import (
     user_presets,
     user_presets_file,
 )
-from localspec.presets.user_presets import NewPreset, add_preset, drop_preset, extended_by
+from localspec.presets.user_presets import add_preset, drop_preset, extended_by
 
 if TYPE_CHECKING:
     from localspec.engine.disk_usage import DiskUsage
@@ -249,7 +249,7 @@ def _state_json(
     "context_length",
     help="Context in tokens. [default: what target and draft were trained for, up to 8192]",
 )
-def add(*, name: str, description: str, **models: Any) -> None:
+def add(*, name: str, description: str, context_length: int | None, **models: Any) -> None:
     """Add a preset of your own.
 
     MODEL is a GGUF file, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf,
@@ -262,7 +262,8 @@ def add(*, name: str, description: str, **models: Any) -> None:
             --target Qwen/Qwen2.5-7B-Instruct-GGUF:Q8_0
     """
     with waiting(lambda: "Looking at the models …"):
-        add_preset(NewPreset(name=name, description=description or name, **models))
+        description = description or name
+        add_preset(name, models, description=description, context_length=context_length)
     say(f"{name} added to {user_presets_file()}")
 
 
@@ -305,16 +306,9 @@ def import_models(*, folder: Path, yes: bool) -> None:
 def _add_proposal(one: ProposedPreset) -> bool:
     """Add a preset. Returns whether that worked; an error does not stop the others."""
     try:
-        add_preset(
-            NewPreset(
-                name=one.name,
-                target=str(one.target),
-                draft=None if one.draft is None else str(one.draft),
-                mmproj=None if one.mmproj is None else str(one.mmproj),
-                description=one.target.name,
-                context_length=None,
-            )
-        )
+        files = {"target": one.target, "draft": one.draft, "mmproj": one.mmproj}
+        models = {role: str(path) for role, path in files.items() if path}
+        add_preset(one.name, models, description=one.target.name, context_length=None)
     except LocalspecError as error:
         say(f"{one.name} is not added: {error}")
         return False

@@ -8,7 +8,7 @@ Imports are late: huggingface_hub takes longer to load than everything else here
 from __future__ import annotations
 
 import contextlib
-import os
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class RemoteFile:
 
     @property
     def checksum(self) -> str:
-        """What the content is compared with: the pinned sha256, or else the etag."""
+        """The pinned sha256, or else the etag."""
         return self.file.sha256 or self.etag
 
 
@@ -81,10 +81,13 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
             f"{_endpoint()} sends an invalid commit, hash or size of {file.name}, or none",
             "Check HF_ENDPOINT: a mirror has to send the hub's headers.",
         )
-    if file.sha256 not in (None, etag) and len(etag) == 64:
-        raise _other_file(file, f"sha256 {etag}", f"{file.sha256}")
-    if file.size_bytes not in (None, size):
-        raise _other_file(file, f"{size} bytes", f"{file.size_bytes}")
+    is_other = len(etag) == 64 and file.sha256 not in (None, etag)
+    if is_other or file.size_bytes not in (None, size):
+        raise DownloadError(
+            f"the hub has another {file.name} than pinned: {size} bytes and the hash {etag} "
+            f"instead of {file.size_bytes} and {file.sha256}",
+            f"{file.repo} was changed, or the pin is wrong; nothing was downloaded.",
+        )
     # By commit: a branch may change before the last byte is here.
     url = _url_at(file, commit)
     return RemoteFile(file=file, commit=commit, etag=etag, size_bytes=size, url=url)
@@ -142,63 +145,37 @@ def list_files(
 ) -> list[HubFile]:
     """The GGUF files of a repository at a revision, with their sizes and hashes.
 
-    Files whose names localspec would not write to a disk are left out. on_wait: as in
+    Files with invalid facts, or names that lead out of a folder, are left out. on_wait: as in
     `patiently`. Raises HubBusyError or DownloadError.
     """
     address = _address()
     from huggingface_hub import HfApi
 
     api = HfApi(endpoint=address)
-    info = _asking(
-        repo,
-        None,
-        lambda: api.model_info(repo, revision=revision, files_metadata=True),
-        on_wait,
-    )
+    ask = functools.partial(api.model_info, repo, revision=revision, files_metadata=True)
+    info = _asking(repo, None, ask, on_wait)
     files = []
     for entry in info.siblings or ():
-        name, size = entry.rfilename, entry.size
-        sha256 = entry.lfs.sha256 if entry.lfs else None
-        if not _are_facts(name, size, sha256):
-            raise DownloadError(
-                f"{_endpoint()} lists a file of {repo} with an invalid name, size or hash",
-                "Try again later; check HF_ENDPOINT.",
-            )
-        if name.endswith(".gguf"):
-            with contextlib.suppress(OptionError):
-                files.append(
-                    HubFile(
-                        repo=repo, file=name, revision=revision, size_bytes=size, sha256=sha256
-                    )
+        with contextlib.suppress(OptionError, TypeError):
+            files.append(
+                HubFile(
+                    repo=repo,
+                    file=entry.rfilename,
+                    revision=revision,
+                    size_bytes=entry.size,
+                    sha256=entry.lfs.sha256 if entry.lfs else None,
                 )
+            )
     return files
 
 
-def _are_facts(name: object, size: object, sha256: object) -> bool:
-    """Whether the hub's facts about a file have the right types."""
-    return (
-        isinstance(name, str)
-        and (size is None or type(size) is int)  # not a bool
-        and (sha256 is None or isinstance(sha256, str))
-    )
-
-
-def find_quantization(
-    repo: str, quantization: str, on_wait: OnWait = lambda: None
-) -> list[HubFile]:
+def find_quantization(repo: str, quantization: str) -> list[HubFile]:
     """The parts of the repository's model whose names have that quantization.
 
-    on_wait: as in `patiently`. Raises DownloadError if there is none, or more than one.
+    Raises DownloadError if there is none, or more than one.
     """
-    files = {file.file: file for file in list_files(repo, on_wait=on_wait)}
+    files = {file.file: file for file in list_files(repo)}
     return [files[name] for name in choose_quantization(repo, quantization, list(files))]
-
-
-def _other_file(file: HubFile, served: str, pinned: str) -> DownloadError:
-    return DownloadError(
-        f"the hub has another {file.name} than pinned: {served} instead of {pinned}",
-        f"{file.repo} was changed, or the pin is wrong; nothing was downloaded.",
-    )
 
 
 def without_secrets(text: str) -> str:
@@ -207,37 +184,26 @@ def without_secrets(text: str) -> str:
     return re.sub(r"\?[^\s'\")]+", "", text)
 
 
+def _address() -> str:
+    return str(_settings().ENDPOINT)
+
+
 def _endpoint() -> str:
     """The hub's address, to be shown."""
     return without_secrets(_address())
 
 
-def _address() -> str:
-    return str(_settings().ENDPOINT)
-
-
 def _settings() -> Any:
-    """What huggingface_hub takes from the environment.
-
-    Raises OptionError for values that would make it raise ValueError.
-    """
-    for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
-        value = os.environ.get(name, "0")
-        if not re.fullmatch("[0-9]{1,6}", value):
-            raise OptionError(
-                f"{name} is {value!r}",
-                "Give a number of seconds from 1 to 999999, or unset it.",
-            )
-    address = os.environ.get("HF_ENDPOINT", "")
+    """What huggingface_hub takes from the environment. Raises OptionError if it refuses it."""
     try:
-        _ = urlsplit(address).port  # raises if it is not a number
+        from huggingface_hub import constants
+
+        _ = urlsplit(constants.ENDPOINT).port  # raises if it is not a number
     except ValueError as error:
         raise OptionError(
-            f"HF_ENDPOINT is {without_secrets(address)!r}: {without_secrets(str(error))}",
-            "Write https://host, or unset it.",
+            f"the environment has an invalid value: {without_secrets(str(error))}",
+            "Check HF_ENDPOINT, HF_HUB_DOWNLOAD_TIMEOUT and HF_HUB_ETAG_TIMEOUT.",
         ) from None
-    from huggingface_hub import constants
-
     return constants
 
 

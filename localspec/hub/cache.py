@@ -39,6 +39,7 @@ class Slot:
 
     @property
     def part(self) -> Path:
+        """The received bytes."""
         return self.content.with_name(self.content.name + PART_SUFFIX)
 
     @property
@@ -202,7 +203,9 @@ Place = Folder | HubCache
 
 def free_bytes(folder: Path) -> int:
     """Free space on the disk where the folder is, or will be."""
-    return shutil.disk_usage(_existing(folder)).free
+    while not os.path.exists(folder) and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
 
 
 def check_disk(num_bytes: int, folder: Path) -> None:
@@ -213,14 +216,6 @@ def check_disk(num_bytes: int, folder: Path) -> None:
             f"{num_bytes} bytes are to be downloaded, {free} are free at {folder}",
             "Make room, or choose another place: local_dir=DIR, or HF_HUB_CACHE=DIR.",
         )
-
-
-def same_disk(path: Path, folder: Path) -> bool:
-    """Whether the file can be linked into the folder instead of copied."""
-    try:
-        return path.stat().st_dev == _existing(folder).stat().st_dev
-    except OSError:
-        return False
 
 
 def disk_error(error: OSError, path: Path) -> DownloadError:
@@ -234,13 +229,6 @@ def disk_error(error: OSError, path: Path) -> DownloadError:
         f"{path} cannot be read or written: {error.strerror or error}",
         "Choose another place: local_dir=DIR, or HF_HUB_CACHE=DIR for the cache.",
     )
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest existing one above it."""
-    while not os.path.exists(folder) and folder != folder.parent:
-        folder = folder.parent
-    return folder
 
 
 def _present(path: Path, file: HubFile) -> Path | None:

@@ -14,15 +14,7 @@ from queue import Empty, SimpleQueue
 from localspec.errors import DownloadError, OptionError
 from localspec.gguf_file.projector import named_projectors
 from localspec.hub.api import RemoteFile, list_files, pinned_file, remote_file
-from localspec.hub.cache import (
-    Folder,
-    HubCache,
-    Place,
-    Slot,
-    check_disk,
-    free_bytes,
-    same_disk,
-)
+from localspec.hub.cache import Folder, HubCache, Place, check_disk, free_bytes
 from localspec.hub.download_job import DownloadJob, Events, OnProgress, Progress
 from localspec.hub.hub_file import HubFile, HubModel, choose_quantization, is_of_model
 from localspec.hub.other_caches import ForeignFile, find_elsewhere
@@ -132,9 +124,8 @@ def run_download(plan: DownloadPlan, on_progress: OnProgress, *, reuse: bool) ->
     everything within about a second; received bytes stay. Raises DownloadError.
     """
     candidates = plan.elsewhere if reuse else {}
-    linked = {file for file, one in candidates.items() if same_disk(one.path, plan.place.root)}
-    written = [remote for remote in plan.missing if remote.file not in linked]
-    check_disk(_num_bytes(written, plan.place), plan.place.root)
+    fetched = [remote for remote in plan.missing if remote.file not in candidates]
+    check_disk(_num_bytes(fetched, plan.place), plan.place.root)
     events: Events = SimpleQueue()
     cancelled = threading.Event()
     jobs = [
@@ -195,7 +186,7 @@ def _taken(events: Events) -> tuple[dict[HubFile, Progress], list[DownloadJob]]:
 def _files_of(source: str | Preset, on_progress: OnProgress, *, mmproj: bool) -> list[HubFile]:
     """The hub's files of a preset, or of one model named hf:… or owner/repo:QUANT.
 
-    The latter asks the hub; on_progress is called in this thread while there is no answer.
+    For owner/repo:QUANT the hub is asked; on_progress is called in this thread meanwhile.
     Raises PresetError or OptionError for any other name, DownloadError.
     """
     presets = load_presets()
@@ -222,10 +213,7 @@ def _files_of(source: str | Preset, on_progress: OnProgress, *, mmproj: bool) ->
 
 
 def _chosen(model: Quantized, listed: dict[str, HubFile], *, mmproj: bool) -> list[HubFile]:
-    """The files of a repository's model, and its projector from the same folder.
-
-    Raises DownloadError.
-    """
+    """Files of a repository's model, and its projector from the same folder."""
     chosen = choose_quantization(model.repo, model.quantization, list(listed))
     if mmproj and is_of_model(chosen[0]):
         path = PurePosixPath(chosen[0])
@@ -263,20 +251,10 @@ def _remote_of(file: HubFile, path: Path | None, on_progress: OnProgress) -> Rem
     except DownloadError as error:
         if path is None:
             raise
-        raise _not_compared(file, path, error) from error
-
-
-def _not_compared(file: HubFile, path: Path, error: DownloadError) -> DownloadError:
-    """The error for a file whose checksum is not known."""
-    size = path.stat().st_size
-    known = "nothing of it could be checked"
-    if file.size_bytes is not None:
-        is_right = "right" if file.size_bytes == size else f"not {file.size_bytes} but {size}"
-        known = f"its length is {is_right}, its content could not be checked"
-    return DownloadError(
-        f"{path} is there, but {known}: {error}",
-        f"{error.hint} Or use the file as it is, by its path.".strip(),
-    )
+        raise DownloadError(
+            f"{path} is there, but its content could not be checked: {error}",
+            f"{error.hint} Or use the file as it is, by its path.".strip(),
+        ) from error
 
 
 def _check_names(remotes: Iterable[RemoteFile], place: Place) -> None:
@@ -302,12 +280,6 @@ def _num_bytes(remotes: Iterable[RemoteFile], place: Place) -> int:
     sizes = {}
     for remote in remotes:
         slot = place.slot(remote)
-        sizes[slot.content] = remote.size_bytes - _received(slot)
+        received = slot.part.stat().st_size if slot.part.is_file() else 0
+        sizes[slot.content] = remote.size_bytes - received
     return sum(sizes.values())
-
-
-def _received(slot: Slot) -> int:
-    try:
-        return slot.part.stat().st_size
-    except OSError:
-        return 0

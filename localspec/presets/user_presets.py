@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import get_args
 
 from localspec.atomic_write import write_whole
 from localspec.errors import OptionError, PairError, PresetError
@@ -15,15 +17,7 @@ from localspec.hub.api import remote_file
 from localspec.hub.hub_file import HubFile
 from localspec.presets.model_header import find_model, read_model_headers
 from localspec.presets.pairing import compare_vocabularies
-from localspec.presets.preset import (
-    LocalModel,
-    PackagedModel,
-    Preset,
-    PresetModel,
-    Role,
-    by_role,
-    check_length,
-)
+from localspec.presets.preset import LocalModel, PackagedModel, Preset, PresetModel, Role
 from localspec.presets.preset_file import (
     PRESET_NAME,
     header_of,
@@ -42,69 +36,49 @@ from localspec.presets.presets import (
 _FACTS = ("file", "size_bytes", "sha256")  # of a file on the hub
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewPreset:
-    """A preset that a user wants to add. The models are named as in `presets.source`.
+def add_preset(
+    name: str,
+    models: Mapping[str, str | None],
+    *,
+    description: str,
+    context_length: int | None,
+) -> Preset:
+    """Append a preset to the user's file, with models of the hub pinned.
 
-    context_length: tokens; None for what its models were trained for, up to 8192.
+    models: by their roles, named as in `presets.source`; None or an empty text counts as none.
+    context_length: tokens; None for what they were trained for, up to 8192. Asks the hub about
+    its files, and reads all headers. Raises OptionError for an invalid name or context, or a
+    text that a file cannot hold; PresetError if the name is taken, or the user's file is
+    malformed; ModelFileError for a path without a model; PairError for a model that does not
+    fit the target; DownloadError.
     """
-
-    name: str
-    target: str
-    draft: str | None
-    head: str | None = None
-    mmproj: str | None = None
-    description: str
-    context_length: int | None
-
-    def __post_init__(self) -> None:
-        for name in ("name", "target", "draft", "head", "mmproj", "description"):
-            value = getattr(self, name)
-            may_lack = name in ("draft", "head", "mmproj") and value is None
-            if not isinstance(value, str) and not may_lack:
-                raise OptionError(f"{name} is {value!r}, not a string", "Give a string.")
-        if self.mmproj == NO_PROJECTOR:
-            raise OptionError(
-                "a preset's mmproj is a file; 'none' is for where a model is loaded",
-                "Leave it out here.",
-            )
-        if self.context_length is not None:
-            check_length("context_length", self.context_length)
-
-    def by_role(self) -> dict[Role, str]:
-        """The names of the models, the target first; an empty one counts as none."""
-        return {role: text for role, text in by_role(self).items() if text}
-
-
-def add_preset(new: NewPreset) -> Preset:
-    """Append the preset to the user's file, with models of the hub pinned.
-
-    Asks the hub about its files, and reads all headers. Raises OptionError for an invalid name,
-    a text that a file cannot hold, or a context that is longer than the target was trained for;
-    PresetError if there is a preset or an alias of that name, or the user's file is malformed;
-    ModelFileError for a path without a model; PairError for a draft, a head or a projector that
-    does not fit the target; DownloadError if the hub does not know a file.
-    """
-    if not PRESET_NAME.fullmatch(new.name):
+    if not PRESET_NAME.fullmatch(name):
         raise OptionError(
-            f"{new.name!r} is not a valid name for a preset",
+            f"{name!r} is not a valid name for a preset",
             "Use letters, digits, dots and dashes.",
         )
-    check_free(new.name)
-    models = {role: find_model(text, role) for role, text in new.by_role().items()}
-    found = read_model_headers(models)
+    if models.get("mmproj") == NO_PROJECTOR:
+        raise OptionError(
+            "a preset's mmproj is a file; 'none' is for where a model is loaded",
+            "Leave it out here.",
+        )
+    check_free(name)
+    named = {
+        role: find_model(text, role) for role in get_args(Role) if (text := models.get(role))
+    }
+    found = read_model_headers(named)
     headers = {role: one.header for role, one in found.items()}
     _check_together(headers)
-    added: dict[str, object] = {"description": new.description}
-    added |= _lengths(new.context_length, headers)
-    added |= {role: _model_table(model) for role, model in models.items()}
+    added: dict[str, object] = {"description": description}
+    added |= _lengths(context_length, headers)
+    added |= {role: _model_table(model) for role, model in named.items()}
     path = user_presets_file()
     with locked(path):
         # Again, since another process may have added it in the meantime.
-        check_free(new.name)
+        check_free(name)
         text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
-        text = f"{text.rstrip()}\n\n".lstrip() + toml_of({new.name: added})
-        preset = read_presets(str(path), text, load_presets())[new.name]
+        text = f"{text.rstrip()}\n\n".lstrip() + toml_of({name: added})
+        preset = read_presets(str(path), text, load_presets())[name]
         write_whole(path, text.encode(), durable=True)
     return preset
 
