@@ -9,7 +9,6 @@ import pytest
 
 import inside
 import localspec
-from gguf_maker import write_random_model
 from hollow_model import SHAPES, write_hollow_model
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.model import LlamaModel
@@ -51,13 +50,6 @@ def test_longer_contexts_have_smaller_graphs_without_it(context_length, size):
     assert graph_batch_size("on", context_length) == min(context_length, 512)
 
 
-def test_what_cannot_go_without_is_left_to_libllama(tmp_path, demo_target):
-    recurrent = write_random_model(
-        tmp_path / "mamba.gguf", demo_target, architecture="mamba", num_layers=2
-    )
-    assert suited_attention(check_model_file(recurrent), 2048, 1, uses_gpu=False) == "auto"
-
-
 @pytest.mark.parametrize(
     "asked",
     [LlamaOptions(flash_attention="on"), LlamaOptions(cache_type_v="q8_0")],
@@ -65,11 +57,6 @@ def test_what_cannot_go_without_is_left_to_libllama(tmp_path, demo_target):
 def test_a_user_and_quantised_values_have_the_last_word(demo_target, asked):
     header = check_model_file(demo_target)
     assert with_suited_attention(asked, header, 2048, uses_gpu=False) == asked
-
-
-def test_quantised_values_still_load():
-    with localspec.load(target_options=LlamaOptions(cache_type_v="q8_0")) as engine:
-        assert engine.generate_raw("Once", max_tokens=4).reply().stats.completion_tokens == 4
 
 
 def test_an_engine_says_what_was_chosen(demo_target):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -21,13 +19,12 @@ from localspec.checks.limit import EndedBy
 from localspec.checks.prompts import KINDS, Task, built_in_tasks
 from localspec.checks.step_bench import DecodeCosts
 from localspec.checks.turns import SHORTEST_ANSWER, Stretch
-from localspec.cli import exit_codes, main
+from localspec.cli import main
 from localspec.cli.bench_report import bench_json, bench_text, verdict
 from localspec.isolated.watch import Watch
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.speculative.metrics import Meter
 from localspec.speculative.policy_api import DraftOff, ProposerKind
-from localspec.streaming.cancellation import Cancellation
 from localspec.streaming.options import AnswerOptions
 
 UNWATCHED = {"seconds": 600.0, "watch": Watch(lambda *_: None)}
@@ -109,16 +106,6 @@ def test_numbers_of_a_bench_agree(few, monkeypatch):
     assert found.peak_memory_bytes > 10_000_000
 
 
-def test_what_is_known_is_said_on_the_way(few):
-    told = []
-    with localspec.load() as engine:
-        watch = Watch(lambda stage, _left: told.append(stage))
-        found = run_bench(engine, TASKS, asked(100), seconds=600, watch=watch)
-    assert len(found.kinds[0].stretches) >= 3
-    first = f"chat {found.kinds[0].estimate.value:.2f}"
-    assert f"writing summary; {first}" in told
-
-
 def bench_ended_at(engine, number):
     """By a wish that comes when the number-th decode is asked for; and how many were done."""
     watch = Watch(lambda *_: None)
@@ -154,32 +141,6 @@ def test_what_is_known_is_kept_whenever_it_ends(few):
     assert {(False, 0), (True, 0), (True, 1), (True, 2)} <= parts
 
 
-def test_the_time_ends_it_within_a_decode(monkeypatch):
-    """Counted in decodes; and it is no interrupt."""
-    seen = []
-    real = Cancellation.request
-
-    with localspec.load() as engine:
-
-        def request(self):
-            real(self)
-            seen.append(engine.num_decodes)
-
-        monkeypatch.setattr(Cancellation, "request", request)
-        found = run_bench(engine, TASKS, asked(64), seconds=1.5, watch=Watch(lambda *_: None))
-        assert engine.num_decodes <= seen[-1] + 1
-    assert found.ended_by is EndedBy.TIME
-    assert bench_json(found)["ended_by"] == "time"
-
-
-def test_a_target_alone_has_no_draft_to_measure(demo_target, few):
-    with localspec.load(target=demo_target) as engine:
-        found = run_bench(engine, TASKS, asked(), **UNWATCHED)
-    assert found.costs.proposer_s == {}
-    found = replace(found, costs=replace(found.costs, are_steady=True))
-    assert found.break_even.keys() == {ProposerKind.LOOKUP}
-
-
 def test_each_kind_is_asked_before_any_is_asked_again(few):
     told = []
     with localspec.load() as engine:
@@ -208,16 +169,6 @@ def test_a_prompt_that_does_not_fit_is_left_out_and_said(few):
         assert len(found.kinds[0].answers) >= 3
         with pytest.raises(localspec.ContextError):
             run_bench(engine, [long], asked(), **UNWATCHED)
-
-
-def test_answers_that_are_too_short_for_a_turn_of_each_side_give_no_verdict(few):
-    with localspec.load() as engine:
-        found = run_bench(engine, [task("A fox")], asked(stop=["a", "e", "i"]), **UNWATCHED)
-        assert found.ended_by is None
-        assert found.outcome is Outcome.TOO_LITTLE
-        first, *others = bench_text(found, engine, details=True).splitlines()
-    assert first == "Not enough text for a verdict: use more --seconds."
-    assert "Too little text so far, use more --seconds: own." in others
 
 
 def test_the_verdict_comes_first_and_the_rest_on_request(prompts_file, few):
@@ -291,15 +242,6 @@ def test_where_nothing_is_drafted_no_side_is_faster():
         assert why.startswith("No tokens were drafted (draft off where it did not pay)")
 
 
-def test_a_kind_without_a_stretch_has_a_line_of_its_own(demo_target):
-    """As where the time was over before: no empty list of ratios."""
-    with localspec.load(target=demo_target) as engine:
-        found = benched(compared("code", [1.0] * 3), KindSpeed("json"))
-        shown = bench_text(found, engine, details=True).splitlines()
-    assert "Json: nothing that both sides wrote in turn" in shown
-    assert not any(line.rstrip().endswith(":") for line in shown)
-
-
 @pytest.mark.parametrize(
     ("costs", "words"),
     [
@@ -360,49 +302,12 @@ def test_costs_of_a_busy_machine_are_not_shown(demo_target, monkeypatch, slowdow
     assert ("A target-only step: " in shown) is are_steady
 
 
-def test_costs_are_not_shown_where_other_programs_ran_all_the_time(monkeypatch):
-    """Every decode was as slow; cores that no thread of ours needs may be busy."""
-    clock = Clock()
-    monkeypatch.setattr(step_bench, "time", SimpleNamespace(perf_counter=clock))
-    for usable, num_busy, are_steady in ((8, 0.2, True), (8, 1.0, False), (6, 1.0, True)):
-        cores = SimpleNamespace(allowed=8, usable=usable)
-        monkeypatch.setattr(step_bench, "cores_here", lambda cores=cores: cores)
-        monkeypatch.setattr(step_bench, "num_busy_cores", lambda num_busy=num_busy: num_busy)
-        target = TimedTarget(clock, 0.1, TRAINED)
-        loop = SimpleNamespace(target=target, proposers=[], draft_policy=None)
-        assert step_bench.measure_steps(loop, 1).are_steady is are_steady
-
-
-def test_no_decode_of_several_tokens_takes_less_than_one(monkeypatch):
-    """All decodes of one were slow, and some of several were not."""
-    clock = Clock()
-    monkeypatch.setattr(step_bench, "num_busy_cores", lambda: 0.0)
-    target = TimedTarget(clock, 0.1, TRAINED)
-    target.slowdown = lambda _cached, tokens: 1.0 if tokens == 3 else 6.0
-    monkeypatch.setattr(step_bench, "time", SimpleNamespace(perf_counter=clock))
-    loop = SimpleNamespace(target=target, proposers=[], draft_policy=None)
-    assert not step_bench.measure_steps(loop, 1).are_steady
-
-
 @pytest.mark.parametrize("max_tokens", [1, SHORTEST_ANSWER - 1])
 def test_answers_without_room_for_both_sides_are_refused(max_tokens):
     refused = run("--max-tokens", max_tokens)
     assert refused.exit_code == 2
     assert f"answers of {max_tokens} tokens" in refused.stderr
     assert f"--max-tokens {SHORTEST_ANSWER} or more" in refused.stderr
-
-
-def test_time_without_a_result_has_a_code_of_its_own(monkeypatch, prompts_file, tmp_path):
-    """And says so; what is drawn of it is empty."""
-    real = threading.Timer
-    monkeypatch.setattr(threading, "Timer", lambda _seconds, function: real(0.0, function))
-    plot = tmp_path / "b.png"
-    told = run("--prompts", prompts_file, "--seconds", "60", "--plot", plot)
-    assert told.exit_code == exit_codes.NOT_ENOUGH_EVIDENCE
-    lines = told.stdout.splitlines()
-    assert lines[0] == "Not enough text for a verdict: use more --seconds."
-    assert lines[-1] == "Measured in 0 s, 0 tokens: the time limit. For more: --details."
-    assert plot.exists()
 
 
 @pytest.mark.parametrize(("name", "begins"), [("b.png", b"\x89PNG"), ("b.html", b"<!doctype")])

@@ -83,12 +83,6 @@ def test_why_cores_are_left_out_is_counted_apart(tmp_path):
     assert (cores.quota, cores.usable) == (1.5, 1)
 
 
-def test_where_nothing_is_told_each_allowed_processor_is_a_core(tmp_path):
-    assert usable(tmp_path, {0, 3, 5}) == 3
-    write_processors(tmp_path, ["0", "1"])
-    assert usable(tmp_path, {0, 1, 64}) == 3
-
-
 def test_a_malformed_file_is_left_out_and_logged(tmp_path, caplog):
     caplog.set_level(logging.DEBUG, "localspec")
     write_processors(tmp_path, ["0-", "x", "", "7"], (1024, 1024))
@@ -167,17 +161,6 @@ def test_the_tightest_group_bounds_the_threads(machine, quota, expected, tmp_pat
     assert usable(tmp_path, set(range(8))) == expected
 
 
-def test_the_narrower_of_affinity_and_quota_counts(tmp_path):
-    slices(tmp_path)
-    assert usable(tmp_path, {0, 5}) == 2
-
-
-def test_less_than_one_processor_is_one_thread(tmp_path):
-    docker(tmp_path)
-    write(tmp_path, {"sys/fs/cgroup/cpu.max": "20000 100000"})
-    assert usable(tmp_path, {0, 1}) == 1
-
-
 @pytest.mark.parametrize(
     "text", ["", "fast 100000", "100000", "100000 0", "-5 100000", "1 2 3"]
 )
@@ -187,15 +170,6 @@ def test_a_malformed_quota_bounds_nothing(text, tmp_path, caplog):
     write(tmp_path, {"sys/fs/cgroup/cpu.max": text})
     assert cpu_quota(tmp_path) is None
     assert [record.levelno for record in caplog.records] == [logging.DEBUG] * bool(text)
-
-
-@pytest.mark.parametrize("name", ["proc/self/cgroup", "proc/self/mountinfo"])
-def test_malformed_lists_of_groups_bound_nothing(name, tmp_path):
-    docker(tmp_path)
-    write(tmp_path, {name: "what\n::\n - cgroup2\n1 2 3 / - cgroup2 x"})
-    assert cpu_quota(tmp_path) is None
-    (tmp_path / name).write_bytes(b"\xff\xfe")
-    assert cpu_quota(tmp_path) is None
 
 
 @pytest.mark.parametrize(

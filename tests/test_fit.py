@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
@@ -10,19 +9,17 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from click.testing import CliRunner
 from vision_maker import write_projector
 
 import localspec
 from gguf_maker import write_random_model
-from localspec.cli import main
 from localspec.engine.vision import has_room_on_gpu
 from localspec.errors import MemoryLimitError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.projector import checked_projector
 from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
-from localspec.llama.placement import MAIN_MEMORY, is_on_gpus, place_layers, usable_gpus
+from localspec.llama.placement import MAIN_MEMORY, place_layers, usable_gpus
 from localspec.preflight.fit import (
     check_room,
     fitting_preset,
@@ -64,16 +61,6 @@ def test_a_context_that_cannot_fit_is_refused_with_one_that_does(long_model):
     assert pair_memory([model], fitting, replace(room, main_bytes=room.main_bytes * 2))
 
 
-def test_the_command_line_says_so_in_two_lines(long_model):
-    result = CliRunner().invoke(
-        main, ["generate", "hi", "--target", str(long_model), "--ctx", str(1 << 30)]
-    )
-    assert result.exit_code == 1
-    lines = result.output.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["Error", "Hint"]
-    assert "--force" in lines[1]
-
-
 def test_force_loads_all_the_same(monkeypatch):
     """On a machine that says it has next to nothing left."""
     real = psutil.virtual_memory()
@@ -89,17 +76,6 @@ def test_the_largest_context_is_the_edge(long_model, demo_draft):
     largest = largest_context(models, SMALL)
     assert pair_memory(models, largest, SMALL).needed_bytes <= SMALL.main_bytes
     assert pair_memory(models, largest + 256, SMALL).needed_bytes > SMALL.main_bytes
-
-
-def test_smaller_caches_leave_room_for_a_longer_context(long_model):
-    """Else whoever asks for them because memory is short would be refused."""
-    header = check_model_file(long_model)
-    quantised = LlamaOptions(cache_type_k="q8_0", cache_type_v="q8_0", flash_attention="on")
-    usual, longer = (
-        largest_context([Planned(header, options)], SMALL)
-        for options in (LlamaOptions(flash_attention="on"), quantised)
-    )
-    assert longer > 1.05 * usual  # in a model as small as this, most is scratch memory
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
@@ -118,11 +94,6 @@ def test_the_types_of_the_caches_count_where_it_is_refused(tmp_path, long_model,
             )
         needed.append(float(re.search(r"need (\d+\.\d) GB", str(caught.value))[1]))
     assert needed[1] < 0.95 * needed[0]
-
-
-def test_no_context_fits_where_the_weights_do_not(demo_target):
-    tiny = replace(SMALL, main_bytes=1 << 20)
-    assert largest_context([Planned(check_model_file(demo_target))], tiny) == 0
 
 
 @pytest.fixture(scope="module")
@@ -153,18 +124,6 @@ def test_the_last_layers_go_onto_gpus_as_libllama_puts_them(eight_layers):
     assert place_layers(header, LlamaOptions(), (), ()).layers == (-1,) * 9
 
 
-def test_threads_count_unless_gpus_compute_every_layer(eight_layers):
-    header = check_model_file(eight_layers)
-    for gpus, options, expected in (
-        ((), {}, False),
-        ((gpu("A", 1 << 30),), {}, True),
-        ((gpu("A", 1 << 30), gpu("B", 1 << 30)), {"num_gpu_layers": 9}, True),
-        ((gpu("A", 1 << 30),), {"num_gpu_layers": 8}, False),
-        ((gpu("A", 1 << 30),), {"num_gpu_layers": 0}, False),
-    ):
-        assert is_on_gpus(header, LlamaOptions(**options), gpus) == expected
-
-
 def test_each_place_takes_what_libllama_took_there(eight_layers):
     """MiB of weights, caches and graphs in its log, with two devices of its RPC backend."""
     header, gpus = check_model_file(eight_layers), (gpu("A", 1 << 30), gpu("B", 1 << 30))
@@ -189,23 +148,6 @@ def test_each_place_takes_what_libllama_took_there(eight_layers):
         assert found.main_bytes >= rest >= header.tensors[0].size_bytes
 
 
-def test_memory_of_gpus_and_main_memory_are_no_sum(eight_layers):
-    """What lacks on a GPU is not made up for by the main memory, nor the reverse."""
-    models = [Planned(check_model_file(eight_layers))]
-    enough = pair_memory(models, 1024, replace(LARGE, gpus=(gpu("A", 1 << 40),)))
-    on_gpu, in_main = enough.gpu_bytes[0], enough.main_bytes
-    assert on_gpu > in_main > 0
-    for free_main, free, lacking in (
-        (in_main, on_gpu, []),
-        (1 << 40, on_gpu - 1, ["A"]),
-        (in_main - 1, 1 << 40, [""]),
-        (0, 0, ["", "A"]),
-    ):
-        room = MemoryRoom(main_bytes=free_main, gpus=(gpu("A", free),), repacked={})
-        found = room.shortages(pair_memory(models, 1024, room))
-        assert [each.gpu for each in found] == lacking
-
-
 def test_a_gpu_without_memory_of_its_own_takes_the_main_one(eight_layers, monkeypatch):
     models = [Planned(check_model_file(eight_layers))]
     integrated = (gpu("A", 1 << 40, kind="integrated GPU"),)
@@ -225,16 +167,6 @@ def test_integrated_gpus_are_used_for_want_of_others_and_each_draft_finds_what_i
     assert usable_gpus([cpu, other, one]) == (one,)
     assert usable_gpus([cpu, other]) == (other,)
     assert usable_gpus([cpu]) == ()
-
-
-def test_the_draft_goes_where_the_target_has_left_room(eight_layers, demo_draft):
-    """The two are opened one after the other, and shares go by the memory that is free then."""
-    target, draft = (Planned(check_model_file(p)) for p in (eight_layers, demo_draft))
-    taken = pair_memory([target], 1024, replace(LARGE, gpus=(gpu("A", 1 << 40),)))
-    target = target._replace(options=LlamaOptions(tensor_split=(1.0, 0.0)))
-    gpus = (gpu("A", taken.gpu_bytes[0] + (1 << 20)), gpu("B", 1 << 30))
-    memory = pair_memory([target, draft], 1024, replace(LARGE, gpus=gpus))
-    assert memory.models[0].gpu_bytes[1] == memory.models[1].gpu_bytes[0] == 0
 
 
 def test_what_lacks_on_a_gpu_is_said_with_the_layers_that_fit(eight_layers, monkeypatch):
@@ -259,21 +191,6 @@ def test_what_lacks_on_a_gpu_is_said_with_the_layers_that_fit(eight_layers, monk
     for number, fitting in ((9, range(5)), (0, [5])):
         pair = [Planned(header, LlamaOptions(num_gpu_layers=n)) for n in (9, number)]
         assert most_gpu_layers(pair, 2048, room) in fitting
-
-
-def test_explain_says_what_each_place_needs(eight_layers, monkeypatch):
-    room = replace(LARGE, gpus=(gpu("CUDA0", 2 << 30), gpu("CUDA1", 3 << 30)))
-    monkeypatch.setattr("localspec.preflight.explanation.room_here", lambda _rpc=(): room)
-    shown = CliRunner().invoke(main, ["explain", "--target", str(eight_layers)]).output
-    assert re.search(r"of main memory, .* free", shown)
-    for name in ("CUDA0", "CUDA1"):
-        assert re.search(rf"MB of {name} \(a GPU\), .* free", shown)
-    assert re.search(r"up to 1\.\d GB more for the caches of waiting", shown)
-    command = ["explain", "--target", str(eight_layers), "--json", "--gpu-layers"]
-    found = [json.loads(CliRunner().invoke(main, [*command, n]).output) for n in ("0", "3")]
-    assert found[0]["memory"]["gpu_bytes"] == [0, 0] != found[1]["memory"]["gpu_bytes"]
-    assert found[0]["memory"]["main_bytes"] > found[1]["memory"]["main_bytes"]
-    assert found[0]["at_once"]["kept_bytes"] == 1 << 30
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,6 @@ def test_a_small_file_is_read_and_a_large_one_mapped(tmp_path, demo_target):
     assert with_suited_mapping(LlamaOptions(), small, {}).use_mmap is None
 
 
-@pytest.mark.parametrize("use_mmap", [True, False])
-def test_a_user_has_the_last_word(demo_target, use_mmap):
-    header = check_model_file(demo_target)
-    asked = LlamaOptions(use_mmap=use_mmap)
-    assert with_suited_mapping(asked, header, _REPACKED) == asked
-
-
 @pytest.mark.skipif(
     not repacked_here(LlamaOptions(num_gpu_layers=0)),
     reason="this processor repacks no weights",

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
 import threading
 
@@ -49,16 +46,6 @@ def test_ctrl_c_prints_what_is_known(tmp_path, arguments, stage, words):
     assert words in shown
     assert "Traceback" not in shown
     assert re.search(stage, shown) is None  # the line is gone
-
-
-@pytest.mark.process
-def test_the_line_says_what_is_done_from_the_first_second(tmp_path):
-    """On 80 columns, with the time that is left at the most."""
-    terminal = Terminal(tmp_path, *VERIFY)
-    shown = terminal.wait_for(lambda text: "left" in text)
-    assert re.search(r"^\[-+\] 0:.., at most (59:..|1:00:00) left · \w+", shown, re.MULTILINE)
-    terminal.process.sendintr()
-    assert terminal.ended() == 130
 
 
 @pytest.mark.process
@@ -105,19 +92,6 @@ def test_the_estimate_counts_down():
     assert line.text(0) == "1:30, at most 0:00 left · checking"
 
 
-def test_a_bar_takes_the_columns_that_are_left():
-    now = 0.0
-    line = ProgressLine(60.0, lambda: now)
-    now = 30.0
-    text = "0:30, at most 0:30 left · starting"
-    assert line.text(79) == f"[##########----------] {text}"
-    assert line.text(len(text) + 9) == f"[###---] {text}"
-    assert line.text(len(text) + 6) == f"[##--] {text}"  # and its end is cut
-    assert line.text(39) == text
-    line.report("checking", 10.0)
-    assert line.text(79).startswith("[###############-----] 0:30, about 0:10 left")
-
-
 def test_on_a_pipe_a_line_comes_from_time_to_time(capsys):
     numbers, seen = itertools.count(1), threading.Event()
 
@@ -142,35 +116,3 @@ def test_times_are_written_for_people():
     assert [duration(seconds) for seconds in (9.6, 119, 130, 7300)] == [
         "10 s", "119 s", "2 minutes", "2.0 hours",
     ]  # fmt: skip
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("arguments", [VERIFY, BENCH])
-def test_a_signal_to_a_process_on_pipes_prints_what_is_known(tmp_path, arguments):
-    """At the first decode that it does for the check."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import os, signal, sys\n"
-        "from localspec.__main__ import main\n"
-        "import inside, pytest\n"
-        "asked = 0\n"
-        "def struck(real):\n"
-        "    def decode(*arguments):\n"
-        "        global asked\n"
-        "        asked += 1\n"
-        "        if asked == 60:\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
-        "        return real(*arguments)\n"
-        "    return decode\n"
-        "inside.replace_decode_batch(struck, pytest.MonkeyPatch())\n"
-        f"sys.argv[1:] = {list(arguments)!r}\n"
-        "main()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=120, cwd=tmp_path,
-        env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": os.path.dirname(__file__)},
-    )  # fmt: skip
-    assert done.returncode == 128 + signal.SIGINT
-    # Lines of what is done, if it took so long.
-    assert all(" left · " in line for line in done.stderr.splitlines())
-    assert "topped after " in done.stdout

@@ -14,7 +14,6 @@ import pytest
 from gguf_maker import split_model, write_random_model
 from hollow_model import SHAPES, simulate_load, write_hollow_model
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import (
     bytes_per_value,
     repacked_types,
@@ -155,15 +154,6 @@ def test_a_split_model_takes_what_the_whole_one_does(tmp_path, demo_target):
     assert parts.cache_bytes == whole.cache_bytes
 
 
-def test_a_cache_that_cannot_roll_back_is_known_beforehand(made):
-    for name, path in made.items():
-        model = LlamaModel.open(path, LlamaOptions(context_length=256, num_threads=1))
-        assert ModelShape(check_model_file(path)).can_roll_back is (model.max_rollback > 0), (
-            name
-        )
-        model.close()
-
-
 def test_types_are_libllamas():
     """Names, sizes and numbers, of every type that this build of it has."""
     ggml = native.shared_library(llama_cpp)  # symbols of its dependencies resolve too
@@ -190,12 +180,6 @@ def test_repacking_depends_on_the_build_and_the_processor():
     assert "Q8_0" in repacked_types("CPU : NEON = 1 | DOTPROD = 1 | REPACK = 1 |")
     assert repacked_types("CPU : AVX2 = 1 | LLAMAFILE = 1") == {}
     assert repacked_types("CPU : SSE3 = 1 | REPACK = 1") == {}
-
-
-@pytest.mark.parametrize("build", ["AVX2 = 1 | AVX512 = 1", "NEON = 1 | DOTPROD = 1"])
-def test_every_type_that_is_repacked_is_one(build):
-    names = repacked_types(f"CPU : {build} | REPACK = 1 | AMX_INT8 = 1")
-    assert {type_name(type_number(name)) for name in names} == names.keys()
 
 
 def test_amx_kernels_make_some_types_larger(made):

@@ -93,12 +93,3 @@ def test_the_rate_does_not_depend_on_how_long_the_answer_is(num_tokens):
     written = stats_lines(stats, 100)[1]
     assert ("tokens/s" in written) is (num_tokens > 1)
     assert to_json(stats)["tokens_per_s"] == expected
-
-
-def test_the_last_reason_for_not_drafting_is_kept():
-    meter = Meter(1, 0, started_s=0.0)
-    meter.add(step(P, off=DraftOff.DRAFT_CONTEXT_FULL), 1.0)
-    meter.add(step(P), 2.0)
-    stats = meter.stats(3.0, None, None)
-    assert stats.draft_off is DraftOff.DRAFT_CONTEXT_FULL
-    assert stats.draft_off_steps == {DraftOff.DRAFT_CONTEXT_FULL: 1}

@@ -66,15 +66,6 @@ def test_caches_that_find_no_memory_are_named(tmp_path, demo_target):
     assert opened_with_little_memory(path, 512, use_mmap=True) == ["opened"]
 
 
-def test_a_damaged_file_is_still_called_so(tmp_path, demo_target):
-    path = write_random_model(tmp_path / "m.gguf", demo_target)
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) - 5000])
-    with pytest.raises(ModelFileError) as caught:
-        LlamaModel.open(path, LlamaOptions())
-    assert "may be damaged" in caught.value.hint
-
-
 def test_a_cache_type_that_needs_flash_attention_is_not_taken_for_that(demo_target):
     options = LlamaOptions(flash_attention="off", cache_type_v="q8_0", context_length=512)
     with pytest.raises(ModelFileError) as caught:
@@ -90,8 +81,3 @@ def test_a_gpu_that_is_not_there_is_not_taken_for_that(demo_target, monkeypatch)
     with pytest.raises(OptionError, match="no GPU 3") as caught:
         LlamaModel.open(demo_target, LlamaOptions(main_gpu=3, context_length=256))
     assert "0 for CUDA0" in caught.value.hint
-
-
-def test_one_gpu_or_shares_of_several():
-    with pytest.raises(OptionError, match="tensor_split shares it"):
-        LlamaOptions(main_gpu=0, tensor_split=(3.0, 1.0))

@@ -6,7 +6,6 @@ import ctypes
 import json
 import logging
 import re
-import sys
 
 import llama_cpp
 import numpy as np
@@ -17,14 +16,14 @@ import localspec
 from gguf_maker import write_random_model
 from hollow_model import SHAPES, write_hollow_model
 from localspec.cli import main
-from localspec.errors import MemoryLimitError, ModelFileError
+from localspec.errors import MemoryLimitError
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.devices import Device, cpu_buffer_type
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.llama.params import model_params
 from localspec.llama.placement import MAIN_MEMORY, experts_pattern, place_layers
-from localspec.preflight.fit import check_room, largest_context, plan_here
+from localspec.preflight.fit import check_room, plan_here
 from localspec.preflight.installation import inspect_installation
 from localspec.preflight.memory import graph_bytes
 from localspec.preflight.plan import MARGIN_BYTES, plan_layers
@@ -142,11 +141,6 @@ def test_each_gpu_gets_the_layers_that_fit_there(header):
     assert place_layers(header, options, gpus, (7, 1, 5)).gpu_layers() == counts
 
 
-def test_gpus_with_memory_to_spare_share_by_it_as_libllama_does(header):
-    _, memory = planned([(header,)], room(2 << 30, 6 << 30))
-    assert memory.models[0].gpu_layers == (3, 6)
-
-
 def test_shares_and_the_one_gpu_that_the_user_names_stay(header):
     split = LlamaOptions(tensor_split=(1.0, 3.0))
     half = taken(header, 5)
@@ -191,21 +185,6 @@ def test_the_margin_is_used_where_the_main_memory_is_too_small(header):
     assert not plan.room.shortages(closer)
 
 
-def test_memory_of_apples_gpus_is_the_main_memory(header, monkeypatch):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    needed = planned([(header,)], room(1 << 40))[1].needed_bytes
-    for main_bytes, lacking in ((needed, []), (needed - 1, [""])):
-        plan, memory = planned([(header,)], room(1 << 40, main_bytes=main_bytes))
-        assert [each.gpu for each in plan.room.shortages(memory)] == lacking
-
-
-def test_the_largest_context_is_that_of_the_best_plan(header):
-    """A GPU that is too small for all layers shortens no context."""
-    whole, part = room(1 << 40), room(taken(header, 3))
-    assert largest_context([Planned(header)], whole) == 2048
-    assert largest_context([Planned(header)], part) == 2048
-
-
 def test_experts_stay_in_main_memory_before_layers_do(mixture):
     """As few of them as must, and all of them before any layer."""
     whole, none = taken(mixture, 7), taken(mixture, 7, num_cpu_moe_layers=6)
@@ -223,15 +202,6 @@ def test_experts_stay_in_main_memory_before_layers_do(mixture):
         assert not plan.room.shortages(memory)
     [options] = [model.options for model in planned([(mixture,)], room(0))[0].models]
     assert options == LlamaOptions(num_gpu_layers=0)
-
-
-def test_experts_that_are_fixed_stay(mixture):
-    whole = taken(mixture, 7)
-    for fixed, free in ((0, whole - 1), (6, 1 << 40)):
-        options = LlamaOptions(num_cpu_moe_layers=fixed)
-        [model] = planned([(mixture, options)], room(free))[1].models
-        assert model.num_cpu_moe_layers == fixed
-        assert (sum(model.gpu_layers) < 7) is (fixed == 0)
 
 
 def test_a_mixture_of_real_shape_keeps_its_attention_on_a_small_gpu(tmp_path, demo_target):
@@ -291,14 +261,6 @@ def test_a_mixture_with_its_experts_apart_says_the_same(mixture_file, caplog):
     assert np.array_equal(rows[0], rows[2])
 
 
-def test_the_command_line_keeps_experts_of_the_target_apart(mixture_file):
-    command = ["generate", "hi", "--target", str(mixture_file), "--max-tokens", "3"]
-    command += ["--temperature", "0", "--ctx", "256"]
-    plain, apart = (CliRunner().invoke(main, [*command, *more]) for more in ([], ["--cpu-moe"]))
-    assert plain.exit_code == apart.exit_code == 0, apart.output
-    assert plain.stdout == apart.stdout
-
-
 @pytest.fixture
 def opened(monkeypatch):
     """What models were opened with; `failures` of the opens find no memory."""
@@ -317,13 +279,6 @@ def opened(monkeypatch):
 
 def see(monkeypatch, where):
     monkeypatch.setattr("localspec.preflight.fit.room_here", lambda _rpc=(): where)
-
-
-def test_a_load_uses_the_plan(target, header, opened, monkeypatch):
-    found, _ = opened
-    see(monkeypatch, room(taken(header, 4)))
-    localspec.load(target=target, context_length=CONTEXT, draft_tokens=0).close()
-    assert [options.num_gpu_layers for options in found] == [4]
 
 
 def test_a_load_that_finds_no_memory_is_tried_with_fewer_layers(
@@ -373,32 +328,6 @@ def test_it_ends_in_the_main_memory_and_then_with_the_error(target, opened, monk
     counts = [options.num_gpu_layers for options in found]
     assert counts == sorted(counts, reverse=True)
     assert (counts[0], counts[-1], len(counts)) == (9, 0, 4)
-
-
-@pytest.mark.parametrize(
-    ("free", "arguments"), [([1 << 40], {"num_gpu_layers": 9}), ([], {}), ([0], {})]
-)
-def test_there_is_one_try_where_nothing_is_left_to_choose(
-    target, opened, monkeypatch, free, arguments
-):
-    found, failures = opened
-    see(monkeypatch, room(*free))
-    failures[0] = 99
-    with pytest.raises(MemoryLimitError, match="CUDA0 has no memory"):
-        localspec.load(target=target, context_length=CONTEXT, **arguments)
-    assert len(found) == 1
-
-
-def test_a_fault_of_the_file_is_not_tried_again(target, opened, monkeypatch):
-    found, _ = opened
-    see(monkeypatch, room(1 << 40))
-    monkeypatch.setattr(
-        "localspec.engine.loading.FileContent",
-        lambda _: (_ for _ in ()).throw(ModelFileError("x")),
-    )
-    with pytest.raises(ModelFileError):
-        localspec.load(target=target, context_length=CONTEXT)
-    assert found == []
 
 
 def test_explain_and_doctor_show_the_plan_of_each_device(

@@ -89,10 +89,3 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
     Profile(["a"]).save({"x": 1})
     tmp_path.chmod(0o700)
     assert Profile(["a"]).load() is None
-
-
-def test_a_file_in_the_way_of_the_folder_is_no_error():
-    profiles_folder().parent.mkdir(parents=True, exist_ok=True)
-    profiles_folder().write_text("")
-    Profile(["a"]).save({"x": 1})
-    assert Profile(["a"]).load() is None

@@ -15,7 +15,6 @@ import localspec
 from localspec.checks import selfcheck
 from localspec.checks.identity import ENOUGH_ACCEPTED, Rounding
 from localspec.checks.limit import EndedBy
-from localspec.checks.prompts import built_in_tasks
 from localspec.checks.selfcheck import Finding, check
 from localspec.checks.step_law import BOUND, ENOUGH_PLACES
 from localspec.cli import main
@@ -256,14 +255,6 @@ def test_planted_bugs_are_found(monkeypatch, small_pair, place, name, planted, w
     assert report.step_law.num_places < ENOUGH_PLACES
 
 
-@pytest.mark.slow
-def test_what_is_no_bug_is_none(monkeypatch, small_pair):
-    """Any choice from a one-hot row is the same."""
-    monkeypatch.setattr(verify, "argmax", lambda _index, row: int(row.ids[-1]))
-    report = run_check(small_pair)
-    assert [*report.identity_bugs, *report.step_law.bugs] == []
-
-
 def test_a_cache_that_is_not_undone_is_a_finding(monkeypatch):
     def keep(self, length):
         if not self.tokens:
@@ -298,21 +289,6 @@ def stories(tmp_path):
         "".join(f"Tell me a story about {x}.\n" for x in ("a fox", "an owl", "rain"))
     )
     return str(path)
-
-
-def test_it_asks_what_bench_asks_and_leaves_out_what_does_not_fit(pair, monkeypatch):
-    asked = []
-
-    def note(_engine, prompts, **_keywords):
-        asked.extend(prompts)
-        raise localspec.OptionError("enough was seen", "")
-
-    monkeypatch.setattr(selfcheck, "check", note)
-    assert run("--ctx", "128").exit_code == 2
-    tasks = sorted(built_in_tasks(), key=lambda task: (task.kind != "code", len(task.text)))
-    built_in = [pair.chat().prompt_tokens(task.text) for task in tasks]
-    assert asked == [prompt for prompt in built_in if len(prompt) < 128]
-    assert 3 < len(asked) < len(tasks)
 
 
 @pytest.mark.slow

@@ -7,11 +7,13 @@ import statistics
 from pathlib import Path
 
 import pytest
-from policy_scenarios import LIKE_METAL, SCENARIOS, STAIRS, Scenario
-from simulated import Clock, FreeProposer, Machine, Text, answer, at_random, fixed
+import traced
+from policy_scenarios import SCENARIOS, STAIRS, Scenario
+from simulated import Clock, FreeProposer, Machine, Text, answer, at_random
+from traced_answers import FILES, MACHINES, geometric, new_policy
 
 from localspec.policy.adaptive import AdaptiveDraftPolicy
-from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind
+from localspec.speculative.policy_api import ProposerKind
 
 PAGE = (Path(__file__).parent.parent / "docs/policy.md").read_text("utf-8")
 # A policy that is as good by other means moves single cells by up to 0.012, and the mean of a
@@ -57,21 +59,6 @@ def test_all_machines_of_each_scenario(name: str, scenario: Scenario):
     assert statistics.mean(means.values()) >= before["mean"] - MEAN_TOLERANCE
 
 
-@pytest.mark.parametrize("num_draft_tokens", [0, 1, 3, 16])
-@pytest.mark.parametrize("starts", [(0,), (0, 150, 300)], ids=["an answer", "a chat"])
-@pytest.mark.parametrize("machine", [STAIRS, LIKE_METAL], ids=lambda machine: machine.name)
-def test_the_best_that_is_possible_is_what_the_loop_gives(machine, starts, num_draft_tokens):
-    """The other side of every ratio is reckoned; here the real loop is held against it."""
-
-    def slowdown(num_cached: int, num_tokens: int) -> float:
-        return 1.0 + 0.1 * (num_cached % 7) + 0.01 * num_tokens
-
-    slow = machine._replace(slowdown=slowdown, draft_slowdown=slowdown, waking=1.5)
-    text = Text(at_random(0.8), 100, 20, starts=starts)
-    took_s = answer(FixedDraftPolicy(num_draft_tokens), text, slow, Clock())
-    assert fixed(lambda _: num_draft_tokens, text, slow) == pytest.approx(took_s, rel=1e-9)
-
-
 @pytest.mark.slow
 def test_a_lookup_that_is_rarely_right_does_not_hide_a_draft_that_becomes_good():
     """A look at the one, which costs nothing, is no look at the other.
@@ -94,3 +81,19 @@ def test_a_lookup_that_is_rarely_right_does_not_hide_a_draft_that_becomes_good()
         lookup = FreeProposer(states, at_random(0.1, seed + 300))
         ratios.append(alone_s / answer(both, text, machine, Clock(), [lookup]))
     assert statistics.mean(ratios) >= 0.96
+
+
+def test_a_draft_that_hardly_can_pay_does_not_harm_a_lookup():
+    """On recorded answers: with nothing known, the draft costs 0.43 of its target."""
+    [trained] = [machine for machine in MACHINES if machine.name == "1.5B Q4_K_M"]
+    ratios = []
+    for trace in traced.shipped(FILES[0]):
+        with_draft, without = (
+            traced.replay(policy, trace, trained, 1, [one.kind for one in policy.prospects])
+            for policy in (
+                new_policy([trace], trained),
+                new_policy([trace], trained, without=[ProposerKind.DRAFT]),
+            )
+        )
+        ratios.append(without / with_draft)
+    assert geometric(ratios) >= 0.98

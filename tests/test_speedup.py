@@ -45,11 +45,3 @@ def test_break_even_is_where_the_gain_begins():
     assert 0.3 < edge < 0.7
     assert best_draft_tokens(costs, edge + 0.001, 8) > 0
     assert best_draft_tokens(costs, edge - 0.001, 8) == 0
-
-
-def test_no_acceptance_pays_for_a_slow_draft():
-    assert break_even_acceptance(Curve(STAIRS, draft=1.0), 8) is None
-
-
-def test_a_free_draft_on_a_flat_curve_pays_at_once():
-    assert break_even_acceptance(Curve((1.0,) * 9, draft=0.0), 8) < 0.001

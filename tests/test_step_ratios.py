@@ -36,11 +36,6 @@ def test_what_was_timed_long_ago_counts_less(ratios):
     assert 1.0 < soon < after_another() < 1.1
 
 
-def test_who_was_interrupted_changes_little(ratios):
-    ratios.learn(8, 400.0, 1.0)
-    assert ratios.at(1.0)[8] < 4 * 1.2
-
-
 def test_how_well_they_are_known_says_the_spread(ratios):
     soon = ratios.spread()
     assert list(soon[:2]) == [0.0, 0.0]
@@ -50,13 +45,6 @@ def test_how_well_they_are_known_says_the_spread(ratios):
     assert (later[2:] > soon[2:]).all()
     ratios.pass_by(1e9)
     assert ratios.spread()[8] == pytest.approx(0.15)
-
-
-def test_nothing_timed_is_nothing_known():
-    made = StepRatios(17)
-    made.pass_by(100)
-    assert made.at(1.0) == {}
-    assert not made.spread().any()
 
 
 def test_what_was_kept_is_known_but_gives_way(ratios):

@@ -53,13 +53,6 @@ def test_the_fewest_that_are_fastest(milliseconds, chosen, monkeypatch):
     assert (model.num_threads, model.num_cached) == (chosen, 0)
 
 
-def test_a_large_model_keeps_all(monkeypatch):
-    model = TimedModel({1: 1.0, 2: 5.0}, monkeypatch)
-    model.num_weight_bytes = 1_000_000_000
-    thread_choice.choose_threads(model)
-    assert (model.num_threads, model.num_decodes) == (2, 0)
-
-
 @pytest.mark.parametrize(
     ("asked", "milliseconds", "chosen"),
     [(None, {1: 4, 2: 2, 4: 1}, 4), (None, {1: 1, 2: 1, 4: 1}, 1), (3, {3: 1, 4: 1}, 3)],

@@ -182,34 +182,6 @@ def test_after_the_noise_all_of_them_compute_again():
     assert not run.policy.use().is_busy
 
 
-def test_an_answer_to_a_short_prompt_is_not_left_to_the_number_that_is_tried():
-    """What was timed before says nothing of the shape that all further steps have."""
-    run = Run(2, quiet(0.02, 1.8))
-    for kind in ({"num_target_tokens": 8}, {"num_drafted": 3}):
-        run.policy.learn(record(0.04, run.policy.choose(), **kind))
-    run.go(300)
-    assert run.counts[-200:].count(2) > 190
-
-
-def test_the_mean_decides_and_not_the_median():
-    """Two threads are faster in nine steps of ten, and wait for long in the tenth."""
-
-    def seconds(count: int, now: float, random: np.random.Generator) -> float:
-        return 0.0014 if count == 1 else 0.0009 if random.random() < 0.9 else 0.035
-
-    run = Run(2, seconds)
-    run.go(200)
-    assert run.fixed(1, 5000) / run.go(5000) > 0.9
-
-
-def test_models_are_told_once_for_each_change():
-    run = Run(2, beside(quiet(0.02, 1.8), 2, 1, 0.2))
-    run.go(300)
-    changes = [b for a, b in zip(run.counts, run.counts[1:], strict=False) if a != b]
-    assert run.used[: len(changes)] == changes
-    assert len(run.used) <= len(changes) + 1
-
-
 def test_steps_of_another_shape_are_held_against_their_like():
     """A draft that is used in every second step does not look like a busy machine."""
     policy = AdaptiveThreads(2, lambda count: None)

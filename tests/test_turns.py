@@ -11,7 +11,6 @@ from simulated import (
     Q4_K,
     VOCAB,
     Clock,
-    FreeProposer,
     Machine,
     Text,
     answer,
@@ -154,28 +153,3 @@ def test_they_find_what_whole_answers_show(machine, agreement):
 
     true, found = ratios(make_policy, text, machine)
     assert found.value == pytest.approx(true, rel=0.02 if true < 2 else 0.05)
-
-
-@pytest.mark.parametrize("draft_tokens", [2, 4, 8])
-def test_so_they_do_for_a_fixed_number_and_where_it_loses(draft_tokens):
-    text = Text(at_random(0.6, 1), num_tokens=128, num_prompt_tokens=200)
-    machine = Machine("Q4_0", Q4_0, 0.12)
-    true, found = ratios(lambda: FixedDraftPolicy(draft_tokens), text, machine)
-    assert found.value == pytest.approx(true, rel=0.03)
-    assert found.high < 1.0
-
-
-def test_so_they_do_for_a_lookup_in_text_that_repeats_here_and_there():
-    agrees = at_random(0.9, 3)
-
-    def others():
-        return (FreeProposer(lambda token: token % 128 < 50, agrees),)
-
-    def make_policy() -> AdaptiveDraftPolicy:
-        shares = {ProposerKind.DRAFT: 0.43, ProposerKind.LOOKUP: 0.0}
-        return AdaptiveDraftPolicy(shares, 1)
-
-    text = Text(at_random(0.3, 1), num_tokens=128, num_prompt_tokens=200)
-    true, found = ratios(make_policy, text, Machine("Q4_0", Q4_0, 0.43), others)
-    assert true > 1.1
-    assert found.value == pytest.approx(true, rel=0.03)

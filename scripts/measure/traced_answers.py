@@ -12,8 +12,18 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 import traced
-from policy_scenarios import FIXED, LIKE_GPU, LIKE_METAL, STAIRS, STEEP, TILED
-from simulated import EPYC_7B, EPYC_SMALL, TRAINED, XEON_7B, Machine
+from policy_scenarios import (
+    EPYC_7B,
+    EPYC_SMALL,
+    FIXED,
+    LIKE_GPU,
+    LIKE_METAL,
+    STAIRS,
+    STEEP,
+    TILED,
+    XEON_7B,
+)
+from simulated import TRAINED, Machine
 from trace_file import Trace
 
 from localspec.policy.adaptive import AdaptiveDraftPolicy

@@ -32,7 +32,7 @@ from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from toy import all_shared
 
-FOLDER = Path(__file__).parent / "traces"
+FOLDER = Path(__file__).parents[2] / "tests" / "traces"
 _MAX_REPLAYED = 16  # as a lookup
 _SUREST = 0.999  # confidence; recorded ones are rounded, at times to 1
 
