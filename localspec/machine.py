@@ -1,17 +1,30 @@
-"""This machine's memory and cores."""
+"""This machine's memory and cores, and what control groups, as of containers, leave of them."""
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
+import re
+import struct
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import psutil
 
-from localspec.control_groups import cpu_quota, memory_limits
-from localspec.processors import Processor, processors_here
+logger = logging.getLogger(__name__)
+
+_MEMBERSHIP = re.compile(r"\d+:([^:]*):(/.*)")  # controllers and the group's path
+# Which part of the tree is mounted, where, the type, and the options with the controllers.
+_MOUNT = re.compile(r"\S+ \S+ \S+ (/\S*) (/\S*) .* - (cgroup2?) \S+ (\S+)")
+# What the system drops when a program needs the memory, as in its own MemAvailable: pages of
+# files, which leaves those of shared memory out, and caches of its own.
+_RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
+_CORE = struct.Struct("<IIxB20xH")  # relationship, size, efficiency class, number of groups
+_GROUP = struct.Struct("<QH6x")  # bit mask of the core's processors in a group, its number
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +81,7 @@ def num_usable_cores() -> int:
 def count_cores(
     processors: Sequence[Processor], allowed: Set[int], quota: float | None
 ) -> Cores:
-    """One thread for each fast core that the process may run on, within its quota.
+    """Count a thread for each fast core that the process may run on, within its quota.
 
     As llama.cpp counts: all threads wait for the slowest one, hyperthreads share arithmetic
     units, and power-saving cores delay the others. Allowed numbers that no processor has count
@@ -125,3 +138,228 @@ def peak_memory_bytes() -> int:
     import resource  # absent on Windows
 
     return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # macOS: in bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A logical processor.
+
+    number: the system's own. core: the same for hyperthreads of one core. is_efficient: whether
+    it is on a power-saving core, clearly slower than the machine's fast ones.
+    """
+
+    number: int
+    core: int
+    is_efficient: bool
+
+
+def processors_here() -> list[Processor]:
+    """This machine's processors; empty where the system does not say."""
+    if sys.platform == "win32":
+        return windows_processors(_windows_cores())
+    if sys.platform == "darwin":
+        return mac_processors(_sysctl)
+    return linux_processors(Path("/"))
+
+
+def linux_processors(root: Path) -> list[Processor]:
+    """The processors that are online, as described below root/sys."""
+    devices = root / "sys/devices"
+    cores: dict[int, int] = {}
+    capacities: dict[int, int] = {}
+    for number in _numbers(devices / "system/cpu/online"):
+        folder = devices / f"system/cpu/cpu{number}"
+        siblings = _numbers(folder / "topology/thread_siblings_list")
+        cores[number] = min(siblings) if number in siblings else number
+        capacities[number] = max(_numbers(folder / "cpu_capacity"), default=0)
+    # Intel's hybrids: the performance cores have an event counter of their own. Capacities may
+    # be missing there, or differ less than the cores do.
+    fast = _numbers(devices / "cpu_core/cpus")
+    if fast:
+        efficient = cores.keys() - fast
+    else:
+        # Half is between ARM's little cores and the middle ones beside a prime core, which are
+        # worth using. Without capacities, all count as fast.
+        most = max(capacities.values(), default=0)
+        efficient = {number for number, one in capacities.items() if 0 < one < most / 2}
+    return [
+        Processor(number, core, number in efficient) for number, core in sorted(cores.items())
+    ]
+
+
+def _numbers(path: Path) -> set[int]:
+    """The numbers in a file like "0-3,8"; none if it cannot be read."""
+    numbers: set[int] = set()
+    try:
+        for part in path.read_text(encoding="ascii").strip().split(","):
+            first, dash, last = part.partition("-")
+            numbers |= set(range(int(first), int(last if dash else first) + 1))
+    except FileNotFoundError:
+        return set()
+    except (OSError, ValueError) as error:
+        logger.debug("%s is left out: %s", path, error)
+        return set()
+    return numbers
+
+
+def mac_processors(sysctl: Callable[[str], int | None]) -> list[Processor]:
+    """Processors of a Mac. Level 0 has the performance cores; Intel's Macs have no levels.
+
+    sysctl: gives the value of a name, or None.
+    """
+    levels = [f"hw.perflevel{level}." for level in range(sysctl("hw.nperflevels") or 0)]
+    processors: list[Processor] = []
+    num_cores = 0
+    for level, prefix in enumerate(levels or ["hw."]):
+        physical = sysctl(f"{prefix}physicalcpu") or 0
+        for index in range(sysctl(f"{prefix}logicalcpu") or 0 if physical else 0):
+            core = num_cores + index % physical
+            processors.append(Processor(len(processors), core, level > 0))
+        num_cores += physical
+    return processors
+
+
+def _sysctl(name: str) -> int | None:
+    value = ctypes.c_int32()
+    size = ctypes.c_size_t(ctypes.sizeof(value))
+    call = ctypes.CDLL(None).sysctlbyname
+    failed = call(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
+    return None if failed else value.value
+
+
+def windows_processors(cores: bytes) -> list[Processor]:
+    """Processors of Windows. cores: SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX of each core.
+
+    A higher efficiency class is a faster kind.
+    """
+    found: list[tuple[int, int, int]] = []
+    start = num_cores = 0
+    while start + _CORE.size <= len(cores):
+        _, size, efficiency_class, num_groups = _CORE.unpack_from(cores, start)
+        for index in range(num_groups):
+            mask, group = _GROUP.unpack_from(cores, start + _CORE.size + index * _GROUP.size)
+            found += [
+                (64 * group + bit, num_cores, efficiency_class)
+                for bit in range(64)
+                if mask >> bit & 1
+            ]
+        num_cores += 1
+        start += max(size, _CORE.size)
+    fastest = max((one for _, _, one in found), default=0)
+    return [Processor(number, core, one < fastest) for number, core, one in sorted(found)]
+
+
+def _windows_cores() -> bytes:
+    """Windows' description of its cores; empty on other systems."""
+    if sys.platform == "win32":
+        call = ctypes.WinDLL("kernel32").GetLogicalProcessorInformationEx
+        size = ctypes.c_uint32()
+        call(0, None, ctypes.byref(size))  # fails, and sets the size that it needs
+        room = ctypes.create_string_buffer(size.value)
+        if call(0, room, ctypes.byref(size)):
+            return room.raw[: size.value]
+    return b""
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """How many processors' time this process may use, or None without a limit.
+
+    The tightest limit of its own groups and of all visible groups above them, of both versions
+    of control groups. Read below root.
+    """
+    quotas = [_quota(group) for group in _groups(root, "cpu")]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+class MemoryLimit(NamedTuple):
+    """A group's limit of main memory, and the bytes in use that it cannot drop."""
+
+    limit: int
+    used: int
+
+
+def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
+    """Limits of its own groups and of all visible groups above them, of both versions.
+
+    A group without a limit has none, or one that no machine reaches. Read below root.
+    """
+    found = [_memory_limit(group) for group in _groups(root, "memory")]
+    return [limit for limit in found if limit is not None]
+
+
+def _groups(root: Path, resource: str) -> Iterator[Path]:
+    """Folders of the groups that limit this process in that: its own and all above them."""
+    paths: dict[str, str] = {}
+    for line in _lines(root / "proc/self/cgroup"):
+        if member := _MEMBERSHIP.fullmatch(line):
+            paths |= dict.fromkeys(member[1].split(","), member[2])
+    for line in _lines(root / "proc/self/mountinfo"):
+        mount = _MOUNT.fullmatch(line)
+        if mount is None:
+            continue
+        # Version 2 has one tree, and names no controllers.
+        controller = resource if mount[3] == "cgroup" else ""
+        if controller in paths and controller in ("", *mount[4].split(",")):
+            top = root / mount[2].removeprefix("/")
+            inside = _inside(PurePosixPath(paths[controller]), PurePosixPath(mount[1]))
+            yield from (top / folder for folder in (inside, *inside.parents))
+
+
+def _inside(path: PurePosixPath, mounted: PurePosixPath) -> PurePosixPath:
+    """The path of a group within a mount; empty if the group is not below it.
+
+    A container may see its own group as the top, while the path is that of the host.
+    """
+    if path.is_relative_to(mounted) and ".." not in path.parts:
+        return path.relative_to(mounted)
+    return PurePosixPath()
+
+
+def _quota(group: Path) -> float | None:
+    """How many processors' time one group may use, or None."""
+    words = [word for line in _lines(group / "cpu.max") for word in line.split()] or [
+        line.strip()
+        for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        for line in _lines(group / name)
+    ]
+    if not words or words[0] in ("max", "-1"):
+        return None
+    try:
+        quota_us, period_us = map(int, words)
+        if quota_us <= 0 or period_us <= 0:
+            raise ValueError("not above zero")
+    except ValueError as error:
+        logger.debug("the quota %r of %s is left out: %s", words, group, error)
+        return None
+    return quota_us / period_us
+
+
+def _memory_limit(group: Path) -> MemoryLimit | None:
+    """The limit of one group, or None."""
+    counts = dict(line.partition(" ")[::2] for line in _lines(group / "memory.stat"))
+    for limit, usage, prefix in (
+        ("memory.max", "memory.current", ""),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ):
+        dropped = [counts.get(prefix + kind, "0") for kind in _RECLAIMABLE]
+        words = [*_lines(group / limit), *_lines(group / usage), *dropped]
+        if len(words) < 2 + len(dropped) or words[0] == "max":
+            continue
+        try:
+            most, used, *reclaimable = map(int, words)
+        except ValueError as error:
+            logger.debug("the limit %r of %s is left out: %s", words, group, error)
+            continue
+        return MemoryLimit(most, max(used - sum(reclaimable), 0))
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a text file; none if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:  # not Linux, or the other version of control groups
+        return []
+    except (OSError, ValueError) as error:
+        logger.debug("%s is left out: %s", path, error)
+        return []

@@ -38,7 +38,7 @@ PACKAGES = [
     ["policy", "constraints", "hub"],
     ["speculative", "gguf_file", "tools"],
     ["sampling", "machine", "atomic_write", "fork_guard", "rpc_address", "pictures"],
-    ["processors", "control_groups", "errors", "vocabulary", "exactness", "_version"],
+    ["errors", "vocabulary", "exactness", "_version"],
 ]
 
 

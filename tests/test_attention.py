@@ -12,7 +12,7 @@ import localspec
 from hollow_model import SHAPES, write_hollow_model
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions, graph_batch_size
+from localspec.llama.options import LlamaOptions
 from localspec.preflight.memory import compute_bytes
 from localspec.preflight.room import suited_attention, with_suited_attention
 
@@ -39,15 +39,6 @@ def test_it_is_done_without_where_that_takes_little_memory(
     )
     assert (more <= 128 << 20) is (suited == "off")
     assert suited_attention(header, context_length, 17, uses_gpu=True) == "auto"
-
-
-@pytest.mark.parametrize(
-    ("context_length", "size"),
-    [(1, 1), (20, 20), (8192, 128), (10_000, 96), (16_384, 64), (24_576, 32), (131_072, 32)],
-)
-def test_longer_contexts_have_smaller_graphs_without_it(context_length, size):
-    assert graph_batch_size("off", context_length) == size
-    assert graph_batch_size("on", context_length) == min(context_length, 512)
 
 
 @pytest.mark.parametrize(

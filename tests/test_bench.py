@@ -106,39 +106,34 @@ def test_numbers_of_a_bench_agree(few, monkeypatch):
     assert found.peak_memory_bytes > 10_000_000
 
 
-def bench_ended_at(engine, number):
-    """By a wish that comes when the number-th decode is asked for; and how many were done."""
-    watch = Watch(lambda *_: None)
-    with wish_at_decode(number, watch.cancellation) as done:
-        found = run_bench(engine, TASKS, asked(40), seconds=600, watch=watch)
-    return found, next(done)
-
-
 def test_what_is_known_is_kept_whenever_it_ends(few):
     """In the midst of a decode, and what was written by then counts."""
+
+    def ended_at(number):
+        watch = Watch(lambda *_: None)
+        with wish_at_decode(number, watch.cancellation) as done:
+            found = run_bench(engine, TASKS, asked(40), seconds=600, watch=watch)
+        return found, next(done)
+
     with localspec.load(draft_tokens=3) as engine:
-        whole, num_all = bench_ended_at(engine, 0)
+        whole, num_all = ended_at(0)
         assert whole.ended_by is None
         policy = inside.loop(engine).draft_policy
-        outcomes, parts = set(), set()
-        for number in (1, *range(40, num_all, num_all // 12), num_all):
-            found, num_decodes = bench_ended_at(engine, number)
+        parts = set()
+        for number in (1, *range(40, num_all, num_all // 6), num_all):
+            found, num_decodes = ended_at(number)
             assert inside.loop(engine).draft_policy is policy
             assert found.ended_by is EndedBy.INTERRUPT
             assert num_decodes == number - 1  # and not one more
             num_kinds = sum(bool(each.stretches) for each in found.kinds)
             parts.add((found.costs is not None, num_kinds))
-            outcomes |= {each.outcome for each in found.kinds}
             told = json.loads(json.dumps(bench_json(found)))
             assert (told["partial"], told["ended_by"]) == (True, "interrupt")
-            first, *_, last = bench_text(found, engine, details=False).splitlines()
+            first, *_, last = bench_text(found, engine, details=True).splitlines()
             assert "Stopped after " in last
             assert first.startswith("Not enough text") == (found.over_all is None)
-            bench_text(found, engine, details=True)
         assert engine.generate_raw("A fox", max_tokens=5).reply().token_ids
-    assert Outcome.TOO_LITTLE in outcomes
-    assert len(outcomes) > 1
-    assert {(False, 0), (True, 0), (True, 1), (True, 2)} <= parts
+    assert {(False, 0), (True, 2)} <= parts
 
 
 def test_each_kind_is_asked_before_any_is_asked_again(few):
@@ -158,34 +153,24 @@ def test_each_kind_is_asked_before_any_is_asked_again(few):
 def test_a_prompt_that_does_not_fit_is_left_out_and_said(few):
     with localspec.load(context_length=128) as engine:
         long = task("A fox. " * 200, "edit")
-        found = run_bench(engine, [long, *TASKS], asked(), **UNWATCHED)
+        found = run_bench(engine, [long, TASKS[0]], asked(), **UNWATCHED)
         assert found.left_out == {"edit": 1}
-        shown = bench_text(found, engine, details=False)
-        assert "Left out: 1 edit prompt, since this model" in shown
-        assert "Too little text" not in shown
-        own = [task("A fox"), task("A fox. " * 200), task("The sea is"), task("Tell me more.")]
-        found = run_bench(engine, own, asked(), **UNWATCHED)
-        assert found.left_out == {"own": 1}
-        assert len(found.kinds[0].answers) >= 3
+        assert "Left out: 1 edit prompt, since" in bench_text(found, engine, details=False)
         with pytest.raises(localspec.ContextError):
             run_bench(engine, [long], asked(), **UNWATCHED)
 
 
 def test_the_verdict_comes_first_and_the_rest_on_request(prompts_file, few):
-    shown = run("--prompts", prompts_file, *SHORT)
+    shown = run("--prompts", prompts_file, "--details", *SHORT)
     assert shown.exit_code == 0, shown.output
     first, *others = shown.stdout.splitlines()
     assert " times plain (" in first
     assert first.endswith("), own text.")
     assert any(f"{outcome.value}".lower() in first.lower() for outcome in Outcome)
-    assert others[-1].startswith("Measured in ")
-    assert others[-1].endswith("all intervals are narrow. For more: --details.")
     costs = [line for line in others if line.startswith(("Time of a", "The machine was busy"))]
     assert len(costs) == 1
-    detailed = run("--prompts", prompts_file, "--details", *SHORT)
-    assert " times plain (" in detailed.stdout.splitlines()[0]
-    assert "Own: times plain by stretch:" in detailed.stdout
-    assert "Peak memory" in detailed.stdout
+    assert any(line.startswith("Measured in ") for line in others)
+    assert "Own: times plain by stretch:" in shown.stdout
 
 
 def compared(kind, ratios, num_drafted=3):
@@ -234,41 +219,27 @@ def test_each_kind_has_its_own_verdict_and_there_is_one_over_all():
     assert all(len(line) < 80 for line in lines)
 
 
-def test_where_nothing_is_drafted_no_side_is_faster():
-    for ratios in ((0.8, 0.81, 0.82), (1.2, 1.21, 1.22)):
-        headline, *advice = verdict(benched(compared("own", ratios, num_drafted=0)))
-        assert headline.startswith("Nothing was drafted: ")
-        [why] = advice
-        assert why.startswith("No tokens were drafted (draft off where it did not pay)")
-
-
 @pytest.mark.parametrize(
-    ("costs", "words"),
+    ("target_s", "draft_s", "words"),
     [
+        ((0.1,), 0.01, []),  # nothing is known of other sizes
+        ((0.1, 0.3, 0.4), 0.02, ["never pays with up to 2 a step"] * 2),
         (
-            DecodeCosts((0.1,), {ProposerKind.DRAFT: 0.01}),
-            [],
-        ),  # nothing is known of other sizes
-        (
-            DecodeCosts((0.1, 0.3, 0.4), {ProposerKind.DRAFT: 0.02}),
-            ["never pays with up to 2 a step"] * 2,
-        ),
-        (
-            DecodeCosts((0.1, 0.15), {ProposerKind.DRAFT: 0.01}),
+            (0.1, 0.15),
+            0.01,
             [
                 "So lookup (0.00 a token) pays if at least 50% of its tokens are",
                 "the draft model (0.10 a token) pays if at least 60% of its tokens",
             ],
         ),
-        (DecodeCosts((0.1, 0.1)), ["lookup (0.00 a token) pays whatever is accepted"]),
-        (DecodeCosts((0.1, 0.15)), ["lookup (0.00 a token) pays if"]),
+        ((0.1, 0.1), None, ["lookup (0.00 a token) pays whatever is accepted"]),
     ],
 )
-def test_what_pays_is_said_of_sizes_that_were_timed(demo_target, costs, words):
+def test_what_pays_is_said_of_sizes_that_were_timed(demo_target, target_s, draft_s, words):
+    costs = DecodeCosts(target_s, {} if draft_s is None else {ProposerKind.DRAFT: draft_s})
+    found = benched(compared("code", [1.0] * 3), costs=costs)
     with localspec.load(target=demo_target) as engine:
-        shown = bench_text(
-            benched(compared("code", [1.0] * 3), costs=costs), engine, details=False
-        )
+        shown = bench_text(found, engine, details=False)
     lines = [line for line in shown.splitlines() if line.startswith("So ")]
     assert len(lines) == len(words)
     for line, said in zip(lines, words, strict=True):
@@ -302,22 +273,12 @@ def test_costs_of_a_busy_machine_are_not_shown(demo_target, monkeypatch, slowdow
     assert ("A target-only step: " in shown) is are_steady
 
 
-@pytest.mark.parametrize("max_tokens", [1, SHORTEST_ANSWER - 1])
-def test_answers_without_room_for_both_sides_are_refused(max_tokens):
-    refused = run("--max-tokens", max_tokens)
-    assert refused.exit_code == 2
-    assert f"answers of {max_tokens} tokens" in refused.stderr
-    assert f"--max-tokens {SHORTEST_ANSWER} or more" in refused.stderr
-
-
 @pytest.mark.parametrize(("name", "begins"), [("b.png", b"\x89PNG"), ("b.html", b"<!doctype")])
 def test_json_and_a_plot(tmp_path, prompts_file, few, name, begins):
     shown = run("--prompts", prompts_file, "--json", "--plot", tmp_path / name, *SHORT)
     found = json.loads(shown.stdout)
     assert [each["kind"] for each in found["kinds"]] == ["own"]
-    for each in (found["kinds"][0]["estimate"], found["over_all"]):
-        assert each["low"] <= each["value"] <= each["high"]
-    assert found["outcome"] in [outcome.value for outcome in Outcome]
+    assert found["over_all"]["low"] <= found["over_all"]["high"]
     assert found["partial"] is False
     assert len(found["costs"]["ratios"]) == 17
     content = (tmp_path / name).read_bytes()
@@ -332,9 +293,10 @@ def test_json_and_a_plot(tmp_path, prompts_file, few, name, begins):
         (("--plot", "/nowhere/x.png"), "does not exist"),
         (("--prompts", "absent.txt"), "absent.txt"),
         (("--seconds", "0"), "0 is not in the range"),
+        (("--max-tokens", "1"), f"--max-tokens {SHORTEST_ANSWER} or more"),
     ],
 )
-def test_bad_options_are_refused_before_anything_runs(arguments, message):
+def test_bad_options_are_refused(arguments, message):
     refused = run(*arguments)
     assert refused.exit_code == 2
     assert message in refused.stderr

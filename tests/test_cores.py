@@ -1,4 +1,4 @@
-"""Which cores a model computes on, told from the files of machines as they are sold."""
+"""Which cores and how much memory a model may use, told from the files of machines as sold."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from localspec.control_groups import cpu_quota, memory_limits
-from localspec.machine import cores_here, count_cores, memory_here, num_usable_cores
-from localspec.processors import linux_processors, mac_processors, windows_processors
+from localspec.machine import (
+    cores_here,
+    count_cores,
+    cpu_quota,
+    linux_processors,
+    mac_processors,
+    memory_here,
+    memory_limits,
+    num_usable_cores,
+    windows_processors,
+)
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -34,53 +42,41 @@ def usable(root: Path, allowed: set[int]) -> int:
     return count_cores(linux_processors(root), allowed, cpu_quota(root)).usable
 
 
-def laptop(root: Path) -> None:
-    """Two cores of two threads each; the second threads are numbered last."""
-    write_processors(root, ["0,2", "1,3", "0,2", "1,3"])
-
-
-def alder_lake(root: Path) -> None:
-    """Two performance cores of two threads, side by side, and four efficiency cores."""
-    write_processors(root, ["0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7"])
-    write(root, {"sys/devices/cpu_core/cpus": "0-3", "sys/devices/cpu_atom/cpus": "4-7"})
-
-
-def rk3588(root: Path) -> None:
-    """Four little cores, then four big ones."""
-    write_processors(root, [str(n) for n in range(8)], (414,) * 4 + (1024,) * 4)
-
-
-def phone(root: Path) -> None:
-    """Four little, three middle and one prime core."""
-    write_processors(root, [str(n) for n in range(8)], (290,) * 4 + (780,) * 3 + (1024,))
+EIGHT = [str(n) for n in range(8)]
+# Siblings and capacities of each processor. Second threads are numbered last on the laptop, and
+# beside the first ones on the performance cores of an Alder Lake.
+MACHINES = {
+    "laptop": (["0,2", "1,3", "0,2", "1,3"], ()),
+    "Alder Lake": (["0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7"], ()),
+    "RK3588": (EIGHT, (414,) * 4 + (1024,) * 4),
+    "phone": (EIGHT, (290,) * 4 + (780,) * 3 + (1024,)),
+    "one that says little": (["0", "1"], ()),
+}
 
 
 @pytest.mark.parametrize(
     ("machine", "allowed", "expected"),
     [
-        (laptop, {0, 1, 2, 3}, 2),
-        (laptop, {0, 2}, 1),
-        (laptop, {2, 3}, 2),
-        (alder_lake, set(range(8)), 2),
-        (alder_lake, {0, 1, 4}, 1),
-        (alder_lake, {4, 5, 6, 7}, 4),
-        (rk3588, set(range(8)), 4),
-        (rk3588, {0, 1, 2, 3}, 4),
-        (rk3588, {3, 4}, 1),
-        (phone, set(range(8)), 4),
+        ("laptop", {0, 1, 2, 3}, 2),
+        ("laptop", {0, 2}, 1),
+        ("Alder Lake", set(range(8)), 2),
+        ("Alder Lake", {0, 1, 4}, 1),
+        ("Alder Lake", {4, 5, 6, 7}, 4),
+        ("RK3588", set(range(8)), 4),
+        ("RK3588", {0, 1, 2, 3}, 4),
+        ("phone", set(range(8)), 4),
+        ("one that says little", {0, 1, 64}, 3),
     ],
 )
 def test_each_fast_core_that_is_allowed_counts_once(machine, allowed, expected, tmp_path):
-    machine(tmp_path)
+    write_processors(tmp_path, *MACHINES[machine])
+    if machine == "Alder Lake":
+        write(tmp_path, {"sys/devices/cpu_core/cpus": "0-3"})
+        cores = count_cores(linux_processors(tmp_path), set(range(7)), 1.5)
+        assert (cores.physical, cores.logical, cores.allowed) == (6, 8, 7)
+        assert (cores.efficiency, cores.hyperthreads) == (3, 2)
+        assert (cores.quota, cores.usable) == (1.5, 1)
     assert usable(tmp_path, allowed) == expected
-
-
-def test_why_cores_are_left_out_is_counted_apart(tmp_path):
-    alder_lake(tmp_path)
-    cores = count_cores(linux_processors(tmp_path), set(range(7)), 1.5)
-    assert (cores.physical, cores.logical, cores.allowed) == (6, 8, 7)
-    assert (cores.efficiency, cores.hyperthreads) == (3, 2)
-    assert (cores.quota, cores.usable) == (1.5, 1)
 
 
 def test_a_malformed_file_is_left_out_and_logged(tmp_path, caplog):
@@ -96,80 +92,66 @@ def test_a_malformed_file_is_left_out_and_logged(tmp_path, caplog):
 MOUNT = "35 24 0:30 {} {} rw,nosuid shared:9 - {}"
 VERSION_2 = "cgroup2 cgroup2 rw,nsdelegate"
 VERSION_1 = "cgroup cgroup rw,cpu,cpuacct"
+TOP = MOUNT.format("/", "/sys/fs/cgroup", VERSION_2)
+# Docker of version 1: the container's group is what is mounted; its path is that of the host.
+DOCKER_1 = MOUNT.format("/docker/0123", "/sys/fs/cgroup/cpu,cpuacct", VERSION_1)
 
 
-def write_groups(root: Path, path: str, mount: str, quotas: dict[str, str]) -> None:
+def write_groups(root: Path, path: str, mount: str, files: dict[str, str]) -> None:
     write(root, {"proc/self/cgroup": path, "proc/self/mountinfo": mount})
-    write(root, {f"sys/fs/cgroup/{name}": text for name, text in quotas.items()})
-
-
-def docker(root: Path) -> None:
-    """docker run --cpus=1.5, where the container sees its own group as the top."""
-    mount = MOUNT.format("/", "/sys/fs/cgroup", VERSION_2)
-    write_groups(root, "0::/", mount, {"cpu.max": "150000 100000"})
-
-
-def slices(root: Path) -> None:
-    """A service without a bound in a slice that has one, below another that is wider."""
-    mount = MOUNT.format("/", "/sys/fs/cgroup", VERSION_2)
-    quotas = {
-        "user.slice/cpu.max": "600000 100000",
-        "user.slice/app.slice/cpu.max": "75000 25000",
-        "user.slice/app.slice/chat.scope/cpu.max": "max 100000",
-        "user.slice/app.slice/other.scope/cpu.max": "10000 100000",
-    }
-    write_groups(root, "0::/user.slice/app.slice/chat.scope", mount, quotas)
-
-
-def docker_version_1(root: Path) -> None:
-    """The container's group is what is mounted; its path is that of the host."""
-    path = "5:cpuset:/docker/0123\n4:cpu,cpuacct:/docker/0123\n1:name=systemd:/docker/0123"
-    mount = MOUNT.format("/docker/0123", "/sys/fs/cgroup/cpu,cpuacct", VERSION_1)
-    quotas = {
-        "cpu,cpuacct/cpu.cfs_quota_us": "200000",
-        "cpu,cpuacct/cpu.cfs_period_us": "100000",
-    }
-    write_groups(root, path, mount, quotas)
-
-
-def unbounded_version_1(root: Path) -> None:
-    mount = MOUNT.format("/", "/sys/fs/cgroup/cpu", VERSION_1)
-    quotas = {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}
-    write_groups(root, "1:cpu:/", mount, quotas)
-
-
-def path_of_another_namespace(root: Path) -> None:
-    """What `/../` leads to cannot be seen from here; what is mounted can."""
-    mount = MOUNT.format("/", "/sys/fs/cgroup", VERSION_2)
-    quotas = {"cpu.max": "300000 100000", "../cgroup_of_others/cpu.max": "1000 100000"}
-    write_groups(root, "0::/../cgroup_of_others", mount, quotas)
+    write(root, {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
 
 
 @pytest.mark.parametrize(
-    ("machine", "quota", "expected"),
+    ("path", "mount", "files", "quota", "expected"),
     [
-        (docker, 1.5, 1),
-        (slices, 3.0, 3),
-        (docker_version_1, 2.0, 2),
-        (unbounded_version_1, None, 8),
-        (path_of_another_namespace, 3.0, 3),
+        ("0::/", TOP, {"cpu.max": "150000 100000"}, 1.5, 1),
+        ("0::/", TOP, {"cpu.max": "20000 100000"}, 0.2, 1),
+        (
+            "0::/user.slice/app.slice/chat.scope", TOP,
+            {
+                "user.slice/cpu.max": "600000 100000",
+                "user.slice/app.slice/cpu.max": "75000 25000",
+                "user.slice/app.slice/chat.scope/cpu.max": "max 100000",
+                "user.slice/app.slice/other.scope/cpu.max": "10000 100000",
+            }, 3.0, 3,
+        ),
+        (
+            "5:cpuset:/docker/0123\n4:cpu,cpuacct:/docker/0123\n1:name=systemd:/docker/0123",
+            DOCKER_1,
+            {
+                "cpu,cpuacct/cpu.cfs_quota_us": "200000",
+                "cpu,cpuacct/cpu.cfs_period_us": "100000",
+            }, 2.0, 2,
+        ),
+        (
+            "1:cpu:/", MOUNT.format("/", "/sys/fs/cgroup/cpu", VERSION_1),
+            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None, 8,
+        ),
+        # The path of another namespace cannot be seen from here; what is mounted can.
+        (
+            "0::/../cgroup_of_others", TOP,
+            {"cpu.max": "300000 100000", "../cgroup_of_others/cpu.max": "1000 100000"}, 3.0, 3,
+        ),
     ],
-)
-def test_the_tightest_group_bounds_the_threads(machine, quota, expected, tmp_path):
-    machine(tmp_path)
+)  # fmt: skip
+def test_the_tightest_group_bounds_the_threads(path, mount, files, quota, expected, tmp_path):
+    write_groups(tmp_path, path, mount, files)
     assert cpu_quota(tmp_path) == quota
     assert usable(tmp_path, set(range(8))) == expected
+    assert usable(tmp_path, {0, 5}) == min(expected, 2)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "fast 100000", "100000", "100000 0", "-5 100000", "1 2 3"]
-)
+@pytest.mark.parametrize("text", ["", "fast 100000", "100000", "100000 0", "-5 100000"])
 def test_a_malformed_quota_bounds_nothing(text, tmp_path, caplog):
     caplog.set_level(logging.DEBUG, "localspec")
-    docker(tmp_path)
-    write(tmp_path, {"sys/fs/cgroup/cpu.max": text})
+    write_groups(tmp_path, "0::/", TOP, {"cpu.max": text})
     assert cpu_quota(tmp_path) is None
     assert [record.levelno for record in caplog.records] == [logging.DEBUG] * bool(text)
+    write(tmp_path, {"proc/self/mountinfo": "what\n::\n - cgroup2\n1 2 3 / - cgroup2 x"})
+    assert cpu_quota(tmp_path) is None
+    (tmp_path / "proc/self/cgroup").write_bytes(b"\xff\xfe")
+    assert cpu_quota(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -219,39 +201,31 @@ MEMORY_1 = {
     "memory/memory.stat": "inactive_file 7\nactive_file 9\ntotal_inactive_file 100000\n"
     "total_active_file 400000",
 }
+MOUNT_1 = MOUNT.format("/docker/0123", "/sys/fs/cgroup/memory", "cgroup cgroup rw,memory")
 
 
 @pytest.mark.parametrize(
-    ("path", "mount", "files"),
+    ("path", "mount", "files", "available"),
     [
-        ("0::/app.slice/chat.scope", ("/", "/sys/fs/cgroup", VERSION_2), NESTED_MEMORY),
-        (
-            "3:memory:/docker/0123\n0::/",
-            ("/docker/0123", "/sys/fs/cgroup/memory", "cgroup cgroup rw,memory"),
-            MEMORY_1,
-        ),
+        ("0::/app.slice/chat.scope", TOP, NESTED_MEMORY, 3_000_000),
+        ("3:memory:/docker/0123\n0::/", MOUNT_1, MEMORY_1, 2_000_000),
     ],
     ids=["a slice", "version 1"],
 )
-def test_there_is_as_much_memory_as_the_tightest_group_leaves(tmp_path, path, mount, files):
+def test_there_is_as_much_memory_as_the_tightest_group_leaves(
+    tmp_path, path, mount, files, available
+):
     """A server in a container that counted the machine's would be killed for what it keeps."""
-    write_groups(tmp_path, path, MOUNT.format(*mount), files)
+    write_groups(tmp_path, path, mount, files)
     memory = memory_here(tmp_path)
     (limit,) = memory_limits(tmp_path)
     assert memory.total_bytes == limit.limit
-    assert memory.available_bytes == limit.limit - limit.used in {2_000_000, 3_000_000}
+    assert memory.available_bytes == limit.limit - limit.used == available
 
 
 @pytest.mark.parametrize("word", ["max", "9223372036854771712", "", "-", "1\n2"])
 def test_without_a_limit_the_memory_is_the_machines(tmp_path, word):
-    write_groups(
-        tmp_path,
-        "0::/",
-        MOUNT.format("/", "/sys/fs/cgroup", VERSION_2),
-        {
-            "memory.max": word,
-            "memory.current": "5",
-            "memory.stat": "inactive_file\n\nanon 3",
-        },
-    )
+    stat = "inactive_file\n\nanon 3"
+    files = {"memory.max": word, "memory.current": "5", "memory.stat": stat}
+    write_groups(tmp_path, "0::/", TOP, files)
     assert memory_here(tmp_path).total_bytes == psutil.virtual_memory().total

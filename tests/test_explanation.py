@@ -113,8 +113,6 @@ def test_the_ids_that_differ_are_named(tmp_path, demo_target):
     )
     shown = run("--target", demo_target, "--draft", other)
     assert "4095 tokens shared; 4096 in the target, 4101 in the draft; 1 differ: 7 is" in shown
-    whole = json.loads(run("--target", demo_target, "--draft", other, "--json"))
-    assert [one["token"] for one in whole["vocabulary"]["differences"]] == [7]
 
 
 def test_a_recurrent_model_is_said_to_be_decoded_plainly(tmp_path, demo_target):
@@ -134,21 +132,18 @@ def test_a_context_that_does_not_fit_is_said_to(tmp_path, demo_target):
     assert "none: lookup drafts by itself" in shown
 
 
-@pytest.mark.parametrize("context_length", [2049, 99999999999999999999])
-def test_a_context_beyond_the_training_is_refused_as_by_load(demo_target, context_length):
-    trained = explain().target.trained_context
-    assert trained < context_length
+@pytest.mark.parametrize(
+    "wrong",
+    [{"context_length": 0}, {"context_length": 2049}, {"num_gpu_layers": -1}],
+    ids=str,
+)
+def test_numbers_that_load_refuses_are_refused(demo_target, wrong):
     messages = set()
     for ask in (explain, load):
         with pytest.raises(OptionError) as caught:
-            ask(
-                target=demo_target if ask is load else str(demo_target),
-                context_length=context_length,
-            )
+            ask(target=str(demo_target), **wrong)
         messages.add(str(caught.value))
-    assert all(str(context_length) in message for message in messages)
-    if context_length < 1 << 60:
-        assert len(messages) == 1
+    assert len(messages) == 1
 
 
 @pytest.fixture
@@ -190,21 +185,6 @@ def test_measured_costs_give_the_gain(learn):
     )
     gain = f"if 90% are: {speedups[-1]:.2f} times as fast, with 3 draft tokens"
     assert gain in explanation_text(found)
-
-
-def test_a_draft_that_never_pays_is_said_to(learn):
-    learn(range(1, 18), 0.9)
-    found = explain()
-    assert found.break_even is None
-    assert "too slow, whatever is accepted" in explanation_text(found)
-
-
-def test_json_has_all_of_it():
-    whole = json.loads(run("--json"))
-    assert whole["fits"] is True
-    assert whole["target"]["num_layers"] == 24
-    assert whole["memory"]["peak_bytes"] >= whole["memory"]["needed_bytes"] > 0
-    assert len(whole["memory"]["models"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from dataclasses import replace
 
@@ -19,7 +18,7 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.projector import checked_projector
 from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
-from localspec.llama.placement import MAIN_MEMORY, place_layers, usable_gpus
+from localspec.llama.placement import MAIN_MEMORY, place_layers
 from localspec.preflight.fit import (
     check_room,
     fitting_preset,
@@ -76,24 +75,6 @@ def test_the_largest_context_is_the_edge(long_model, demo_draft):
     largest = largest_context(models, SMALL)
     assert pair_memory(models, largest, SMALL).needed_bytes <= SMALL.main_bytes
     assert pair_memory(models, largest + 256, SMALL).needed_bytes > SMALL.main_bytes
-
-
-@pytest.mark.parametrize("role", ["target", "draft"])
-def test_the_types_of_the_caches_count_where_it_is_refused(tmp_path, long_model, role):
-    """Of either model."""
-    other = shutil.copy(long_model, tmp_path / "other.gguf")
-    usual = LlamaOptions(flash_attention="on")
-    needed = []
-    for own in (usual, replace(usual, cache_type_k="q4_0", cache_type_v="q4_0")):
-        with pytest.raises(MemoryLimitError) as caught:
-            localspec.load(
-                target=long_model,
-                draft=other if role == "draft" else None,
-                context_length=1 << 30,
-                **{f"{role}_options": own},
-            )
-        needed.append(float(re.search(r"need (\d+\.\d) GB", str(caught.value))[1]))
-    assert needed[1] < 0.95 * needed[0]
 
 
 @pytest.fixture(scope="module")
@@ -161,14 +142,6 @@ def test_a_gpu_without_memory_of_its_own_takes_the_main_one(eight_layers, monkey
         assert [each.gpu for each in short.shortages(memory)] == [""]
 
 
-def test_integrated_gpus_are_used_for_want_of_others_and_each_draft_finds_what_is_left():
-    one, other = gpu("A", 1 << 30), gpu("B", 1 << 30, kind="integrated GPU")
-    cpu = gpu("CPU", 1 << 30, kind="CPU")
-    assert usable_gpus([cpu, other, one]) == (one,)
-    assert usable_gpus([cpu, other]) == (other,)
-    assert usable_gpus([cpu]) == ()
-
-
 def test_what_lacks_on_a_gpu_is_said_with_the_layers_that_fit(eight_layers, monkeypatch):
     """And they do, while one more does not."""
     header = check_model_file(eight_layers)
@@ -187,10 +160,6 @@ def test_what_lacks_on_a_gpu_is_said_with_the_layers_that_fit(eight_layers, monk
     )
     assert "5 layers on GPUs (num_gpu_layers=…)" in caught.value.hint
     check_room(plan_here([Planned(header, half)]))
-    # A draft is given the same number by the same option, unless it has its own.
-    for number, fitting in ((9, range(5)), (0, [5])):
-        pair = [Planned(header, LlamaOptions(num_gpu_layers=n)) for n in (9, number)]
-        assert most_gpu_layers(pair, 2048, room) in fitting
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import get_args
 import llama_cpp
 import pytest
 
-from gguf_maker import split_model, write_random_model
+from gguf_maker import write_random_model
 from hollow_model import SHAPES, simulate_load, write_hollow_model
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.tensor_types import (
@@ -144,16 +144,6 @@ def test_caches_take_what_their_types_take(made, caplog, kind):
     assert cache_bytes(header, options) == pytest.approx(real, abs=0.02 * _MIB)
 
 
-def test_a_split_model_takes_what_the_whole_one_does(tmp_path, demo_target):
-    paths = (demo_target, split_model(demo_target, tmp_path))
-    whole, parts = (
-        in_main_memory(check_model_file(path), LlamaOptions(context_length=512), {})
-        for path in paths
-    )
-    assert parts.weights_bytes == pytest.approx(whole.weights_bytes, abs=64)
-    assert parts.cache_bytes == whole.cache_bytes
-
-
 def test_types_are_libllamas():
     """Names, sizes and numbers, of every type that this build of it has."""
     ggml = native.shared_library(llama_cpp)  # symbols of its dependencies resolve too
@@ -173,23 +163,3 @@ def test_types_are_libllamas():
             ggml, "ggml_row_size", ctypes.c_size_t, (ctypes.c_int, kind), (ctypes.c_int64, 256)
         )
         assert bytes_per_value(cached) * 256 == row
-
-
-def test_repacking_depends_on_the_build_and_the_processor():
-    assert {"Q4_0", "Q4_K"} <= repacked_types("CPU : AVX2 = 1 | REPACK = 1").keys()
-    assert "Q8_0" in repacked_types("CPU : NEON = 1 | DOTPROD = 1 | REPACK = 1 |")
-    assert repacked_types("CPU : AVX2 = 1 | LLAMAFILE = 1") == {}
-    assert repacked_types("CPU : SSE3 = 1 | REPACK = 1") == {}
-
-
-def test_amx_kernels_make_some_types_larger(made):
-    """Four bytes more beside each block of 34."""
-    amx = repacked_types("CPU : AVX2 = 1 | AMX_INT8 = 1 | REPACK = 1 |")
-    header = check_model_file(made["Q8_0"])
-    mapped, read = (
-        in_main_memory(header, LlamaOptions(context_length=512, use_mmap=use_mmap), amx)
-        for use_mmap in (True, False)
-    )
-    grown = read.weights_bytes - header.weights_bytes
-    assert grown / mapped.repacked_bytes == pytest.approx(4 / 34)
-    assert (read.repacked_bytes, mapped.weights_bytes) == (0, read.weights_bytes)

@@ -9,7 +9,7 @@ import pytest
 
 from gguf_maker import write_random_model
 from hollow_model import HollowShape, write_hollow_model
-from localspec.errors import ModelFileError, OptionError
+from localspec.errors import OptionError
 from localspec.llama.devices import Device
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
@@ -64,13 +64,6 @@ def test_caches_that_find_no_memory_are_named(tmp_path, demo_target):
     assert "no context of 16777216 tokens" in message
     assert "context_length=…" in hint
     assert opened_with_little_memory(path, 512, use_mmap=True) == ["opened"]
-
-
-def test_a_cache_type_that_needs_flash_attention_is_not_taken_for_that(demo_target):
-    options = LlamaOptions(flash_attention="off", cache_type_v="q8_0", context_length=512)
-    with pytest.raises(ModelFileError) as caught:
-        LlamaModel.open(demo_target, options)
-    assert "flash attention" in caught.value.hint
 
 
 def test_a_gpu_that_is_not_there_is_not_taken_for_that(demo_target, monkeypatch):

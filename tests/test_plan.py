@@ -14,7 +14,6 @@ from click.testing import CliRunner
 
 import localspec
 from gguf_maker import write_random_model
-from hollow_model import SHAPES, write_hollow_model
 from localspec.cli import main
 from localspec.errors import MemoryLimitError
 from localspec.gguf_file.check import check_model_file
@@ -22,10 +21,9 @@ from localspec.llama.devices import Device, cpu_buffer_type
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.llama.params import model_params
-from localspec.llama.placement import MAIN_MEMORY, experts_pattern, place_layers
+from localspec.llama.placement import experts_pattern, place_layers
 from localspec.preflight.fit import check_room, plan_here
 from localspec.preflight.installation import inspect_installation
-from localspec.preflight.memory import graph_bytes
 from localspec.preflight.plan import MARGIN_BYTES, plan_layers
 from localspec.preflight.room import MemoryRoom, Planned, pair_memory
 
@@ -97,14 +95,6 @@ def test_as_many_layers_go_onto_a_gpu_as_fit(header, count):
         assert not plan.room.shortages(memory)
 
 
-def test_all_layers_go_there_where_they_fit_and_none_are_chosen_without_a_gpu(header, draft):
-    plan, memory = planned([(header,), (draft,)], room(1 << 40))
-    assert [sum(model.gpu_layers) for model in memory.models] == [9, 3]
-    plan, memory = planned([(header,), (draft,)], room())
-    assert plan.models == plan.wanted
-    assert [model.num_layers for model in memory.models] == [9, 3]
-
-
 def test_the_draft_goes_first_and_whole(header, draft):
     _, alone = planned([(header, LlamaOptions(num_gpu_layers=0)), (draft,)], room(1 << 40))
     [of_draft] = alone.gpu_bytes
@@ -139,17 +129,6 @@ def test_each_gpu_gets_the_layers_that_fit_there(header):
     assert not plan.room.shortages(memory)
     gpus = room(1, 1, 1).gpus
     assert place_layers(header, options, gpus, (7, 1, 5)).gpu_layers() == counts
-
-
-def test_shares_and_the_one_gpu_that_the_user_names_stay(header):
-    split = LlamaOptions(tensor_split=(1.0, 3.0))
-    half = taken(header, 5)
-    plan, memory = planned([(header, split)], room(half, half))
-    assert plan.models[0].options.tensor_split == (1.0, 3.0)
-    assert 0 < plan.models[0].options.num_gpu_layers < 9
-    assert not plan.room.shortages(memory)
-    _, memory = planned([(header, LlamaOptions(main_gpu=1))], room(1 << 40, half))
-    assert memory.models[0].gpu_layers == (0, 5)
 
 
 def test_memory_of_gpus_and_main_memory_are_two_budgets_and_a_pair_may_use_both(
@@ -204,24 +183,6 @@ def test_experts_stay_in_main_memory_before_layers_do(mixture):
     assert options == LlamaOptions(num_gpu_layers=0)
 
 
-def test_a_mixture_of_real_shape_keeps_its_attention_on_a_small_gpu(tmp_path, demo_target):
-    path = write_hollow_model(tmp_path / "m.gguf", demo_target, SHAPES["Qwen3 30B-A3B"])
-    header = check_model_file(path)
-    experts = sum(t.size_bytes for t in header.tensors if "_exps." in t.name)
-    placement = place_layers(header, LlamaOptions(num_cpu_moe_layers=4), room(1).gpus, (1,))
-    weights = placement.weights_bytes(header, with_head=False)
-    assert weights[MAIN_MEMORY] >= experts > weights[0] > 0
-    computed = [
-        planned([(header, LlamaOptions(num_cpu_moe_layers=n))], room(1 << 40))[1].models[0]
-        for n in (0, 4)
-    ]
-    graph = graph_bytes(header, CONTEXT, 17, "auto")
-    assert computed[0].compute_bytes < 2 * graph <= computed[1].compute_bytes
-    free = taken(header, 5, num_cpu_moe_layers=2)
-    [model] = planned([(header,)], room(free))[1].models
-    assert (model.gpu_layers, model.num_cpu_moe_layers) == ((5,), 2)
-
-
 def test_libllama_is_told_which_experts(mixture):
     """A list that ends with nulls, and lives as long as the parameters do."""
     params = model_params(LlamaOptions(num_cpu_moe_layers=2))
@@ -239,13 +200,6 @@ def test_libllama_is_told_which_experts(mixture):
     assert not model_params(LlamaOptions()).tensor_buft_overrides
 
 
-def test_no_gpu_is_touched_where_none_is_to_be_used():
-    """libllama would take its memory to read prompts there."""
-    params = model_params(LlamaOptions(num_gpu_layers=0))
-    assert ctypes.cast(params.devices, ctypes.POINTER(ctypes.c_void_p))[0] is None
-    assert model_params(LlamaOptions()).devices is None
-
-
 def test_a_mixture_with_its_experts_apart_says_the_same(mixture_file, caplog):
     rows = []
     for count in (None, 3, 512):
@@ -257,8 +211,7 @@ def test_a_mixture_with_its_experts_apart_says_the_same(mixture_file, caplog):
         overridden = [line for line in caplog.messages if "buffer type overridden" in line]
         assert len(overridden) == 3 * min(6, count or 0)
         caplog.clear()
-    assert np.array_equal(rows[0], rows[1])
-    assert np.array_equal(rows[0], rows[2])
+        assert np.array_equal(rows[0], rows[-1])
 
 
 @pytest.fixture
@@ -313,10 +266,9 @@ def test_a_draft_that_finds_no_memory_frees_the_target_first(
         return real_open(path, options, *rest)
 
     monkeypatch.setattr(LlamaModel, "open", open_)
-    engine = localspec.load(target=target, draft=demo_draft, context_length=CONTEXT)
-    assert closed == [target.name]
+    with localspec.load(target=target, draft=demo_draft, context_length=CONTEXT):
+        assert closed == [target.name]
     assert found[2].num_gpu_layers < found[0].num_gpu_layers
-    engine.close()
 
 
 def test_it_ends_in_the_main_memory_and_then_with_the_error(target, opened, monkeypatch):
@@ -355,12 +307,3 @@ def test_explain_and_doctor_show_the_plan_of_each_device(
     assert re.search(r"Layers +demo at a context of 2048: fits\n", shown)
     assert re.search(r"CUDA0 .* of the target .*, 3 of 3 layers of the draft", shown)
     assert json.loads(CliRunner().invoke(main, ["doctor", "--json"]).output)["plans"]["demo"]
-
-
-def test_explain_says_which_experts_stay(mixture_file, mixture, monkeypatch):
-    where = room(taken(mixture, 7, num_cpu_moe_layers=2))
-    monkeypatch.setattr("localspec.preflight.explanation.room_here", lambda _rpc=(): where)
-    shown = CliRunner().invoke(
-        main, ["explain", "--target", str(mixture_file), "--ctx", "1024"]
-    )
-    assert "free: the experts of 2 layers of the target (" in shown.output

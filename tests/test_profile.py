@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
@@ -79,13 +78,3 @@ def test_numbers_that_are_none_do_not_keep_a_pair_from_starting(number, unrelate
     path.write_text(json.dumps(content))
     with localspec.load(**given) as engine:
         assert engine.generate_raw("a", max_tokens=4, seed=1).reply().token_ids
-
-
-@pytest.mark.skipif(
-    os.name == "nt" or os.geteuid() == 0, reason="needs a folder without rights"
-)
-def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
-    tmp_path.chmod(0o500)
-    Profile(["a"]).save({"x": 1})
-    tmp_path.chmod(0o700)
-    assert Profile(["a"]).load() is None

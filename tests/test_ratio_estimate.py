@@ -76,21 +76,6 @@ def test_intervals_hold_the_truth(noise, count, ratio):
     assert sum(found.low <= ratio <= found.high for found in estimates) >= 549
 
 
-@pytest.mark.parametrize("noise", NOISES)
-def test_the_interval_over_all_holds_the_truth(noise):
-    """Of kinds with as many stretches as a bench has of each."""
-    random = np.random.default_rng(5)
-    truth = 3 / (1 / 1.0 + 1 / 1.5 + 1 / 1.2)
-    num_right = 0
-    for _ in range(600):
-        kinds = (("even", 3, 1.0), (noise, 8, 1.5), (noise, 12, 1.2))
-        found = in_equal_parts(
-            [estimate_ratio(*stretches(random, n, which, r)) for which, n, r in kinds]
-        )
-        num_right += found.low <= truth <= found.high
-    assert num_right >= 549
-
-
 def test_to_stop_where_it_is_narrow_makes_no_difference_of_none():
     """As `bench` does it: with 8 stretches or more, once the interval reaches 5 % at most."""
     random = np.random.default_rng(2)

@@ -127,14 +127,10 @@ def test_no_sign_of_a_shell_reaches_a_program_of_windows(monkeypatch, sign):
         inside.chosen_to_launch(found)
 
 
-def _requirements() -> list[str]:
+def test_every_dependency_has_a_lower_bound():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"].values()
-    return [*project["dependencies"], *(each for extra in extras for each in extra)]
-
-
-def test_every_dependency_has_a_lower_bound():
-    requirements = _requirements()
+    requirements = [*project["dependencies"], *(each for extra in extras for each in extra)]
     assert len(requirements) > 20
     bound = re.compile(r"[A-Za-z0-9_.-]+(\[\w+\])?(>=|==)\d")
     assert not [each for each in requirements if not bound.match(each)]

@@ -24,7 +24,6 @@ from localspec.sampling.chain import SamplerChain
 from localspec.speculative import verify
 from localspec.speculative.proposers import Proposal
 from localspec.speculative.verify import Verdict
-from localspec.streaming.cancellation import Cancellation
 
 
 @pytest.fixture(scope="module")
@@ -99,47 +98,6 @@ def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(pair, names, numb
     assert pair.generate_raw("Once", max_tokens=3).reply().token_ids
 
 
-def test_the_time_ends_it_within_a_decode(pair, monkeypatch):
-    """Counted in decodes; and it is no interrupt."""
-    seen = []
-    real = Cancellation.request
-
-    def request(self):
-        real(self)
-        seen.append(pair.num_decodes)
-
-    monkeypatch.setattr(Cancellation, "request", request)
-    report = run_check(pair, seconds=3)
-    assert pair.num_decodes <= min(seen) + 1
-    assert report.ended_by is EndedBy.TIME
-    assert report.finding is Finding.NOT_ENOUGH
-    assert report_json(report)["ended_by"] == "time"
-
-
-def test_it_ends_while_a_long_prompt_is_read(monkeypatch):
-    """Between two of its batches at the latest."""
-    with localspec.load(context_length=2048, draft_tokens=3) as engine:
-        watch = Watch(lambda _stage, _left: None)
-        target, read = inside.target(engine), []
-
-        def ask_to_end(num_cached):
-            read.append(num_cached)
-            watch.cancellation.request()
-
-        target.on_batch = ask_to_end
-        inside.keep_answers_settings(engine, monkeypatch)
-        report = check(
-            engine,
-            [[300] * 2000],
-            seconds=600,
-            watch=watch,
-            options=localspec.AnswerOptions(),
-        )
-    assert len(read) == 1
-    assert read[0] < 2000
-    assert report.ended_by is EndedBy.INTERRUPT
-
-
 @pytest.mark.process
 def test_a_wish_reaches_a_check_in_another_process():
     """Whether it comes before, or while something is checked; and the engine goes on."""
@@ -170,15 +128,6 @@ def test_a_draft_that_is_never_right_proves_no_identity(demo_draft, unrelated_dr
     assert report.identity is report.finding is Finding.NOT_ENOUGH
     assert report.distribution is Finding.LOSSLESS
     assert report.greedy.num_tokens > 300 > 20 > report.greedy.num_accepted
-    assert report.is_hopeless
-
-
-def test_places_where_nothing_is_drafted_are_no_evidence(demo_target):
-    """A lookup finds little to propose; what is decoded plainly cannot be wrong."""
-    with localspec.load(target=demo_target, proposer="lookup") as engine:
-        report = run_check(engine, ("a fox",))
-    assert 0 < report.step_law.num_places < 60
-    assert report.distribution is report.finding is Finding.NOT_ENOUGH
     assert report.is_hopeless
 
 
@@ -335,22 +284,6 @@ def test_the_demo_pair_is_lossless_and_the_verdict_comes_first(tmp_path, monkeyp
     assert (told["finding"], told["distribution"]) == ("lossless", "lossless")
     assert (told["partial"], told["bugs"]) == (False, [])
     assert told["step_law"]["largest_difference"] < told["law_bound"]
-
-
-def test_nothing_seen_is_no_good_news(pair, stories):
-    """It is called too little."""
-    report, _ = checked_until(pair, 1)
-    _, identity, law, advice, *_ = report_text(report, pair, details=False).splitlines()
-    assert identity.endswith("a verdict needs 100 of each.")
-    assert law == (
-        "Distribution: not enough evidence. The probabilities of all 0 outcomes of a step were "
-        "computed at 0 places; a verdict needs 100 places."
-    )
-    assert advice.startswith("How long a verdict takes is not known yet")
-    spoken = run("--prompts", stories, "--proposer", "lookup", "--seconds", "1")
-    assert spoken.exit_code == 3
-    assert "would have been seen" not in spoken.stdout
-    assert "Traceback" not in spoken.stderr
 
 
 @pytest.mark.slow

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import inside
-import localspec
 from localspec.engine import thread_choice
-from localspec.llama import params as llama_params
-from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
 
 
 class TimedModel:
@@ -51,24 +46,3 @@ def test_the_fewest_that_are_fastest(milliseconds, chosen, monkeypatch):
     model = TimedModel(milliseconds, monkeypatch)
     thread_choice.choose_threads(model)
     assert (model.num_threads, model.num_cached) == (chosen, 0)
-
-
-@pytest.mark.parametrize(
-    ("asked", "milliseconds", "chosen"),
-    [(None, {1: 4, 2: 2, 4: 1}, 4), (None, {1: 1, 2: 1, 4: 1}, 1), (3, {3: 1, 4: 1}, 3)],
-)
-def test_a_draft_gets_what_was_asked_for_or_what_is_fastest(
-    asked, milliseconds, chosen, monkeypatch
-):
-    """On four cores and a clock that only decodes move; the target has all of the cores."""
-    real, now = LlamaModel.decode, [0.0]
-
-    def timed(model, tokens, num_logits):
-        now[0] += milliseconds[model.num_threads] / 1000
-        return real(model, tokens, num_logits)
-
-    monkeypatch.setattr(llama_params, "num_usable_cores", lambda: 4)
-    monkeypatch.setattr(LlamaModel, "decode", timed)
-    monkeypatch.setattr(thread_choice.time, "perf_counter", lambda: now[0])
-    with localspec.load(draft_options=LlamaOptions(num_threads=asked)) as engine:
-        assert [model.num_threads for model in inside.models(engine).saved] == [4, chosen]

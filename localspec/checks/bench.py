@@ -84,12 +84,12 @@ class KindSpeed:
 
     @property
     def plain_tokens_per_s(self) -> float | None:
-        """Of plain decoding; None without a stretch."""
+        """The speed of plain decoding; None without a stretch."""
         return self._rate(sum(stretch.plain_s for stretch in self.stretches))
 
     @property
     def tokens_per_s(self) -> float | None:
-        """With drafts; None without a stretch."""
+        """The speed with drafts; None without a stretch."""
         return self._rate(sum(stretch.drafting_s for stretch in self.stretches))
 
     def _rate(self, seconds: float) -> float | None:
@@ -108,7 +108,7 @@ class KindSpeed:
 
     @property
     def acceptance_by_proposer(self) -> dict[ProposerKind, float]:
-        """The same of each proposer that proposed something."""
+        """The acceptance rate of each proposer that proposed something."""
         drafted: Counter[ProposerKind] = Counter()
         accepted: Counter[ProposerKind] = Counter()
         for stats in self.answers:
@@ -164,8 +164,8 @@ class Bench:
     def break_even(self) -> dict[ProposerKind, float | None]:
         """The lowest acceptance rate at which each proposer pays; None if it never does.
 
-        Of the lookup, whose tokens cost nothing, and the draft model; of none if a decode of
-        one token alone was timed, or costs are wrong.
+        Has the lookup, whose tokens cost nothing, and the draft model. Empty if only decodes of
+        one token were timed, or costs are wrong.
         """
         if self.costs is None or not self.costs.are_steady or len(self.costs.ratios) < 2:
             return {}
@@ -235,14 +235,14 @@ class _Kind:
 
     @property
     def reach(self) -> float:
-        """Of the interval; without one infinite."""
+        """The interval's factor; infinite without an interval."""
         estimate = self.found.estimate
         return math.inf if estimate is None else estimate.reach
 
 
 @dataclass(slots=True)
 class _BenchRun:
-    """A measurement and its results so far. ended: requested when it must end."""
+    """A measurement and its results so far. ended: requested when time is up."""
 
     engine: Engine
     policy: DraftPolicy

@@ -26,7 +26,7 @@ KINDS: tuple[KindOfText, ...] = get_args(KindOfText)  # "own" are a user's, from
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a model is asked: messages, and what goes with them.
+    """A question to a model: messages, and the options that belong to them.
 
     keywords: of `BaseEngine.generate`, such as json_schema or tools; empty for most kinds.
     """
@@ -37,7 +37,7 @@ class Task:
 
     @property
     def text(self) -> str:
-        """What the user says last."""
+        """The user's last message."""
         return self.messages[-1]["content"]
 
     def suits(self, engine: BaseEngine, template: str | None = None) -> bool:
@@ -99,7 +99,7 @@ def own_tasks(path: Path) -> tuple[Task, ...]:
 
 
 def built_in_texts() -> list[str]:
-    """What the user says last in each of them, the shortest first.
+    """The user's last message of each built-in task, the shortest first.
 
     Code comes before the others: drafts know most of it, so a check has enough sooner.
     """

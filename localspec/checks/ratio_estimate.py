@@ -12,11 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
-CONFIDENCE = 0.95  # of an interval
 FEWEST = 3  # stretches that show their noise
-_NEARLY_NORMAL = 200  # degrees of freedom above which Student's t counts as normal
+_NORMAL = 1.95996
+# For 1, 2, 3 … degrees of freedom.
+_QUANTILES = (
+    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
+    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class RatioEstimate:
     @property
     def reach(self) -> float:
         """The factor between the value and the ends of its interval."""
-        return math.exp(student_quantile((1 + CONFIDENCE) / 2, self.freedom) * self.error)
+        return math.exp(_student(self.freedom) * self.error)
 
     @property
     def low(self) -> float:
@@ -71,28 +74,8 @@ def in_equal_parts(ratios: Sequence[RatioEstimate]) -> RatioEstimate:
     return RatioEstimate(value, math.sqrt(total), max(freedom, 1))
 
 
-def student_quantile(share: float, freedom: int) -> float:
-    """The quantile of Student's t with so many degrees of freedom, for a share above ½."""
-    if freedom >= _NEARLY_NORMAL:
-        return NormalDist().inv_cdf(share)
-    low, high = 0.0, math.pi / 2  # angles whose tangent is t ÷ √freedom
-    while high - low > 1e-12:
-        middle = (low + high) / 2
-        is_beyond = _within(middle, freedom) > 2 * share - 1
-        low, high = (low, middle) if is_beyond else (middle, high)
-    return math.tan(low) * math.sqrt(freedom)
-
-
-def _within(angle: float, freedom: int) -> float:
-    """Probability that |t| ÷ √freedom is below the tangent of the angle.
-
-    The closed sums: Abramowitz and Stegun, 26.7.3 (odd) and 26.7.4 (even).
-    """
-    cosine, is_odd = math.cos(angle), freedom % 2
-    term = cosine if is_odd else 1.0
-    total = 0.0
-    for power in range(2 + is_odd, freedom + 1, 2):
-        total += term
-        term *= cosine**2 * (power - 1) / power
-    total *= math.sin(angle)
-    return (total + angle) * 2 / math.pi if is_odd else total
+def _student(freedom: int) -> float:
+    """The quantile of Student's t that 2.5 of 100 numbers exceed."""
+    if freedom <= len(_QUANTILES):
+        return _QUANTILES[freedom - 1]
+    return _NORMAL + (_NORMAL**3 + _NORMAL) / (4 * freedom)  # Abramowitz and Stegun, 26.7.5

@@ -25,7 +25,7 @@ _DRAFTED = 8  # tokens that a timed draft decodes one by one
 
 @dataclass(frozen=True, slots=True)
 class DecodeCosts:
-    """What decodes cost on a machine.
+    """The costs of decodes on a machine.
 
     target_s: seconds of the target's decode of 1, 2, 3 … tokens. proposer_s: seconds of a token
     of each proposer that was timed. are_steady: whether the same decode took about as long each

@@ -2,9 +2,9 @@
 
 Both sides meet the same text and the same moment of the machine, nothing is copied or decoded
 twice, and what a plain turn writes the next one goes on with. The first step of a turn is not
-counted: it pays for the change, as a draft that reads what was written meanwhile. To read more
-than that, as the prompt, is part of the whole answer, and counts for each stretch as its tokens
-are among the answer's.
+counted: it pays for the change, as a draft reads the tokens that were written meanwhile. A
+longer read, as of the prompt, belongs to the whole answer; each stretch counts its share of it
+by tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHORTEST_ANSWER = 1 + _PLAIN_STEPS + _DRAFTING_TOKENS  # that has a turn of each
 
 @dataclass(slots=True)
 class _Turn:
-    """The steps of a turn, and what those behind its first one took and wrote."""
+    """The steps of a turn; tokens and seconds are of all but the first."""
 
     num_steps: int = 0
     num_tokens: int = 0
@@ -54,12 +54,12 @@ class Stretch:
 
     @property
     def plain_s(self) -> float:
-        """What plain decoding would have taken for the same tokens."""
+        """Seconds that plain decoding would have taken for the same tokens."""
         return self.num_tokens * self.plain_token_s
 
 
 class TurnTaking(DraftPolicy):
-    """Plain steps and those of another policy in turn. That one sees only its own."""
+    """Plain steps and steps of another policy in turn; the policy learns from its own alone."""
 
     def __init__(self, policy: DraftPolicy) -> None:
         self._policy = policy
@@ -72,7 +72,7 @@ class TurnTaking(DraftPolicy):
 
     @property
     def stretches(self) -> list[Stretch]:
-        """Those of the answer so far; the last one may be short."""
+        """The answer's stretches so far; the last may be short."""
         token_s = self._reading_s / max(self._num_tokens, 1)
         return [
             replace(each, drafting_s=each.drafting_s + token_s * each.num_tokens)

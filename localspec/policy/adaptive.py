@@ -17,12 +17,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from localspec.policy.acceptance import HAZARD, Acceptance, Weights
-from localspec.policy.budget import Budget
 from localspec.policy.cost import LARGEST_STEP, TargetCost
-from localspec.policy.prospect import LONG_READ, MARGIN, Prospect, Stopping
+from localspec.policy.prospect import LONG_READ, MARGIN, Budget, Prospect, Stopping
 from localspec.policy.speedup import Curve, break_even_acceptance
-from localspec.policy.step_times import StepTimes
-from localspec.policy.thread_costs import ThreadCosts
+from localspec.policy.step_times import StepTimes, ThreadCosts
 from localspec.speculative.policy_api import (
     CERTAIN_CONFIDENCE,
     MAX_DRAFT_TOKENS,

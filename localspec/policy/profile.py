@@ -92,7 +92,7 @@ def is_of_exactness(identity: Sequence[str]) -> bool:
 
 
 def exactness_setting(num_snapshots: int, num_sequences: int) -> str:
-    """What stands beside a model's identity where it is kept which decodes are exact."""
+    """The second part of an identity whose profile says which decodes are exact."""
     sequences = f" · {num_sequences} sequences" if num_sequences > 1 else ""
     return f"{EXACTNESS} · {num_snapshots} snapshots{sequences}"
 

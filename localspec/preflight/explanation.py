@@ -113,7 +113,7 @@ class HeadReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectorReport:
-    """What lets the target see pictures.
+    """The projector, with which the target sees pictures.
 
     kind: llama.cpp's name of it, size_bytes: of its file; empty and 0 where that is damaged.
     misfit: why it cannot be the target's, or empty. is_named: whether it was asked for; `load`
@@ -226,7 +226,8 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     asked = replace(asked, rpc=common_servers(rpc, chosen), tensor_split=tuple(tensor_split))
     room = room_here(asked.rpc)
     wanted = _wanted(found, replace(asked, context_length=None), projector_header)
-    length = _context(found["target"].header, chosen, context_length)
+    usual_length = None if chosen is None else chosen.context_length
+    length = target_context_length(found["target"].header, context_length or usual_length)
     memory, at_once = planned_at_once(wanted, length, room, parallel, kept_bytes)
     smaller = fitting_preset(room) if room.shortages(memory) else None
     head_report = _head_report(found, memory, asked)
@@ -239,7 +240,9 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         projector=projector,
         vocabulary=vocabulary,
         misfit=misfit,
-        size_warning=_size_warning(found),
+        size_warning=size_warning(*(found[role].header for role in ("target", "draft")))
+        if "draft" in found
+        else "",
         memory=memory,
         room=room,
         largest_context=largest_context(wanted, room),
@@ -284,7 +287,7 @@ def _found(
 def _found_projector(
     target: FoundHeader, model: PresetModel | None, *, is_named: bool
 ) -> tuple[ProjectorReport | None, Header | None]:
-    """What is to be said of a projector, and its header if it is used.
+    """The report on a projector, and its header if it is used.
 
     model: None for the one in the target's folder, if there is one. Raises ModelFileError for a
     file that was named and is none, DownloadError.
@@ -318,11 +321,6 @@ def _found_projector(
         is_named=is_named,
     )
     return report, None if misfit else found.header
-
-
-def _context(target: Header, chosen: Preset | None, context_length: int | None) -> int:
-    usual = None if chosen is None else chosen.context_length
-    return target_context_length(target, context_length or usual)
 
 
 def _wanted(
@@ -376,12 +374,6 @@ def _compared(
         return compare_vocabularies(found["target"].header, found["draft"].header), ""
     except PairError as error:
         return None, str(error)
-
-
-def _size_warning(found: dict[Role, FoundHeader]) -> str:
-    if "draft" not in found:
-        return ""
-    return size_warning(found["target"].header, found["draft"].header)
 
 
 def _variants(chosen: Preset) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from localspec.errors import MemoryLimitError
@@ -22,9 +22,7 @@ from localspec.preflight.room import (
     MemoryRoom,
     Planned,
     Shortage,
-    with_exact_settings,
-    with_suited_attention,
-    with_suited_mapping,
+    suited_options,
 )
 from localspec.presets.preset import Preset
 from localspec.presets.presets import load_presets
@@ -56,27 +54,15 @@ def uses_gpu(options: LlamaOptions) -> bool:
     return options.num_gpu_layers != 0 and bool(options.rpc or usable_gpus(devices()))
 
 
-def repacked_here(options: LlamaOptions) -> Mapping[str, float]:
-    """The tensor types that are repacked with these options: none where a GPU computes."""
-    from localspec.llama.library import system_info  # loads libllama
-
-    if options.repack is False or uses_gpu(options):
-        return {}
-    return repacked_types(system_info())
-
-
 def suited(options: LlamaOptions, header: Header, context_length: int) -> LlamaOptions:
     """The options with what they leave open chosen as it suits the file here."""
-    from localspec.llama.library import system_info  # loads libllama
-
-    on_gpu, uneven = uses_gpu(options), unevenly_repacked(system_info())
-    options = with_exact_settings(options, header, uneven, uses_gpu=on_gpu)
-    options = with_suited_attention(options, header, context_length, uses_gpu=on_gpu)
-    return with_suited_mapping(options, header, repacked_here(options))
+    asked = replace(options, context_length=context_length)
+    chosen, _ = suited_options(asked, header, room_here(), uses_gpu=uses_gpu(options))
+    return replace(chosen, context_length=options.context_length)
 
 
 def exact_settings(header: Header) -> tuple[str, ...]:
-    """What the model in a file is opened with for exact decodes, in words."""
+    """The settings, in words, with which a file is opened for exact decodes."""
     chosen = suited(LlamaOptions(exact=True), header, DEFAULT_CONTEXT_LENGTH)
     return (
         "flash attention",

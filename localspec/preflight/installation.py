@@ -1,4 +1,4 @@
-"""What `localspec doctor` shows: the state of this machine, and what could be better."""
+"""The facts of `localspec doctor`: the state of this machine, and what could be better."""
 
 from __future__ import annotations
 

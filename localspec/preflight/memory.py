@@ -55,18 +55,18 @@ class MemoryEstimate:
     whose experts are in main memory. picture_bytes: the most that is kept of pictures.
     """
 
-    with_head: bool
+    with_head: bool = False
     weights_bytes: int
-    repacked_bytes: int
-    cache_bytes: int
-    num_snapshots: int
-    snapshot_bytes: int
+    repacked_bytes: int = 0
+    cache_bytes: int = 0
+    num_snapshots: int = 0
+    snapshot_bytes: int = 0
     compute_bytes: int
-    vocabulary_bytes: int
+    vocabulary_bytes: int = 0
     gpu_bytes: tuple[int, ...]
-    num_layers: int
+    num_layers: int = 0
     gpu_layers: tuple[int, ...]
-    num_cpu_moe_layers: int
+    num_cpu_moe_layers: int = 0
     picture_bytes: int = 0
 
     @property
@@ -148,18 +148,10 @@ def projector_memory(header: Header, num_gpus: int, place: int = MAIN_MEMORY) ->
     places = [0] * (num_gpus + 1)
     places[place] = header.weights_bytes + compute * _FLOAT
     return MemoryEstimate(
-        with_head=False,
         weights_bytes=header.weights_bytes,
-        repacked_bytes=0,
-        cache_bytes=0,
-        num_snapshots=0,
-        snapshot_bytes=0,
         compute_bytes=compute * _FLOAT,
-        vocabulary_bytes=0,
         gpu_bytes=tuple(places[:MAIN_MEMORY]),
-        num_layers=0,
         gpu_layers=(0,) * num_gpus,
-        num_cpu_moe_layers=0,
         picture_bytes=KEPT_PICTURE_BYTES + KEPT_ROW_BYTES,
     )
 
@@ -171,16 +163,10 @@ def _medusa_memory(
     return MemoryEstimate(
         with_head=True,
         weights_bytes=facts.num_bytes,
-        repacked_bytes=0,
-        cache_bytes=0,
-        num_snapshots=0,
-        snapshot_bytes=0,
         compute_bytes=_rows_bytes(header, facts, num_sequences) + len(header.tokens) * _FLOAT,
-        vocabulary_bytes=0,
         gpu_bytes=(0,) * placement.num_gpus,
         num_layers=len(placement.layers),
         gpu_layers=(0,) * placement.num_gpus,
-        num_cpu_moe_layers=0,
     )
 
 
@@ -202,20 +188,18 @@ class _Contexts(NamedTuple):
 
 
 def _contexts(header: Header, options: LlamaOptions) -> _Contexts:
-    """The contexts of a model and its head, if it is used, or of a head in its own file."""
+    """The contexts of a model and its head, if it is used, or of a head in its own file.
+
+    A decode in a head's context is of one text.
+    """
     facts = head_facts(header)
-    if facts is not None and facts.layers_read:
-        return _Contexts(None, _turns(options, ROWS_BATCH_SIZE))
-    if facts is not None and facts.is_apart:
-        return _Contexts(None, _turns(options, options.max_outputs))
-    if facts is None or not options.with_head:
+    if facts is None or not (facts.layers_read or facts.is_apart or options.with_head):
         return _Contexts(options, None)
-    return _Contexts(options, _turns(options, REPLAY_TOKENS))
-
-
-def _turns(options: LlamaOptions, max_outputs: int) -> LlamaOptions:
-    """Of a head's context, in which texts take turns, so that a decode is of one."""
-    return replace(options, max_outputs=max_outputs, num_sequences=1)
+    max_outputs = options.max_outputs if facts.is_apart else REPLAY_TOKENS
+    if facts.layers_read:
+        max_outputs = ROWS_BATCH_SIZE
+    head = replace(options, max_outputs=max_outputs, num_sequences=1)
+    return _Contexts(None if facts.layers_read or facts.is_apart else options, head)
 
 
 def _sums(*places: list[int]) -> list[int]:
@@ -243,7 +227,7 @@ def _compute_by_place(header: Header, options: LlamaOptions, placement: Placemen
 
 
 def vocabulary_bytes(header: Header) -> int:
-    """What libllama keeps of a vocabulary."""
+    """Memory that libllama takes for a vocabulary."""
     return len(header.tokens) * _BYTES_PER_TOKEN
 
 

@@ -1,4 +1,4 @@
-"""Which layers go onto GPUs, and how many texts fit side by side, where that is left open.
+"""Plans the layers on GPUs, and the texts side by side, where the options leave them open.
 
 A draft goes onto GPUs first and whole, if it can: it runs several times a step. Then as many of
 the target's layers as there is memory left for, counted from the last one. RPC servers hold
@@ -237,7 +237,7 @@ def check_parallel(parallel: object) -> None:
 
 
 def served_kept_bytes(total_bytes: int, num_models: int = 1) -> int:
-    """What a server of so many models gives each for caches, of the machine's memory."""
+    """The share of the machine's memory for caches of each of a server's models."""
     return total_bytes // (_KEPT_PART * num_models)
 
 
@@ -291,7 +291,7 @@ def plan_side_by_side(
 
 
 def reserved_bytes(plan: Plan, alone: Plan) -> int:
-    """What a plan takes for all texts but one."""
+    """Memory that a plan takes for all texts but one."""
     return plan.memory.needed_bytes - alone.memory.needed_bytes
 
 

@@ -145,10 +145,7 @@ def pair_memory(models: Sequence[Planned], context_length: int, room: MemoryRoom
             num_snapshots=options.num_snapshots if is_target else 0,
         )
         on_gpu = bool(chosen_gpus(room.gpus, options))
-        options = with_exact_settings(options, header, room.uneven, uses_gpu=on_gpu)
-        repacked = {} if on_gpu or options.repack is False else room.repacked
-        options = with_suited_attention(options, header, context, uses_gpu=on_gpu)
-        options = with_suited_mapping(options, header, repacked)
+        options, repacked = suited_options(options, header, room, uses_gpu=on_gpu)
         placement = place_layers(header, options, room.gpus, free_bytes)
         estimates.append(estimate_memory(header, options, repacked, placement))
         free_bytes = [
@@ -172,6 +169,20 @@ def _of_projector(
         if not is_known or free_bytes[here[0]] > sum(on_gpu.gpu_bytes):
             return on_gpu
     return projector_memory(header, len(room.gpus))
+
+
+def suited_options(
+    options: LlamaOptions, header: Header, room: MemoryRoom, *, uses_gpu: bool
+) -> tuple[LlamaOptions, Mapping[str, float]]:
+    """The options, with what they leave open chosen for the file; the types that are repacked.
+
+    options: with a context length. No types are repacked where a GPU computes.
+    """
+    length = options.context_length or 0
+    options = with_exact_settings(options, header, room.uneven, uses_gpu=uses_gpu)
+    repacked = {} if uses_gpu or options.repack is False else room.repacked
+    options = with_suited_attention(options, header, length, uses_gpu=uses_gpu)
+    return with_suited_mapping(options, header, repacked), repacked
 
 
 def suited_attention(
