@@ -35,18 +35,8 @@ class Profile:
 
     def load(self) -> dict[str, Any] | None:
         """The saved content; None if there is nothing usable."""
-        try:
-            kept = json.loads(self.path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except DAMAGES as error:
-            logger.warning("%s is unreadable and will be replaced: %s", self.path, error)
-            return None
-        right = isinstance(kept, dict) and kept.get("version") == VERSION
-        if not right or kept.get("identity") != self._identity:
-            return None
-        learned = kept.get("learned")
-        return learned if isinstance(learned, dict) else None
+        identity, learned = _content(self.path) or ([], {})
+        return learned if identity == self._identity else None
 
     def save(self, learned: dict[str, Any]) -> None:
         """Save it. The whole file is replaced at once, so that no reader sees a part."""
@@ -76,14 +66,23 @@ def kept_profiles() -> Iterator[tuple[Path, list[str], dict[str, Any]]]:
     """The usable files, the latest first: path, identity and what was learned."""
     paths = filter(Path.is_file, profiles_folder().glob("*.json"))
     for path in sorted(paths, key=lambda path: -path.stat().st_mtime):
-        try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            version, identity, learned = kept["version"], kept["identity"], kept["learned"]
-        except DAMAGES:
-            continue  # ignored, as in `load`
-        are_texts = isinstance(identity, list) and all(isinstance(one, str) for one in identity)
-        if version == VERSION and are_texts and identity and isinstance(learned, dict):
-            yield path, identity, learned
+        if content := _content(path):
+            yield path, *content
+
+
+def _content(path: Path) -> tuple[list[str], dict[str, Any]] | None:
+    """Identity and what was learned; None if the file is not there, damaged or out of date."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        version, identity, learned = kept["version"], kept["identity"], kept["learned"]
+    except FileNotFoundError:
+        return None
+    except DAMAGES as error:
+        logger.warning("%s is unreadable and will be replaced: %s", path, error)
+        return None
+    are_texts = isinstance(identity, list) and all(isinstance(one, str) for one in identity)
+    is_right = version == VERSION and are_texts and identity and isinstance(learned, dict)
+    return (identity, learned) if is_right else None
 
 
 def is_of_exactness(identity: Sequence[str]) -> bool:
