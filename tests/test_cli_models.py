@@ -88,22 +88,6 @@ def test_models_lists_files_that_were_used_or_lie_in_usual_folders(
     assert "used.gguf" not in run("models").stdout
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no such links and folders there")
-def test_models_lists_the_rest_where_a_file_or_the_folder_cannot_be_read(tmp_path, monkeypatch):
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    (here / "long.gguf").symlink_to("a" * 300)
-    (here / "d.gguf").write_bytes(b"GGUF")
-    listed = run("models")
-    assert listed.exit_code == 0, listed.output
-    assert str(here / "d.gguf") in listed.stdout
-    assert "long.gguf" not in listed.stdout
-    shutil.rmtree(here)
-    gone = run("models")
-    assert gone.exit_code == 0, gone.output
-
-
 @pytest.mark.process
 def test_download_then_chat(hub: StandinHub, tmp_path):
     """The installed command, from an empty machine to an answer of the flagship's files."""
@@ -142,9 +126,8 @@ def test_download_then_chat(hub: StandinHub, tmp_path):
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pseudo-terminal")
-@pytest.mark.parametrize("answer", ["y", "n"])
-def test_chat_on_a_terminal_offers_to_fetch(hub: StandinHub, tmp_path, answer):
-    """With size, place and free disk; a no leaves everything as it was."""
+def test_chat_on_a_terminal_offers_to_fetch(hub: StandinHub, tmp_path):
+    """With size, place and free disk."""
     import pexpect
 
     child = pexpect.spawn(
@@ -157,70 +140,13 @@ def test_chat_on_a_terminal_offers_to_fetch(hub: StandinHub, tmp_path, answer):
     )
     child.expect(r"qwen2-7b is not on this machine. Download 10.\d MB to (\S+) \(.*free\)")
     assert child.match[1] == str(tmp_path / "cache")
-    child.sendline(answer)
-    if answer == "y":
-        child.expect_exact(EDITOR)
-        child.sendline("hi")
-        child.expect("tokens/s")
-        child.expect_exact(EDITOR)
-        child.sendeof()
-        child.expect(pexpect.EOF)
-    else:
-        child.expect("localspec download qwen2-7b")
-        child.expect(pexpect.EOF)
-        assert hub.gets(TARGET) == []
-    child.close()
-    assert child.exitstatus == (0 if answer == "y" else 1)
-
-
-@pytest.mark.process
-@pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pseudo-terminal")
-def test_a_model_of_the_hub_is_offered_like_a_preset(hub: StandinHub):
-    import pexpect
-
-    name = "Qwen/Qwen2-0.5B-Instruct-GGUF:Q4_K_M"
-    child = pexpect.spawn(
-        str(LOCALSPEC),
-        ["generate", "-m", name, "--max-tokens", "4", "Hello!"],
-        env={**os.environ, **hub.environment},
-        timeout=60,
-        encoding="utf-8",
-        dimensions=(40, 200),
-    )
-    child.expect(rf"{name} is not on this machine. Download 2.\d MB to")
     child.sendline("y")
+    child.expect_exact(EDITOR)
+    child.sendeof()
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0
-    assert len(hub.gets(DRAFT)) == 1
-
-
-@pytest.mark.process
-@pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pseudo-terminal")
-def test_another_programs_files_are_offered_on_a_terminal(hub: StandinHub, tmp_path):
-    import pexpect
-
-    file = find_preset("qwen2-7b").target.files[0]
-    other = tmp_path / ".lmstudio/models" / file.repo / file.file
-    other.parent.mkdir(parents=True)
-    other.write_bytes(hub.files[file.repo, file.file].content)
-    child = pexpect.spawn(
-        str(LOCALSPEC),
-        ["download", "qwen2-7b"],
-        env={**os.environ, **hub.environment},
-        timeout=60,
-        encoding="utf-8",
-        dimensions=(40, 200),
-    )
-    child.expect("LM Studio has")
-    child.expect(r"Use it instead of downloading it again\?")
-    child.sendline("")
-    child.expect(rf"{DRAFT}.*MB.*MB/s")
-    child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == 0
-    assert hub.gets(TARGET) == []
-    assert len(hub.gets(DRAFT)) == 1
+    assert len(hub.gets(TARGET)) == len(hub.gets(DRAFT)) == 1
 
 
 def test_dry_run_fetches_nothing(hub: StandinHub):
@@ -320,17 +246,6 @@ def test_remove_keeps_what_another_tool_fetched(hub: StandinHub):
     assert "2.4 MB freed" in result.stderr
 
 
-def test_remove_takes_what_was_half_received(hub: StandinHub, tmp_path):
-    sha256 = find_preset("qwen2-7b").target.files[0].sha256
-    part = (
-        tmp_path / f"cache/models--Qwen--Qwen2-7B-Instruct-GGUF/blobs/{sha256}.localspec-part"
-    )
-    part.parent.mkdir(parents=True)
-    part.write_bytes(b"x" * 1000)
-    assert "1.0 kB freed" in run("models", "remove", "qwen2-7b", "--yes").stderr
-    assert not part.exists()
-
-
 def test_add_pins_what_the_hub_has(hub: StandinHub, demo_target):
     result = run(
         "models", "add", "mine@q4", "--target", "Qwen/Qwen2-7B-Instruct-GGUF:q4_k_m",
@@ -358,17 +273,6 @@ def test_add_keeps_every_character(hub: StandinHub, tmp_path, demo_target, text)
     added = add_preset("mine", {"target": str(path)}, description=text, context_length=9)
     assert find_preset("mine") == added
     assert (added.description, added.target.path) == (text, path.resolve())
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other file names are always Unicode")
-def test_add_refuses_a_path_that_is_no_text(hub: StandinHub, tmp_path, demo_target):
-    path = tmp_path / "m\udcff.gguf"
-    path.write_bytes(demo_target.read_bytes())
-    before = user_presets_file().read_bytes()
-    result = run("models", "add", "mine", "--target", path)
-    assert result.exit_code == 2
-    assert "is not valid Unicode" in result.stderr
-    assert user_presets_file().read_bytes() == before
 
 
 def test_added_at_once_all_are_there(hub: StandinHub, demo_target):
@@ -404,27 +308,14 @@ def test_an_addition_that_cannot_be_written_leaves_the_file_and_nothing_else(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["download"], 2, "Missing argument"),
-        (["download", "nope"], 2, "no preset 'nope'"),
-        (["download", "../../x"], 2, "no preset '../../x'"),
         (["download", __file__], 2, "is on this machine: there is nothing to fetch"),
         (["download", "hf:o"], 2, "names no file"),
         (["download", "qwen2-7b", "--local-dir", __file__], 2, "is a file"),
-        (["models", "path", "nope"], 2, "no preset 'nope'"),
-        (["models", "verify", "nope"], 2, "no preset 'nope'"),
-        (["models", "remove", "../x"], 2, "no preset '../x'"),
         (["models", "add", "../x", "--target", "t"], 2, "not a valid name for a preset"),
-        (["models", "add", "x"], 2, "--target"),
-        (["models", "add", "x", "--target", "absent.gguf"], 2, "does not exist"),
         (["models", "add", "x", "--target", __file__], 1, "not a GGUF file"),
         (["models", "add", "demo", "--target", "qwen2-7b"], 1, "a preset 'demo' already"),
         (["models", "add", "x", "--target", "o/absent:Q4_0"], 1, "does not exist, or is priv"),
         (["models", "add", "x", "--target", "demo", "--ctx", "0"], 2, "0 is not in the range"),
-        (
-            ["models", "add", "x", "--target", "demo", "--ctx", "9" * 23],
-            2,
-            "tokens is asked for",
-        ),
     ],
 )
 def test_bad_input_is_two_lines_and_an_exit_code(hub: StandinHub, arguments, code, words):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,7 @@ import pytest
 import inside
 import localspec
 from engines import PLACES
-from gguf_maker import write_scripted_model
 from localspec.chat.prompt import PromptMaker
-from localspec.chat.template import BUILT_IN
 from localspec.errors import ContextError, OptionError, TemplateError
 from localspec.tools.tool import ToolUse
 
@@ -58,13 +55,6 @@ def test_the_second_call_decodes_only_what_is_new(engine):
         [*after, {"role": "user", "content": "And then?"}], max_tokens=4
     ).reply()
     assert again.stats.cached_prompt_tokens > len(first.token_ids)
-
-
-def test_parts_of_text_are_lines_of_one(engine):
-    parts = [{"type": "text", "text": "Tell me"}, {"type": "input_text", "text": "a joke."}]
-    said = engine.generate([{"role": "user", "content": parts}], temperature=0).reply()
-    plain = [{"role": "user", "content": "Tell me\na joke."}]
-    assert said.token_ids == engine.generate(plain, temperature=0).reply().token_ids
 
 
 @pytest.mark.parametrize(
@@ -191,31 +181,6 @@ def test_an_answer_that_has_begun_is_gone_on_with(engine, name):
     assert prompt_text(engine, begun, template).endswith("Once upon <|im_end|> a ")
 
 
-@pytest.mark.parametrize("template", [None, *BUILT_IN.values()])
-def test_going_on_after_length_says_the_same(any_engine, template):
-    """The text is cut at a token, so that it is cut into tokens again as it was."""
-    whole = any_engine.generate(
-        [QUESTION], template=template, temperature=0, max_tokens=40
-    ).reply()
-    cut = any_engine.generate(
-        [QUESTION], template=template, temperature=0, max_tokens=20
-    ).reply()
-    assert cut.finish_reason == "length"
-    begun = [QUESTION, {"role": "assistant", "content": cut.text}]
-    rest = any_engine.generate(begun, template=template, temperature=0, max_tokens=20).reply()
-    assert cut.text + rest.text == whole.text
-
-
-def test_a_template_that_leaves_the_begun_answer_out_says_so(engine):
-    template = (
-        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
-    )
-    with pytest.raises(TemplateError, match="leaves out the answer that is to be continued"):
-        engine.generate(
-            [QUESTION, {"role": "assistant", "content": "Once"}], template=template
-        ).reply()
-
-
 def test_a_chat_goes_on_from_the_last_token(any_engine):
     whole = any_engine.chat().send(QUESTION["content"], sampling=GREEDY).reply()
     chat = any_engine.chat()
@@ -231,44 +196,6 @@ def test_a_chat_goes_on_from_the_last_token(any_engine):
     assert stream.reply().stats.cached_prompt_tokens > 0
     with pytest.raises(OptionError, match="no answer here that was cut"):
         chat.continue_answer()
-
-
-def test_a_chat_goes_on_after_a_stop_and_not_after_a_change(engine):
-    chat = engine.chat()
-    stream = chat.send(QUESTION["content"], sampling=GREEDY)
-    said = "".join(next(stream).text for _ in range(6))
-    stream.close()
-    assert chat.can_continue
-    rest = "".join(piece.text for piece in chat.continue_answer(sampling=GREEDY))
-    assert said + rest == engine.chat().send(QUESTION["content"], sampling=GREEDY).reply().text
-    chat.send("Hello!", max_tokens=2).reply()
-    assert chat.can_continue
-    chat.undo()
-    assert not chat.can_continue
-
-
-def test_thoughts_that_were_cut_go_on_as_thoughts(tmp_path):
-    """And speech begins where the mark comes, also where only that is new."""
-    said = ["[ask]", "<think>", "one", "two", "</think>", "three", "four"]
-    script = dict(itertools.pairwise(said))
-    path = write_scripted_model(tmp_path / "thinker.gguf", script, user_defined=("[ask]",))
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}[ask]{# <think> </think> #}"
-    with localspec.load(target=path) as engine:
-        whole = engine.chat(template=template).send("x", sampling=GREEDY).reply()
-        assert (whole.thoughts, whole.text) == ("onetwo", "threefour")
-        for size in range(1, len(whole.token_ids)):
-            chat = engine.chat(template=template)
-            first = chat.send("x", sampling=GREEDY, max_tokens=size).reply()
-            stream = chat.continue_answer(sampling=GREEDY)
-            pieces = list(stream)
-            rest = stream.reply()
-            assert (first.thoughts + rest.thoughts, first.text + rest.text) == (
-                "onetwo",
-                "threefour",
-            )
-            thought = "".join(piece.text for piece in pieces if piece.is_thought)
-            assert thought == rest.thoughts
-            assert chat.messages[-1]["content"] == "threefour"
 
 
 def test_a_full_context_has_no_room_to_go_on(tmp_path):

@@ -51,21 +51,6 @@ def test_options_stand_in_groups_in_one_order(words):
         assert shared == [option for option in known if option in shared]
 
 
-def test_options_of_a_pair_stand_under_what_they_are_about():
-    groups = groups_of(help_of("generate"))
-    assert list(groups) == HEADINGS
-    for heading, some in {
-        "Options": {"file", "raw", "help"},
-        "Model": {"preset", "target", "draft", "head", "ctx"},
-        "Drafting": {"proposer", "draft-tokens", "rule"},
-        "Prompt and answer": {"system", "max-tokens", "seed"},
-        "Sampling": {"temperature", "top-k", "ban", "ignore-eos"},
-        "Device": {"threads", "gpu-layers", "mlock"},
-        "Output": {"json", "show-draft"},
-    }.items():
-        assert some <= set(groups[heading])
-
-
 def test_no_option_is_missing_or_shown_twice():
     for words in all_commands(main):
         command: click.Command = main
@@ -91,9 +76,3 @@ def test_summaries_are_whole(words):
 @pytest.mark.parametrize("words", [(), *all_commands(main)], ids=" ".join)
 def test_nothing_is_wider_than_a_terminal(words):
     assert max(map(len, help_of(*words).splitlines())) <= 80
-
-
-def test_bench_says_what_its_interval_is_and_when_it_ends():
-    text = " ".join(help_of("bench").split())
-    assert "The interval in brackets contains the true ratio 95 times in 100" in text
-    assert "It ends when all intervals are narrow, or with the time limit or Ctrl-C" in text

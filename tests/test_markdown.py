@@ -68,6 +68,7 @@ def shown(text: str, **more) -> str:
         ("1984\\. a \\- b", "1984. a - b\n"),
         ("| not a table", "| not a table\n"),
         ("", ""),
+        ("- one two three four", "• one two three four\n"),
     ],
 )
 def test_what_is_shown_does_not_depend_on_the_pieces(text, expected, size):
@@ -120,24 +121,6 @@ def test_a_table_is_drawn_when_it_is_whole():
     )
 
 
-def test_a_table_that_comes_shows_that_it_does():
-    screen = pyte.Screen(40, 20)
-    stream = pyte.Stream(screen)
-    out = WrappedWriter(
-        lambda t: stream.feed(t.replace("\n", "\r\n")), lambda: 40, colourful=False
-    )
-    writer = MarkdownWriter(out)
-    writer.push("So:\n| name | size |\n|---|---|\n| a | 1 |\n| b")
-    assert [line.rstrip() for line in screen.display[:2]] == ["So:", "(a table, line 3 …)"]
-    writer.push(" | 2 |\n")
-    assert "line 4 …" in screen.display[1]
-    writer.push("That")
-    writer.finish()
-    text = "\n".join(screen.display)
-    assert "line" not in text
-    assert {"name", "size", "a", "b", "1", "2", "That"} <= set(text.split())
-
-
 @pytest.mark.parametrize("width", range(10, 100, 5))
 def test_a_table_keeps_its_words_whole(width):
     """In columns as wide as they must be; where those do not fit a cell is a line."""
@@ -182,12 +165,6 @@ def test_no_line_is_wider_than_the_window(text, width):
     assert "".join(shown(text, width=width).split()) == "".join(text.replace("- ", "•").split())
 
 
-def test_wrapped_lines_of_a_point_are_indented():
-    assert shown("- one two three four", width=12) == "• one two\n  three four\n".replace(
-        "three four", "three\n  four"
-    )
-
-
 def test_without_colour_there_is_bold_and_no_colour():
     raw = written("# Head\n**b** `c` [l](a)", colourful=False)
     assert "\x1b[1m" in raw
@@ -222,39 +199,6 @@ def test_code_is_coloured_line_by_line_and_stays_as_it_is(size):
     assert ("33", "0x1f") in runs
     assert ("2", "# **done**, `日本` if") in runs
     assert written(f"```python\n{CODE}```\n", colourful=False).count("\x1b[") == 2  # the label
-
-
-@pytest.mark.parametrize(
-    ("language", "code", "begin", "end"),
-    [
-        ("js", "/* a\n   if (b)\n*/\nlet c", 0, 3),
-        ("c", "int x; /* a\n   if (b)\n*/\nint c;", 1, 3),
-        ("css", "/* a\n   b {} */\na { b: c }", 0, 2),
-        ("html", "<!-- a\n<p>if</p>\n-->\n<p>", 0, 3),
-        ("lua", "--[[ a\n if ]]\nlocal x = 1", 0, 2),
-    ],
-)
-def test_a_comment_of_several_lines_is_one_before_its_end_has_come(language, code, begin, end):
-    """Only its end tells most lexers so."""
-    raw = written(f"```{language}\n{code}\n```")
-    lines = raw.split("\n")[1:]
-    for number in range(begin, end):
-        assert re.fullmatch(r"\x1b\[2m.*\x1b\[0m", lines[number])
-    assert not re.fullmatch(r"\x1b\[2m.*\x1b\[0m", lines[end])
-
-
-def test_long_lines_of_code_are_whole():
-    """The terminal wraps them, and gives them back as one line when they are copied."""
-    line = "x = " + " + ".join(["longword"] * 40)
-    for language in ("", "python", "nosuch"):
-        assert line in shown(f"```{language}\n{line}\n```", width=40).split("\n")
-
-
-def test_a_long_block_is_coloured_in_time():
-    """Not all of it is looked at again for every line."""
-    lines = [f"def f_{number}(): return {number}" for number in range(600)]
-    raw = written("```python\n" + "\n".join(lines), size=40)
-    assert raw.count("\x1b[35mdef\x1b[0m \x1b[36mf_") == 600
 
 
 @given(
@@ -306,35 +250,6 @@ def test_an_answer_goes_on_as_what_it_was():
         assert "".join(re.findall(r"\w+", text)).endswith(rest)
         # It ends as the whole does, from the next lines on.
         assert whole.endswith("\n".join([*text.splitlines()[3:], ""]))
-
-
-def test_an_answer_that_goes_on_shows_a_cut_word_whole():
-    for before, after, expected in (
-        ("one tw", "o three", "two three\n"),
-        ("one two", " three", "three\n"),
-        ("one two", "\n\nthree", "three\n"),
-        ("one **tw", "o** three", "two three\n"),
-        ("- one two three", " four\n- five", "  four\n• five\n"),
-        ("```\nx = ", "1\ny\n", "x = 1\ny\n\n"),
-        ("```\nx = 1", "\ny\n", "y\n\n"),
-        ("```\nx = 1\n", "    y\n```\n", "    y\n\n"),
-        ("```\nx = 1\n```", "\n\nand", "and\n"),
-    ):
-        parts: list[str] = []
-        writer = MarkdownWriter(WrappedWriter(parts.append, lambda: 40, colourful=False))
-        writer.continue_after(before)
-        writer.push(after)
-        writer.finish()
-        assert _STYLES.sub("", "".join(parts)) == expected
-
-
-def test_no_line_begins_with_what_closes():
-    text = "「日本語」、「文章」。『空白』！" * 8  # noqa: RUF001
-    closing = "」、。』！"  # noqa: RUF001
-    for width in range(10, 40):
-        lines = shown(text, width=width).splitlines()
-        assert "".join(lines) == text
-        assert not [line for line in lines if line[0] in closing or line[-1] in "「『"]
 
 
 @given(st.text(st.sampled_from("ab *_`[]()!\\\n#>-|1.~日\u200d👩\x1b\r\u202e"), max_size=60))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import option_table
@@ -11,7 +10,6 @@ from click.testing import CliRunner
 
 import localspec
 from localspec.cli import main
-from localspec.cli.flags import flags_of
 from localspec.engine.sources import LoadKeywords
 from localspec.sampling.params import SamplingKeywords
 from localspec.server.fields import Fields
@@ -46,29 +44,6 @@ def test_every_sampling_option_is_a_field_of_the_server():
     assert (
         SamplingKeywords.__annotations__.keys() - option_table.shared_fields().keys() == set()
     )
-
-
-def test_every_field_of_a_protocol_is_one_that_the_server_reads():
-    texts = {
-        node.value
-        for path in (PACKAGE / "server").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Constant)
-    }
-    named = {name for names in option_table.OF_PROTOCOLS.values() for name in names}
-    assert named - texts == set()
-
-
-def test_a_keyword_with_dashes_is_its_option():
-    """But for a plural, which is an option in the singular that can be repeated."""
-    names = {name: option for _, option in option_table.options() if (name := option.name)}
-    keywords = {*LoadKeywords.__annotations__, *answer_keywords()} & names.keys()
-    singular = {"choices", "dry_sequence_breakers"}
-    assert len(keywords) > 30
-    for keyword in keywords - singular:
-        assert set(flags_of(keyword)) <= set(names[keyword].opts), keyword
-    for keyword in singular:
-        assert names[keyword].multiple
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_remove_deletes_the_session_and_its_caches():
     assert session_names() == []
 
 
-def test_nothing_is_removed_if_nobody_agrees_or_a_name_is_wrong():
+def test_nothing_is_removed_if_nobody_agrees_or_a_name_is_wrong(monkeypatch):
     keep("a", "Why?", "So.")
     result = run("remove", "a")
     assert result.exit_code == 2
@@ -200,6 +200,20 @@ def test_nothing_is_removed_if_nobody_agrees_or_a_name_is_wrong():
     assert run("remove", "a", "absent", "--yes").exit_code == 2
     assert run("remove", "--yes").exit_code == 2
     assert session_names() == ["a"]
+    monkeypatch.setattr(sys.modules["localspec.cli.sessions"], "is_terminal", bool)
+    for answer, code, names in (("n", 130, ["a"]), ("y", 0, [])):
+        asked = CliRunner().invoke(main, ["sessions", "remove", "a"], input=f"{answer}\n")
+        assert "Remove 1 session? [y/N]:" in asked.stderr
+        assert (asked.exit_code, session_names()) == (code, names)
+
+
+def test_on_a_terminal_an_answer_is_rendered(monkeypatch):
+    keep("a", "Why?", "Because **it** is " + "so " * 40)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.modules["localspec.cli.sessions"], "is_terminal", bool)
+    shown = run("show", "a").stdout
+    assert "> Why?\n\nBecause it is so so" in shown
+    assert max(map(len, shown.split("\n"))) < 40
 
 
 @pytest.mark.process
@@ -222,24 +236,3 @@ def test_an_unknown_session_is_told_with_near_names(command):
     assert "there is no session 'frnch'" in result.stderr
     assert "Perhaps french?" in result.stderr
     assert "cannot be the name of a session" in run(command, "../x").stderr
-
-
-@pytest.mark.process
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
-def test_on_a_terminal_answers_are_rendered_and_a_removal_is_asked_for(folder):
-    from terminal import Terminal
-
-    keep("a", "Why?", "Because **it** is " + "so " * 40)
-    shown = Terminal(folder, "sessions", "show", "a", columns=40)
-    assert shown.ended() == 0
-    assert "> Why?\n\nBecause it is so so" in shown.text()
-    assert max(map(len, shown.text().split("\n"))) < 40
-    shown.close()
-    for answer, code, names in (("n", 130, ["a"]), ("y", 0, [])):
-        asked = Terminal(folder, "sessions", "remove", "a")
-        asked.wait_for(lambda text: text.endswith("Remove 1 session? [y/N]:"))
-        asked.process.send(answer + "\r")
-        assert asked.ended() == code
-        assert session_names() == names
-        asked.close()
-    assert os.listdir(session_file("a").parent) == [".a.lock"]

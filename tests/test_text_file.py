@@ -64,16 +64,6 @@ def test_what_is_no_text_is_refused(tmp_path, data):
     assert caught.value.hint
 
 
-def test_random_bytes_are_no_text():
-    import random
-
-    source = random.Random(1)
-    for size in (100, 1000, 5000):
-        for _ in range(200):
-            with pytest.raises(ValueError, match="byte"):
-                text_of(source.randbytes(size))
-
-
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_all_files_of_text_are_read_alike(tmp_path, encoding):
     path = tmp_path / "x.txt"

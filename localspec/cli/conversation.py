@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -207,18 +207,15 @@ class Conversation:
         """
         name = known_name(name)
         is_other = name != self.session
-        with contextlib.ExitStack() as releasing:
-            lock = self._lock(name, releasing)
-            if is_other and session_file(name).exists() and not may_replace():
-                return False
+        if is_other and session_file(name).exists() and not may_replace():
+            return False
+        with self._held(name):
             shown = self.pending_pictures
             save_session(name, self.chat, pending=self.pending, pending_pictures=shown)
             if is_other:
                 # The caches of the replaced session: useless now, and perhaps large.
                 with contextlib.suppress(OSError):
                     caches_file(name).unlink(missing_ok=True)
-            releasing.pop_all()
-        self._adopt(name, lock)
         return True
 
     def resume(self, name: str, *, must_exist: bool) -> bool:
@@ -230,16 +227,13 @@ class Conversation:
         if must_exist:
             check_exists(name)
         name = known_name(name)
-        with contextlib.ExitStack() as releasing:
-            lock = self._lock(name, releasing)
+        with self._held(name):
             session = read_session(name)
             if session is not None:
                 session.resume(self.chat)
                 self.pending, self.pending_pictures = session.pending, session.shown()
                 if self.engine.vision is not None:
                     self.attachments += map(as_attachment, self.pending_pictures)
-            releasing.pop_all()
-        self._adopt(name, lock)
         if session is not None:
             try:
                 self.engine.load_caches(self.chat, caches_file(name))
@@ -247,15 +241,16 @@ class Conversation:
                 note(f"The session has to be decoded again: {error}.")
         return session is not None
 
-    def _lock(self, name: str, releasing: contextlib.ExitStack) -> FileLock | None:
-        """The lock of a session, which `releasing` releases, or that of the session in use."""
-        if name == self.session:
-            return self.lock
-        lock = lock_session(name)
-        releasing.callback(lock.release)
-        return lock
-
-    def _adopt(self, name: str, lock: FileLock | None) -> None:
+    @contextlib.contextmanager
+    def _held(self, name: str) -> Iterator[None]:
+        """Hold a session from now on, in place of the other one, unless the block fails."""
+        lock = self.lock if self.lock and name == self.session else lock_session(name)
+        try:
+            yield
+        except BaseException:
+            if lock is not self.lock:
+                lock.release()
+            raise
         if self.lock is not None and lock is not self.lock:
             self.lock.release()
         self.session, self.lock, self.is_saved = name, lock, True

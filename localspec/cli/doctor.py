@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import click
 
+from localspec.cli.explain import place_lines
 from localspec.cli.flags import json_option
 from localspec.cli.help import Command
-from localspec.cli.json_output import to_json, write_json
+from localspec.cli.json_output import write_json
 from localspec.cli.options import shared
-from localspec.cli.places import place_lines
 from localspec.cli.quantities import counted, readable_bytes
 from localspec.cli.screen import in_flags, titled
 from localspec.llama.devices import Device
@@ -41,11 +41,8 @@ def doctor(*, as_json: bool, rpc: tuple[str, ...] | None) -> None:
     if as_json:
         from localspec.engine.cache_store import kept_sizes
 
-        more = {
-            "missing_head_functions": missing_functions(reads_layers=True),
-            "kept_conversations": to_json(kept_sizes()),
-        }
-        write_json(to_json(found) | more | {"problems": problems})
+        missing = missing_functions(reads_layers=True)
+        write_json(found, missing_head_functions=missing, kept_conversations=kept_sizes())
         return
     heads = _heads(missing_functions(reads_layers=False), missing_functions(reads_layers=True))
     click.echo(titled(_blocks(found, heads)))

@@ -13,7 +13,6 @@ from localspec.cli.flags import json_option
 from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
 from localspec.cli.options import model_argument, shared
-from localspec.cli.places import place_lines
 from localspec.cli.quantities import pays_from, readable_bytes
 from localspec.cli.screen import in_flags, note, titled
 from localspec.cli.waiting import waiting
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
         ModelFacts,
         ProjectorReport,
     )
+    from localspec.preflight.room import MemoryRoom, PairMemory
 
 _NOT_MEASURED = "not measured on this machine yet; run: localspec bench"
 
@@ -287,6 +287,39 @@ def _memory_lines(found: Explanation) -> list[str]:
     if found.smaller:
         lines.append(f"the preset {found.smaller} fits")
     return lines
+
+
+def place_lines(memory: PairMemory, room: MemoryRoom) -> list[str]:
+    """A line for each memory: needed and free bytes, and the layers that go there."""
+    lines = [_place("main memory", memory.main_bytes, room.main_bytes, _in_main_memory(memory))]
+    for index, gpu in enumerate(room.gpus):
+        parts = [
+            f"{model.gpu_layers[index]} of {model.num_layers} layers of the {role} "
+            f"({readable_bytes(model.gpu_bytes[index])})"
+            for role, model in zip(memory.roles, memory.models, strict=True)
+            if model.gpu_layers[index]
+        ]
+        name = f"{gpu.name} ({gpu.description})"
+        lines.append(_place(name, memory.gpu_bytes[index], gpu.free_bytes, parts))
+    return lines
+
+
+def _in_main_memory(memory: PairMemory) -> list[str]:
+    parts = []
+    for role, model in zip(memory.roles, memory.models, strict=True):
+        count = model.num_layers - sum(model.gpu_layers)
+        size = f"({readable_bytes(model.main_bytes)})"
+        if count:
+            parts.append(f"{count} of {model.num_layers} layers of the {role} {size}")
+        elif model.num_cpu_moe_layers:
+            experts = f"the experts of {model.num_cpu_moe_layers} layers of the {role}"
+            parts.append(f"{experts} {size}")
+    return parts
+
+
+def _place(name: str, needed: int, free: int, parts: list[str]) -> str:
+    what = f": {', '.join(parts)}" if parts else ""
+    return f"{readable_bytes(needed)} of {name}, {readable_bytes(free)} free{what}"
 
 
 def _fit(found: Explanation) -> str:

@@ -1,4 +1,4 @@
-"""Ctrl-C stops an answer or a measurement at once, and nothing else."""
+"""Ctrl-C stops an answer or a measurement at once; signals to end are heard in order."""
 
 from __future__ import annotations
 
@@ -42,3 +42,16 @@ def cancel_on_interrupt(cancel: Callable[[], None]) -> Iterator[None]:
         waking.close()
         watcher.join()
         waiting.close()
+
+
+@contextlib.contextmanager
+def told_to_end(leave: Callable[[int], None]) -> Iterator[None]:
+    """While the block runs, SIGTERM and SIGHUP call `leave` with their number."""
+    names = ("SIGTERM", "SIGHUP")  # Windows has the first one
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {n: signal.signal(n, lambda number, _frame: leave(number)) for n in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

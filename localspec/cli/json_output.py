@@ -14,9 +14,10 @@ from typing import Any
 import click
 
 
-def write_json(value: Any) -> None:
-    """Print a value as one line of JSON, as `to_json` has it."""
-    click.echo(json.dumps(to_json(value), allow_nan=False))
+def write_json(value: Any, **more: Any) -> None:
+    """Print a value as one line of JSON, as `to_json` has it. more: keys beside its own."""
+    written = to_json(value)
+    click.echo(json.dumps(written | to_json(more) if more else written, allow_nan=False))
 
 
 def to_json(value: Any) -> Any:

@@ -26,6 +26,7 @@ import click
 
 from localspec.cli.download import offer_download
 from localspec.cli.help import Command
+from localspec.cli.interrupt import told_to_end
 from localspec.cli.options import SERVED_CONTEXT, model_argument, shared
 from localspec.cli.serve import DEFAULT_PORT, opencode_settings, require_server, usual_name
 from localspec.cli.standard_streams import is_terminal
@@ -259,17 +260,13 @@ def _started(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], dequ
     follower = threading.Thread(target=_follow, args=(process, said), daemon=True)
     follower.start()
 
-    def leave(_number: int, _frame: object) -> None:
+    def leave(_number: int) -> None:
         raise click.Abort
 
-    names = ("SIGTERM", "SIGHUP")
-    signals = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {number: signal.signal(number, leave) for number in signals}
     try:
-        yield process, said
+        with told_to_end(leave):
+            yield process, said
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         process.send_signal(signal.SIGTERM if sys.platform == "win32" else signal.SIGINT)
         try:
             process.wait(_END_S)

@@ -182,13 +182,20 @@ def serve(  # noqa: PLR0913  each is an option of the command
     from localspec.server.guard import AccessRules
     from localspec.server.running import Runner, listen
     from localspec.server.served_embedder import ServedEmbedder
-    from localspec.server.served_models import ServedModels
+    from localspec.server.served_models import ServedModel, ServedModels
 
     say = _begin_log(in_json=log_json)
-    access = AccessRules(keys=_keys(api_key_file), hosts=allowed_hosts, origins=cors_origins)
+    keys = [] if api_key_file is None else _keys(api_key_file)
+    access = AccessRules(keys=keys, hosts=allowed_hosts, origins=cors_origins)
     _check_access(access, host, cache_disk)
-    names = _names(models, embeddings)
-    made = _models(names, mmproj, context_length, rpc, exact=exact)
+    names = list(dict.fromkeys(models or (usual_name(),)))
+    for name in filter(None, (*names, embeddings)):
+        offer_download(name)
+    others = mmproj if mmproj == NO_PROJECTOR else None
+    made = [
+        ServedModel(name, context_length, rpc, exact=exact, mmproj=others if number else mmproj)
+        for number, name in enumerate(names)
+    ]
     embedder = None if embeddings is None else ServedEmbedder(embeddings)
     served = ServedModels(made, takes_any_name=not known_models_only, embedder=embedder)
     _prepare(served, access, parallel, cache_disk)
@@ -197,7 +204,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
         with waiting(lambda: "Loading the models …"):
             served.open_first()
         server = Server(served, Limits(), logs_json=log_json, has_page=has_page)
-        first, keys = served.all[0], access.keys
+        first = served.all[0]
         settings = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
         settings += _more_words(first, address if has_page else None)
         runner = Runner(server.app(access), lambda: say(settings), server.stop)
@@ -243,33 +250,6 @@ def _check_access(access: AccessRules, host: str, cache_disk: int | None) -> Non
             "clients with several API keys share no caches on disk",
             "Leave --cache-disk out, or give one key.",
         )
-
-
-def _names(models: tuple[str, ...], embeddings: str | None) -> list[str]:
-    """The models that are named, each once, or the usual one; here, if the user wants that."""
-    names = list(dict.fromkeys(models or (usual_name(),)))
-    for name in filter(None, (*names, embeddings)):
-        offer_download(name)
-    return names
-
-
-def _models(
-    names: list[str],
-    mmproj: str | None,
-    context_length: int | None,
-    rpc: tuple[str, ...] | None,
-    *,
-    exact: bool | None,
-) -> list[ServedModel]:
-    """Those of the names. mmproj: of the first one; `NO_PROJECTOR`: of none."""
-    from localspec.server.served_models import ServedModel
-
-    others = mmproj if mmproj == NO_PROJECTOR else None
-    both = zip(names, (mmproj, *[others] * (len(names) - 1)), strict=True)
-    return [
-        ServedModel(name, context_length, rpc, exact=exact, mmproj=projector)
-        for name, projector in both
-    ]
 
 
 def usual_name() -> str:
@@ -332,9 +312,7 @@ def require_server() -> None:
         )
 
 
-def _keys(path: Path | None) -> list[str]:
-    if path is None:
-        return []
+def _keys(path: Path) -> list[str]:
     lines = read_option_file("--api-key-file", path).splitlines()
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:

@@ -8,7 +8,6 @@ import logging
 import os
 import shlex
 import shutil
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from localspec.chat.attachment import HEAD_BYTES, is_readable_picture, refuse_me
 from localspec.chat.chat import Chat
 from localspec.cli.answer import note_limits
 from localspec.cli.conversation import Conversation
-from localspec.cli.interrupt import cancel_on_interrupt
+from localspec.cli.interrupt import cancel_on_interrupt, told_to_end
 from localspec.cli.screen import error_lines, note, status_line
 from localspec.cli.standard_streams import echo_off, modes_kept
 from localspec.cli.terminal.answer_view import MarkedView, RenderedView
@@ -43,7 +42,12 @@ def converse(conversation: Conversation) -> None:
     editor = LineEditor({name: command.values for name, command in COMMANDS.items()})
     prefill = functools.partial(_prefilled, conversation)
     meanwhile = functools.partial(idle_time, conversation.engine, conversation.chat)
-    with _leave_in_order(editor), modes_kept():
+
+    def leave(number: int) -> None:
+        # An exception, so that the terminal is restored.
+        editor.end(SystemExit(128 + number))
+
+    with told_to_end(leave), modes_kept():
         for text in editor.messages(prefill, meanwhile):
             try:
                 if not run_command(conversation, text) and not _takes_dropped(
@@ -105,25 +109,6 @@ def show_answer(conversation: Conversation, answer: Answer) -> Reply:
         columns = shutil.get_terminal_size().columns
         note(status_line(reply.stats, conversation.engine.context_length, columns))
     return reply
-
-
-@contextlib.contextmanager
-def _leave_in_order(editor: LineEditor) -> Iterator[None]:
-    """While the block runs, a signal to end raises an exception, so that the terminal is
-    restored."""
-
-    def leave(number: int, _frame: object) -> None:
-        editor.end(SystemExit(128 + number))
-
-    numbers = [signal.SIGTERM]
-    if hasattr(signal, "SIGHUP"):
-        numbers.append(signal.SIGHUP)
-    previous = {number: signal.signal(number, leave) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

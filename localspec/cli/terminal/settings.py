@@ -19,22 +19,29 @@ from localspec.streaming.options import AnswerOptions
 
 _SWITCHES = {"on": True, "true": True, "off": False, "false": False}
 _NONE = "none"
-_OTHERS = ("seed", "max_tokens", "think", "quiet")
+_DEFAULTS = SamplingParams()
+# Fields of SamplingParams that are one number or switch.
+_SAMPLING = [
+    name
+    for name in SamplingParams.__dataclass_fields__
+    if isinstance(getattr(_DEFAULTS, name), bool | int | float)
+]
+_OF_ANSWERS = ("seed", "max_tokens")  # None is their default
 
 
 def setting_names() -> Iterable[str]:
     """The names of all settings."""
-    return (*_sampling_names(), *_OTHERS)
+    return (*_SAMPLING, *_OF_ANSWERS, "think", "quiet")
 
 
 def settings_lines(conversation: Conversation, name: str) -> list[str]:
-    """One setting with its value, or all settings if the name is empty.
+    """A setting with its value, or all settings if the name is empty.
 
     Raises OptionError for an unknown name.
     """
     options = conversation.options
-    values = {each: getattr(options.sampling, each) for each in _sampling_names()}
-    values |= {"seed": options.seed, "max_tokens": options.max_tokens}
+    values = {each: getattr(options.sampling, each) for each in _SAMPLING}
+    values |= {each: getattr(options, each) for each in _OF_ANSWERS}
     values |= {"think": conversation.think, "quiet": conversation.is_quiet}
     chosen = [_known(name)] if name else list(values)
     return [f"{each} {_written(values[each])}" for each in chosen]
@@ -46,25 +53,17 @@ def change_setting(conversation: Conversation, name: str, text: str) -> str:
     name: one of `setting_names`, or an option of the command line.
     """
     name = _known(name)
+    value = _value(name, text)
     options = conversation.options
-    value: Any = text
     if name == "think":
-        views = get_args(ThoughtView)
-        if text not in views:
-            raise OptionError(f"think is {text!r}", f"Choose {', '.join(views)}.")
         conversation.think = value
-        return f"{name} {text}"
-    if name == "quiet":
-        conversation.is_quiet = _switch(name, text)
-        return f"{name} {_written(conversation.is_quiet)}"
-    if name in _OTHERS:
-        value = None if text == _NONE else _number(text, int)
+    elif name == "quiet":
+        conversation.is_quiet = value
+    elif name in _OF_ANSWERS:
         options = dataclasses.replace(options, **{name: value})
     else:
         assert options.sampling is not None
-        value = _value(name, text, getattr(options.sampling, name))
-        sampling = options.sampling.changed({name: value})
-        options = dataclasses.replace(options, sampling=sampling)
+        options = dataclasses.replace(options, sampling=options.sampling.changed({name: value}))
     _check_answerable(options)
     conversation.options = options
     return f"{name} {_written(value)}"
@@ -101,30 +100,20 @@ def _check_answerable(options: AnswerOptions) -> None:
     )
 
 
-def _sampling_names() -> list[str]:
-    """Fields of SamplingParams that are one number or switch."""
-    defaults = SamplingParams()
-    return [
-        name
-        for name in SamplingParams.__dataclass_fields__
-        if isinstance(getattr(defaults, name), bool | int | float)
-    ]
-
-
-def _value(name: str, text: str, old: object) -> bool | float | str:
-    if isinstance(old, bool):
-        return _switch(name, text)
-    return _number(text, int if isinstance(old, int) else float)
-
-
-def _switch(name: str, text: str) -> bool:
-    if text not in _SWITCHES:
-        raise OptionError(f"{name} is {text!r}", "Choose on or off.")
-    return _SWITCHES[text]
-
-
-def _number(text: str, kind: type[int | float]) -> int | float | str:
-    """The number. Other text is returned as it is, and refused with the range later."""
+def _value(name: str, text: str) -> Any:
+    """The value that a text means. What is no number is refused later, with the range."""
+    if name == "think":
+        views = get_args(ThoughtView)
+        if text not in views:
+            raise OptionError(f"think is {text!r}", f"Choose {', '.join(views)}.")
+        return text
+    kind: Any = bool if name == "quiet" else type(getattr(_DEFAULTS, name, 0))
+    if kind is bool:
+        if text not in _SWITCHES:
+            raise OptionError(f"{name} is {text!r}", "Choose on or off.")
+        return _SWITCHES[text]
+    if name in _OF_ANSWERS and text == _NONE:
+        return None
     try:
         return kind(text)
     except ValueError:

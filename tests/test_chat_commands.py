@@ -1,0 +1,384 @@
+"""Messages and commands of `localspec chat`, in this process and without a terminal."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+import click
+import pytest
+from click.testing import CliRunner
+from vision_maker import random_picture, write_vision_pair
+
+import localspec
+from localspec.chat.session import caches_file
+from localspec.chat.template import BUILT_IN
+from localspec.cli import main
+from localspec.cli.conversation import Conversation
+from localspec.cli.terminal import dialogue
+from localspec.cli.terminal.answer_view import RenderedView
+from localspec.speculative.metrics import Provenance
+from localspec.streaming.options import AnswerOptions
+from localspec.streaming.reply import Piece
+
+STORY = "Tell me a story about a fox."
+AGAIN = None  # Enter alone: what stands in the line is sent
+
+
+class Person:
+    """Types lines into one conversation."""
+
+    def __init__(self, conversation: Conversation, patch, capsys) -> None:
+        self.conversation = conversation
+        self._patch, self._capsys = patch, capsys
+
+    def __enter__(self) -> Person:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give up the session for the next person."""
+        self.conversation.leave()
+        if self.conversation.lock is not None:
+            self.conversation.lock.release()
+
+    def says(self, *lines: str | None) -> str:
+        """What is shown for these lines, up to a word that leaves the chat."""
+
+        class Editor:
+            def __init__(self, _commands) -> None: ...
+
+            def messages(self, prefill, meanwhile):
+                was_emptied = False
+                for line in lines:
+                    stands = prefill(was_emptied)
+                    with meanwhile():
+                        text = stands if line is AGAIN else line
+                    if not (was_emptied := not text):
+                        yield text
+
+        self._patch.setattr(dialogue, "LineEditor", Editor)
+        with click.Context(main.commands["chat"]):
+            dialogue.converse(self.conversation)
+        shown = self._capsys.readouterr()
+        return shown.out + shown.err
+
+
+@pytest.fixture
+def chat(engine, own_folders, monkeypatch, capsys):
+    """Makes a person with a conversation, of the demo pair and greedy if not said otherwise."""
+    monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.setattr("localspec.cli.answer.is_terminal", lambda _stream: True)
+
+    def make(of=engine, session=None, template=None, rule=None, **more) -> Person:
+        conversation = Conversation(
+            engine=of,
+            chat=of.chat(template=template),
+            options=AnswerOptions(
+                of.sampling.changed({"temperature": 0.0}), None, rule, 24, draft_tokens=3
+            ),
+            write=dialogue.show_answer,
+            show_draft=False,
+            **more,
+        )
+        if session is not None:
+            conversation.resume(session, must_exist=False)
+        person = Person(conversation, monkeypatch, capsys)
+        people.append(person)
+        return person
+
+    people: list[Person] = []
+    yield make
+    for person in people:
+        person.__exit__()
+
+
+def saved(name: str) -> list[tuple[str, str]]:
+    """What the session holds: the role's first letter and the content of each message."""
+    listed = CliRunner().invoke(main, ["sessions", "export", name, "--json"])
+    messages = json.loads(listed.stdout)["messages"]
+    return [(message["role"][0], message["content"]) for message in messages]
+
+
+def test_every_command_does_what_help_says(chat, tmp_path, monkeypatch):
+    """Each once, and its effect on what comes later."""
+    monkeypatch.chdir(tmp_path)
+    person = chat()
+    commands = re.findall(r"^(/[a-z]+)", person.says("/help"), re.MULTILINE)
+    assert set(commands) == {
+        "/help", "/stats", "/set", "/system", "/edit", "/continue", "/retry", "/undo", "/save",
+        "/load", "/sessions", "/draft", "/clear", "/copy", "/show", "/file", "/image", "/quit",
+    }  # fmt: skip
+    assert "no answer yet" in person.says("/stats")
+    first = person.says("Hello!")
+    assert re.search(r"^\d+ tokens .*tokens/s · .*context \d+% full$", first, re.MULTILINE)
+    assert "accepted by position" in person.says("/stats")
+    assert "temperature 1.5" in person.says("/set temperature 1.5")
+    assert "\n5 tokens" in person.says("/set max_tokens 5", "/retry")
+    again = person.says("/set temperature 0", "/set max_tokens 24", "/retry")
+    assert first.splitlines()[0] in again
+    assert "Took back: Hello!" in person.says("/undo")
+    assert "Error: there is no turn to take back" in person.says("/undo")
+    assert "System message: Be brief." in person.says("/system Be brief.")
+    assert "draft off" in person.says("/draft off", "Hello!").rpartition("Draft off.")[2]
+    assert "drafted)" in person.says("/draft on", STORY)
+    assert "Saved as one" in person.says("/save one")
+    assert "starts over" in person.says("/clear")
+    assert "Error: there is no answer to copy" in person.says("/copy")
+    for command in ("/sessions", "/load"):
+        assert re.search(r"^one +0 turns .* open$", person.says(command), re.MULTILINE)
+    assert "Perhaps one?" in person.says("/load onne")
+    assert "Perhaps /save?" in person.says("/sav")
+    (tmp_path / "notes.txt").write_text("remember the milk")
+    assert "notes.txt (17 characters)" in person.says("/file notes.txt")
+    assert "message: none" in person.says("/file none")
+    assert "Error: absent does not exist" in person.says("/file absent")
+    assert "notes.txt is not a picture" in person.says("/image notes.txt")
+    person.says("/file notes.txt", "What is in it?")
+    _, question = saved("one")[-2]
+    assert "remember the milk" in question
+    assert question.endswith("What is in it?")
+    assert "drafted and accepted" in person.says("/show")
+    assert "(" in person.says(STORY)
+    assert "as Markdown again" in person.says("/show")
+    assert "\x1b]52;c;" in person.says("/copy")
+
+
+@pytest.mark.parametrize("word", ["/quit", "/exit", "/bye", "exit", "quit", "exit "])
+def test_a_word_leaves_the_chat(chat, word):
+    assert chat().says(word, "Hello!") == ""
+
+
+def test_what_only_looks_like_a_command_is_a_message(chat):
+    person = chat(session="s")
+    messages = ["exit now", " quit", " /help me", "/etc/hosts is a file", "one\ntwo"]
+    person.says(*messages)
+    assert [text for who, text in saved("s") if who == "u"] == messages
+
+
+def test_a_cut_answer_is_continued_as_one_answer(chat, engine):
+    person = chat(session="s")
+    assert "Cut off after 24 tokens. For more: --max-tokens; in a chat /continue" in (
+        person.says(STORY)
+    )
+    for _ in range(20):
+        if "there is no answer here that was cut" in person.says("/continue"):
+            break
+    whole = engine.chat().send(STORY, temperature=0, draft_tokens=3).reply().text
+    assert len(whole) > 100
+    assert saved("s") == [("u", STORY), ("a", whole)]
+
+
+def test_a_full_context_is_another_cut_than_a_limit(chat):
+    with localspec.load(context_length=96, num_threads=1) as small:
+        person = chat(of=small)
+        person.says("/set ignore_eos on", "/set max_tokens none")
+        cut = "\nCut off: the context of 96 tokens is full. For more: --ctx, up to 2048.\n"
+        assert cut in person.says("Hello!")
+        assert "Cut off" not in person.says("/set ignore_eos off", "What is 2 plus 3?")
+
+
+def test_the_status_line_can_be_switched_off(chat):
+    person = chat(is_quiet=True)
+    assert "tokens/s" not in person.says("Hello!")
+    assert "tokens/s" in person.says("/set --quiet off", "Hello!")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--top-p=0.5", "top_p 0.5"),
+        ("repeat-penalty 1.5", "repetition_penalty 1.5"),  # the flag has another name
+        ("--max-tokens none", "max_tokens none"),
+        ("seed 7", "seed 7"),
+        ("ignore-eos off", "ignore_eos off"),
+        ("think hide", "think hide"),
+        ("top-p 1.5", "Error: top_p is 1.5"),
+        ("top-k 2.5", "Error: top_k is '2.5'"),
+        ("max-tokens many", "Error: max_tokens is 'many'"),
+        ("seed -1", "Error: seed is -1"),
+        ("think never", "Error: think is 'never'"),
+        ("ignore-eos perhaps", "Error: ignore_eos is 'perhaps'"),
+        ("temp 1", "Hint: Perhaps temperature?"),
+        ("num_ctx 9", "Hint: Perhaps ctx?"),
+        ("nonsense", "Error: there is no setting 'nonsense'"),
+        ("--ctx 9", "Error: --ctx cannot be changed during a chat"),
+        ("system Be brief.", "Hint: It is a command: /system"),
+        ("mirostat_tau 5", "Error: mirostat_tau cannot be set"),
+        ("temperature 0.5", "Error: the rule greedy needs temperature 0"),
+    ],
+)
+def test_settings_have_the_names_of_flags_and_wrong_ones_change_nothing(chat, typed, said):
+    person = chat(rule="greedy")
+    before = person.says("/set")
+    assert said in person.says(f"/set {typed}")
+    is_wrong = said.startswith(("Error", "Hint"))
+    assert (person.says("/set") == before) == is_wrong or typed == "ignore-eos off"
+
+
+def test_a_warning_of_a_pair_is_given_once(own_folders, monkeypatch, demo_target, demo_draft):
+    """On a terminal; a log has it every time."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    pair = ["--target", str(demo_draft), "--draft", str(demo_target), "--max-tokens", "2"]
+
+    def warns() -> bool:
+        done = CliRunner().invoke(main, ["generate", *pair, "Hi"], input="")
+        return f"{demo_target.name} drafts for {demo_draft.name}" in done.stderr
+
+    assert warns()
+    assert warns()
+    monkeypatch.setattr("localspec.cli.is_terminal", lambda _stream: True)
+    assert warns()
+    assert not warns()
+
+
+def test_a_session_goes_on_and_says_where(chat):
+    """Under a name of any letters, however they are written."""
+    long = "word " * 100 + "end"
+    with chat() as person:
+        assert "Saved as Grüße 日本語, and from" in person.says(long, "/save Grüße 日本語")
+        assert "Saved as Grüße 日本語, and" in person.says("/save GRU\u0308SSE 日本語")
+        assert "cannot be the name of a session" in person.says("/save ../x")
+    with chat() as person:
+        said = person.says("/load grüsse 日本語")
+        begin = r"Continuing Grüße 日本語: 1 turn\. The last one:\n> word (word )+…\n"
+        assert re.search(begin, said)
+        assert len(said) < 900
+        assert f"Took back: {long[:60]}" in person.says("/undo")
+
+
+def test_another_session_is_not_replaced_without_a_question(chat, monkeypatch):
+    """Nor is a conversation that was not saved; whatever is no yes is a no."""
+    with chat(session="one") as first:
+        first.says("First!")
+    caches_file("one").write_text("the caches of the first")
+    kept, asked = saved("one"), []
+    answers = [click.Abort(), False, False, True, True]
+
+    def confirm(question: str, **_more: object) -> bool:
+        asked.append(question)
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(click, "confirm", confirm)
+    with chat() as other:
+        assert other.says("Second!", "/save one", "/save one").count("Nothing was saved") == 2
+        assert "Nothing was loaded" in other.says("/load one")
+        assert (saved("one"), caches_file("one").exists()) == (kept, True)
+        assert "Saved as one" in other.says("/save two", "/save one")
+        assert saved("one")[0] == saved("two")[0] == ("u", "Second!")
+        assert not caches_file("one").exists()
+    with chat() as third:
+        assert "Continuing one: 1 turn." in third.says("Third!", "/load one")
+    assert (len(asked), answers) == (5, [])
+
+
+def test_a_question_that_was_not_answered_stands_in_the_line_again(chat):
+    """Until it is answered: emptying the line and commands that save do not end that."""
+    with chat(session="s") as person:
+        person.conversation.save(pending=STORY)
+    with chat(session="s") as person:
+        assert person.says("", "/save s", "").count("was not answered") == 2
+    with chat(session="s") as person:
+        assert "tokens/s" in person.says(AGAIN)
+    assert saved("s")[0] == ("u", STORY)
+    with chat(session="s") as person:
+        assert "was not answered" not in person.says("/undo")
+
+
+def test_an_edited_question_replaces_the_last_one(chat, tmp_path, monkeypatch):
+    """With the files beside it. Given up or too long it leaves the old one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("remember the milk")
+    person = chat(session="s")
+    assert "Error: there is no question yet" in person.says("/edit")
+    person.says("Hello!", "/file notes.txt", "What is that?")
+    for given_up in ("", "/system", "word " * 3000):
+        person.says("/edit", given_up)
+    files = "notes.txt:\n```\nremember the milk\n```\n\n"
+    assert saved("s")[2] == ("u", f"{files}What is that?")
+    assert "in place of the old one" in person.says("/edit", "What is that, then?")
+    assert [text for who, text in saved("s") if who == "u"] == [
+        "Hello!", f"{files}What is that, then?",
+    ]  # fmt: skip
+    assert "Took back: Hello!" in person.says("/undo", "/edit", AGAIN, "/undo")
+    monkeypatch.setenv("TERM", "dumb")
+    assert "Hint: Use /undo, then ask again." in person.says("/edit")
+
+
+def test_a_file_that_does_not_fit_is_no_trap(chat, tmp_path, monkeypatch):
+    """It is not attached; one that leaves no room for the message can be let go of."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "huge.txt").write_text("word " * 4000)
+    (tmp_path / "large.txt").write_text("word " * 1800)
+    person = chat()
+    assert re.search(
+        r"huge.txt does not fit .* of 40\d\d tokens", person.says("/file huge.txt")
+    )
+    assert "message: none" in person.says("/file")
+    said = person.says("/file large.txt", "Why? " + "word " * 300)
+    assert "Error: with large.txt, the message makes a prompt of" in said
+    assert "/file none removes the files" in said
+    assert "is unchanged" in said
+    assert "message: large.txt" in person.says("/file")
+    assert "message: none" in person.says("/file none")
+    assert "tokens/s" in person.says("And now?")
+
+
+def test_a_path_of_an_image_that_is_dropped_is_no_message(chat, tmp_path, monkeypatch):
+    """As terminals type it: in quotes, with escapes, as a URL, several of them."""
+    monkeypatch.chdir(tmp_path)
+    picture = tmp_path / "my photo.png"
+    picture.write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    (tmp_path / "notes.txt").write_text("remember the milk")
+    person = chat()
+    for typed in (
+        f"'{picture}'",
+        str(picture).replace(" ", "\\ "),
+        f"file://{picture}".replace(" ", "%20"),
+        f"notes.txt '{picture}'",
+        f"/file {picture}",
+        "my photo.png",
+    ):
+        said = person.says(typed)
+        assert "Error: my photo.png is an image" in said
+        assert "tokens" not in said
+    for typed in (f"What is '{picture}'?", "It's a photo.png", "notes.txt"):
+        assert "tokens/s" in person.says(typed)
+
+
+def test_a_model_that_sees_is_shown_images(chat, tmp_path, monkeypatch):
+    """By a command, or dropped on the terminal; a line says what they take."""
+    monkeypatch.chdir(tmp_path)
+    template = {"tokenizer.chat_template": BUILT_IN["chatml"]}
+    target, mmproj = write_vision_pair(tmp_path, "gemma3", extra=template)
+    picture = tmp_path / "my photo.png"
+    picture.write_bytes(random_picture(1, 40, 30).png())
+    (tmp_path / "notes.txt").write_text("remember the milk")
+    told = re.compile(r"my photo.png \(40 by 30 pixels, \d+ tokens\) is attached")
+    with localspec.load(target=target, mmproj=mmproj, num_threads=1) as sighted:
+        person = chat(of=sighted)
+        for typed in (f"/image {picture}", f"/file {picture}", f"'{picture}'"):
+            assert told.search(person.says(typed))
+        assert "tokens/s" in person.says("what is it")
+        said = person.says(f"notes.txt '{picture}'")
+        assert told.search(said)
+        assert "notes.txt (17 characters) is attached" in said
+        assert "is not a picture" in person.says("/image notes.txt")
+
+
+@pytest.mark.parametrize(
+    ("think", "shown"), [("show", "hmm."), ("hide", "(thinking)"), ("dim", "hmm.")]
+)
+def test_thoughts_end_without_their_blank_lines_and_are_told_at_once(capsys, think, shown):
+    view = RenderedView(think)
+    for text in ("\nhm", "m.\n", "\n"):
+        view.push(Piece(text, (), Provenance.PLAIN, is_thought=True))
+    begun = capsys.readouterr().out
+    assert shown.startswith(begun)
+    assert begun or think != "hide"  # a word waits until it is whole
+    for text in ("\n\nSaid", "."):
+        view.push(Piece(text, (), Provenance.PLAIN))
+    view.finish()
+    assert begun + capsys.readouterr().out == f"{shown}\n\nSaid.\n"

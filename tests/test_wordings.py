@@ -1,0 +1,254 @@
+"""Errors say what is wrong and what to do: arguments in Python, options on the command line."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import pickle
+import pkgutil
+import shlex
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner, Result
+
+import localspec
+from gguf_maker import write_random_model
+from localspec.cli import exit_codes, main
+from localspec.cli.screen import in_flags
+from localspec.errors import LocalspecError
+from localspec.presets.preset_file import read_presets
+from localspec.presets.user_presets import add_preset
+from standin_hub import StandinHub
+
+
+def run(*arguments: object) -> Result:
+    """What a command says: never a traceback, and no answer beside an error."""
+    result = CliRunner().invoke(main, [str(a) for a in arguments], input="")
+    assert "Traceback" not in result.output
+    assert result.exit_code == 0 or result.stdout == ""
+    return result
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        # a model in the wrong place
+        ("generate Hi FILE", "The model is given by -m FILE."),
+        ("generate FILE", "PROMPT is a model file. The model is given by -m FILE."),
+        ("generate Hi a/b:Q4_0", "The model is given by -m a/b:Q4_0."),
+        ("generate Tell me more", "Put a prompt of several words in quotes."),
+        ("explain demo FILE", "The draft model is given by --draft FILE."),
+        ("chat demo Hi", "To ask one question: localspec generate -m MODEL PROMPT."),
+        ("doctor FILE", "To look at a model: localspec explain FILE."),
+        ("models FILE", "Use: localspec explain FILE."),
+        ("FILE", "Use: localspec chat FILE."),
+        # what other programs call it
+        ("chat -m FILE", "No such option '-m'. Use: localspec chat MODEL."),
+        ("serve --preset=demo", "Use: localspec serve MODEL."),
+        ("chat --ctx-size=4096", "No such option '--ctx-size=4096'. Use: --ctx."),
+        ("chat -ngl 1", "No such option '-ngl'. Use: --gpu-layers."),
+        ("generate -fa 1", "Use: --flash-attn."),
+        ("generate -hf a/b", "Use: -m."),
+        ("chat -p Hi", "Use: localspec generate -m MODEL PROMPT."),
+        ("generate -p Hi", "Use: localspec generate PROMPT."),
+        ("generate -i", "Use: localspec chat."),
+        ("chat --stream", "Use: no option, since answers are shown as they are written."),
+        ("run llama3", "No such command 'run'. Use: localspec chat MODEL"),
+        ("pull qwen3:8b", "Use: localspec download PRESET."),
+        ("stop x", "nothing runs in the background"),
+        ("models rm x", "Use: localspec models remove PRESET."),
+        ("sessions ls", "Use: localspec sessions."),
+        # what is near
+        ("chatt", "Perhaps chat?"),
+        ("models dfault", "Perhaps default?"),
+        ("chat --temprature 1", "'--temperature'"),
+        # what there is not
+        ("nope", "No such command 'nope'."),
+        ("chat --preset nope", "no preset 'nope'"),
+        ("models verify demo nope", "no preset 'nope'"),
+        ("download ../../x", "no preset '../../x'"),
+        ("generate x --target absent.gguf", "does not exist"),
+        ("generate x --draft absent.gguf", "without a target"),
+        ("generate x --chat-template absent", "--chat-template absent"),
+        ("generate x -f absent", "absent does not exist"),
+        ("bench --prompts nope.txt", "nope.txt"),
+        ("bench --plot nope/x.png", "the folder does not exist"),
+        ("chat --session ../nope", "cannot be the name of a session"),
+        # what cannot be
+        ("generate", "Give a PROMPT"),
+        ("generate x --raw --system s", "--raw cannot be combined"),
+        ("generate x --logprobs 2", "--logprobs needs --json"),
+        ("chat --keep-caches", "--keep-caches needs --session"),
+        ("generate x --temperature nan", "temperature is nan"),
+        ("generate x --temperature warm", "not a valid float"),
+        ("generate x --rule greedy", "needs temperature 0"),
+        ("generate x --mirostat 2", "mirostat cannot be set"),
+        ("generate x --ban 'several tokens'", "--ban 'several tokens' is"),
+        ("generate x --logit-bias nope", "'nope' is not ID=NUMBER"),
+        ("generate x --tensor-split nope", "'nope' is not a list of numbers"),
+        ("generate x --draft-tokens nope", "'nope' is neither a whole number nor auto"),
+        ("generate x --draft-tokens 17", "draft tokens is 17"),
+        ("generate x --ctx -8", "-8 is not in the range"),
+        ("generate x --ctx 99999", "trained for 2048"),
+        ("generate x --threads 0", "threads is 0"),
+        ("serve --cache-disk much", "'much' is no size"),
+        ("models add x", "Missing option '--target'"),
+    ],
+)
+def test_a_wrong_command_line_is_told_with_the_right_one(
+    hub: StandinHub, demo_target, line, said
+):
+    file = str(demo_target)
+    result = run(*[word.replace("FILE", file) for word in shlex.split(line)])
+    assert result.exit_code == exit_codes.USAGE
+    assert said.replace("FILE", file) in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("Choose context_length=64 or less.", "Choose --ctx 64 or less."),
+        ('On (flash_attention="on") or more (rpc=…).', "On (--flash-attn on) or more (--rpc)."),
+        ("Or draft_tokens=0; force=True loads it.", "Or --no-draft; --force loads it."),
+        ("the head and its target: a template", "the head and its target: a template"),
+    ],
+)
+def test_commands_say_their_options(said, shown):
+    assert in_flags(said) == shown
+
+
+@pytest.mark.parametrize(("length", "has_more"), [(32, True), (64, False)])
+def test_a_longer_context_than_the_training_is_never_the_advice(
+    tmp_path, demo_target, length, has_more
+):
+    """Python and the command line name it each in its own way."""
+    path = write_random_model(tmp_path / "m.gguf", demo_target, context_length=64)
+    long = "word " * 100
+    engine = localspec.load(path, context_length=length, num_threads=1)
+    with engine, pytest.raises(localspec.ContextError) as caught:
+        engine.generate_raw(long).reply()
+    assert ("up to 64 tokens (context_length=…)" in caught.value.hint) is has_more
+    options = ["--raw", "--target", path, "--ctx", length]
+    assert ("up to 64 tokens (--ctx)" in run("generate", long, *options).stderr) is has_more
+    cut = run("generate", "a", *options, "--ignore-eos").stderr
+    assert f"Cut off: the context of {length} tokens is full." in cut
+    assert ("For more: --ctx, up to 64." in cut) is has_more
+
+
+@pytest.mark.parametrize(
+    ("content", "what", "hint"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer", "lfs pull"),
+        (b"\xef\xbb\xbf\r\n<HTML><body>Sign in", "is a web page", "/resolve/"),
+        (b"", "is empty", "Download it again"),
+        (b"PK\x03\x04" + b"\0" * 100, "is not a GGUF file", "converted"),
+    ],
+    ids=["lfs", "page", "empty", "zip"],
+)
+def test_what_lies_in_a_models_place_is_called_what_it_is(tmp_path, content, what, hint):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    with pytest.raises(localspec.ModelFileError) as caught:
+        localspec.load(path)
+    assert f"{path} {what}" in str(caught.value)
+    assert hint in caught.value.hint
+    assert run("generate", "Hi", "-m", path).exit_code == exit_codes.FAILED
+    assert f"Skipped: {path} {what}" in run("models", "import", tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    "name", [3, b"demo", object(), "x" * 5000, "\0", "\ud800", "~nouser/x.gguf",
+             "hf:o/m/x-00005-of-00003.gguf"], ids=lambda name: repr(name)[:12],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    [
+        localspec.download,
+        localspec.load,
+        lambda name: localspec.load(target="demo", draft=name),
+        lambda name: localspec.explain(target=name),
+        lambda name: add_preset("x", {"target": name}, description="d", context_length=8),
+    ],
+    ids=["download", "load", "draft", "explain", "add"],
+)
+def test_what_is_no_name_is_told_with_a_hint(hub: StandinHub, call, name):
+    with pytest.raises(LocalspecError) as caught:
+        call(name)
+    assert caught.value.hint
+
+
+def answers(**wrong: object) -> None:
+    """Ask in each of the ways that take options of an answer."""
+    with localspec.load(draft_tokens=0, num_threads=1) as engine:
+        messages, chat = [{"role": "user", "content": "Hi"}], engine.chat()
+        asks = (engine.generate_raw, engine.generate, chat.send, chat.edit)
+        for ask in asks[1:]:
+            with pytest.raises(localspec.UnknownKeywordError):
+                ask(messages if ask is engine.generate else "x", **wrong)
+        assert not chat.messages
+        asks[0]("x", **wrong)
+
+
+def preset(**wrong: object) -> None:
+    """Read a preset of these keys."""
+    lines = "\n".join(f"{key} = {value}" for key, value in wrong.items())
+    known = {"demo": localspec.find_preset("demo")}
+    read_presets("mine", f'[a]\nextends = "demo"\n{lines}\n', known)
+
+
+@pytest.mark.parametrize(
+    ("ask", "wrong", "hint"),
+    [
+        (localspec.load, "contxt_length", "context_length"),
+        (localspec.load, "n_gpu_layers", "num_gpu_layers"),
+        (localspec.load, "model_path", "Give the model first"),
+        (localspec.load, "temperature", "Give it with the question."),
+        (localspec.load, "zzz", "Known are preset, target, draft"),
+        (localspec.IsolatedEngine, "n_ctx", "context_length"),
+        (localspec.explain, "contxt_length", "context_length"),
+        (answers, "temprature", "Perhaps temperature?"),
+        (answers, "repeat_penalty", "Perhaps repetition_penalty?"),
+        (answers, "zzz", "Known are "),
+        (preset, "contxt_length", "Perhaps context_length?"),
+        (preset, "zzz", "Known are extends, description"),
+    ],
+)
+def test_an_unknown_keyword_is_told_with_the_one_that_may_be_meant(ask, wrong, hint):
+    with pytest.raises(LocalspecError) as caught:
+        ask(**{wrong: 1})
+    assert wrong in str(caught.value)
+    assert hint in caught.value.hint
+    assert isinstance(caught.value, TypeError) == (ask is not preset)
+
+
+def error_classes(
+    base: type[LocalspecError] = LocalspecError,
+) -> Iterator[type[LocalspecError]]:
+    """The base and all that derive from it, in any module."""
+    yield base
+    for derived in base.__subclasses__():
+        yield from error_classes(derived)
+
+
+for _module in pkgutil.walk_packages(localspec.__path__, "localspec."):
+    if ".__" not in _module.name:  # what Python and PyInstaller run
+        importlib.import_module(_module.name)
+
+
+@pytest.mark.parametrize("cls", sorted(set(error_classes()), key=lambda cls: cls.__qualname__))
+@pytest.mark.parametrize(
+    "again", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy]
+)
+def test_no_error_loses_what_it_says_on_its_way_to_another_process(cls, again):
+    """Message, hint and what a subclass adds; also what was set or noted later."""
+    values = {name: f"the {name}" for name in inspect.signature(cls).parameters}
+    error = cls(**values)
+    error.hint = "what to do"
+    error.__notes__ = ["seen in a test"]
+    found = again(error)
+    assert (type(found), str(found), found.args) == (cls, "the message", error.args)
+    assert vars(found) == vars(error)
+    for name in values.keys() - {"message", "hint"}:
+        assert f"the {name}" in vars(found).values()
