@@ -41,7 +41,7 @@ from localspec.errors import (
     UnknownPresetError as UnknownPresetError,
 )
 from localspec.hub.hub_file import HubFile as HubFile, HubModel as HubModel
-from localspec.hub.download_job import Progress as Progress
+from localspec.hub.transfer import Progress as Progress
 from localspec.isolated.isolated_engine import IsolatedEngine as IsolatedEngine
 from localspec.llama.options import LlamaOptions as LlamaOptions
 from localspec.pictures.picture import Picture as Picture

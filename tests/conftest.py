@@ -281,9 +281,9 @@ def own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What failed is tried again at once."""
-    from localspec.hub import patience
+    from localspec.hub import api
 
-    monkeypatch.setattr(patience, "RETRY_DELAYS_S", (0.01,) * 5)
+    monkeypatch.setattr(api, "RETRY_DELAYS_S", (0.01,) * 5)
 
 
 @pytest.fixture(scope="session")

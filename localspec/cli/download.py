@@ -15,7 +15,7 @@ from localspec.cli.quantities import readable_bytes
 from localspec.cli.screen import say
 from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
-from localspec.hub import download_job
+from localspec.hub import transfer
 from localspec.presets.downloads import DownloadPlan, plan_download, run_download
 from localspec.presets.located import is_missing
 
@@ -146,7 +146,7 @@ def _fetch(plan: DownloadPlan, *, reuse: bool) -> list[Path]:
         for remote in (*plan.unchecked, *plan.missing)
     }
 
-    def show(event: download_job.Progress) -> None:
+    def show(event: transfer.Progress) -> None:
         state = _STATES.get(event.state, "")
         bars.update(tasks[event.file], completed=event.received_bytes, state=state)
 
@@ -154,6 +154,6 @@ def _fetch(plan: DownloadPlan, *, reuse: bool) -> list[Path]:
         return run_download(plan, show, reuse=reuse)
 
 
-def _say_when_done(event: download_job.Progress) -> None:
+def _say_when_done(event: transfer.Progress) -> None:
     if event.state == "done":
         say(f"{event.file.name}: {readable_bytes(event.total_bytes)}")

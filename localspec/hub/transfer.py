@@ -1,4 +1,4 @@
-"""Content of one file from the hub: resumed where it stopped, and verified.
+"""Content of one file: fetched from the hub or taken from another program, and verified.
 
 Received bytes are in a part file and are never fetched again, whatever ends the process.
 huggingface_hub's own download has dropped them since 1.18; its session is used instead.
@@ -6,85 +6,261 @@ huggingface_hub's own download has dropped them since 1.18; its session is used 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
-from typing import BinaryIO
+from queue import SimpleQueue
+from typing import BinaryIO, TypeAlias
 
+from localspec.atomic_write import sync_folder
 from localspec.errors import DownloadError
-from localspec.hub.api import RemoteFile, content_of
-from localspec.hub.patience import RETRY_DELAYS_S, HubBusyError, delay_s, patiently
+from localspec.hub.api import (
+    RETRY_DELAYS_S,
+    HubBusyError,
+    RemoteFile,
+    content_of,
+    delay_s,
+    patiently,
+)
+from localspec.hub.cache import Place, Slot, check_disk, disk_error
+from localspec.hub.hub_file import HubFile
+from localspec.hub.other_caches import ForeignFile
 
+_LOCK_POLL_S = 0.5
 _READ_BYTES = 1 << 20
 
-Tell = Callable[[str, int], None]
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The progress of one file.
 
-def fetch(remote: RemoteFile, part: Path, tell: Tell, cancelled: Event) -> None:
-    """Fetch what the part file lacks; afterwards it is whole and verified.
-
-    tell: called with the state and the number of bytes; an exception in it ends the fetch.
-    cancelled: ends a wait, before `tell` is called again. Raises DownloadError; received bytes
-    stay unless they are wrong. OSError comes from the disk.
+    state: "checking" (bytes that are here), "downloading", "waiting" (for the hub, or for
+    another process that fetches the same file), or "done". file: for owner/repo:QUANT it is
+    named QUANT.gguf until the hub has said which file that is. total_bytes: 0 until known.
     """
-    with _open_part(part) as file:
-        if _size(file) > remote.size_bytes:
-            file.truncate(0)
-        is_resumed = _size(file) > 0
-        _fetch_missing(remote, file, tell, cancelled)
-        is_right = has_checksum(part, remote.checksum, counting(tell))
-        if is_resumed and not is_right:  # a power cut may have damaged the earlier bytes
-            file.truncate(0)
-            _fetch_missing(remote, file, tell, cancelled)
-            is_right = has_checksum(part, remote.checksum, counting(tell))
-        if not is_right:
-            file.truncate(0)
-            raise DownloadError(
-                f"{remote.file.name} arrived with wrong content: its checksum is not "
-                f"{remote.checksum}",
-                "Try again; if it stays so, the hub or a proxy sends wrong bytes.",
-            )
+
+    file: HubFile
+    state: str
+    received_bytes: int
+    total_bytes: int
 
 
-def _fetch_missing(remote: RemoteFile, file: BinaryIO, tell: Tell, cancelled: Event) -> None:
-    """Receive until the size is reached, with retries after errors that may pass."""
-    num_vain = 0
-    while (before := _size(file)) < remote.size_bytes:
+OnProgress = Callable[[Progress], None]
+# The methods of this queue are C functions: Ctrl-C cannot come in between.
+Events: TypeAlias = "SimpleQueue[Progress | DownloadJob]"
+
+
+class DownloadJob(threading.Thread):
+    """A thread that downloads a file, and then sets `path` or `failure`.
+
+    candidate: another program's file that may have the content. events: gets the job's
+    progress, and the job itself when it ends. cancelled: ends the job.
+    """
+
+    def __init__(
+        self,
+        remote: RemoteFile,
+        place: Place,
+        candidate: ForeignFile | None,
+        events: Events,
+        cancelled: threading.Event,
+    ) -> None:
+        super().__init__(name=f"download-{remote.file.name}", daemon=True)
+        self.remote = remote
+        self.path = Path()
+        self.failure: Exception | None = None
+        self._place = place
+        self._candidate = candidate
+        self._events = events
+        self._cancelled = cancelled
+
+    def run(self) -> None:
+        """Fetch the file, and report how it goes."""
+        slot = self._place.slot(self.remote)
         try:
-            _receive(remote, file, tell)
-        except HubBusyError as error:
-            received = _size(file)
-            num_vain = 0 if received > before else num_vain + 1
-            if num_vain > len(RETRY_DELAYS_S):
-                raise DownloadError(
-                    f"{remote.file.name} stopped at {received} of {remote.size_bytes} bytes: "
-                    f"{error}",
-                    "Run the command again later; it continues from there.",
-                ) from error
-            tell("waiting", received)
-            cancelled.wait(delay_s(error, num_vain))
-            tell("waiting", received)
-    os.fsync(file.fileno())
+            self._tell("waiting", 0)
+            self.path = self._in_place(slot)
+            self._tell("done", self.remote.size_bytes)
+        except OSError as error:
+            self.failure = disk_error(error, slot.content)
+        except Exception as error:
+            self.failure = error
+        self._events.put(self)
 
-
-def _receive(remote: RemoteFile, file: BinaryIO, tell: Tell) -> None:
-    """One request, from the received bytes to wherever it ends."""
-    received = _size(file)
-    for piece in content_of(remote, received):
-        received += len(piece)
-        if received > remote.size_bytes:
-            raise DownloadError(
-                f"the server sends more than the {remote.size_bytes} bytes of "
-                f"{remote.file.name}",
-                "Try again later; check HF_ENDPOINT and the proxy.",
+    def _tell(self, state: str, num_bytes: int) -> None:
+        """Report progress. Raises DownloadError if the job was cancelled."""
+        if self._cancelled.is_set():
+            raise DownloadError("the download was stopped", "Run it again to continue.")
+        self._events.put(
+            Progress(
+                file=self.remote.file,
+                state=state,
+                received_bytes=num_bytes,
+                total_bytes=self.remote.size_bytes,
             )
-        file.write(piece)
-        file.flush()
-        tell("downloading", received)
-    if received < remote.size_bytes:
-        raise HubBusyError("the answer ended early", None)
+        )
+
+    def _in_place(self, slot: Slot) -> Path:
+        slot.content.parent.mkdir(parents=True, exist_ok=True)
+        slot.lock.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock(slot.lock):
+            is_new = not self._is_there(slot)
+            if is_new:
+                self._obtain(slot)
+            return self._place.publish(self.remote, fetched=is_new)
+
+    @contextlib.contextmanager
+    def _lock(self, path: Path) -> Iterator[None]:
+        """Hold the lock that huggingface_hub takes, too; wait as long as another has it."""
+        import filelock  # late: every command imports this module
+
+        lock = filelock.FileLock(path)
+        while not lock.is_locked:
+            try:
+                lock.acquire(timeout=_LOCK_POLL_S)
+            except filelock.Timeout:
+                self._tell("waiting", 0)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _is_there(self, slot: Slot) -> bool:
+        """Whether the content is there. Raises DownloadError if something else is."""
+        fault, file = "", self.remote.file
+        if not slot.content.exists():
+            if not slot.content.is_symlink():
+                return False
+            fault = "it is a symbolic link to nothing"
+        elif (size := slot.content.stat().st_size) != self.remote.size_bytes:
+            fault = f"it has {size} bytes instead of {self.remote.size_bytes}"
+        elif not self._place.is_checked and not self._has_content(slot.content):
+            fault = f"its content is not that of {file.repo}/{file.file}"
+        if fault:
+            raise DownloadError(
+                f"{slot.content} is in the way: {fault}",
+                "Remove it, or choose another folder, and try again.",
+            )
+        return True
+
+    def _has_content(self, path: Path) -> bool:
+        return has_checksum(path, self.remote.checksum, self._counter())
+
+    def _counter(self) -> Callable[[int], None]:
+        """A callback that reports checked bytes. It gets the length of each piece."""
+        num_seen = 0
+
+        def on_bytes(num_bytes: int) -> None:
+            nonlocal num_seen
+            num_seen += num_bytes
+            self._tell("checking", num_seen)
+
+        return on_bytes
+
+    def _obtain(self, slot: Slot) -> None:
+        """Get the content, from another program or the hub, and give it its final name."""
+        if self._candidate is None or not self._adopt(self._candidate.path, slot):
+            if self._candidate is not None:
+                check_disk(self.remote.size_bytes, slot.content.parent)
+            self._fetch(slot.part)
+            os.replace(slot.part, slot.content)
+        sync_folder(slot.content.parent)
+
+    def _adopt(self, source: Path, slot: Slot) -> bool:
+        """Use the other program's file, if its content is right.
+
+        It is linked or copied first and then checked, so that exactly the checked bytes get
+        the name.
+        """
+        slot.adopted.unlink(missing_ok=True)
+        try:
+            try:
+                os.link(source.resolve(), slot.adopted)
+            except OSError:
+                if not os.access(source, os.R_OK):
+                    return False
+                self._copy(source, slot.adopted)
+            if not self._has_content(slot.adopted):
+                return False
+            os.replace(slot.adopted, slot.content)
+        finally:
+            slot.adopted.unlink(missing_ok=True)
+        slot.part.unlink(missing_ok=True)
+        return True
+
+    def _copy(self, source: Path, copy: Path) -> None:
+        check_disk(self.remote.size_bytes, copy.parent)
+        count = self._counter()
+        with source.open("rb") as theirs, copy.open("xb") as ours:
+            while piece := theirs.read(_READ_BYTES):
+                ours.write(piece)
+                count(len(piece))
+            ours.flush()
+            os.fsync(ours.fileno())
+
+    def _fetch(self, part: Path) -> None:
+        """Fetch what the part file lacks; afterwards it is whole and verified.
+
+        Raises DownloadError; received bytes stay unless they are wrong.
+        """
+        with _open_part(part) as file:
+            if _size(file) > self.remote.size_bytes:
+                file.truncate(0)
+            is_resumed = _size(file) > 0
+            self._fetch_missing(file)
+            is_right = self._has_content(part)
+            if is_resumed and not is_right:  # a power cut may have damaged the earlier bytes
+                file.truncate(0)
+                self._fetch_missing(file)
+                is_right = self._has_content(part)
+            if not is_right:
+                file.truncate(0)
+                raise DownloadError(
+                    f"{self.remote.file.name} arrived with wrong content: its checksum is not "
+                    f"{self.remote.checksum}",
+                    "Try again; if it stays so, the hub or a proxy sends wrong bytes.",
+                )
+
+    def _fetch_missing(self, file: BinaryIO) -> None:
+        """Receive until the size is reached, with retries after errors that may pass."""
+        num_vain = 0
+        while (before := _size(file)) < self.remote.size_bytes:
+            try:
+                self._receive(file)
+            except HubBusyError as error:
+                received = _size(file)
+                num_vain = 0 if received > before else num_vain + 1
+                if num_vain > len(RETRY_DELAYS_S):
+                    raise DownloadError(
+                        f"{self.remote.file.name} stopped at {received} of "
+                        f"{self.remote.size_bytes} bytes: {error}",
+                        "Run the command again later; it continues from there.",
+                    ) from error
+                self._tell("waiting", received)
+                self._cancelled.wait(delay_s(error, num_vain))
+                self._tell("waiting", received)
+        os.fsync(file.fileno())
+
+    def _receive(self, file: BinaryIO) -> None:
+        """One request, from the received bytes to wherever it ends."""
+        received = _size(file)
+        for piece in content_of(self.remote, received):
+            received += len(piece)
+            if received > self.remote.size_bytes:
+                raise DownloadError(
+                    f"the server sends more than the {self.remote.size_bytes} bytes of "
+                    f"{self.remote.file.name}",
+                    "Try again later; check HF_ENDPOINT and the proxy.",
+                )
+            file.write(piece)
+            file.flush()
+            self._tell("downloading", received)
+        if received < self.remote.size_bytes:
+            raise HubBusyError("the answer ended early", None)
 
 
 class RemoteSource:
@@ -128,18 +304,6 @@ def has_checksum(path: Path, checksum: str, on_bytes: Callable[[int], None]) -> 
             digest.update(piece)
             on_bytes(len(piece))
     return digest.hexdigest() == checksum
-
-
-def counting(tell: Tell) -> Callable[[int], None]:
-    """A callback that tells how much was checked. It gets the length of each piece."""
-    seen = 0
-
-    def on_bytes(num_bytes: int) -> None:
-        nonlocal seen
-        seen += num_bytes
-        tell("checking", seen)
-
-    return on_bytes
 
 
 def _size(file: BinaryIO) -> int:
