@@ -188,19 +188,9 @@ def system_process(engine: IsolatedEngine) -> BaseProcess:
     return engine._process._child.process
 
 
-def running_process(engine: IsolatedEngine) -> ChildProcess:
-    """The engine's process, started again if it has ended: a test closes the engine then."""
-    return engine._running()
-
-
 def answers_channel(engine: IsolatedEngine, number: int = 0) -> Channel:
     """The channel that a first answer has, or a later one: tests watch what it says."""
     return engine._process._channels[number]
-
-
-def asides_channel(engine: IsolatedEngine) -> Channel:
-    """The channel of what waits for no answer: tests interrupt it."""
-    return engine._process._asides
 
 
 def replace_pipe(
@@ -216,11 +206,6 @@ def replace_pipe(
 def turns(chat: Chat) -> list[Turn]:
     """The conversation by turns, which leave as a whole where the context is full."""
     return chat._turns
-
-
-def common_beginning(chat: Chat) -> list[int]:
-    """What idle time would decode: tests count what it costs to find out."""
-    return chat._beginning(never)
 
 
 # streaming

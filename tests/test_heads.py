@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 
 import numpy as np
 import pytest
@@ -12,25 +11,29 @@ from simulated import FLAT, Clock, TimedTarget, at_random, successor
 from localspec.errors import DecodeError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import SamplerChain
-from localspec.sampling.params import SamplingParams
 from localspec.speculative.heads import Blocks, Head
 from localspec.speculative.lookup import Lookup
-from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import (
     DraftOff,
     FixedDraftPolicy,
-    FixedThreads,
     ProposerKind,
 )
 from localspec.speculative.proposers import DraftModel
-from localspec.speculative.randomness import Randomness
-from localspec.speculative.rules import make_rule
 from reference import greedy_text
-from toy import TableBlocks, TableHead, TableModel, all_shared
+from toy import (
+    GREEDY,
+    UNFILTERED,
+    TableBlocks,
+    TableHead,
+    TableModel,
+    all_shared,
+    loop_of,
+    never,
+    steps_of,
+    tokens_of,
+)
 
 PROMPT = [3, 1, 4, 1, 5]
-GREEDY = SamplingParams(temperature=0.0)
-UNFILTERED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 # Alike on the last token alone, so that some of a draft is accepted and some is not.
 ALIKE = {"seed": 7, "order": 1}
 KINDS = {
@@ -40,32 +43,18 @@ KINDS = {
 }
 
 
-def never(_token):
-    return False
-
-
-def loop_of(target, *heads, policy=None, others=(), clock=None):
+def heads_loop(target, *heads, policy=None, others=(), clock=None):
     proposers = [
         *((Head if isinstance(head, TableHead) else Blocks)(head, never) for head in heads),
         *others,
     ]
     if policy is None:
         policy = AdaptiveDraftPolicy({p.kind: 0.01 for p in proposers}, 1)
-    clock = clock or functools.partial(next, itertools.count(1.0))
-    return SpeculativeDecoder(target, proposers, policy, FixedThreads(1), None, clock)
+    return loop_of(target, proposers, policy, clock=clock)
 
 
-def steps_of(loop, prompt=PROMPT, max_tokens=40, params=GREEDY, seed=None, rule=None):
-    rule = make_rule(
-        rule, is_greedy=params.is_greedy, seed=seed, randomness=Randomness(seed or 0)
-    )
-    loop.start(list(prompt))
-    chain = SamplerChain(params, num_prompt_tokens=len(prompt))
-    return loop.steps(Request(chain, rule, max_tokens, never))
-
-
-def tokens_of(steps):
-    return [token for step in steps for token in step.tokens]
+def answer(loop, prompt=PROMPT, params=GREEDY, *, max_tokens=40, **keywords):
+    return steps_of(loop, prompt, params, max_tokens=max_tokens, **keywords)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,7 +64,7 @@ def tokens_of(steps):
 def test_greedy_text_is_the_targets(kind, num_kept, most, num_draft_tokens):
     target = TableModel(**(ALIKE if kind == "steps" else {}))
     head = KINDS[kind](target, num_kept=num_kept, max_draft_tokens=most)
-    steps = list(steps_of(loop_of(target, head, policy=FixedDraftPolicy(num_draft_tokens))))
+    steps = list(answer(heads_loop(target, head, policy=FixedDraftPolicy(num_draft_tokens))))
     assert tokens_of(steps) == greedy_text(target, PROMPT, 40, never)
     assert sum(step.num_accepted for step in steps) > 0
     assert max(len(step.confidences) for step in steps) == min(num_draft_tokens, most)
@@ -89,8 +78,8 @@ def test_seeded_text_does_not_depend_on_the_head(kind, num_draft_tokens):
     texts = []
     for count in (0, num_draft_tokens):
         target = TableModel(seed=3)
-        loop = loop_of(target, KINDS[kind](target), policy=FixedDraftPolicy(count))
-        texts.append(tokens_of(steps_of(loop, params=UNFILTERED, seed=11, rule="coupled")))
+        loop = heads_loop(target, KINDS[kind](target), policy=FixedDraftPolicy(count))
+        texts.append(tokens_of(answer(loop, params=UNFILTERED, seed=11, rule="coupled")))
     assert texts[0] == texts[1]
 
 
@@ -99,10 +88,10 @@ def test_text_stays_the_targets_after_cuts_cancels_failures_and_new_prompts(kind
     """In every order: the head reads nothing that the target lacks (the tables raise)."""
     target = TableModel(**ALIKE)
     head = KINDS[kind](target, num_kept=6)
-    loop = loop_of(target, head, policy=FixedDraftPolicy(4))
+    loop = heads_loop(target, head, policy=FixedDraftPolicy(4))
     for number in range(24):
         prompt = [*PROMPT, *range(number % 7)]
-        steps = steps_of(loop, prompt)
+        steps = answer(loop, prompt)
         for _ in range(number % 5):
             next(steps)
         if number % 4 == 1:
@@ -116,15 +105,15 @@ def test_text_stays_the_targets_after_cuts_cancels_failures_and_new_prompts(kind
             list(steps)
             loop.truncate(len(prompt) - 2)
         else:
-            text = tokens_of(steps_of(loop, prompt))
+            text = tokens_of(answer(loop, prompt))
             assert text == greedy_text(target, prompt, 40, never)
 
 
 def test_a_head_begins_where_rows_are_kept_and_sees_nothing_before():
     target = TableModel(context_length=200)
     head = TableHead(target, num_kept=8, context_length=200)
-    loop = loop_of(target, head, policy=FixedDraftPolicy(2))
-    steps = steps_of(loop, [1, 2, 3, 4] * 20)
+    loop = heads_loop(target, head, policy=FixedDraftPolicy(2))
+    steps = answer(loop, [1, 2, 3, 4] * 20)
     next(steps)
     next(steps)
     # 80 tokens of the prompt, of whose last one the row came first.
@@ -136,8 +125,8 @@ def test_a_head_begins_where_rows_are_kept_and_sees_nothing_before():
 def test_a_head_says_nothing_while_the_target_lacks_the_text_or_there_is_no_room(kind):
     target = TableModel(context_length=48)
     room = {"context_length": 47} if kind == "steps" else {}
-    loop = loop_of(target, KINDS[kind](target, **room), policy=FixedDraftPolicy(2))
-    list(steps_of(loop, max_tokens=20))
+    loop = heads_loop(target, KINDS[kind](target, **room), policy=FixedDraftPolicy(2))
+    list(answer(loop, max_tokens=20))
     proposer = loop.proposers[0]
     full = [*loop.tokens, *[1] * (48 - len(loop.tokens))]
     target.truncate(3)  # as a recurrent one that came back to a checkpoint
@@ -162,8 +151,8 @@ def test_its_own_confidences_decide_how_long_a_draft_becomes():
             return chosen._replace(extent=Extent()) if chosen.extent else chosen
 
     target = TableModel()
-    loop = loop_of(target, TableBlocks(target, says=True), policy=Halved(8))
-    drafted = [list(step.confidences) for step in steps_of(loop, max_tokens=20)]
+    loop = heads_loop(target, TableBlocks(target, says=True), policy=Halved(8))
+    drafted = [list(step.confidences) for step in answer(loop, max_tokens=20)]
     assert max(map(len, drafted)) == 2
     assert [1.0, 0.5] in drafted
 
@@ -172,8 +161,8 @@ def test_its_own_confidences_decide_how_long_a_draft_becomes():
 def test_a_replay_judges_one_block_as_far_as_it_would_have_been_accepted(is_paired):
     target = TableModel()
     head = TableBlocks(target, max_draft_tokens=5, is_paired=is_paired)
-    loop = loop_of(target, head, policy=FixedDraftPolicy(0))
-    steps = list(steps_of(loop, params=UNFILTERED, max_tokens=30, seed=4))
+    loop = heads_loop(target, head, policy=FixedDraftPolicy(0))
+    steps = list(answer(loop, params=UNFILTERED, max_tokens=30, seed=4))
     proposer, tokens = loop.proposers[0], loop.tokens
     state = proposer.state(tokens)
     assert (state.num_unjudged, state.num_missing, state.is_block) == (5, len(tokens), True)
@@ -213,7 +202,7 @@ def test_the_automatic_policy_uses_a_head_that_pays_and_leaves_one_that_does_not
         target = TableModel(seed=7, order=1, context_length=400)
         head = TableHead(target, seed=seed, order=1, context_length=400)
         steps = list(
-            steps_of(loop_of(target, head, clock=CallClock(target, head)), max_tokens=300)
+            answer(heads_loop(target, head, clock=CallClock(target, head)), max_tokens=300)
         )
         drafted = sum(len(step.confidences) for step in steps)
         assert (drafted > 200) is pays
@@ -227,7 +216,7 @@ def test_a_draft_a_head_and_lookup_are_held_against_each_other():
     draft = TableModel(**ALIKE, context_length=400)
     others = [DraftModel(draft, all_shared(target, draft), never), Lookup(never)]
     clock = CallClock(target, head, draft, shares=(1.0, 0.02, 0.3))
-    steps = list(steps_of(loop_of(target, head, others=others, clock=clock), max_tokens=300))
+    steps = list(answer(heads_loop(target, head, others=others, clock=clock), max_tokens=300))
     by_kind = {
         kind: sum(len(s.confidences) for s in steps if s.kind is kind) for kind in ProposerKind
     }
@@ -277,8 +266,8 @@ def test_the_policy_knows_that_a_block_costs_the_same_whatever_its_length(block_
     policy = AdaptiveDraftPolicy({ProposerKind.HEAD: 0.3}, 1)
     clock = Clock()
     head = TimedBlocks(clock, block_s, at_random(agreement))
-    loop = loop_of(TimedTarget(clock, 1.0, FLAT), head, policy=policy, clock=clock)
-    assert len(tokens_of(steps_of(loop, [5], 2000))) == 2000
+    loop = heads_loop(TimedTarget(clock, 1.0, FLAT), head, policy=policy, clock=clock)
+    assert len(tokens_of(answer(loop, [5], max_tokens=2000))) == 2000
     if len(head.sizes) >= 3:
         assert policy.estimate().draft_token_s == pytest.approx(block_s, rel=0.01)
     # Never much worse than without, and long where it is right.
@@ -323,11 +312,13 @@ def test_a_block_as_dear_as_a_step_drafts_where_that_pays(factor, gain):
         head = TimedBlocks(clock, 0.93, at_random(0.785, seed))
         head.max_draft_tokens = 7
         policy = AdaptiveDraftPolicy({ProposerKind.HEAD: 0.1}, 1)
-        loop = loop_of(SlowFirst(clock, factor), head, policy=policy, clock=clock)
-        for answer in range(4):
+        loop = heads_loop(SlowFirst(clock, factor), head, policy=policy, clock=clock)
+        for turn in range(4):
             before = clock.now
-            prompt = [*loop.tokens, *range(31), 300 * answer]
-            drafted = sum(step.num_draft_tokens > 0 for step in steps_of(loop, prompt, 256))
+            prompt = [*loop.tokens, *range(31), 300 * turn]
+            drafted = sum(
+                step.num_draft_tokens > 0 for step in answer(loop, prompt, max_tokens=256)
+            )
         assert drafted > 0, seed
         seconds.append(clock.now - before)
     assert 256 / np.mean(seconds) > gain

@@ -8,20 +8,16 @@ from __future__ import annotations
 import functools
 import logging
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hybrid_maker import write_hybrid
-from interruptions import name_of, places, struck
 
 import inside
 import localspec
 from engines import sharing_decodes
-from localspec.cli import main
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.shape import ModelShape
 from localspec.llama.batch import TokenBatch
@@ -312,56 +308,6 @@ def test_a_joint_decode_leaves_others_what_they_can_go_back_to(made, name, is_se
     models[0].close()
 
 
-@pytest.mark.parametrize("event", ["line", pytest.param("opcode", marks=pytest.mark.slow)])
-def test_ctrl_c_in_a_joint_decode_is_the_error_of_one_text(made, event):
-    """Wherever it comes, the other gets its rows: its state is not lost, and it goes on."""
-    models = side_by_side(made["qwen35"], 3)
-    computing, files = inside.computing(models[0]), ["llama/joint_decode.py"]
-    expected = fresh_rows(made["qwen35"], [*TEXT[1:21], 7], 1)
-
-    def wait_for(count):
-        while inside.num_in_line(computing) < count:
-            time.sleep(0.001)
-
-    def together(lead):
-        """The first leads a decode of both; what the other gets."""
-        for number, model in enumerate(models[:2]):
-            model.truncate(min(model.num_cached, 20))
-            for end in (10, 20):
-                if model.num_cached < end:
-                    model.decode(TEXT[number + model.num_cached : number + end], 1)
-                if end == 10 == model.num_cached:
-                    model.checkpoint()
-        with ThreadPoolExecutor(2) as pool:
-            with computing.alone(models[2], 0):
-                leads = pool.submit(lead)
-                wait_for(2)
-                joins = pool.submit(models[1].decode, [7], 1)
-                wait_for(3)
-            return leads.result(), joins.result()
-
-    def decode():
-        models[0].decode([7], 1)
-
-    found, _ = together(lambda: places(decode, files, event))
-    num_struck = 0
-    for place in found:
-        error, rows = together(lambda place=place: struck(decode, files, event, place))
-        num_struck += error is not None
-        np.testing.assert_allclose(rows, expected, atol=2e-3, err_msg=name_of(place))
-    assert num_struck > len(found) / 2
-    models[0].close()
-
-
-def test_explain_says_how_many(made, demo_draft):
-    shown = CliRunner().invoke(
-        main, ["explain", "--target", str(made["lfm2"]), "--draft", str(demo_draft)]
-    )
-    assert "can roll back up to 8 tokens" in " ".join(shown.output.split())
-    shown = CliRunner().invoke(main, ["explain", "--target", str(made["granitehybrid"])])
-    assert shown.exit_code == 0
-
-
 class Recorder:
     """A policy that says what its steps read."""
 
@@ -375,18 +321,3 @@ class Recorder:
     def learn(self, record) -> None:
         if record.proposer is not None:
             self._reads.append(record.num_read)
-
-
-def test_no_more_is_drafted_than_can_be_taken_back(made, demo_draft):
-    options = LlamaOptions(num_snapshots=2)
-    with localspec.load(
-        target=made["lfm2"], draft=made["lfm2"], target_options=options, draft_tokens=8
-    ) as engine:
-        stream = engine.generate_raw(
-            TEXT[:20], sampling=localspec.SamplingParams(temperature=0)
-        )
-        for _ in range(20):
-            next(stream)
-        stream.close()
-        with engine.exclusively() as loop:
-            assert loop.target.max_rollback == 2

@@ -234,13 +234,3 @@ def test_import_takes_another_tokenizer_only_where_no_model_has_the_same(
     named = {one.name: one for one in search_folder(tmp_path).proposals}
     assert (named["large"].draft, named["large"].common) == (tmp_path / "same.gguf", None)
     assert CliRunner().invoke(main, ["models", "import", str(tmp_path), "--yes"]).exit_code == 0
-
-
-def test_a_draft_of_another_tokenizer_has_to_be_small_for_an_import(tmp_path, drafts):
-    """At most a sixth of its target; one with the same tokenizer may have a third."""
-    target = shutil.copy(drafts["ids"], tmp_path / "target.gguf")
-    other = write_spm_model(tmp_path / "other.gguf", more=("the", "▁fox"))
-    share = check_model_file(other).weights_bytes / check_model_file(target).weights_bytes
-    assert 1 / 6 < share < 1 / 3
-    named = {one.name: one for one in search_folder(tmp_path).proposals}
-    assert named["target"].draft is None

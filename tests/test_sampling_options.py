@@ -121,15 +121,6 @@ def test_penalties_give_the_same_text_with_and_without_a_draft(options):
     assert drafted["stats"]["num_accepted"] > 0
 
 
-@pytest.mark.parametrize("option", ["--xtc-probability", "--mirostat", "--adaptive-target"])
-def test_samplers_that_are_no_distribution_are_refused(option):
-    """With the reason and a hint, not as an unknown option."""
-    code, error = refused(option, "1")
-    assert code == 2
-    assert "no draft can be verified exactly" in error
-    assert "Hint:" in error
-
-
 def test_bad_values_are_refused():
     assert refused("--logit-bias", "fox=1")[0] == 2
     assert "ID=NUMBER" in refused("--logit-bias", "fox=1")[1]

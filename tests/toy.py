@@ -2,13 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from localspec.errors import CacheError, ContextError, DecodeError
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import Logits
+from localspec.sampling.params import SamplingParams
+from localspec.speculative.loop import Request, SpeculativeDecoder
+from localspec.speculative.metrics import Step
+from localspec.speculative.policy_api import DraftOff, DraftPolicy, FixedThreads
+from localspec.speculative.proposers import Proposer
+from localspec.speculative.randomness import Randomness
+from localspec.speculative.rules import make_rule
 from localspec.speculative.shared_vocabulary import Difference, SharedVocabulary
+
+GREEDY = SamplingParams(temperature=0.0)
+UNFILTERED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+
+
+def never(_token: int) -> bool:
+    return False
+
+
+def loop_of(
+    target: TableModel,
+    proposers: Sequence[Proposer],
+    policy: DraftPolicy,
+    *,
+    reason: DraftOff | None = None,
+    clock: Callable[[], float] | None = None,
+) -> SpeculativeDecoder:
+    """A loop whose clock shows one second more at each look, or another clock."""
+    clock = clock or functools.partial(next, itertools.count(1.0))
+    return SpeculativeDecoder(target, proposers, policy, FixedThreads(1), reason, clock)
+
+
+def request(
+    params: SamplingParams = GREEDY,
+    *,
+    seed: int = 0,
+    rule: str | None = None,
+    max_tokens: int = 20,
+    is_end: Callable[[int], bool] = never,
+    num_prompt_tokens: int = 3,
+) -> Request:
+    made = make_rule(rule, is_greedy=params.is_greedy, seed=None, randomness=Randomness(seed))
+    chain = SamplerChain(params, num_prompt_tokens=num_prompt_tokens)
+    return Request(chain, made, max_tokens, is_end)
+
+
+def steps_of(
+    loop: SpeculativeDecoder, prompt: Sequence[int], *options, **keywords
+) -> Iterator[Step]:
+    """The steps of an answer to a prompt. options, keywords: of `request`."""
+    loop.start(list(prompt))
+    return loop.steps(request(*options, num_prompt_tokens=len(prompt), **keywords))
+
+
+def tokens_of(steps: Iterable[Step]) -> list[int]:
+    return [token for step in steps for token in step.tokens]
 
 
 def all_shared(

@@ -293,9 +293,9 @@ def find_breakers(texts: tuple[str, ...], vocabulary: WholeVocabulary) -> Breake
             if whole in spelling:
                 breakers.setdefault(token, set()).add(())
         for cut in range(1, len(text)):
-            head = text[:cut].encode()
+            start = text[:cut].encode()
             rest = vocabulary.tokenize(text[cut:], parse_special=False)
             for token, spelling in spellings:
-                if spelling.endswith(head) and whole not in spelling:
+                if spelling.endswith(start) and whole not in spelling:
                     breakers.setdefault(token, set()).add(tuple(rest[:_LONGEST_TAIL]))
     return {token: sorted(tails) for token, tails in breakers.items()}

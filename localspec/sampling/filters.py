@@ -62,14 +62,14 @@ def _cut(logits: Logits, params: SamplingParams) -> tuple[TokenIds, Logits]:
         ids = top_n_sigma(logits, params.top_n_sigma)
         logits = logits[ids]
     if 0 < params.top_k < len(logits):
-        places = top_k(logits, params.top_k)
-        ids, logits = _at(ids, places), logits[places]
+        indices = top_k(logits, params.top_k)
+        ids, logits = _at(ids, indices), logits[indices]
     if params.typical_p < 1.0:
-        places = typical(logits, params.typical_p)
-        ids, logits = _at(ids, places), logits[places]
+        indices = typical(logits, params.typical_p)
+        ids, logits = _at(ids, indices), logits[indices]
     if params.top_p < 1.0 or params.min_p > 0.0:
-        places = top_p_min_p(logits, params.top_p, params.min_p)
-        ids, logits = _at(ids, places), logits[places]
+        indices = top_p_min_p(logits, params.top_p, params.min_p)
+        ids, logits = _at(ids, indices), logits[indices]
     if ids is None:
         return _all_ids(len(logits)), logits
     kept = logits > -np.inf  # banned tokens stay where a cut keeps more than are left
@@ -83,8 +83,8 @@ def _all_ids(num_tokens: int) -> TokenIds:
     return ids
 
 
-def _at(ids: TokenIds | None, places: TokenIds) -> TokenIds:
-    return places if ids is None else ids[places]
+def _at(ids: TokenIds | None, indices: TokenIds) -> TokenIds:
+    return indices if ids is None else ids[indices]
 
 
 def _softmax(logits: Logits, temperature: float) -> Probs:
@@ -97,7 +97,7 @@ def _softmax(logits: Logits, temperature: float) -> Probs:
 
 
 def top_n_sigma(logits: Logits, n: float) -> TokenIds:
-    """Places of the logits within n standard deviations of the largest (arXiv 2411.07641).
+    """Indices of the logits within n standard deviations of the largest (arXiv 2411.07641).
 
     Ascending. Banned tokens (-inf) count for neither mean nor deviation.
     """
@@ -108,7 +108,7 @@ def top_n_sigma(logits: Logits, n: float) -> TokenIds:
 
 
 def top_k(logits: Logits, k: int) -> TokenIds:
-    """Places of the k largest logits, ascending; of equal ones the first. k < len(logits).
+    """Indices of the k largest logits, ascending; of equal ones the first. k < len(logits).
 
     The row is dealt into columns, and their maxima into columns of columns. The k best maxima
     of these belong to k different tokens, so at least k logits reach the k-th of them, and
@@ -137,7 +137,7 @@ def top_k(logits: Logits, k: int) -> TokenIds:
 
 
 def typical(logits: Logits, typical_p: float) -> TokenIds:
-    """Places of the most typical tokens whose mass exceeds typical_p, ascending.
+    """Indices of the most typical tokens whose mass exceeds typical_p, ascending.
 
     Locally typical sampling (arXiv 2202.00666): typical is whose information content is
     near the row's entropy. A token of probability 0 adds nothing to the entropy and is
@@ -156,7 +156,7 @@ def typical(logits: Logits, typical_p: float) -> TokenIds:
 
 
 def top_p_min_p(logits: Logits, top_p: float, min_p: float) -> TokenIds:
-    """Places that top-p and then min-p leave, ascending.
+    """Indices that top-p and then min-p leave, ascending.
 
     top-p keeps the fewest most probable tokens whose mass reaches top_p, min-p those at
     least min_p times as probable as the best. Both keep a beginning of the same order, the
@@ -173,7 +173,7 @@ def top_p_min_p(logits: Logits, top_p: float, min_p: float) -> TokenIds:
 
 
 def _leading(keys: Logits | Probs, mass: Logits | Probs, needed: float) -> TokenIds:
-    """Ascending places of the fewest smallest keys whose mass reaches `needed`.
+    """Ascending indices of the fewest smallest keys whose mass reaches `needed`.
 
     All of them if it is never reached; of equal keys the first. keys: 0 or above, in nats.
     """
@@ -191,7 +191,7 @@ def _leading(keys: Logits | Probs, mass: Logits | Probs, needed: float) -> Token
 
 
 def _first(keys: Logits | Probs, mass: Logits | Probs, needed: float) -> TokenIds:
-    """The places of `_leading` by ascending key."""
+    """The indices of `_leading` by ascending key."""
     order = keys.argsort(kind="stable")
     reached = mass[order].cumsum(dtype=np.float64)
     first: TokenIds = order[: int(reached.searchsorted(needed)) + 1]

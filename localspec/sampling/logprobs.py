@@ -14,16 +14,6 @@ from localspec.sampling.distribution import Distribution, Logits, Probs, TokenId
 from localspec.sampling.filters import top_k
 
 
-class TopTokens(NamedTuple):
-    """The most probable tokens, best first; of equal ones the lowest id first.
-
-    ids: (n,). logprobs: (n,) float64, natural logarithms.
-    """
-
-    ids: TokenIds
-    logprobs: Probs
-
-
 class TokenLogprob(NamedTuple):
     """A token id, the natural logarithm of its probability, and its text."""
 
@@ -73,33 +63,25 @@ def token_logprobs(
             raw[one] = found
         return text
 
+    def named(top: list[tuple[int, float]]) -> tuple[TokenLogprob, ...]:
+        return tuple(TokenLogprob(one, value, text_of(one)) for one, value in top)
+
     return TokenLogprobs(
         token_id=token,
         text=text_of(token),
         raw=raw,
         before=float(own),
         after=math.log(distribution.prob(token)),
-        top_before=_listed(top_of_row(logits, num_top), text_of) if num_top else (),
-        top_after=(
-            _listed(top_of_distribution(distribution, num_top), text_of) if num_top else ()
-        ),
+        top_before=named(top_of_row(logits, num_top)) if num_top else (),
+        top_after=named(top_of_distribution(distribution, num_top)) if num_top else (),
     )
 
 
-def _listed(top: TopTokens, text_of: Callable[[int], str]) -> tuple[TokenLogprob, ...]:
-    pairs = zip(top.ids.tolist(), top.logprobs.tolist(), strict=True)
-    return tuple(
-        TokenLogprob(token, value, text_of(token))
-        for token, value in pairs
-        if value > -math.inf
-    )
+def top_of_row(logits: Logits, num_tokens: int) -> list[tuple[int, float]]:
+    """Best tokens by the softmax of `logits` (vocab,), with their log-probabilities.
 
-
-def top_of_row(logits: Logits, num_tokens: int) -> TopTokens:
-    """The model's own distribution: the softmax of `logits` (vocab,) with nothing applied.
-
-    num_tokens: 1 or more; fewer come back where the vocabulary is smaller. Raises DecodeError
-    if the row holds NaN or no finite maximum.
+    The best comes first; of equal ones the lowest id. num_tokens: 1 or more; fewer come back
+    where fewer are possible. Raises DecodeError if the row holds NaN or no finite maximum.
     """
     ids = np.arange(len(logits))
     if num_tokens < len(logits):
@@ -120,17 +102,15 @@ def _logprobs(logits: Logits, ids: TokenIds) -> Probs:
     return logits[ids].astype(np.float64) - float(largest) - math.log(total)
 
 
-def top_of_distribution(distribution: Distribution, num_tokens: int) -> TopTokens:
-    """The distribution that a token is drawn from: what the chain left of the row.
-
-    num_tokens: 1 or more; fewer come back where fewer survived.
-    """
+def top_of_distribution(distribution: Distribution, num_tokens: int) -> list[tuple[int, float]]:
+    """Best tokens of the distribution that a token is drawn from; as `top_of_row`."""
     possible = distribution.probs > 0.0
     return _best_first(
         distribution.ids[possible], np.log(distribution.probs[possible]), num_tokens
     )
 
 
-def _best_first(ids: TokenIds, logprobs: Probs, num_tokens: int) -> TopTokens:
+def _best_first(ids: TokenIds, logprobs: Probs, num_tokens: int) -> list[tuple[int, float]]:
     order = np.argsort(-logprobs, kind="stable")[:num_tokens]
-    return TopTokens(ids[order], logprobs[order])
+    pairs = zip(ids[order].tolist(), logprobs[order].tolist(), strict=True)
+    return [(token, value) for token, value in pairs if value > -math.inf]

@@ -84,7 +84,7 @@ class TextMemory:
     def _add(self, text: array[int]) -> None:
         self._now += 1
         known = self.index.known(np.array(text, np.int32)).astype(np.int8)
-        # Where known runs begin and end, by the places at which they end themselves.
+        # Pairs of indices: the last tokens of the first and behind the last of some known runs.
         edges = np.flatnonzero(np.diff(known, prepend=0, append=0))
         begin = 0  # of what is new
         for first, end in edges.reshape(-1, 2).tolist():

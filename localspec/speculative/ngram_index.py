@@ -58,7 +58,7 @@ class NgramIndex:
     @property
     def num_bytes(self) -> int:
         """The memory it takes."""
-        arrays = (self.text, *self._heads, *self._links)
+        arrays = (self.text, *self._latest, *self._links)
         return sum(each.itemsize * len(each) for each in arrays)
 
     def read(self, tokens: Sequence[int]) -> None:
@@ -69,16 +69,16 @@ class NgramIndex:
         text, shift, hashes = self.text, self._shift, self._hashes
         position = len(text)
         is_many = len(tokens) > max(_MANY, position // _MANY_SHARE)
-        if is_many or position + len(tokens) > len(self._heads[0]):
+        if is_many or position + len(tokens) > len(self._latest[0]):
             text.extend(tokens)
             self._link_all()
             return
         levels = tuple(
-            zip(range(len(SIZES)), SIZES, _LEAVING, self._heads, self._links, strict=True)
+            zip(range(len(SIZES)), SIZES, _LEAVING, self._latest, self._links, strict=True)
         )
         for token in tokens:
             text.append(token)
-            for level, size, leaving, head, link in levels:
+            for level, size, leaving, latest, link in levels:
                 left = text[position - size] if position >= size else 0
                 hash_ = ((hashes[level] + token) * _BASE - left * leaving) & _MASK
                 hashes[level] = hash_
@@ -86,8 +86,8 @@ class NgramIndex:
                     link.append(_NOWHERE)
                     continue
                 slot = hash_ >> shift
-                link.append(head[slot])
-                head[slot] = position
+                link.append(latest[slot])
+                latest[slot] = position
             position += 1
         self._is_changing = False
 
@@ -96,18 +96,18 @@ class NgramIndex:
         if num_tokens >= len(self.text):
             return
         self._begin_change()
-        for size, head, link in zip(SIZES, self._heads, self._links, strict=True):
+        for size, latest, link in zip(SIZES, self._latest, self._links, strict=True):
             first = max(num_tokens, size - 1)
             slots = (self._hashes_from(first, size) >> np.uint32(self._shift)).tolist()
             for position in range(len(self.text) - 1, first - 1, -1):
-                head[slots[position - first]] = link[position]
+                latest[slots[position - first]] = link[position]
             del link[num_tokens:]
         del self.text[num_tokens:]
         self._hash_end()
         self._is_changing = False
 
     def known(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """(n,) at each place whether the run of the largest size that ends there is known."""
+        """(n,) whether the run of the largest size that ends at each position is known."""
         size, level = SIZES[-1], len(SIZES) - 1
         found = np.zeros(len(tokens), np.bool_)
         if min(len(self.text), len(tokens)) < size:
@@ -115,16 +115,16 @@ class NgramIndex:
         self._settle()
         text, link = np.array(self.text, np.int32), np.array(self._links[level], np.int32)
         slots = (hashes_of(tokens, size) >> np.uint32(self._shift))[size - 1 :]
-        places = np.arange(size - 1, len(tokens))
-        at = np.array(self._heads[level], np.int32)[slots]
+        positions = np.arange(size - 1, len(tokens))
+        at = np.array(self._latest[level], np.int32)[slots]
         for _ in range(NUM_COMPARED):
-            places, at = places[at >= 0], at[at >= 0]
-            is_same = text[at] == tokens[places]
+            positions, at = positions[at >= 0], at[at >= 0]
+            is_same = text[at] == tokens[positions]
             for back in range(1, size):
                 both = is_same.nonzero()[0]  # fewer and fewer
-                is_same[both] = text[at[both] - back] == tokens[places[both] - back]
-            found[places[is_same]] = True
-            places, at = places[~is_same], link[at[~is_same]]
+                is_same[both] = text[at[both] - back] == tokens[positions[both] - back]
+            found[positions[is_same]] = True
+            positions, at = positions[~is_same], link[at[~is_same]]
         return found
 
     def _hashes_from(self, first: int, size: int) -> NDArray[np.uint32]:
@@ -139,7 +139,7 @@ class NgramIndex:
         of the text does not count, because nothing follows it.
         """
         text, link, size = self.text, self._links[level], SIZES[level]
-        position = self._heads[level][hash_ >> self._shift]
+        position = self._latest[level][hash_ >> self._shift]
         if position == len(text) - 1 and position >= 0:
             position = link[position]
         found = []
@@ -173,28 +173,28 @@ class NgramIndex:
         num_tokens = len(self.text)
         bits = max(num_tokens.bit_length(), _FEWEST_BITS)
         self._shift = _WORD - bits
-        self._heads: list[array[int]] = []
+        self._latest: list[array[int]] = []
         self._links: list[array[int]] = []
         tokens = np.array(self.text, np.int32)
         for size in SIZES:
-            head = np.full(1 << bits, _NOWHERE, np.int32)
+            latest = np.full(1 << bits, _NOWHERE, np.int32)
             link = np.full(num_tokens, _NOWHERE, np.int32)
             if num_tokens >= size:
                 slots = hashes_of(tokens, size)[size - 1 :] >> np.uint32(self._shift)
                 order = _order(slots)
-                slot, place = slots[order], (order + (size - 1)).astype(np.int32)
+                slot, position = slots[order], (order + (size - 1)).astype(np.int32)
                 is_same = slot[1:] == slot[:-1]
-                link[place[1:][is_same]] = place[:-1][is_same]
+                link[position[1:][is_same]] = position[:-1][is_same]
                 is_last = np.append(~is_same, True)
-                head[slot[is_last]] = place[is_last]
-            self._heads.append(_as_array(head))
+                latest[slot[is_last]] = position[is_last]
+            self._latest.append(_as_array(latest))
             self._links.append(_as_array(link))
         self._hash_end()
         self._is_changing = False
 
 
 def hashes_of(tokens: NDArray[np.int32], size: int) -> NDArray[np.uint32]:
-    """(n,) the hash of the `size` tokens that end at each place; less where fewer are there."""
+    """(n,) the hash of the `size` tokens that end at each position; of fewer at the front."""
     units = tokens.astype(np.uint32)
     hashes = np.zeros(len(units), np.uint32)
     power = 1
@@ -205,7 +205,7 @@ def hashes_of(tokens: NDArray[np.int32], size: int) -> NDArray[np.uint32]:
 
 
 def _order(slots: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """The places sorted by slot, those of one slot ascending; radix sorts of 16 bits each."""
+    """Positions sorted by slot, ascending within each; radix sorts of 16 bits each."""
     order = np.argsort(slots.astype(np.uint16), kind="stable")
     upper = (slots >> np.uint32(16)).astype(np.uint16)
     return order[np.argsort(upper[order], kind="stable")]

@@ -132,18 +132,18 @@ def residual(target: Distribution, draft: Distribution, share: float = 1.0) -> D
 def surplus(target: Distribution, draft: Distribution, share: float) -> Probs:
     """(share * target - draft)+ of the target's survivors: (m,), a new array."""
     weights = target.probs * share
-    if target.has_first_ids:  # nothing was cut: the ids are the places
+    if target.has_first_ids:  # nothing was cut: the ids are the indices
         num_known = int(draft.ids.searchsorted(len(weights)))
-        places = slice(num_known) if draft.has_first_ids else draft.ids[:num_known]
-        weights[places] -= draft.probs[:num_known]
+        indices = slice(num_known) if draft.has_first_ids else draft.ids[:num_known]
+        weights[indices] -= draft.probs[:num_known]
     elif len(target.ids) >= len(draft.ids):
-        places = np.searchsorted(target.ids, draft.ids)
-        places[places == len(target.ids)] = 0  # no such place; the comparison drops it
-        shared = target.ids[places] == draft.ids
-        weights[places[shared]] -= draft.probs[shared]
+        indices = np.searchsorted(target.ids, draft.ids)
+        indices[indices == len(target.ids)] = 0  # no such index; the comparison drops it
+        shared = target.ids[indices] == draft.ids
+        weights[indices[shared]] -= draft.probs[shared]
     else:
-        places = np.searchsorted(draft.ids, target.ids)
-        places[places == len(draft.ids)] = 0
-        shared = draft.ids[places] == target.ids
-        weights[shared] -= draft.probs[places[shared]]
+        indices = np.searchsorted(draft.ids, target.ids)
+        indices[indices == len(draft.ids)] = 0
+        shared = draft.ids[indices] == target.ids
+        weights[shared] -= draft.probs[indices[shared]]
     return np.maximum(weights, 0.0, out=weights)
