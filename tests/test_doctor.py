@@ -144,16 +144,14 @@ def test_cores_that_are_left_out_have_a_reason(change, words, sound, monkeypatch
 def test_a_stranger_understands_it(sound, monkeypatch):
     """Each title has a blank behind it, and there is one number for the free memory."""
     command = sys.modules["localspec.cli.doctor"]
-    monkeypatch.setattr(
-        command, "inspect_installation", lambda _rpc: replace(sound, num_exact=0)
-    )
-    output = CliRunner().invoke(main, ["doctor"]).output
+    for num_exact, words in (
+        (0, "no model was loaded with --exact yet"),
+        (2, "--exact works with 2 models tested here"),
+    ):
+        found = replace(sound, num_exact=num_exact)
+        monkeypatch.setattr(command, "inspect_installation", lambda _rpc, found=found: found)
+        output = CliRunner().invoke(main, ["doctor"]).output
+        assert words in output
     assert re.search(r"^Conversations /", output, re.M)
     assert "Memory        8.0 GB of 16.0 GB free\n" in output
     assert set(re.findall(r"([\d.]+ GB)(?: of [\d.]+ GB)? free", output)) == {"8.0 GB"}
-    assert "no model was loaded with --exact yet" in output
-    monkeypatch.setattr(
-        command, "inspect_installation", lambda _rpc: replace(sound, num_exact=2)
-    )
-    output = CliRunner().invoke(main, ["doctor"]).output
-    assert "--exact works with 2 models tested here" in output

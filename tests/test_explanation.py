@@ -167,24 +167,18 @@ def learn(tmp_path, monkeypatch, demo_target, demo_draft):
     return keep
 
 
-def test_costs_that_were_not_measured_are_not_made_up(learn):
+def test_measured_costs_give_the_gain(learn):
     assert explain().gains is None
     assert "not measured on this machine yet" in run()
-
-
-def test_measured_costs_give_the_gain(learn):
     learn((*STAIRS[1:], *(5.0 for _ in range(8))), 0.12)
     found = explain()
     speedups = [gain.speedup for gain in found.gains]
     assert speedups == sorted(speedups)
     assert found.gains[-1].num_draft_tokens == 3
     assert 0.3 < found.break_even < 0.7
-    assert (
-        f"pays if at least {found.break_even:.0%} of its tokens are accepted"
-        in explanation_text(found)
-    )
-    gain = f"if 90% are: {speedups[-1]:.2f} times as fast, with 3 draft tokens"
-    assert gain in explanation_text(found)
+    text = explanation_text(found)
+    assert f"pays if at least {found.break_even:.0%} of its tokens are accepted" in text
+    assert f"if 90% are: {speedups[-1]:.2f} times as fast, with 3 draft tokens" in text
 
 
 @pytest.mark.parametrize(

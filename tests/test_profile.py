@@ -65,7 +65,7 @@ def test_a_file_without_models_or_content_is_passed_over(identity, learned):
     assert [is_of_exactness(identity) for _, identity, _ in kept_profiles()] == [False]
 
 
-@pytest.mark.parametrize("number", [10**400, 1e999, "x", None, [], {}])
+@pytest.mark.parametrize("number", [1e999, "x", None])
 def test_numbers_that_are_none_do_not_keep_a_pair_from_starting(number, unrelated_draft):
     """They are learned again."""
     given = {"target": unrelated_draft, "draft": unrelated_draft, "num_threads": 1}

@@ -189,26 +189,6 @@ def test_shared_decodes_prompts_and_catching_up_say_nothing():
     assert policy.choose() == 2
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {},
-        {"shortest": [], "numbers": [[2, 0.5, 3]]},
-        {"shortest": [], "numbers": [[2, 1.5, 0]]},
-        {"shortest": [[0, 1, 0, -1, -2.0]], "numbers": []},
-        {"shortest": [[0, 1, 0.01]], "numbers": []},
-        {"shortest": 3, "numbers": []},
-    ],
-)
-def test_what_is_damaged_is_refused(wrong):
-    policy = AdaptiveThreads(2, lambda count: None)
-    policy.learn(record(0.01, 2))
-    before = policy.as_dict()
-    with pytest.raises((ValueError, TypeError, KeyError)):
-        policy.restore(wrong)
-    assert policy.as_dict() == before
-
-
 def test_the_numbers_that_are_told_apart():
     assert counts_to_try(1) == [1]
     assert counts_to_try(2) == [2, 1]

@@ -16,7 +16,6 @@ from localspec.speculative.policy_api import (
     PolicyContext,
     ProposerKind,
     ProposerState,
-    ReplayScores,
     StepRecord,
 )
 
@@ -82,24 +81,14 @@ def test_the_first_step_of_each_turn_is_not_counted(policy):
 
 
 def test_to_read_the_prompt_counts_for_the_whole_answer(policy):
-    """Wherever that comes, and by a replay as well; each stretch has its share."""
+    """Wherever that comes; each stretch has its share."""
     turns = TurnTaking(policy)
     turns.learn(record(100.0))
-    plain = (50.0, 1.0, 2.0, 3.0, 2.0, 2.0)
-    take(turns, plain, ())
+    take(turns, (50.0, 1.0, 2.0, 3.0, 2.0, 2.0), ())
     turns.learn(record(80.0, 4, 0, num_read=200))  # half of it before the target's decode
     take(turns, (), (4.0, 5.0, 4.0, 7.0))
     num_tokens = 6 + 5 * 4
     assert turns.stretches == [Stretch(16, pytest.approx(2.0), 20.0 + 40.0 * 16 / num_tokens)]
-    take(turns, plain, (60.0, 4.0))
-    turns.replay(0, ReplayScores([], 99), 3.0)
-    turns.learn(record(12.0, 4, 0))
-    take(turns, (), (4.0, 7.0))
-    num_tokens *= 2
-    read_s = (40.0 + 6.0) * 16 / num_tokens
-    first, second = turns.stretches
-    assert first.drafting_s == pytest.approx(20.0 + read_s)
-    assert second.drafting_s == pytest.approx(4.0 + 6.0 + 4.0 + 7.0 + read_s)
 
 
 def ratios(policy, text: Text, machine: Machine):

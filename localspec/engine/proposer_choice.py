@@ -179,10 +179,10 @@ def choose_policies(
         return (FixedDraftPolicy(0), threads), None
     if drafting.draft_tokens is not None:
         return (FixedDraftPolicy(drafting.draft_tokens), threads), None
-    shares = weight_shares(models)
-    policy = AdaptiveDraftPolicy(
-        {p.kind: shares.get(p.kind, 0.0) for p in proposers}, models.target.num_threads
-    )
+    shares = {
+        kind: weight_shares(models).get(kind, 0.0) for kind in (p.kind for p in proposers)
+    }
+    policy = AdaptiveDraftPolicy(shares, models.target.num_threads)
     identities = [model.identity for model in models.all]
     known = [identity for identity in identities if identity is not None]
     if len(known) < len(identities):
@@ -196,4 +196,6 @@ def choose_policies(
                 threads.restore(kept["threads"])
         except DAMAGES as error:
             logger.warning("%s is damaged and will be replaced: %s", profile.path, error)
+            policy = AdaptiveDraftPolicy(shares, models.target.num_threads)
+            threads = choose_thread_policy(models)
     return (policy, threads), profile

@@ -353,10 +353,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue from `as_dict`. Raises ValueError, TypeError or KeyError if damaged."""
+        """Continue from `as_dict`. Not to be used after an error, as of a damaged file."""
         parts = kept["acceptance"]
-        if not isinstance(parts, Mapping):
-            raise TypeError(f"the acceptance is {parts!r}")
         self._costs.restore(kept["costs"])
         for prospect in self.prospects:
             if prospect.kind.value in parts:

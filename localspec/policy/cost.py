@@ -320,19 +320,11 @@ class TargetCost:
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue from `as_dict`. On ValueError, TypeError or KeyError nothing is changed."""
-        rows = []
-        for fill, size, ratio, target_only_s, count in kept["ratios"]:
-            is_known_size = 1 < size <= LARGEST_STEP and 0 <= fill < 64
-            if not (is_known_size and 0 < ratio < math.inf and 0 < target_only_s < math.inf):
-                raise ValueError(f"v({size}) is {ratio}, of {target_only_s} seconds")
-            if not 0 < count < math.inf:
-                raise ValueError(f"v({size}) was timed {count} times")
-            num_timed = min(int(count), _NUM_TRUSTED)
-            rows.append((int(fill), int(size), float(ratio), float(target_only_s), num_timed))
+        """Continue from `as_dict`."""
         self._ratios = {}
-        for fill, size, ratio, target_only_s, count in rows:
-            self._ratios_at(fill).restore(size, ratio, target_only_s, count)
+        for fill, size, ratio, target_only_s, count in kept["ratios"]:
+            num_timed = min(count, _NUM_TRUSTED)
+            self._ratios_at(fill).restore(size, ratio, target_only_s, num_timed)
         self.version += 1
 
 
@@ -394,12 +386,8 @@ class DraftCost:
         return {"share": round(self._share, 5), "read_share": read_share}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue from `as_dict`. On ValueError, TypeError or KeyError nothing is changed."""
-        share = float(kept["share"])
-        read_share = None if kept["read_share"] is None else float(kept["read_share"])
-        if not (0 <= share < math.inf and 0 <= (read_share or 0.0) < math.inf):
-            raise ValueError(f"the draft's shares are {share} and {read_share}")
-        self._share, self._read_share = share, read_share
+        """Continue from `as_dict`."""
+        self._share, self._read_share = kept["share"], kept["read_share"]
 
 
 def _optimistic_ratio(known: Mapping[int, float], ratios: list[float], slope: float) -> float:

@@ -73,7 +73,7 @@ def kept_profiles() -> Iterator[tuple[Path, list[str], dict[str, Any]]]:
 def _content(path: Path) -> tuple[list[str], dict[str, Any]] | None:
     """Identity and what was learned; None if the file is not there, damaged or out of date."""
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refused)
         version, identity, learned = kept["version"], kept["identity"], kept["learned"]
     except FileNotFoundError:
         return None
@@ -83,6 +83,10 @@ def _content(path: Path) -> tuple[list[str], dict[str, Any]] | None:
     are_texts = isinstance(identity, list) and all(isinstance(one, str) for one in identity)
     is_right = version == VERSION and are_texts and identity and isinstance(learned, dict)
     return (identity, learned) if is_right else None
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
 
 
 def is_of_exactness(identity: Sequence[str]) -> bool:

@@ -261,22 +261,13 @@ class AdaptiveThreads:
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue from `as_dict`. On ValueError, TypeError or KeyError nothing is changed."""
-        shortest = {}
-        for *sizes, seconds in kept["shortest"]:
-            length, num_target, num_draft, proposer = map(int, sizes)
-            if not 0.0 < seconds < math.inf:
-                raise ValueError(f"a step of {num_target} tokens took {seconds} seconds")
-            shortest[length, num_target, num_draft, proposer] = float(seconds)
-        known = {}
-        for count, least, num_steps in kept["numbers"]:
-            if not (1.0 <= least < math.inf and 0 < num_steps < math.inf):
-                raise ValueError(f"{count} threads: {least} times the fastest, {num_steps}")
-            known[int(count)] = float(least), min(int(num_steps), _KNOWN_STEPS)
-        self._shortest = shortest
+        """Continue from `as_dict`. Not to be used after an error, as of a damaged file."""
+        self._shortest = {(a, b, c, d): seconds for a, b, c, d, seconds in kept["shortest"]}
+        known = {count: (least, num_steps) for count, least, num_steps in kept["numbers"]}
         for number in self._numbers:
             if number.count in known:
-                number.least, number.num_steps = known[number.count]
+                number.least, num_steps = known[number.count]
+                number.num_steps = min(num_steps, _KNOWN_STEPS)
         self._update_others()
 
 
