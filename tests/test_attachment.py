@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from localspec.chat.attachment import (
@@ -103,10 +101,3 @@ def test_a_path_that_is_no_file_is_refused(tmp_path):
         read_attachment(tmp_path / "zero\0byte")
     with pytest.raises(OptionError, match="cannot be read"):
         read_attachment(tmp_path / ("x" * 300))
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
-def test_a_named_pipe_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OptionError, match="is not a file"):
-        read_attachment(tmp_path / "pipe")

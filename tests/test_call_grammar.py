@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from call_families import FAMILIES, TOOLS, written_call
-from test_calls import read
+from call_families import FAMILIES, TOOLS
 
 from localspec.chat.kept_calls import kept_calls
-from localspec.errors import ConstraintError, OptionError
+from localspec.errors import ConstraintError
 from localspec.streaming.options import AnswerOptions
 from localspec.tools.forms import form_of
 from localspec.tools.grammar import call_grammar
@@ -124,52 +123,6 @@ def test_thoughts_stand_before_a_message_to_a_tool():
     assert not fit(grammar, thought)
 
 
-NESTED = {
-    "type": "object",
-    "properties": {
-        "text": {"type": "string"},
-        "mode": {"type": "string", "enum": ["fast", "slow"]},
-        "level": {"enum": [1, 2, None]},
-        "tags": {"type": "array", "items": {"type": "string"}},
-        "point": {"$ref": "#/$defs/point"},
-        "either": {"anyOf": [{"type": "boolean"}, {"type": "string"}]},
-        "some": {"type": ["integer", "null"]},
-        "any": {},
-    },
-    "required": ["text"],
-    "$defs": {
-        "point": {
-            "type": "object",
-            "properties": {"x": {"type": "number"}, "y": {"type": "number"}},
-            "required": ["x"],
-        }
-    },
-}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "fits"),
-    [
-        ('text:<|"|>a\n"b" {c}<|"|>', True),
-        ('text:<|"|><|"|>,mode:<|"|>fast<|"|>,level:null', True),
-        ('text:<|"|>a<|"|>,mode:<|"|>quick<|"|>', False),
-        ('text:<|"|>a<|"|>,level:3', False),
-        ('text:<|"|>a<|"|>,tags:[<|"|>b<|"|>,<|"|>c<|"|>]', True),
-        ('text:<|"|>a<|"|>,tags:[1]', False),
-        ('text:<|"|>a<|"|>,point:{x:1.5,y:-2}', True),
-        ('text:<|"|>a<|"|>,point:{y:-2}', False),
-        ('text:<|"|>a<|"|>,either:true,some:7', True),
-        ('text:<|"|>a<|"|>,either:1', False),
-        ('text:<|"|>a<|"|>,any:{k:[1,<|"|>s<|"|>,{}]}', True),
-        ("mode:<|\"|>fast<|\"|>", False),
-        ("", False),
-    ],
-)  # fmt: skip
-def test_gemmas_notation(arguments, fits):
-    _, grammar = grammar_of("Gemma 4", tools=[{"name": "f", "parameters": NESTED}])
-    assert fit(grammar, f"call:f{{{arguments}}}<tool_call|>") is fits
-
-
 @pytest.mark.parametrize(
     ("arguments", "fits"),
     [
@@ -190,82 +143,3 @@ def test_a_schema_that_refers_to_itself_has_a_small_grammar_in_gemmas_notation(a
     _, grammar = grammar_of("Gemma 4", tools=[{"name": "f", "parameters": schema}])
     assert len(grammar.lark) < 2000
     assert fit(grammar, f"call:f{{{arguments}}}<tool_call|>") is fits
-
-
-def test_lists_in_lists_have_a_small_grammar_in_gemmas_notation():
-    schema = {"type": "integer"}
-    for _ in range(30):
-        schema = {"type": "array", "items": schema}
-    tool = {"name": "f", "parameters": {"type": "object", "properties": {"x": schema}}}
-    _, grammar = grammar_of("Gemma 4", tools=[tool])
-    assert len(grammar.lark) < 4000
-    assert fit(grammar, f"call:f{{x:{'[' * 30}1,2{']' * 30}}}<tool_call|>")
-    assert not fit(grammar, f"call:f{{x:{'[' * 29}1{']' * 29}}}<tool_call|>")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "fits"),
-    [
-        ({"text": 'a\n"b" <c>\n'}, True),
-        ({"text": "a", "mode": "fast", "level": "null"}, True),
-        ({"text": "a", "mode": "quick"}, False),
-        ({"text": "a", "tags": '["b", "c"]'}, True),
-        ({"text": "a", "tags": "[1]"}, False),
-        ({"text": "a", "point": '{"x": 1.5, "y": -2}'}, True),
-        ({"text": "a", "point": '{"y": -2}'}, False),
-        ({"text": "a", "some": "7"}, True),
-        ({"text": "a", "some": "b"}, False),
-        ({"text": "a", "either": "true", "any": "[1]"}, True),
-        ({"mode": "fast"}, False),
-    ],
-)
-def test_tags(arguments, fits):
-    _, grammar = grammar_of("Qwen3-Coder", tools=[{"name": "f", "parameters": NESTED}])
-    written = "".join(
-        f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in arguments.items()
-    )
-    call = f"\n<function=f>\n{written}</function>\n</tool_call>"
-    assert fit(grammar, call) is fits
-
-
-def test_a_reference_to_nowhere_is_refused():
-    lost = {"type": "object", "properties": {"x": {"$ref": "#/$defs/nothing"}}}
-    with pytest.raises(OptionError, match="refers to '#/\\$defs/nothing'"):
-        grammar_of("Gemma 4", tools=[{"name": "f", "parameters": lost}])
-
-
-def test_marks_that_are_entries_are_named_by_their_ids():
-    form = form_of(FAMILIES["Qwen"].template)
-    use = tool_use(TOOLS, "required", is_parallel=True)
-    tokens = {"<tool_call>": 7, "</tool_call>": 8}
-    lark = call_grammar(form, use, tokens, lambda tool: tool.parameters).lark
-    assert lark.startswith('start: <[7]> "\\n" calls\n')
-    assert '"\\n" <[8]> "\\n" <[7]> "\\n"' in lark
-    assert "tool_call" not in lark
-
-
-ODD = {"a": {"not": {"type": "string"}}, "b": {"type": "string"}, "c": {"type": "array"}}
-
-
-@pytest.mark.parametrize(
-    ("schema", "arguments", "fits"),
-    [
-        ({"properties": ODD, "required": ["a"]}, {"b": "12", "a": "[x", "c": [1]}, True),
-        ({"properties": ODD}, {"c": "[x"}, False),
-        ({"properties": ODD}, {}, True),
-        ({"additionalProperties": True}, {"x": "1", "y z": "a\n[b"}, True),
-        ({"allOf": [{"properties": {"q": {"type": "string"}}}]}, {"q": "a"}, True),
-        ({"additionalProperties": False}, {"x": "1"}, False),
-        ({}, {"x": "1"}, False),
-    ],
-)
-def test_tags_of_a_tool_that_is_not_kept_to_its_schema(schema, arguments, fits):
-    """Or whose schema names no arguments: all of them were forbidden."""
-    use = tool_use([{"name": "f", "parameters": schema}], "auto", is_parallel=True)
-    grammar = kept_calls(form_of(FAMILIES["Qwen3-Coder"].template), use, {})
-    call = written_call("Qwen3-Coder", arguments)
-    assert fit(grammar, behind(grammar, call)) is fits
-    if fits:
-        for is_kept in (True, False):
-            found = read("Qwen3-Coder", call, use=use, is_kept=is_kept)[2]
-            assert found == [("f", {**arguments, "x": 1} if "x" in arguments else arguments)]

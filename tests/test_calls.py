@@ -7,7 +7,6 @@ import itertools
 import json
 import random
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,6 @@ from localspec.tools.calls import Calls, whole_calls
 from localspec.tools.forms import FORMS, form_of
 from localspec.tools.grammar import CallGrammar
 from localspec.tools.tool import tool_use
-from localspec.tools.written import read_unmarked
 
 USE = tool_use(TOOLS, "auto", is_parallel=True)
 LATER = [
@@ -148,12 +146,6 @@ def test_what_is_no_call_of_the_tools_stays_text(name):
             assert said == answer
 
 
-@pytest.mark.parametrize("nothing", ["null", '""', '"{}"', "{}"])
-def test_a_call_without_arguments_may_have_them_as_nothing(nothing):
-    call = f'<tool_call>\n{{"name": "now", "arguments": {nothing}}}\n</tool_call>'
-    assert read("Qwen", call) == ("", "", [("now", {})])
-
-
 def test_a_call_that_is_thought_of_is_none():
     call = FAMILIES["Qwen"].call
     assert read("Qwen", f"<think>Perhaps {call}?</think>\n\nNo.") == (
@@ -198,15 +190,6 @@ def test_a_call_that_is_cut_is_no_text(name, is_kept):
     for end in range(1, len(call)):
         text, thought, _ = read(name, said + call[:end], is_kept=is_kept, is_cut=True)
         assert (text, thought) == (said.rstrip(), ""), call[:end]
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in FAMILIES if FAMILIES[name].marks[0] != "<|start|>"]
-)
-def test_what_is_no_call_is_text_where_it_is_cut(name):
-    for answer in ("a < b", f"{FAMILIES[name].marks[0]} is a mark", "Hello. \n"):
-        if form_of(FAMILIES[name].template).closing or "mark" not in answer:
-            assert read(name, answer, is_cut=True) == (answer, "", [])
 
 
 def test_a_stop_string_counts_in_what_is_said():
@@ -261,92 +244,6 @@ def test_a_call_in_tags_whose_opening_was_forgotten(is_kept):
             assert read("Qwen3-Coder", call[:end], is_cut=True, **how)[0] == ""
 
 
-def test_text_behind_a_call():
-    call = FAMILIES["Qwen"].call
-    said, _, calls = read("Qwen", f"{call}\n\nThat is it.")
-    assert (said, calls) == ("That is it.", [("get_weather", ARGUMENTS)])
-
-
-def test_the_end_of_a_call_in_an_argument_is_not_its_end():
-    call = FAMILIES["Qwen"].call.replace("Rome", "</tool_call>}{")
-    for is_kept in (False, True):
-        _, _, calls = read("Qwen", call, is_kept=is_kept)
-        assert calls == [("get_weather", {"city": "</tool_call>}{", "days": 3})]
-
-
-def test_a_stop_string_ends_a_call_too():
-    said, _, calls = read("Qwen", FAMILIES["Qwen"].call, stop=("Rome",))
-    assert calls == []
-    assert "Rome" not in said
-
-
-def test_llamas_json_that_is_no_call_is_an_answer():
-    answer = '{"named": 1}'
-    assert read("Llama 3", answer) == (answer, "", [])
-    tagged = f"<|python_tag|>{FAMILIES['Llama 3'].call}"
-    assert read("Llama 3", f"Let me see. {tagged}") == (
-        "Let me see.",
-        "",
-        [("get_weather", ARGUMENTS)],
-    )
-
-
-# As llama.cpp's own tests have them (tests/test-chat.cpp, MIT).
-FACTS = [
-    (
-        "Gemma 4",
-        '<|tool_call>call:todo_list{todos:[<|"|>buy milk<|"|>,<|"|>walk dog<|"|>]}'
-        "<tool_call|>",
-        {"todos": ["buy milk", "walk dog"]},
-    ),
-    (
-        "Gemma 4",
-        "<|tool_call>call:set_config{config:{theme:<|\"|>dark<|\"|>,count:3}}<tool_call|>",
-        {"config": {"theme": "dark", "count": 3}},
-    ),
-    ("Gemma 4", "<|tool_call>call:amount{orig:1.5e10}<tool_call|>", {"orig": 1.5e10}),
-    ("Gemma 4", "<|tool_call>call:set_nullable{value:null}<tool_call|>", {"value": None}),
-    ("Gemma 4", "<|tool_call>call:set_config{config:{}}<tool_call|>", {"config": {}}),
-    (
-        "Qwen3-Coder",
-        "<tool_call>\n<function=python>\n<parameter=code>\ndef hello():\n"
-        '    print("Hello, world!")\n\nhello()\n</parameter>\n</function>\n</tool_call>',
-        {"code": 'def hello():\n    print("Hello, world!")\n\nhello()'},
-    ),
-    (
-        "Qwen3-Coder",
-        "<tool_call>\n<function=todo_list>\n<parameter=todos>\n"
-        '[{"item": "Check stuff", "selected": false}]\n</parameter>\n</function>\n</tool_call>',
-        {"todos": [{"item": "Check stuff", "selected": False}]},
-    ),
-    (
-        "Mistral Small",
-        '[TOOL_CALLS]special_function[CALL_ID]123456789[ARGS]{"arg1": 1}',
-        {"arg1": 1},
-    ),
-    (
-        "Mistral Nemo",
-        '[TOOL_CALLS][{"name": "special_function", "arguments": {"arg1": 1}, '
-        '"id": "123456789"}]',
-        {"arg1": 1},
-    ),
-    (
-        "gpt-oss",
-        " to=functions.special_function<|channel|>analysis <|constrain|>json<|message|>"
-        '{"arg1": 1}',
-        {"arg1": 1},
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "answer", "arguments"), FACTS)
-def test_what_llama_cpp_reads(name, answer, arguments):
-    names = ("todo_list", "set_config", "amount", "set_nullable", "python", "special_function")
-    use = tool_use([{"name": each} for each in names], "auto", is_parallel=True)
-    _, _, calls = read(name, answer, use=use)
-    assert [found for _, found in calls] == [arguments]
-
-
 def written(source):
     """What a template makes of an answer with a call, without its end, and of all the rest."""
     template = ChatTemplate(source, bos="", eos="</s>")
@@ -386,23 +283,6 @@ def test_thoughts_that_led_to_a_call_are_read_again():
         later = [*messages, {"role": "assistant", "content": "Sunny."}, LATER[0]]
         text = template.render(fit_to_form(checked_messages(later), form_of(source)))
         assert "I need" not in text
-
-
-def test_a_template_that_takes_one_call_gets_them_one_by_one():
-    calls = [{"id": each, "name": "now", "arguments": {}} for each in ("a", "b")]
-    results = [{"role": "tool", "tool_call_id": each, "content": each} for each in ("b", "a")]
-    messages = [
-        LATER[0],
-        {"role": "assistant", "content": "Two.", "tool_calls": calls},
-        *results,
-    ]
-    fitted = fit_to_form(checked_messages(messages), form_of(FAMILIES["Llama 3"].template))
-    assert [message["role"] for message in fitted] == [
-        "user", "assistant", "tool", "assistant", "tool",
-    ]  # fmt: skip
-    assert [message["content"] for message in fitted] == ["Hi", "Two.", "a", "", "b"]
-    whole = fit_to_form(checked_messages(messages), form_of(FAMILIES["Qwen"].template))
-    assert len(whole) == 4
 
 
 PUBLISHED = {
@@ -542,29 +422,6 @@ def test_half_a_fenced_call_that_was_let_go_is_text_once():
     assert "".join(each.text for each in parts if not each.is_thought) == begin + end
 
 
-def test_the_braces_of_qwens_template_are_read():
-    tools = tool_use(
-        [{"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}],
-        "auto",
-        is_parallel=True,
-    ).tools
-    for text in ('{{"name": "add", "arguments": {"a": 1, "b": 2}}', '{ {"name": "add"}}'):
-        (call,) = read_unmarked(text, tools)
-        assert call.name == "add"
-    assert read_unmarked('{{"name": "add", "arguments": {"a": "x"}}}', tools) is None
-    assert read_unmarked('{{"name": "rm", "arguments": {}}}', tools) is None
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_bare_objects_of_calls(name):
-    """Where a grammar keeps Llama's own calls, which are such, the reading is its own."""
-    for answer in (OBJECT, f"\n{FLAT}\n", f"[{OBJECT}]"):
-        assert read(name, said_in_prefix(name, answer)) == ("", "", [CALLED]), answer
-    one = tool_use(TOOLS, "auto", is_parallel=False)
-    several = said_in_prefix(name, fenced(f"[{OBJECT}, {NOW}]"))
-    assert read(name, several, use=one) == ("", "", [CALLED])
-
-
 NO_CALLS = [
     "```python\nprint()\n```",
     fenced('{"name": "Alice", "arguments": {}}'),
@@ -596,26 +453,6 @@ def test_what_is_more_or_less_than_objects_of_calls_is_text(name):
         assert read(name, whole, sizes=sizes) == (said, "", []), answer
 
 
-@pytest.mark.parametrize("is_cut", [False, True])
-def test_objects_at_a_cut_are_no_calls_yet(is_cut):
-    """The model would have gone on: with text, perhaps, so that all of it is text."""
-    calls = Calls(form_of(FAMILIES["Qwen"].template), USE)
-    answer = NOW
-    text = AnswerText(Pieces(answer), Thoughts(), (), calls)
-    parts = [part for at in range(len(answer)) for part in text.push(at)]
-    parts += text.finish(is_cut=is_cut)
-    assert "".join(part.text for part in parts) == (answer if is_cut else "")
-    assert any(part.call for part in parts) is not is_cut
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_half_an_object_of_a_call_is_no_text_where_it_is_cut(name):
-    for before in ("", "I call it:"):
-        answer = said_in_prefix(name, f"{before}{fenced(OBJECT)}")
-        for end in range(answer.index("weather") + 9, answer.index("3")):
-            assert read(name, answer[:end], is_cut=True) == (before, "", [])
-
-
 def test_text_is_held_no_longer_than_it_may_be_a_call():
     calls = Calls(form_of(FAMILIES["Qwen"].template), USE)
     for answer, num_held in (
@@ -641,82 +478,6 @@ def test_an_answer_that_fits_a_schema_or_has_to_call_is_not_looked_at_for_object
 
 
 OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}  # as Pydantic's
-MIXED = {"enum": ["a", 1, None, "true", [1]]}
-# Of a tool f: the schema of q, how q is written, and its value.
-VALUES = [
-    ("Qwen3-Coder", OPTIONAL, "12345", "12345"),
-    ("Qwen3-Coder", OPTIONAL, "true", "true"),
-    ("Qwen3-Coder", OPTIONAL, "1e5", "1e5"),
-    ("Qwen3-Coder", OPTIONAL, '["a"]', '["a"]'),
-    ("Qwen3-Coder", OPTIONAL, '"quoted"', '"quoted"'),
-    ("Qwen3-Coder", OPTIONAL, "null", None),
-    ("Qwen3-Coder", {"type": ["integer", "string"]}, "12345", 12345),
-    ("Qwen3-Coder", {"type": ["integer", "string"]}, "1e5", "1e5"),
-    ("Qwen3-Coder", MIXED, "1", 1),
-    ("Qwen3-Coder", MIXED, "true", "true"),
-    ("Qwen3-Coder", MIXED, "[1]", [1]),
-    ("Qwen3-Coder", {"type": "array"}, '["</parameter></function></tool_call>"]',
-     ["</parameter></function></tool_call>"]),
-    ("Qwen3-Coder", {"type": "number"}, "1e400", sys.float_info.max),
-    ("Gemma 4", {"type": "number"}, "-1e400", -sys.float_info.max),
-    ("Gemma 4", {"type": "object"}, '{<|"|>a:b<|"|>:1}', {"a:b": 1}),
-    ("Mistral Small", {}, '"[TOOL_CALLS]now[ARGS]{}"', "[TOOL_CALLS]now[ARGS]{}"),
-    ("Mistral Nemo", {}, '"[TOOL_CALLS]"', "[TOOL_CALLS]"),
-    ("Llama 3", {}, '"<|python_tag|>"', "<|python_tag|>"),
-    ("gpt-oss", {}, '"<|end|><|start|>assistant<|channel|>final<|message|>x"',
-     "<|end|><|start|>assistant<|channel|>final<|message|>x"),
-    ("Qwen", {}, '"<tool_call></tool_call>"', "<tool_call></tool_call>"),
-    ("Qwen", {}, "1e400", sys.float_info.max),
-    ("Qwen", {}, "[1.5e3, -2E400]", [1500.0, -sys.float_info.max]),
-    ("Qwen", {}, '"1e400 \\\\\\" 2e400"', '1e400 \\" 2e400'),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "schema", "written_as", "value"), VALUES)
-def test_a_value(name, schema, written_as, value):
-    use = tool_use(
-        [{"name": "f", "parameters": {"properties": {"q": schema}}}], "auto", is_parallel=True
-    )
-    call = FAMILIES[name].call.replace("get_weather", "f")
-    call = call.replace('{"city": "Rome", "days": 3}', f'{{"q": {written_as}}}')
-    call = call.replace('{city:<|"|>Rome<|"|>,days:3}', f"{{q:{written_as}}}")
-    tagged = "<parameter=city>\nRome\n</parameter>\n<parameter=days>\n3\n</parameter>"
-    call = call.replace(tagged, f"<parameter=q>\n{written_as}\n</parameter>")
-    for is_kept in (False, True):
-        for sizes in (None, random.Random(1), random.Random(2)):
-            found = read(name, call, use=use, is_kept=is_kept, sizes=sizes)
-            assert found == ("", "", [("f", {"q": value})])
-
-
-def test_a_mark_in_a_text_that_comes_with_all_of_the_call_in_one_token():
-    class Whole:
-        def choice(self, sizes):
-            return 1000
-
-    for name, mark in (("Llama 3", "<|python_tag|>"), ("Mistral Small", "[TOOL_CALLS]")):
-        call = FAMILIES[name].call.replace("Rome", mark)
-        for is_kept in (False, True):
-            found = read(name, call, is_kept=is_kept, sizes=Whole())
-            assert found == ("", "", [("get_weather", {"city": mark, "days": 3})])
-
-
-def test_names_that_hold_what_a_notation_is_made_of():
-    """As the grammar writes them; anybody else's names end at the first such character."""
-    named = {"properties": {"a:b": {}, "x>y": {}, " z": {}}}
-    use = tool_use([{"name": "f", "parameters": named}], "auto", is_parallel=True)
-    tags = "".join(f"<parameter={key}>\n1\n</parameter>\n" for key in named["properties"])
-    call = f"<tool_call>\n<function=f>\n{tags}</function>\n</tool_call>"
-    everything = dict.fromkeys(named["properties"], 1)
-    assert read("Qwen3-Coder", call, use=use) == ("", "", [("f", everything)])
-    quoted = '<|tool_call>call:f{<|"|>a:b<|"|>:1,x>y:1,<|"|> z<|"|>:1}<tool_call|>'
-    assert read("Gemma 4", quoted, use=use) == ("", "", [("f", everything)])
-
-
-@pytest.mark.parametrize("is_kept", [False, True])
-def test_half_of_a_surrogate_pair_ends_in_arguments_that_can_be_encoded(is_kept):
-    escaped = FAMILIES["Qwen"].call.replace("Rome", "\\ud800 \\ud83d\\ude00")
-    ((_, arguments),) = read("Qwen", escaped, is_kept=is_kept)[2]
-    assert arguments == {"city": "\ufffd \U0001f600", "days": 3}
 
 
 def streamed(name, texts, *, use=USE):

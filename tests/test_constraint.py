@@ -20,19 +20,11 @@ from engines import PLACES
 from examples import num_examples
 from localspec.checks.identity import IdentityCheck, Rounding
 from localspec.constraints.spec import schema_text
-from localspec.errors import ClosedError, ConstraintError, OptionError
-from localspec.policy.adaptive import AdaptiveDraftPolicy
+from localspec.errors import ConstraintError, OptionError
 from localspec.sampling.chain import Resolver
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import (
-    Decision,
-    DraftOff,
-    PolicyContext,
     ProposerKind,
-    ProposerState,
-    Replay,
-    ReplayScores,
-    StepRecord,
 )
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
@@ -96,15 +88,6 @@ def test_an_answer_fits_what_it_was_asked_to(any_engine, way):
     assert fits(
         any_engine.generate(QUESTION, temperature=0, max_tokens=120, **keywords).reply().text
     )
-
-
-def test_an_answer_that_is_cut_is_a_beginning(engine):
-    whole = engine.generate(QUESTION, seed=1, json_schema=FOX, **SEEDED).reply()
-    cut = engine.generate(
-        QUESTION, seed=1, json_schema=FOX, **{**SEEDED, "max_tokens": 8}
-    ).reply()
-    assert (cut.finish_reason, len(cut.token_ids)) == ("length", 8)
-    assert whole.text.startswith(cut.text)
 
 
 @pytest.fixture(scope="module", params=["demo_draft", "unrelated_draft", "what is forced"])
@@ -217,44 +200,6 @@ def test_what_is_forced_is_proposed_without_a_draft_model(demo_target):
         looked_up = lookup.generate(QUESTION, temperature=0, max_tokens=60).reply()
     assert looked_up.stats.steps_per_length == free.stats.steps_per_length
     assert looked_up.stats.draft_off_steps == free.stats.draft_off_steps
-
-
-def test_the_automatic_policy_takes_what_is_forced_at_once():
-    """Also while it rests as nothing else pays. Made-up times: 20 ms, and 1 for a token."""
-    policy = AdaptiveDraftPolicy({ProposerKind.FORCED: 0.0, ProposerKind.LOOKUP: 0.0}, 1)
-    nothing = ProposerState(0, draft_off=DraftOff.NOTHING_REPEATS)
-    chosen = []
-    policy.begin()
-    for number in range(200):
-        forced = ProposerState(6, confidence=1.0) if number % 20 == 19 else ProposerState(0)
-        lookup = ProposerState(16, confidence=0.5) if number % 2 else nothing
-        decision = policy.choose(PolicyContext(100 + number, 16, 100, (forced, lookup)))
-        if isinstance(decision, Replay):
-            policy.replay(decision.proposer, ReplayScores([(0.5, 0.0)] * 8, 0), 0.001)
-            decision = Decision(None)
-        num_drafted = 0
-        while decision.proposer is not None and num_drafted < 6:
-            confidence = 0.5 if decision.proposer else 1.0
-            if decision.extent.num_worth(num_drafted, confidence) <= 0:
-                break
-            num_drafted += 1
-        num_accepted = 0 if decision.proposer else num_drafted
-        if forced.max_tokens:
-            chosen.append((decision.proposer, num_accepted))
-        record = StepRecord(
-            decision.proposer,
-            [0.5 if decision.proposer else 1.0] * num_drafted,
-            num_accepted,
-            num_emitted=num_accepted + 1,
-            num_read=0,
-            num_target_tokens=num_drafted + 1,
-            num_cached=100 + number,
-            draft_time_s=0.0005,
-            target_time_s=0.020 + 0.001 * num_drafted,
-            sampler_time_s=0.0,
-        )
-        policy.learn(record)
-    assert chosen == [(0, 6)] * 10
 
 
 class _OwnError(Exception):
@@ -560,21 +505,3 @@ def test_what_of_gbnf_is_not_supported_is_refused(engine, grammar, message):
         engine.generate_raw("Hi", grammar=grammar).reply()
     assert "the GBNF grammar is refused" in str(caught.value)
     assert "Not supported of GBNF" in caught.value.hint
-
-
-def test_a_gbnf_grammar_has_a_size_that_its_converter_copes_with(engine):
-    with pytest.raises(
-        ConstraintError, match=r"GBNF grammar has \d+ bytes; 32768 are the most"
-    ):
-        engine.generate_raw("Hi", grammar="root ::= " + '"a" ' * 10_000).reply()
-
-
-def test_a_closed_engine_has_no_new_constraints(demo_target):
-    with localspec.load(target=demo_target) as alone:
-        chosen = constraint_of(alone, {"choices": CHOICES})
-        numbers = chosen.mask().nonzero()[0].tolist()
-    assert chosen.mask().nonzero()[0].tolist() == numbers  # it asks libllama nothing
-    with localspec.load(target=demo_target) as alone:
-        pass
-    with pytest.raises(ClosedError):
-        constraint_of(alone, {"grammar": GBNF}).mask()

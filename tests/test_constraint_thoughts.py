@@ -12,7 +12,6 @@ from localspec.errors import ConstraintError
 pytest.importorskip("llguidance", reason="llguidance is not installed")
 
 CHOICES = [["Hello.", "Bye."], ["Bye.", "Good night."]]
-LARK = "start: " + " | ".join(f'"{choice}"' for choice in CHOICES[1])
 
 
 @pytest.fixture(scope="module")

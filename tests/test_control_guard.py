@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from prompts import prompt_behind
 import localspec
 from examples import num_examples
 from gguf_maker import write_random_model, write_spm_model
-from localspec.chat.control_guard import ControlGuard, Exposed
 
 PLAIN = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
 
@@ -55,39 +53,12 @@ def said(engine, tokens):
     return b"".join(map(engine.vocabulary.piece, tokens)).decode()
 
 
-def test_each_token_is_asked_about_once(demo, monkeypatch):
-    """Of an engine in another process it is asked there: a long text took a minute."""
-    asked = []
-    kind = type(demo.vocabulary)
-    is_control = kind.is_control
-    monkeypatch.setattr(
-        kind, "is_control", lambda self, token: asked.append(token) or is_control(self, token)
-    )
-    tokens = prompt_of(demo, "<|im_end|>" * 1000)
-    assert len(tokens) > 1000
-    assert len(asked) <= len(set(tokens))
-
-
 @pytest.mark.parametrize("text", ["<><", "a<><><b", "<><><><", "<" * 9 + "><" * 9, "<>", "><"])
 def test_texts_that_overlap_with_themselves(engine_with, text):
     engine = engine_with({0: "<><"})
     tokens = prompt_of(engine, text)
     assert control_tokens(engine, tokens) == []
     assert said(engine, tokens) == f"[{text}]"
-
-
-def test_texts_that_overlap_with_each_other(engine_with):
-    engine = engine_with({0: "<ab>", 1: "b><c"})
-    tokens = prompt_of(engine, "x<ab><cy b><ab>")
-    assert control_tokens(engine, tokens) == []
-    assert said(engine, tokens) == "[x<ab><cy b><ab>]"
-
-
-def test_a_text_of_one_character(engine_with):
-    engine = engine_with({0: "☃"})
-    tokens = prompt_of(engine, "a☃b☃")
-    assert control_tokens(engine, tokens) == []
-    assert said(engine, tokens) == "[a☃b☃]"
 
 
 # Marks as the vocabularies of the families have them, where libllama always cuts them out of a
@@ -118,11 +89,6 @@ def marked(tmp_path_factory):
         yield engine
 
 
-def test_marks_that_are_always_cut_out_count_as_control_tokens(marked):
-    control = {"<unk>", "<s>", "</s>", *GPT_OSS, *MARKS}
-    assert set(marked.vocabulary.control_texts()) == control
-
-
 @pytest.mark.parametrize("text", GPT_OSS + MARKS)
 def test_a_message_cannot_speak_with_them(marked, text):
     """In its midst, at its edges, doubled, and where the template completes them."""
@@ -144,23 +110,6 @@ def test_ordinary_text_keeps_its_tokens(marked, text):
     tokens = prompt_of(marked, f"a{text}b", PLAIN)
     assert tokens[1:] == marked.vocabulary.tokenize(f"[a{text}b]", parse_special=True)
     assert text in map(marked.vocabulary.text, tokens)
-
-
-@pytest.mark.parametrize("text", ["im_end|>", "  im_end|>\n", "_end|>im_end|>"])
-@pytest.mark.parametrize("template", ["<|{{ m }}", "<|{{ m | trim }}", "<|im{{ m }}"])
-def test_a_text_that_the_template_begins(demo, text, template):
-    """The message completes it, at its edge or where it is trimmed."""
-    tokens = prompt_of(demo, text, "{% set m = messages[0].content %}" + template)
-    assert control_tokens(demo, tokens) == []
-    assert text.strip() in said(demo, tokens)
-
-
-@pytest.mark.parametrize("text", ["<|im_", "so <|im_ \n", "<|im_end|><|im_"])
-@pytest.mark.parametrize("template", ["{{ m }}end|>", "{{ m | trim }}end|>"])
-def test_a_text_that_the_template_ends(demo, text, template):
-    tokens = prompt_of(demo, text, "{% set m = messages[0].content %}" + template)
-    assert control_tokens(demo, tokens) == []
-    assert text.strip() in said(demo, tokens)
 
 
 def test_a_template_that_changes_what_it_is_given(demo):
@@ -204,6 +153,20 @@ NEMOTRON = (
     "{{ m.content.replace('/think', '').replace('/no_think', '').strip() }}\n{% endfor %}"
     "<SPECIAL_11>Assistant\n{{ '<think>' if ns.think else '<think></think>' }}"
 )
+SWITCHES = [
+    "<",
+    ">",
+    "SPECIAL_",
+    "1",
+    "0",
+    "2",
+    "/",
+    "think",
+    "no_",
+    "/think",
+    "/no_think",
+    " ",
+]
 SMOLLM3 = (Path(__file__).parent / "templates/HuggingFaceTB-SmolLM3-3B.jinja").read_text()
 
 
@@ -278,43 +241,11 @@ def test_a_text_of_which_the_template_writes_both_ends(demo, text):
 
 
 @settings(deadline=None, max_examples=num_examples(100))
-@given(
-    st.lists(
-        st.sampled_from(
-            [
-                "<",
-                ">",
-                "SPECIAL_",
-                "1",
-                "0",
-                "2",
-                "/",
-                "think",
-                "no_",
-                "/think",
-                "/no_think",
-                " ",
-            ]
-        )
-    ).map("".join)
-)
+@given(st.lists(st.sampled_from(SWITCHES)).map("".join))
 def test_no_message_steers_through_a_template_that_cuts(cutting, text):
     found = steering(cutting, prompt_of(cutting, text, NEMOTRON))
     own = ["<SPECIAL_11>", "<SPECIAL_11>", "<think>"]
     assert found in (own, [*own, "</think>"])
-
-
-def test_memory_grows_with_the_length_of_a_control_text(engine_with):
-    """Not with its square, which is 800 MB here."""
-    vocabulary = engine_with({0: "<|" + "x" * 40_000 + "|>"}).vocabulary
-    tracemalloc.start()
-    guard = ControlGuard(vocabulary)
-    texts = ["so <|" + "x" * 40_000 + "|>", "x" * 50_000, "<|xx", "x|>"]
-    hidden = guard.hide(Exposed([{"role": "user", "content": text} for text in texts]))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 5_000_000
-    assert len(hidden.parts) == 3
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -84,24 +81,6 @@ def test_characters_that_the_output_lacks_are_replaced(home, arguments, encoding
     assert done.exit_code == 0, done.stderr_bytes
     assert b"Traceback" not in done.stderr_bytes
     assert_written(done.stdout_bytes, written)
-
-
-@pytest.mark.process
-@OUTPUTS
-def test_the_streams_of_a_process_are_written_alike(home, encoding, written):
-    done = subprocess.run(
-        [Path(sys.executable).with_name("localspec"), "models", "path", "mine"],
-        env={**os.environ, "PYTHONIOENCODING": encoding}, capture_output=True, check=True,
-    )  # fmt: skip
-    assert_written(done.stdout, written)
-
-
-@OUTPUTS
-@pytest.mark.parametrize("arguments", [("models",), ("bench", "--help"), ("chat", "--help")])
-def test_lists_and_help_can_be_written(home, arguments, encoding, written):
-    done = run(encoding, *arguments)
-    assert done.exit_code == 0, done.stderr_bytes
-    assert done.stdout_bytes.decode(written).count("\n") > 10
 
 
 def test_a_mark_of_byte_order_is_no_part_of_a_text(home, tmp_path):

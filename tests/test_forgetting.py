@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
 import threading
 from pathlib import Path
 
@@ -216,12 +215,6 @@ class Pieces:
         monkeypatch.setattr(jinja2.Template, "generate", generate)
 
 
-def test_idle_work_that_is_cancelled_makes_no_prompt(engine, long_chat, monkeypatch):
-    pieces = Pieces(monkeypatch, engine.cancel)
-    long_chat.prepare()
-    assert pieces.count == 100
-
-
 def test_idle_work_in_the_midst_of_a_prompt_makes_way_for_an_answer(
     engine, long_chat, monkeypatch
 ):
@@ -241,17 +234,6 @@ def test_idle_work_in_the_midst_of_a_prompt_makes_way_for_an_answer(
     long_chat.prepare()
     asking.join(60)
     assert (pieces.count, len(texts)) == (100, 1)
-
-
-@pytest.mark.process
-def test_idle_work_for_another_process_makes_no_prompt_that_is_cancelled(monkeypatch):
-    with localspec.IsolatedEngine(draft_tokens=0) as isolated:
-        chat = isolated.chat()
-        chat.replace(plain_turns(200))
-        pieces = Pieces(monkeypatch, isolated.cancel)
-        chat.prepare()
-        assert pieces.count == 100
-        assert chat.send("Hi", max_tokens=2).reply().token_ids
 
 
 def test_a_task_that_is_cancelled_makes_no_prompt(long_chat, monkeypatch):
@@ -277,17 +259,3 @@ def test_a_task_that_is_cancelled_makes_no_prompt(long_chat, monkeypatch):
     assert long_chat.messages == before
     monkeypatch.undo()
     assert long_chat.send("Hi", max_tokens=2).reply().token_ids
-
-
-def test_ctrl_c_while_a_prompt_is_made_leaves_the_conversation_as_it_was(
-    long_chat, monkeypatch
-):
-    before = long_chat.messages
-    with monkeypatch.context() as patch:
-        pieces = Pieces(patch, lambda: signal.raise_signal(signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):
-            long_chat.send("Hi").reply()
-        assert pieces.count <= 101
-    assert long_chat.messages == before
-    assert long_chat.send("Hi", max_tokens=2).reply().token_ids
-    assert long_chat.num_forgotten > 700

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from call_families import FAMILIES
 
 import localspec
-from localspec.checks.prompts import KINDS, Task, built_in_tasks, own_tasks
+from localspec.checks.prompts import Task, built_in_tasks
 from localspec.streaming.options import AnswerOptions
-
-
-def test_there_are_three_of_each_kind():
-    kinds = Counter(task.kind for task in built_in_tasks())
-    assert kinds == {kind: 3 for kind in KINDS if kind != "own"}
-    assert len({task.text for task in built_in_tasks()}) == len(built_in_tasks())
 
 
 @pytest.mark.parametrize("task", built_in_tasks(), ids=lambda task: task.kind)
@@ -44,12 +36,3 @@ def test_a_model_is_asked_by_its_template_or_goes_on_with_the_text(demo_target):
         engine.chat_template = None
         raw = Task("own", ({"role": "user", "content": "A fox"},)).ask(engine, max_tokens=2)
         assert raw.reply().stats.prompt_tokens == len(engine.tokenize("A fox"))
-
-
-def test_ones_own_are_lines_of_a_file(tmp_path):
-    path = tmp_path / "prompts.txt"
-    path.write_text("One.\n\n  Two.\n")
-    assert [(task.kind, task.text) for task in own_tasks(path)] == [
-        ("own", "One."),
-        ("own", "Two."),
-    ]

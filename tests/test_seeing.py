@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 from vision_maker import random_picture, write_vision_pair
 
-import inside
 import localspec
 from localspec import (
     MemoryLimitError,
@@ -25,11 +24,6 @@ from localspec import (
 from localspec.chat.session import read_session, save_session
 from localspec.chat.template import BUILT_IN
 from localspec.cli import main
-from localspec.isolated.child import KeptPictures
-from localspec.pictures.picture import Picture
-from localspec.preflight.room import MemoryRoom
-from localspec.presets.presets import user_presets_file
-from localspec.server.served_models import ServedModel
 from server_runner import running_server
 
 FOX = random_picture(1, 40, 40)
@@ -144,51 +138,6 @@ def test_a_projector_that_was_only_found_does_not_keep_a_model_from_loading(
         localspec.load(target=target, mmproj=mmproj)
 
 
-@pytest.mark.parametrize("is_damaged", [False, True])
-def test_a_presets_projector_that_cannot_be_used_leaves_the_model_blind(
-    pair, tmp_path, own_config, caplog, is_damaged
-):
-    target, mmproj = (shutil.copy(path, tmp_path / path.name) for path in pair)
-    if is_damaged:
-        mmproj.write_bytes(mmproj.read_bytes()[:200])
-    path = user_presets_file()
-    path.parent.mkdir(parents=True)
-    path.write_text(
-        f'[own]\ndescription = "d"\ncontext_length = 256\n[own.target]\npath = "{target}"\n'
-        f'[own.mmproj]\npath = "{mmproj}"\n'
-    )
-    with localspec.load("own") as opened:
-        assert (opened.vision is None) == is_damaged
-    assert (f"{mmproj.name} is not used: " in caplog.text) == is_damaged
-
-
-def test_a_fault_of_the_model_is_not_tried_again_without_the_projector(
-    pair, tmp_path, monkeypatch
-):
-    opened = []
-
-    def refused(*_):
-        opened.append(1)
-        raise ModelFileError("the model is refused")
-
-    target, _ = (shutil.copy(path, tmp_path / path.name) for path in pair)
-    inside.replace_open_target(monkeypatch, refused)
-    with pytest.raises(ModelFileError, match="the model is refused"):
-        localspec.load(target=target)
-    assert len(opened) == 1
-
-
-def test_fewer_texts_lie_side_by_side_where_the_projector_needs_their_memory(pair, monkeypatch):
-    target, mmproj = pair
-    options = {"target": target, "mmproj": mmproj, "context_length": 256}
-    with localspec.load(**options) as opened:
-        needed = opened.memory().models.needed_bytes
-    room = MemoryRoom(main_bytes=needed + 1, gpus=(), repacked={})
-    monkeypatch.setattr("localspec.preflight.fit.room_here", lambda *_: room)
-    with localspec.load(**options, parallel=4) as opened:
-        assert opened.parallel == 1
-
-
 def test_another_model_s_projector_is_refused(pair, demo_target):
     with pytest.raises(PairError, match="is made for models of width"):
         localspec.load(target=demo_target, mmproj=pair[1])
@@ -238,23 +187,6 @@ def test_a_picture_is_sent_to_the_process_once(pair, engine, monkeypatch):
         assert reply.text == text
 
 
-def test_pictures_that_are_too_much_are_let_go_the_oldest_first(monkeypatch):
-    most = len(FOX.rgb) + len(OWL.rgb)
-    inside.keep_sent_pictures(monkeypatch, most)
-    kept = KeptPictures()
-    kept.keep([FOX, OWL])
-    assert kept.named([FOX.digest]) == (FOX,)
-    kept.keep([random_picture(4, 8, 8)])
-    assert kept.named([OWL.digest]) is None
-    assert kept.named([FOX.digest]) == (FOX,)
-
-
-def test_a_picture_that_comes_again_is_in_memory_once():
-    kept, again = KeptPictures(), Picture(FOX.width, FOX.height, FOX.rgb)
-    kept.keep([FOX])
-    assert [each is FOX for each in kept.keep([again, OWL])] == [True, False]
-
-
 @pytest.mark.process
 def test_a_process_of_its_own_says_the_same(pair, engine):
     target, mmproj = pair
@@ -263,24 +195,6 @@ def test_a_process_of_its_own_says_the_same(pair, engine):
         assert apart.vision is not None
         said = apart.generate(parts(FOX, OWL), template="chatml", **KEYWORDS).reply()
         assert said.token_ids == expected.token_ids
-
-
-@pytest.mark.process
-def test_a_served_model_says_whether_it_sees(pair, tmp_path):
-    """As it is named; once it is loaded, as it turned out."""
-    target, mmproj = (shutil.copy(path, tmp_path / path.name) for path in pair)
-    alone = shutil.copy(target, tmp_path / "alone.gguf")
-    intact = mmproj.read_bytes()
-    mmproj.write_bytes(intact[:-1000])
-    models = {
-        "blind": ServedModel(str(target), 256, mmproj="none"),
-        "seeing": ServedModel(str(alone), 256, mmproj=str(pair[1])),
-        "damaged": ServedModel(str(target), 256),
-    }
-    assert [each.sees for each in models.values()] == [False, True, True]
-    for name, model in models.items():
-        with model.load() as model.engine:
-            assert model.sees == (name == "seeing")
 
 
 @pytest.mark.process

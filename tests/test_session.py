@@ -79,11 +79,6 @@ def test_a_session_is_kept_by_one_process_at_a_time(folder):
     lock_session("x").release()
 
 
-def test_a_session_that_is_not_there_is_none():
-    assert read_session("nothing") is None
-    assert session_names() == []
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -131,22 +126,6 @@ def test_one_session_has_one_file_however_its_name_is_written(engine):
     assert known_name("Elan") == "Elan"
 
 
-def test_files_of_before_stay_what_they_were(engine):
-    """Two that differ in case, and one whose letters a file system took apart."""
-    folder = session_file("x").parent
-    folder.mkdir(parents=True)
-    data = save_session("x", engine.chat(system="S")).read_bytes()
-    for stem in ("French", "french", "u\u0308"):
-        (folder / f"{stem}.json").write_bytes(data.replace(b"S", stem.encode()))
-    assert session_names() == ["French", "french", "x", "ü"]
-    for name in ("French", "french"):
-        assert session_file(name).stem == name
-    assert session_file("FRENCH").stem == "French"
-    found = read_session("ü").messages
-    assert found == [{"role": "system", "content": "u\u0308"}]
-    assert session_file("ü") == folder / "u\u0308.json"
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -192,32 +171,6 @@ def test_what_cannot_be_written_is_said_and_leaves_the_old_file(engine, monkeypa
         save_session("x", chat)
     assert read_session("x").messages[0]["content"] == "old"
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_odd_text_comes_back_to_the_letter(engine):
-    chat, other = engine.chat(), engine.chat()
-    odd = '\\\ud83d" \\ud800 \udc00\x00\x7f\u2028\ufeff👩\u200d🚀\\u0041\n'
-    chat.replace([{"role": "user", "content": odd}, {"role": "assistant", "content": odd * 2}])
-    path = save_session("odd", chat, pending=odd)
-    path.read_bytes().decode("utf-8")
-    read_session("odd").resume(other)
-    assert (other.messages, read_session("odd").pending) == (chat.messages, odd)
-
-
-def test_what_an_application_adds_to_messages_and_counts_cannot_spoil_a_session(engine):
-    chat = engine.chat()
-    turn = [
-        {"role": "user", "content": "Hi", "name": "Ann"},
-        {"role": "assistant", "content": "Oh."},
-    ]
-    for counts in ({"num_asked": 2**31}, {"num_forgotten": -1}, {"num_asked": 1.5}):
-        with pytest.raises(OptionError, match="num_"):
-            chat.replace(turn, **counts)
-    assert chat.messages == ()
-    chat.replace(turn, num_asked=2**31 - 1)
-    save_session("x", chat)
-    assert read_session("x").messages[0] == {"role": "user", "content": "Hi"}
-    assert read_session("x").num_asked == 2**31 - 1
 
 
 _SAVER = """

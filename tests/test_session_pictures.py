@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner
 
 from localspec import Picture, SessionError
-from localspec.chat.attachment import Attachment
 from localspec.chat.chat import Chat
 from localspec.chat.session import (
     read_session,
@@ -18,10 +16,6 @@ from localspec.chat.session import (
     session_file,
 )
 from localspec.chat.shown import Shown
-from localspec.cli import main
-from localspec.cli.conversation import Conversation
-from localspec.pictures import picture
-from localspec.streaming.options import AnswerOptions
 
 RED = Picture(2, 1, b"\xff\0\0" * 2)
 BLUE = Picture(1, 2, b"\0\0\xff" * 2)
@@ -85,23 +79,6 @@ def test_a_question_that_a_killed_process_left_keeps_its_pictures(chat):
         read_session("seen")
 
 
-def test_a_resumed_question_is_asked_with_its_pictures(chat, demo_vocabulary, monkeypatch):
-    """They are attached again, and saved as what is pending until then."""
-    save_session("seen", chat, pending="What is it?", pending_pictures=[RED])
-    seeing = Blind(demo_vocabulary)
-    seeing.vision, seeing.load_caches = object(), lambda *_: None
-    again = Conversation(seeing, chat, AnswerOptions(), lambda *_: None, show_draft=False)
-    again.resume("seen", must_exist=True)
-    assert again.pending == "What is it?"
-    assert [each.picture for each in again.attachments] == [RED]
-    again.save()
-    assert read_session("seen").shown() == [RED]
-    again.attachments[:] = [Attachment("blue.png", picture=BLUE)]
-    again.save(pending="And that?")
-    assert (read_session("seen").pending, read_session("seen").shown()) == ("And that?", [BLUE])
-    again.lock.release()
-
-
 def test_a_picture_is_written_once_and_removed_with_its_turn(chat):
     chat.replace([*shown_turns(RED, BLUE), *shown_turns(RED)])
     save_session("seen", chat)
@@ -115,15 +92,6 @@ def test_a_picture_is_written_once_and_removed_with_its_turn(chat):
     assert [path.stem for path in files()] == [RED.digest.hex()]
     remove_sessions(["seen"])
     assert not session_file("seen").with_suffix(".pictures").exists()
-
-
-def test_a_picture_may_be_larger_as_it_is_kept_than_it_was(chat, monkeypatch):
-    """A photo takes more bytes as a PNG than as a JPEG."""
-    monkeypatch.setattr(picture.Picture.read.__func__, "__kwdefaults__", {"most_bytes": 9})
-    chat.replace(shown_turns(RED))
-    save_session("seen", chat)
-    read_session("seen").resume(chat)
-    assert chat.messages[0]["pictures"][0].given == RED
 
 
 @pytest.mark.parametrize("content", [None, b"x", BLUE.png()])
@@ -160,12 +128,3 @@ def test_places_that_cannot_be_are_refused(chat, places):
     path.write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(SessionError, match="not what they should be"):
         read_session("seen")
-
-
-def test_exports_note_them(chat):
-    chat.replace(shown_turns(RED))
-    save_session("seen", chat)
-    for command in ("export", "show"):
-        told = CliRunner().invoke(main, ["sessions", command, "seen"])
-        assert told.exit_code == 0, told.output
-        assert f"[image {RED.digest.hex()[:8]}]" in told.output

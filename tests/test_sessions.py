@@ -7,7 +7,6 @@ import os
 import sys
 from datetime import datetime
 
-import pyte
 import pytest
 from click.testing import CliRunner, Result
 
@@ -20,7 +19,6 @@ from localspec.chat.session import (
     session_names,
 )
 from localspec.cli import main
-from spawned import session_open_elsewhere
 
 CUT = "So:\n```py\nprint('é')"  # an answer that ended within its code
 
@@ -104,20 +102,6 @@ def test_the_list_says_when_a_session_was_used(seconds, said, monkeypatch):
     os.utime(session_file("a"), (then, then))
     day = datetime.fromtimestamp(then).strftime("%Y-%m-%d")
     assert f"  1 turn  {said or day}  " in run().stdout
-
-
-def test_the_list_has_columns_whatever_the_letters():
-    for name in ("日本語", "ab", "é x"):
-        keep(name, "Why?", "So.")
-    lines = run().stdout.splitlines()
-    assert len({pyte_width(line.partition("1 turn")[0]) for line in lines}) == 1
-
-
-def pyte_width(line: str) -> int:
-    """Columns that a terminal needs for the line."""
-    screen = pyte.Screen(200, 2)
-    pyte.Stream(screen).feed(line)
-    return screen.cursor.x
 
 
 def test_a_name_is_taken_in_any_case():
@@ -214,18 +198,6 @@ def test_on_a_terminal_an_answer_is_rendered(monkeypatch):
     shown = run("show", "a").stdout
     assert "> Why?\n\nBecause it is so so" in shown
     assert max(map(len, shown.split("\n"))) < 40
-
-
-@pytest.mark.process
-def test_a_session_that_is_open_is_not_removed_nor_any_beside_it(folder):
-    keep("a", "Why?", "So.")
-    keep("b", "Why?", "So.")
-    with session_open_elsewhere("b", folder):
-        result = run("remove", "a", "b", "--yes")
-        assert result.exit_code == 1
-        assert "'b' is open in another localspec" in result.stderr
-        assert session_names() == ["a", "b"]
-    assert run("remove", "a", "b", "--yes").exit_code == 0
 
 
 @pytest.mark.parametrize("command", ["show", "export", "remove"])

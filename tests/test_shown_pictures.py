@@ -13,9 +13,8 @@ from localspec import OptionError, Picture, TemplateError
 from localspec.chat.chat import Chat
 from localspec.chat.messages import checked_messages, merged_messages
 from localspec.chat.prompt import PromptMaker
-from localspec.chat.shown import PICTURE_NOTE, Shown
+from localspec.chat.shown import PICTURE_NOTE
 from localspec.chat.template import BUILT_IN
-from localspec.pictures.vision import KnownCells
 from localspec.streaming.cancellation import never
 from localspec.tools.tool import ToolUse
 
@@ -147,21 +146,6 @@ def test_a_picture_in_any_form_stands_where_it_was(prompt_of, form, in_words, de
     assert cells == [token for one in (RED, BLUE) for token in Eyes().cells(one) if token < 0]
 
 
-def test_a_picture_s_cells_are_asked_for_once():
-    """Of many pictures, of the last ones."""
-    eyes = Eyes()
-    known = KnownCells(eyes)
-    assert known.cells(RED) == known.cells(RED) == Eyes().cells(RED)
-    assert eyes.seen == [RED]
-    many = [Picture(1, 1, bytes([number, 0, 0])) for number in range(256)]
-    for each in many:
-        known.cells(each)
-    assert known.cells(many[-1]) == Eyes().cells(many[-1])
-    assert len(eyes.seen) == 257
-    known.cells(RED)
-    assert len(eyes.seen) == 258
-
-
 def test_lines_are_joined_as_in_llama_cpp():
     """A new line between texts, none beside a picture."""
     parts = [text("a"), text("b"), openai(RED), text("c"), text(""), text("d"), openai(RED)]
@@ -183,14 +167,6 @@ def test_any_template_shows_each_picture_once(prompt_of, template, in_words):
 def test_a_template_that_takes_only_parts_gets_texts_as_parts(prompt_of, in_words):
     """Without them it would leave out all that is said, with and without pictures."""
     assert WORDS in in_words(prompt_of(user(text(WORDS)), template=PARTS).tokens)
-
-
-def test_a_template_that_cuts_a_text_gets_its_pictures_in_front(prompt_of, in_words):
-    cuts = "{% for m in messages %}{{ m.content.split('|')[0] }}{% endfor %}"
-    prompt = prompt_of(
-        user(text("said|"), openai(RED), text("unsaid")), template=cuts, vision=Eyes()
-    )
-    assert re.search(r"\[3\].*said$", in_words(prompt.tokens))
 
 
 @pytest.mark.parametrize("template", ["nothing", "{{ messages[0].content * 2 }}"])
@@ -241,26 +217,6 @@ def test_a_blind_model_gets_a_note_of_an_earlier_picture_and_no_later_one(prompt
     assert "mmproj" in caught.value.hint
 
 
-def test_a_blind_model_decodes_no_picture_of_an_earlier_message(prompt_of, in_words):
-    broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
-    prompt = prompt_of([*user(broken), {"role": "user", "content": "Sure?"}])
-    assert PICTURE_NOTE in in_words(prompt.tokens)
-
-
-@pytest.mark.parametrize("vision", [None, Eyes()])
-def test_earlier_pictures_are_notes_also_where_messages_are_merged(prompt_of, in_words, vision):
-    broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
-    alternating = (
-        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-        "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
-    )
-    asked = [*user(broken), *user(text("Sure?"))]
-    with pytest.raises(TemplateError, match="alternate"):
-        prompt_of(asked, alternating, vision)
-    said = in_words(prompt_of(asked, alternating, vision, may_merge=True).tokens)
-    assert re.search(r"\[An image was here.*\]\n\nSure\?", said)
-
-
 def test_a_conversation_goes_on_after_a_picture_that_cannot_be_read(prompt_of, in_words):
     """In the last message it is an error, later a note."""
     broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
@@ -289,31 +245,6 @@ def test_pictures_of_a_prompt_have_a_bound_together(prompt_of, in_words, monkeyp
     assert in_words(prompt.tokens).count("which cannot be read") == 7
     with pytest.raises(OptionError, match=r"message 0 .* more than 5 pixels together"):
         prompt_of(user(openai(RED), openai(RED), openai(RED)), vision=Eyes())
-
-
-def test_a_prompt_has_a_bound_of_pictures(prompt_of, in_words, monkeypatch):
-    monkeypatch.setattr("localspec.chat.shown.MOST_PROMPT_PICTURES", 2)
-    asked = user(openai(RED), openai(BLUE), openai(RED))
-    with pytest.raises(OptionError, match=r"message 0 .* more than 2 images"):
-        prompt_of(asked, vision=Eyes())
-    prompt = prompt_of([*asked, {"role": "user", "content": "Sure?"}], vision=Eyes())
-    assert prompt.pictures == (RED, BLUE)
-    assert in_words(prompt.tokens).count("which cannot be read") == 1
-
-
-def test_a_conversation_goes_on_after_a_picture_that_is_not_taken(prompt_of, in_words):
-    class Narrow(Eyes):
-        def cells(self, picture):
-            if picture == BLUE:
-                raise OptionError("it is too high", "Cut it.")
-            return super().cells(picture)
-
-    asked = user(openai(BLUE), openai(RED))
-    with pytest.raises(OptionError, match="message 0 has an image in it: it is too high"):
-        prompt_of(asked, vision=Narrow())
-    prompt = prompt_of([*asked, {"role": "user", "content": "Sure?"}], vision=Narrow())
-    assert prompt.pictures == (RED,)
-    assert in_words(prompt.tokens).count("which cannot be read") == 1
 
 
 @pytest.mark.parametrize(
@@ -366,16 +297,3 @@ def test_a_chat_shows_pictures_before_the_text(demo_vocabulary, in_words, tmp_pa
     for wrong in ("red.png", b"x", 3):
         with pytest.raises(OptionError, match="images is"):
             chat.prompt_tokens(WORDS, wrong)
-
-
-def test_a_conversation_keeps_its_pictures(demo_vocabulary, in_words):
-    chat = Chat(Sighted(demo_vocabulary, Eyes()), template="chatml")
-    shown = Shown(0, RED)
-    chat.replace(
-        [
-            {"role": "user", "content": WORDS, "pictures": (shown,)},
-            {"role": "assistant", "content": "Red."},
-        ]
-    )
-    assert chat.messages[0]["pictures"] == (shown,)
-    assert in_words(chat.prompt_tokens("Sure?")).count("[3]") == 1

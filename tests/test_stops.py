@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.streaming.answer_text import AnswerText
-from localspec.streaming.stops import StopSearch, checked_stop_strings
+from localspec.streaming.stops import StopSearch
 from localspec.streaming.thinking import Part, Thoughts
 
 
@@ -47,10 +47,6 @@ def test_characters_are_whole_wherever_tokens_split_them(text, data):
     assert "\ufffd" not in "".join(out).replace("\ufffd" * text.count("\ufffd"), "")
 
 
-def test_a_character_waits_for_its_last_byte():
-    assert stream([b"a\xe2", b"\x82", b"\xacb"])[0] == ["a", "", "€b", ""]
-
-
 def test_bytes_that_are_no_text_are_replaced():
     """In the middle, and where the answer ends inside a character."""
     assert stream([b"a\xffb", b"\xe2\x82"])[0] == ["a\ufffdb", "", "\ufffd"]
@@ -86,15 +82,6 @@ def test_stopping_does_not_depend_on_where_pieces_end(text, stop, data):
     out, found = stream(pieces, (stop,))
     assert "".join(out) == text.partition(stop)[0]
     assert found == (stop in text)
-
-
-def test_held_back_text_is_no_longer_than_needed():
-    """Only what could begin a stop string waits."""
-    assert stream([b"hello S", b"ee"], ("STOP",))[0] == ["hello ", "See", ""]
-
-
-def test_an_empty_stop_string_is_ignored():
-    assert checked_stop_strings(["", "x"]) == ("x",)
 
 
 def test_nothing_waits_behind_a_stop_string():

@@ -213,11 +213,6 @@ def test_the_vocabulary_tells_the_family_where_the_template_does_not():
     assert [family.signs for family in found] == [("</think:opensource>",)]
 
 
-def test_the_template_goes_first():
-    found = families_of("{{ content.split('</think>')[-1] }}", ["[THINK]", "[/THINK]"])
-    assert [family.signs for family in found] == [("</think>",)]
-
-
 @pytest.mark.parametrize("size", [1, 1000])
 @pytest.mark.parametrize("text", ["Hello.", "Hello. " * 60])
 def test_a_model_that_names_no_channel_is_heard(text, size):
@@ -244,7 +239,3 @@ def test_speech_does_not_wait_where_no_mark_can_follow():
     stream = ThoughtStream(USUAL)
     assert stream.push("a <") == [Part("a <", is_thought=False)]
     assert stream.push("thi") == [Part("thi", is_thought=False)]
-
-
-def test_all_is_speech_without_a_family():
-    assert split("<think>a</think>b", Thoughts(), 3) == ("", "<think>a</think>b")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 
 import pytest
 from click.testing import CliRunner
@@ -16,12 +15,6 @@ from click.testing import CliRunner
 import localspec
 from gguf_maker import write_scripted_model
 from localspec.cli import main
-from localspec.cli.terminal.answer_view import MarkedView, RenderedView
-from localspec.speculative.metrics import Provenance
-from localspec.streaming.answer_text import AnswerText
-from localspec.streaming.reply import Piece
-from localspec.streaming.thinking import Thoughts
-from localspec.streaming.thought_families import FAMILIES
 
 GREEDY = localspec.SamplingParams(temperature=0)
 
@@ -210,16 +203,6 @@ def test_in_another_process(files):
         check_turn(engine.chat(template=MODELS["Mistral"].template))
 
 
-def test_a_raw_prompt_has_no_thoughts(files):
-    """Whoever writes the prompt reads the answer: marks that libllama shows stand in it."""
-    with localspec.load(target=files["gpt-oss"]) as engine:
-        reply = engine.generate_raw(
-            "<|start|>assistant", sampling=GREEDY, max_tokens=50
-        ).reply()
-        assert reply.text.startswith("<|channel|>analysis<|message|>Hm.")
-        assert reply.thoughts == ""
-
-
 def test_a_stop_string_is_not_found_in_a_mark_or_across(files):
     """And what it held back belongs to what stood before the mark."""
     with localspec.load(target=files["Mistral"]) as engine:
@@ -230,51 +213,6 @@ def test_a_stop_string_is_not_found_in_a_mark_or_across(files):
         assert (reply.thoughts, reply.text) == ("Hm.", "Hello.")
         reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop="llo").reply()
         assert (reply.thoughts, reply.text, reply.finish_reason) == ("Hm.", "He", "stop")
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("gpt-oss", ["analysis", "final", "assistant", "s", "channel"]),
-        ("Solar", ["assistant", "content"]),
-        ("Gemma 4", ["thought", "channel"]),
-    ],
-)
-def test_a_stop_string_is_not_found_in_the_head_of_a_message(files, name, words):
-    """It is in no text. In thoughts it does not count, in speech it does."""
-    with localspec.load(target=files[name]) as engine:
-        chat = engine.chat(template=MODELS[name].template)
-        for stop in [*words, words]:
-            reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop=stop).reply()
-            assert (reply.thoughts, reply.text) == ("Hm.", "Hello.")
-            assert chat.undo() == "hi"
-        reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop=[*words, "lo"]).reply()
-        assert (reply.thoughts, reply.text, reply.finish_reason) == ("Hm.", "Hel", "stop")
-        assert chat.undo() == "hi"
-        reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop=["m", "lo"]).reply()
-        assert (reply.thoughts, reply.text, reply.finish_reason) == ("Hm.", "Hel", "stop")
-
-
-def test_a_stop_string_is_not_found_across_messages():
-    """Two thoughts in a row, say, with a head between them: what waited stays before it."""
-    text = "<|channel|>analysis<|message|>one ST<|end|><|start|>assistant<|channel|>analysis"
-    answer = text + "<|message|>OP two<|end|>"
-    stop_strings = ("STOP", "ne STO")
-    stream = AnswerText(Letters(answer), Thoughts(FAMILIES[:1]), stop_strings, None)
-    parts = [part for token in range(len(answer)) for part in stream.push(token)]
-    assert not stream.stopped
-    parts += stream.finish(is_cut=False)
-    assert "".join(part.text for part in parts if part.is_thought) == "one STOP two"
-
-
-class Letters:
-    """Tokens that are one character each."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text.__getitem__
-
-    def piece(self, token: int) -> bytes:
-        return self.text(token).encode()
 
 
 def test_a_conversation_from_elsewhere_may_have_thoughts(files):
@@ -311,56 +249,3 @@ def test_the_command_writes_thoughts_elsewhere(files, tmp_path):
     assert (done.exit_code, done.stderr) == (0, "")
     answer = json.loads(done.stdout)
     assert (answer["text"], answer["thoughts"]) == ("Hello.", "Hm.")
-
-
-@pytest.mark.process
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
-@pytest.mark.parametrize(
-    ("max_tokens", "shown"),
-    [(50, "Hm.\nHello."), (2, "Hm.\nCut off after 2 tokens. For more: --max-tokens")],
-)
-def test_on_a_terminal_the_last_word_of_the_thoughts_comes_before_the_answer(
-    files, tmp_path, max_tokens, shown
-):
-    """Or before the end, where nothing was said; both streams are wrapped there as one."""
-    from terminal import Terminal
-
-    (tmp_path / "template.jinja").write_text(MODELS["Mistral"].template)
-    terminal = Terminal(
-        tmp_path, "generate", "hi", "--target", str(files["Mistral"]), "--chat-template",
-        "template.jinja", "--temperature", "0", "--max-tokens", str(max_tokens),
-    )  # fmt: skip
-    assert terminal.ended() == 0
-    assert terminal.text().startswith(shown)
-    terminal.close()
-
-
-def pieces(*texts: tuple[str, bool]) -> list[Piece]:
-    return [Piece(text, (0,), Provenance.PLAIN, is_thought=thought) for text, thought in texts]
-
-
-@pytest.mark.parametrize(
-    ("think", "shown"),
-    [
-        ("show", "Hm.\n\nHello.\nHm?\n\nYes.\n"),
-        ("hide", "(thinking)\n\nHello.\n(thinking)\n\nYes.\n"),
-    ],
-)
-def test_a_model_that_thinks_again_is_shown_in_order(capsys, think, shown):
-    view = RenderedView(think)
-    for piece in pieces(
-        ("\nHm", True), (".", True), ("", False), ("Hello.", False), ("\n", True),
-        ("Hm?", True), ("Yes.", False),
-    ):  # fmt: skip
-        view.push(piece)
-    view.finish()
-    assert capsys.readouterr().out == shown
-
-
-def test_marked_tokens_of_thoughts_stand_on_lines_of_their_own(capsys, monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    view = MarkedView()
-    for piece in pieces(("", True), ("Hm.", True), ("", False), ("He", False), ("y.", False)):
-        view.push(piece)
-    view.finish()
-    assert capsys.readouterr().out.replace("[", "").replace("]", "") == "Hm.\nHey.\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import itertools
 import json
@@ -15,11 +14,9 @@ from call_families import FAMILIES, write_calling_model
 import inside
 import localspec
 from gguf_maker import with_template, write_scripted_model
-from localspec.chat.kept_calls import kept_calls
 from localspec.chat.messages import checked_messages
 from localspec.errors import ConstraintError, OptionError, TemplateError
 from localspec.tools.calls import whole_calls
-from localspec.tools.forms import form_of
 
 TOOLS = [
     {
@@ -111,14 +108,6 @@ def test_the_law_of_a_call_does_not_depend_on_the_draft(engine):
 
 
 @needs_grammar
-def test_a_named_tool(engine):
-    for seed in range(4):
-        options = {**ONE, **STEADY, "seed": seed, "tool_choice": "now"}
-        (call,) = engine.generate([QUESTION], **options).reply().tool_calls
-        assert (call.name, call.arguments) == ("now", {})
-
-
-@needs_grammar
 def test_a_stream_names_a_call_before_its_arguments(engine):
     ask = {"tools": TOOLS, "tool_choice": "get_weather", "parallel_tool_calls": False, **STEADY}
     whole = engine.generate([QUESTION], **ask).reply()
@@ -196,32 +185,6 @@ def test_a_call_that_has_to_be_made_is_the_only_one_unless_more_are_asked_for(sc
         assert (len(one.tool_calls), one.finish_reason) == (1, "stop")
 
 
-FENCED = ["```", "json\n", '{"name": "get_weather", "arg', "uments",
-          '": {"city": "Rome", "days": 3}}\n', "```\n"]  # fmt: skip
-
-
-@pytest.mark.parametrize("is_kept", [True, False])
-def test_a_model_that_writes_its_calls_as_fenced_objects(script, monkeypatch, is_kept):
-    """The prompt then has the call as the template writes calls, whatever the model wrote."""
-    if not is_kept:
-        monkeypatch.setattr("localspec.chat.kept_calls.is_installed", lambda: False)
-    with localspec.load(target=script(FENCED)) as engine:
-        chat = engine.chat()
-        reply = chat.send("hi", tools=TOOLS, temperature=0).reply()
-        assert (reply.text, reply.finish_reason) == ("", "stop")
-        (call,) = reply.tool_calls
-        assert fits(call)
-        assert chat.send_tool_results({call.id: "sunny"}, temperature=0).reply().text == "Done."
-        prompt = engine.detokenize(chat.prompt_tokens("and"), special=True)
-        assert "```" not in prompt
-        assert '<tool_call>\n{"name": "get_weather", "arg' in prompt
-        assert "```json" in chat.send("hi", tools=[], temperature=0).reply().text
-        assert (
-            "```json"
-            in engine.generate([QUESTION], tools=TOOLS, tool_choice="none").reply().text
-        )
-
-
 def test_without_the_library_calls_are_free_and_none_can_be_forced(script, monkeypatch):
     monkeypatch.setattr("localspec.chat.kept_calls.is_installed", lambda: False)
     path = script(SAID)
@@ -233,15 +196,6 @@ def test_without_the_library_calls_are_free_and_none_can_be_forced(script, monke
         with pytest.raises(ConstraintError) as caught:
             engine.generate([QUESTION], tools=TOOLS, tool_choice="required").reply()
         assert "localspec[grammar]" in caught.value.hint
-
-
-def test_nonsense_is_text_where_nothing_keeps_a_call_to_its_form(script, monkeypatch):
-    monkeypatch.setattr("localspec.chat.kept_calls.is_installed", lambda: False)
-    said = [*SAID[:3], '": no', "</tool_call>"]
-    with localspec.load(target=script(said)) as engine:
-        reply = engine.generate([QUESTION], tools=TOOLS, temperature=0).reply()
-        assert reply.tool_calls == ()
-        assert reply.text == "".join(said)
 
 
 BEGUN = {
@@ -281,22 +235,6 @@ def test_from_where_a_call_begins_nothing_else_is_said(tmp_path, name):
         assert all(map(fits, must.tool_calls))
 
 
-def write_channels(path, *said):
-    """A model of gpt-oss's form that says that, its marks control tokens."""
-    family = FAMILIES["gpt-oss"]
-    follow = dict(itertools.pairwise(("t", "<|channel|>", *said)))
-    return write_scripted_model(path, follow, control=family.marks, template=family.template)
-
-
-@needs_grammar
-def test_what_begins_a_call_in_a_head_is_a_text_elsewhere(tmp_path):
-    said = ("final", "<|message|>", "Write to=functions.", "rm")
-    path = write_channels(tmp_path / "model.gguf", *said)
-    with localspec.load(target=path) as engine:
-        reply = engine.generate([QUESTION], tools=TOOLS, temperature=0, max_tokens=60).reply()
-        assert (reply.text, reply.tool_calls) == ("Write to=functions.rm", ())
-
-
 @needs_grammar
 @pytest.mark.parametrize("name", ["Qwen", "Qwen3-Coder", "Gemma 4"])
 def test_a_call_that_was_cut_is_none_until_it_is_whole(files, demo_draft, name):
@@ -329,16 +267,6 @@ def check_a_cut_call(engine, chat):
 
 
 @needs_grammar
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_required_call_that_is_cut_shows_nothing(name, files):
-    with localspec.load(target=files[name]) as engine:
-        for number in (1, 2, 3, 5, 8, 12):
-            ask = {**ONE, **STEADY, "max_tokens": number, "draft_tokens": 0}
-            reply = engine.generate([QUESTION], **ask).reply()
-            assert (reply.text, reply.finish_reason) == ("", "length")
-
-
-@needs_grammar
 def test_a_schema_that_cannot_be_kept_to(engine):
     strange = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
     tool = {"name": "odd", "parameters": strange}
@@ -346,19 +274,6 @@ def test_a_schema_that_cannot_be_kept_to(engine):
         with pytest.raises(ConstraintError, match=r"the tool odd: .*not"):
             engine.generate([QUESTION], **ask).reply()
     assert engine.generate([QUESTION], tools=[tool], max_tokens=2).reply().text
-
-
-@needs_grammar
-def test_more_schemas_than_can_be_kept_to():
-    """As of very many tools: then calls are free, unless one has to be made."""
-    long = "x" * 150_000
-    schema = {"type": "object", "properties": {"a": {"type": "string", "description": long}}}
-    tools = [{"name": name, "parameters": schema} for name in ("one", "two")]
-    use = localspec.AnswerOptions(tools=tools).tool_use(())
-    form = form_of(FAMILIES["Qwen"].template)
-    assert kept_calls(form, use, {}) is None
-    with pytest.raises(ConstraintError, match=r"the tools: grammar has 3\d+ bytes"):
-        kept_calls(form, dataclasses.replace(use, must=True), {})
 
 
 def test_what_has_no_tools(engine, demo_target):
@@ -407,24 +322,6 @@ def test_what_is_refused(engine, options, what):
     with pytest.raises(OptionError) as caught:
         engine.generate([QUESTION], **options).reply()
     assert what in f"{caught.value} {caught.value.hint}"
-
-
-@needs_grammar
-def test_a_schema_and_tools(engine):
-    """An answer is a call, or fits the schema."""
-    schema = {"type": "object", "properties": {"mood": {"enum": ["good", "bad"]}},
-              "required": ["mood"], "additionalProperties": False}  # fmt: skip
-    kinds = set()
-    for seed in range(8):
-        options = {**STEADY, "seed": seed, "max_tokens": 300}
-        reply = engine.generate([QUESTION], tools=TOOLS, json_schema=schema, **options).reply()
-        assert reply.finish_reason == "stop"
-        kinds.add(bool(reply.tool_calls))
-        if reply.tool_calls:
-            assert all(map(fits, reply.tool_calls))
-        else:
-            assert json.loads(reply.text)["mood"] in ("good", "bad")
-    assert kinds
 
 
 @pytest.mark.process
