@@ -146,17 +146,6 @@ def test_what_is_no_call_of_the_tools_stays_text(name):
             assert said == answer
 
 
-def test_a_call_that_is_thought_of_is_none():
-    call = FAMILIES["Qwen"].call
-    assert read("Qwen", f"<think>Perhaps {call}?</think>\n\nNo.") == (
-        "No.",
-        f"Perhaps {call}?",
-        [],
-    )
-    said, thought, calls = read("Qwen", f"<think>Hm.</think>\n\n{call}")
-    assert (said, thought, calls) == ("", "Hm.", [("get_weather", ARGUMENTS)])
-
-
 @pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gpt-oss"])
 def test_a_call_in_thoughts_counts_if_they_never_end(name, is_kept):
@@ -268,23 +257,6 @@ def test_a_template_writes_a_call_as_its_models_do(name):
     assert calls == [("get_weather", ARGUMENTS)]
 
 
-def test_thoughts_that_led_to_a_call_are_read_again():
-    """Until the question is answered; as the templates of Qwen3 and gpt-oss have them."""
-    folder = Path(__file__).parent / "templates"
-    for file, name in (("Qwen-Qwen3-0.6B", "Qwen"), ("openai-gpt-oss-120b", "gpt-oss")):
-        source = (folder / f"{file}.jinja").read_text("utf-8")
-        called = {**LATER[1], "reasoning_content": "I need the weather."}
-        messages = checked_messages([LATER[0], called, LATER[2]])
-        template = ChatTemplate(source, bos="", eos="")
-        assert "I need" in template.render(fit_to_form(messages, form_of(source))), name
-        spoken = checked_messages([LATER[0], {**called, "content": "Let me look."}, LATER[2]])
-        text = template.render(fit_to_form(spoken, form_of(source)))
-        assert text.index("I need") < text.index("Let me look.")
-        later = [*messages, {"role": "assistant", "content": "Sunny."}, LATER[0]]
-        text = template.render(fit_to_form(checked_messages(later), form_of(source)))
-        assert "I need" not in text
-
-
 PUBLISHED = {
     "Qwen-Qwen2.5-7B-Instruct": "Qwen",
     "Qwen-Qwen3-0.6B": "Qwen",
@@ -355,21 +327,6 @@ def test_an_answer_that_is_nothing_but_objects_of_calls(name, is_kept):
         sizes = random.Random(number) if number else None
         whole = said_in_prefix(name, answer)
         assert read(name, whole, is_kept=is_kept, sizes=sizes) == ("", "", expected), answer
-
-
-@pytest.mark.parametrize("is_kept", [False, True])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_fenced_objects_of_calls_behind_a_text(name, is_kept):
-    for number, (answer, expected) in enumerate(UNMARKED):
-        if expected is None or ("<tools>" not in answer and "```" not in answer):
-            continue
-        if form_of(FAMILIES[name].template).is_single:
-            expected = expected[:1]
-        for text in ("I call it:", "Use `x`:\n```python\nx\n```\nSo: [1]", "``````json\n{"):
-            whole = said_in_prefix(name, f"{text}\n\n{answer}")
-            sizes = random.Random(number) if number else None
-            found = read(name, whole, is_kept=is_kept, sizes=sizes)
-            assert found == (text, "", expected), whole
 
 
 @pytest.mark.parametrize("is_cut", [False, True])

@@ -82,29 +82,6 @@ def test_a_stream_that_was_asked_for_amid_another_answer_takes_no_turn_away(engi
     assert chat.transcript[: len(before)] == before
 
 
-def test_a_full_context_forgets_whole_oldest_turns(demo_target):
-    """The system message stays, about half of the context is free again, roles alternate."""
-    with localspec.load(target=demo_target, context_length=256) as engine:
-        chat = engine.chat(system="You are terse.")
-        for number in range(12):
-            reply = chat.send(f"Tell me about number {number}.", max_tokens=24).reply()
-            assert reply.stats.prompt_tokens + reply.stats.completion_tokens <= 256
-        roles = [message["role"] for message in chat.messages]
-    assert chat.num_forgotten > 0
-    assert roles[0] == "system"
-    assert roles[1:] == ["user", "assistant"] * (len(roles) // 2)
-    assert "number 11" in chat.messages[-2]["content"]
-
-
-def test_a_message_that_alone_exceeds_the_context_is_refused(engine):
-    """With the numbers; the conversation goes on."""
-    chat = engine.chat()
-    chat.send("Hello", max_tokens=5).reply()
-    with pytest.raises(ContextError, match=r"prompt of \d+ tokens; the context holds 2048"):
-        chat.send("word " * 3000).reply()
-    assert chat.send("Hello again", max_tokens=5).reply().text
-
-
 def test_a_model_without_a_template_needs_one_named(tmp_path, demo_target):
     bare = write_random_model(
         tmp_path / "bare.gguf", demo_target, drop=("tokenizer.chat_template",)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
 import json
 import random
 import re
 import sys
 from functools import partial
-from typing import Literal, Optional
+from typing import Literal
 
 import pytest
 
@@ -240,15 +239,6 @@ def test_whatever_ends_an_answer_the_next_one_is_free_of_it(engine, monkeypatch,
     assert engine.generate(QUESTION, **same).reply().token_ids == whole.token_ids
 
 
-def test_a_cut_answer_is_gone_on_with(engine):
-    chat = engine.chat()
-    cut = chat.send("Hello", temperature=0, json_schema=FOX, max_tokens=9).reply()
-    assert cut.finish_reason == "length"
-    with chat.continue_answer(temperature=0, json_schema=FOX) as stream:
-        list(stream)
-    assert is_fox(chat.messages[-1]["content"])
-
-
 def test_a_trigger_begins_what_fits(engine):
     """A text that the free answer has: up to there it is that, behind it JSON."""
     free = engine.generate(QUESTION, temperature=0, max_tokens=60).reply()
@@ -269,31 +259,18 @@ def test_what_clashes_or_is_none_is_refused(any_engine):
     refused = [
         ({"json_schema": FOX, "regex": "a"}, OptionError, "json_schema and regex"),
         ({"json_schema": {"not": {}}, "strict": True}, ConstraintError, '"not"'),
-        ({"json_schema": {"a": {}, "if": {}}, "strict": True}, ConstraintError, '"if"'),
-        (
-            {"json_schema": {"x-guidance": {"lenient": True}, "not": {}}, "strict": True},
-            ConstraintError,
-            "not",
-        ),
         ({"json_schema": {"pattern": "^(?=a)"}, "strict": True}, ConstraintError, "look-ahead"),
         ({"json_schema": FOX, "strict": "yes"}, OptionError, "strict is 'yes'"),
         ({"json_schema": "{"}, ConstraintError, "not JSON"),
         ({"json_schema": "[]"}, ConstraintError, "JSON schema is"),
         ({"json_schema": 3}, OptionError, "json_schema is 3"),
-        ({"json_schema": {"a": {1, 2}}}, ConstraintError, "what JSON cannot"),
         ({"json_schema": {"$ref": "https://example.com/a"}}, ConstraintError, "example"),
         ({"regex": "("}, ConstraintError, "unclosed group"),
-        ({"regex": ""}, ConstraintError, "regex is empty"),
-        ({"regex": "a" * (1 << 19)}, ConstraintError, "bytes"),
         ({"grammar": "root ::= fox"}, ConstraintError, "fox"),
-        ({"grammar": "start: fox"}, ConstraintError, "fox"),
         ({"choices": []}, OptionError, "choices"),
         ({"choices": "yes"}, OptionError, "choices"),
         ({"choices": [""]}, OptionError, "choice is ''"),
-        ({"trigger": "x"}, OptionError, "trigger"),
-        ({"trigger": "", "regex": "a"}, OptionError, "trigger"),
         ({"regex": "a", "ignore_eos": True}, OptionError, "ignore_eos"),
-        ({"regex": "a", "min_tokens": 3}, OptionError, "min_tokens"),
     ]
     for keywords, error, message in refused:
         with pytest.raises(error, match=re.escape(message)) as caught:
@@ -326,60 +303,26 @@ def test_a_schema_cannot_stall_or_exhaust_the_process(engine):
 
 
 @dataclasses.dataclass
-class _Friend:
+class _Fox:
     name: str
-    friend: Optional[_Friend] = None  # noqa: UP045  as in Python 3.10
-
-
-class _Kind(enum.Enum):
-    FOX = "fox"
-    OWL = "owl"
-
-
-@dataclasses.dataclass
-class _Animal:
-    name: str
-    age: int
-    kind: _Kind
     mood: Literal["sad", "glad"]
-    friends: list[_Friend]
-    place: tuple[float, float]
-    notes: dict[str, bool]
-    weight: float | None = None
+    friends: list[str] = dataclasses.field(default_factory=list)
 
 
-def test_dataclasses_and_pydantic_models_are_schemas(engine, monkeypatch):
-    pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
-    schema = json.loads(schema_text(_Animal))
-    example = {
-        "name": "Rika", "age": 3, "kind": "fox", "mood": "glad", "place": [1.5, 2], "notes": {},
-        "friends": [{"name": "Ida", "friend": {"name": "Bo"}}],
-    }  # fmt: skip
-    jsonschema.validate(example, schema)
-    for wrong in ({"mood": "angry"}, {"place": [1.5]}, {"age": "3"}, {"friends": [{}]}):
+def test_pydantic_makes_the_schema_of_a_dataclass(monkeypatch):
+    """Of its fields, and no others."""
+    pytest.importorskip("pydantic", reason="pydantic is not installed")
+    schema, fox = json.loads(schema_text(_Fox)), {"name": "Rika", "mood": "glad"}
+    jsonschema.validate(fox, schema)
+    for wrong in ({"mood": "angry"}, {"friends": [1]}, {"age": 3}):
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate({**example, **wrong}, schema)
-    for seed in range(3):
-        reply = engine.generate(
-            QUESTION, seed=seed, json_schema=_Animal, **{**SEEDED, "max_tokens": 400}
-        ).reply()
-        if reply.finish_reason == "stop":
-            jsonschema.validate(json.loads(reply.text), schema)
-    strict = pydantic.ConfigDict(extra="forbid")
-    model = pydantic.create_model(
-        "Fox", __config__=strict, name=(Literal["Rika", "Ida"], ...), age=(bool, ...)
-    )
-    model.model_validate_json(engine.generate(QUESTION, json_schema=model).reply().text)
-
-    @dataclasses.dataclass
-    class Odd:
-        when: re.Match
-
+            jsonschema.validate({**fox, **wrong}, schema)
+    odd = dataclasses.make_dataclass("Odd", [("when", re.Match)])
     with pytest.raises(ConstraintError, match="Odd has no JSON schema"):
-        engine.generate_raw("Hi", json_schema=Odd).reply()
+        schema_text(odd)
     monkeypatch.setitem(sys.modules, "pydantic", None)
     with pytest.raises(ConstraintError, match="is not installed"):
-        schema_text(_Animal)
+        schema_text(_Fox)
 
 
 def test_a_pydantic_class_means_its_fields(engine):
@@ -485,19 +428,12 @@ def test_a_gbnf_grammar_means_what_it_does_in_llama_cpp(engine, grammar, fits, o
     ("grammar", "message"),
     [
         ("root ::= fox", "Rule 'fox' not found"),
-        ('fox ::= "a"', "No 'root' rule"),
         ("root ::= <|im_end|>", "Expected name at line 1"),
         ('root ::= ("a"{2,3}){2,3}', "Expected value"),
-        ('root ::= "a"{0}', "cannot be 0"),
-        ('root ::= 1a\n1a ::= "a"', "Expected value"),
         ('root ::= start\nstart ::= "a"', "Rule 'start' already exists"),
-        ('root ::= a-b aB\na-b ::= "a"\naB ::= "b"', "Rule 'A_B' already exists"),
         (r'root ::= "\ud83e"', "surrogates"),
-        (r'root ::= "\UFFFFFFFF"', "int"),
-        (r'root ::= "\q"', r"escape sequence \q"),
         ('root ::= "a\0"', "lexer error"),
         ("root ::= " + "(" * 5000, "recursion"),
-        ('root ::= "a"{1,' + "9" * 5000 + "}", "digits"),
     ],
 )
 def test_what_of_gbnf_is_not_supported_is_refused(engine, grammar, message):

@@ -124,34 +124,6 @@ def test_as_many_turns_leave_as_one_by_one_and_the_rest_is_rendered(
     assert len(numbers) > 2
 
 
-@pytest.mark.parametrize("context_length", [2048, 32768])
-def test_hundreds_of_turns_are_rendered_a_few_times(context_length, demo_vocabulary, rendered):
-    """When they leave, and at the questions that follow."""
-    chat = Chat(NoModels(demo_vocabulary, context_length), template="chatml")
-    chat.replace(plain_turns(1600))
-    prompt, number = make_room(chat, ({"role": "user", "content": "Hi"},))
-    assert 0 < number < 1600
-    assert context_length * 0.45 < len(prompt.tokens) <= context_length // 2
-    assert len(rendered) <= MOST_RENDERINGS
-    # They have left: another question has one rendering of those that stay.
-    chat.replace(chat.messages, num_forgotten=number)
-    del rendered[:]
-    chat.prompt_tokens("And?")
-    assert rendered == [len(chat.messages) + 1]
-
-
-def test_a_conversation_beyond_a_template_s_bounds_goes_on(demo_vocabulary):
-    """No template may make as much text as that, but nobody needs it to."""
-    chat = Chat(NoModels(demo_vocabulary, 2048), template="chatml")
-    chat.replace(
-        [{"role": role, "content": "word " * 4000} for role in ("user", "assistant")] * 300
-        + plain_turns(3)
-    )
-    prompt, number = make_room(chat, ({"role": "user", "content": "Hi"},))
-    assert number == 300
-    assert len(prompt.tokens) < 400
-
-
 def test_a_question_that_fits_alone_is_asked_alone(demo_vocabulary):
     chat = Chat(NoModels(demo_vocabulary, 1000), template="chatml")
     chat.replace(plain_turns(50))

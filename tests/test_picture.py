@@ -15,7 +15,6 @@ from PIL import Image
 
 from examples import num_examples
 from localspec import OptionError, Picture
-from localspec.pictures.picture import MAX_PICTURE_PIXELS
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 CORNERS = [RED, GREEN, BLUE, (255, 255, 255)]
@@ -83,12 +82,6 @@ def test_what_is_transparent_is_white():
     assert pixels_of(Picture.read(encoded(palette, "PNG", transparency=0))) == [(255,) * 3]
 
 
-def test_sixteen_bits_of_grey_keep_their_brightness():
-    image = Image.new("I;16", (1, 1))
-    image.putpixel((0, 0), 0x8000)
-    assert pixels_of(Picture.read(encoded(image))) == [(128, 128, 128)]
-
-
 def declared_png(width, height):
     """A PNG file that declares a size and has one row of pixels at most."""
 
@@ -135,16 +128,6 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     with pytest.raises(OptionError, match="is not a file"):
         Picture.read(tmp_path / "pipe.png")
-
-
-@pytest.mark.parametrize(
-    ("width", "height", "rgb"),
-    [(0, 1, b""), (1, 1, b"12"), (1, 1, "123"), (1.0, 1, b"123"), (True, 1, b"123")],
-)
-def test_a_picture_made_by_hand_is_checked(width, height, rgb):
-    with pytest.raises(OptionError):
-        Picture(width, height, rgb)
-    assert MAX_PICTURE_PIXELS > 1
 
 
 SEEDS = [

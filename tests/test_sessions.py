@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from datetime import datetime
 
 import pytest
 from click.testing import CliRunner, Result
@@ -73,35 +70,6 @@ def test_the_list_says_what_there_is():
     assert listed[2]["size_bytes"] > 5_000_000
     assert listed[1]["path"] == str(session_file("french"))
     lock.release()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (-5, "just now"),
-        (59, "just now"),
-        (61, "1 minute ago"),
-        (3599, "59 minutes ago"),
-        (7300, "2 hours ago"),
-        (86_500, "1 day ago"),
-        (6.9 * 86_400, "6 days ago"),
-        (40 * 86_400, None),
-    ],
-)
-def test_the_list_says_when_a_session_was_used(seconds, said, monkeypatch):
-    keep("a", "Why?", "So.")
-    now = datetime.now()
-
-    class Stopped(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return now
-
-    monkeypatch.setattr(sys.modules["localspec.cli.sessions"], "datetime", Stopped)
-    then = now.timestamp() - seconds
-    os.utime(session_file("a"), (then, then))
-    day = datetime.fromtimestamp(then).strftime("%Y-%m-%d")
-    assert f"  1 turn  {said or day}  " in run().stdout
 
 
 def test_a_name_is_taken_in_any_case():

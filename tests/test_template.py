@@ -110,18 +110,6 @@ def test_what_templates_expect_of_their_environment():
     assert render(source, messages) == ('<s>{"role": "user", "content": "a < b & \'é\'"}</s>\n')
 
 
-def test_json_with_the_options_of_its_filter():
-    messages = [{"role": "é", "content": "x"}]
-    for options, expected in {
-        "": '{"role": "é", "content": "x"}',
-        "indent=1": '{\n "role": "é",\n "content": "x"\n}',
-        "separators=(',', ':')": '{"role":"é","content":"x"}',
-        "sort_keys=true": '{"content": "x", "role": "é"}',
-        "ensure_ascii=true": '{"role": "\\u00e9", "content": "x"}',
-    }.items():
-        assert render(f"{{{{ messages[0] | tojson({options}) }}}}", messages) == expected
-
-
 def test_what_is_marked_for_training_renders_as_it_stands():
     """Variables that are set there stay there, as in Hugging Face's own rendering."""
     source = (
