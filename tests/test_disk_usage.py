@@ -13,7 +13,6 @@ from localspec.chat.session import caches_file, save_session, session_file
 from localspec.cli import main
 from localspec.cli.quantities import readable_bytes
 from localspec.policy.profile import profiles_folder
-from localspec.preflight.installation import inspect_installation
 from standin_hub import StandinHub
 
 DRAFT = "qwen2-0_5b-instruct-q4_k_m.gguf"
@@ -74,12 +73,6 @@ def test_a_preset_made_in_code_is_loaded_and_explained(preset):
         assert engine.context_length == 256
         assert engine.shared_vocabulary == found.vocabulary
     assert localspec.download(preset) == []
-
-
-@pytest.mark.process
-def test_a_preset_made_in_code_goes_into_another_process(preset):
-    with localspec.IsolatedEngine(preset, num_threads=1) as engine:
-        assert engine.context_length == 256
 
 
 def test_a_preset_made_in_code_is_downloaded(hub: StandinHub):
@@ -149,11 +142,6 @@ def test_removing_a_preset_frees_its_caches_and_costs_too(hub: StandinHub, prese
     assert len(list(profiles_folder().glob("*.json"))) == 1
 
 
-def found_by_doctor() -> int:
-    """Bytes of the hub's cache."""
-    return inspect_installation(()).cache.size_bytes
-
-
 def test_what_another_preset_with_the_same_models_has_stays(preset):
     for name in ("mine", "twin"):
         models = (f"--{role}={model.path}" for role, model in preset.by_role().items())
@@ -168,15 +156,6 @@ def test_what_another_preset_with_the_same_models_has_stays(preset):
     assert f"{readable_bytes(kept.num_bytes)} freed" in done.stderr
     assert not caches_file("mine").exists()
     assert preset.target.path.exists()
-
-
-def test_damaged_leftovers_are_nobodys(preset):
-    use(preset, "mine")
-    caches_file("mine").write_bytes(b"{")
-    (profiles_folder() / "x.json").write_text('{"version": 6, "identity": 3, "learned": {}}')
-    assert localspec.disk_usage(preset).caches == {}
-    preset.draft.path.unlink()
-    assert localspec.disk_usage(preset).num_bytes == 0
 
 
 def test_fetched_files_are_freed(hub: StandinHub):

@@ -251,17 +251,6 @@ def test_removing_frees_what_we_fetched_and_nothing_else(hub: StandinHub, tmp_pa
     assert cache.remove(target) == 0
 
 
-def test_content_with_a_second_name_stays(hub: StandinHub):
-    """Another tool named the same content at another commit, so it may count on it."""
-    (target, _) = localspec.download("qwen2-7b")
-    file = find_preset("qwen2-7b").target.files[0]
-    other = target.parent.with_name("f" * 40) / file.file
-    other.parent.mkdir()
-    other.symlink_to(Path("../../blobs") / file.sha256)
-    assert HubCache().remove(file) == 0
-    assert sha256(other) == file.sha256
-
-
 # --- a folder of the user's
 
 
@@ -304,16 +293,6 @@ def test_two_files_of_one_name_are_refused(hub: StandinHub, folder):
     assert len({Path(line).read_bytes() for line in in_the_cache.stdout.splitlines()}) == 2
 
 
-def test_one_content_may_have_two_names(hub: StandinHub, folder):
-    """A preset's file and the same one by its hub name, or that of a copied repository."""
-    hub.add("copy/model", TARGET, hub.files[REPO, TARGET].content)
-    names = [f"hf:{REPO}/{TARGET}", f"hf:copy/model/{TARGET}"]
-    result = run("download", *names, "--local-dir", folder)
-    assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines() == [str(folder / TARGET)] * 2
-    assert len(hub.gets(TARGET)) == 1
-
-
 def test_offline_says_what_could_be_checked(hub: StandinHub, folder, monkeypatch):
     """Pinned files by their sums; of others it says that nothing vouches for them."""
 
@@ -337,14 +316,6 @@ def test_offline_says_what_could_be_checked(hub: StandinHub, folder, monkeypatch
     assert damaged.exit_code == 1
     assert f"{DRAFT} is in the way" in damaged.stderr
     assert len(hub.seen) == num_requests
-
-
-def test_a_plan_tells_what_it_will_compare(hub: StandinHub, folder):
-    (folder / TARGET).write_bytes(b"?")
-    result = run("download", "qwen2-7b", "--local-dir", folder, "--dry-run")
-    assert result.exit_code == 0
-    assert f"{TARGET} is in {folder} already and is compared" in result.stderr
-    assert "2.4 MB to download" in result.stderr
 
 
 def test_a_file_that_cannot_be_linked_is_copied(hub, monkeypatch, tmp_path):

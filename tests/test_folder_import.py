@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -64,16 +63,6 @@ def lm_studio(tmp_path: Path, models: dict[str, Path]) -> Path:
     return root
 
 
-def test_a_target_gets_the_smallest_model_of_its_tokenizer(tmp_path, models):
-    folder = tmp_path / "x"
-    folder.mkdir()
-    for path in models.values():
-        shutil.copy(path, folder)
-    found = search_folder(folder)
-    drafts = {one.name: one.draft and one.draft.name for one in found.proposals}
-    assert drafts == {"l": "S.gguf", "m": None, "o": None, "s": None}
-
-
 def test_what_would_be_added_is_shown_and_asked(lm_studio):
     shown = run("models", "import", lm_studio)
     assert shown.exit_code == 0
@@ -99,32 +88,6 @@ def test_presets_are_added_once(lm_studio):
     assert f"{preset.target.path} is a preset already: big-model-q8_0" in again.stderr
     assert "Nothing to add" in again.stderr
     assert again.stdout == ""
-
-
-def test_a_relative_folder_is_kept_for_every_folder(lm_studio, monkeypatch):
-    monkeypatch.chdir(lm_studio.parent)
-    run("models", "import", "lm", "--yes")
-    monkeypatch.chdir("/")
-    assert localspec.preset_state("other").is_installed
-
-
-@pytest.mark.process
-@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
-@pytest.mark.parametrize("answer", ["y", "n"])
-def test_on_a_terminal_it_is_asked(lm_studio, answer):
-    import pexpect
-
-    child = pexpect.spawn(
-        str(Path(sys.executable).with_name("localspec")),
-        ["models", "import", str(lm_studio)],
-        env=dict(os.environ), timeout=60, encoding="utf-8", dimensions=(40, 300),
-    )  # fmt: skip
-    child.expect(r"Add 3 presets to .*models.toml\?")
-    child.sendline(answer)
-    child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == (0 if answer == "y" else 130)
-    assert ("other" in load_presets()) is (answer == "y")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other file names are always Unicode")
@@ -240,13 +203,6 @@ def test_the_search_is_bounded(tmp_path, models, monkeypatch):
     shown = run("models", "import", tmp_path / "x")
     assert "Some files were not looked at" in shown.stderr
     assert "Nothing to add" in shown.stderr
-
-
-def test_what_is_no_folder_is_a_usage_error(models):
-    for path in ("/nowhere", models["small"]):
-        result = run("models", "import", path)
-        assert result.exit_code == 2
-        assert "is not a folder" in result.stderr
 
 
 def test_why_there_is_no_draft_is_said(tmp_path, models):

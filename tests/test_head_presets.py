@@ -12,7 +12,7 @@ from head_maker import write_head_model
 
 import localspec
 from localspec.cli import main
-from localspec.errors import DownloadError, ModelFileError, OptionError, PresetError
+from localspec.errors import DownloadError, ModelFileError, PresetError
 from localspec.presets.installed import damaged_files, preset_state
 from localspec.presets.located import locate
 from localspec.presets.preset import LocalModel
@@ -74,25 +74,10 @@ def stats_of(*arguments: object) -> dict[str, object]:
     return json.loads(result.stdout)["stats"]
 
 
-def test_a_presets_models_are_target_draft_and_head(headed):
-    preset = find_preset("headed")
-    assert preset.models == (preset.target, preset.head)
-    assert list(preset.by_role()) == ["target", "head"]
-    assert (preset.draft, preset.head.files[0].file) == (None, HEAD)
-    assert parse_source("headed", "head") == preset.head
-    assert parse_source("headed", "target") == preset.target
-
-
 def test_a_preset_without_a_head_says_so():
     with pytest.raises(PresetError, match="'qwen3-8b' has no head") as caught:
         parse_source("qwen3-8b", "head")
     assert "inside the target's file needs none" in caught.value.hint
-
-
-def test_a_variant_keeps_the_head_of_what_it_extends(headed):
-    with user_presets_file().open("a") as presets:
-        presets.write('["headed@long"]\nextends = "headed"\ncontext_length = 512\n')
-    assert load_presets()["headed@long"].head == find_preset("headed").head
 
 
 def test_a_quantisation_of_a_head_is_the_file_beside_the_model(headed):
@@ -137,20 +122,6 @@ def test_a_head_is_fetched_checked_and_removed_like_the_others(headed):
     assert not any(path.exists() for path in paths)
 
 
-def test_a_head_that_another_preset_uses_stays(headed):
-    with user_presets_file().open("a") as presets:
-        presets.write('[twin]\nextends = "headed"\n')
-    run("download", "headed")
-    assert f"{HEAD} stays: twin uses it" in run("models", "remove", "headed", "--yes").stderr
-
-
-def test_the_list_has_the_head(headed):
-    entries = {one["name"]: one for one in json.loads(run("models", "--json").stdout)}
-    assert entries["headed"]["head"]["files"][0]["file"] == HEAD
-    assert entries["headed"]["draft"] is None
-    assert entries["demo"]["head"] is None
-
-
 def test_the_header_of_a_local_head_is_checked_without_a_draft(headed, headed_files, tmp_path):
     """Each file is held against its own model, where one in the middle is missing."""
     damaged = tmp_path / "head.gguf"
@@ -182,14 +153,6 @@ def test_add_names_and_pins_a_head(headed, headed_files):
     assert "x" not in load_presets()
 
 
-def test_a_head_without_a_target_is_refused(headed_files):
-    with pytest.raises(OptionError, match="a head is given without a target"):
-        localspec.load(head=headed_files.head)
-    result = run("generate", "hi", "--head", headed_files.head)
-    assert result.exit_code == 2
-    assert "Name the target, too." in result.stderr
-
-
 @pytest.mark.parametrize("proposer", ["head", "mtp", "auto"])
 def test_a_presets_head_proposes(headed, proposer):
     run("download", "headed")
@@ -203,20 +166,6 @@ def test_the_option_names_a_head(headed_files):
     assert list(stats_of(*files, "--proposer", "head")["steps_per_proposer"]) == ["head"]
     lookup_alone = stats_of(*files, "--proposer", "lookup")["steps_per_proposer"]
     assert "head" not in lookup_alone
-
-
-def test_the_other_name_of_a_head_is_understood_and_not_listed():
-    assert "[auto|draft|head|lookup|none]" in run("generate", "--help").stdout
-    refused = run("generate", "hi", "--proposer", "mpt")
-    assert refused.exit_code == 2
-    assert "'mpt' is not one of 'auto', 'draft', 'head', 'lookup', 'none'" in refused.stderr
-
-
-def test_explain_takes_a_head(headed, headed_files):
-    shown = run("explain", "--target", headed_files.target, "--head", headed_files.head)
-    assert f"Head       {headed_files.head.name}, 1 MTP layer" in shown.stdout
-    by_preset = json.loads(run("explain", "headed", "--json").stdout)
-    assert (by_preset["head"]["name"], by_preset["head"]["is_here"]) == (HEAD, False)
 
 
 def test_doctor_says_whether_heads_can_run(headed, monkeypatch):

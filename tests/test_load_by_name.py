@@ -79,11 +79,6 @@ def test_an_isolated_engine_takes_the_same(model):
             assert engine.description == "other.gguf alone"
 
 
-def test_explain_takes_the_same(model):
-    for name in (str(model), model):
-        assert localspec.explain(name).target.vocab_size == 4099
-
-
 def test_nothing_at_all_is_the_demo_pair(model, monkeypatch):
     set_default(str(model))
     monkeypatch.setenv("LOCALSPEC_MODEL", str(model))
@@ -133,23 +128,6 @@ def test_what_is_not_there_is_said_alike_by_python_and_commands(
     told = run("generate", "-m", name, "Hi")
     assert f"Error: {caught.value}\nHint: {caught.value.hint}\n" in told.stderr
     assert told.exit_code == (2 if issubclass(error, localspec.OptionError) else 1)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "chat x.gguf", "generate -m x.gguf Hi", "explain x.gguf", "bench x.gguf",
-        "verify x.gguf", "chat --target x.gguf", "chat demo --draft x.gguf",
-        "chat demo --head x.gguf", "explain demo --draft x.gguf", "models import absent",
-        "models default x.gguf", "models alias x x.gguf", "models add x --target x.gguf",
-        "serve x.gguf",
-    ],
-)  # fmt: skip
-def test_a_file_that_is_not_there_is_a_usage_error(tmp_path, monkeypatch, line):
-    monkeypatch.chdir(tmp_path)
-    result = run(*line.split())
-    assert result.exit_code == 2, result.output
-    assert "Hint: " in result.stderr
 
 
 def test_two_names_are_one_too_many(model):

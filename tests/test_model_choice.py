@@ -59,14 +59,6 @@ def test_beside_a_draft_a_presets_name_is_its_target():
     assert choose_model(None, None, None, is_target=True) == Choice(None, None)
 
 
-def test_python_does_not_depend_on_a_persons_choice(monkeypatch, model):
-    set_default(str(model))
-    monkeypatch.setenv("LOCALSPEC_MODEL", str(model))
-    assert localspec.explain().description == find_preset("demo").description
-    with localspec.load(draft_tokens=0) as engine:
-        assert engine.vocabulary.size == 4096
-
-
 def prompt_size(*arguments: object) -> str:
     """What tells which model a command took: its text."""
     answer = run("generate", "--json", *TERSE, *arguments, "Hello!", stdin="")
@@ -86,32 +78,11 @@ def test_generate_takes_the_model_that_is_meant(monkeypatch, demo_draft):
     assert prompt_size() == demo
 
 
-def test_chat_takes_a_model_by_its_place(demo_draft):
-    answers = {
-        run("chat", *model, *TERSE, stdin="Hello!\n").stdout
-        for model in ([demo_draft], ["--target", demo_draft])
-    }
-    assert len(answers) == 1
-    with_draft = run("chat", "demo", "--draft", demo_draft, *TERSE, stdin="Hello!\n")
-    assert with_draft.stdout == run("chat", *TERSE, stdin="Hello!\n").stdout
-
-
-def test_explain_takes_a_model_by_its_place(model):
-    assert "4099 tokens" in run("explain", model).stdout
-    assert "small talk" in run("explain", "demo").stdout
-
-
 @pytest.mark.parametrize("command", ["chat", "bench", "verify", "explain"])
 def test_two_models_are_one_too_many(command, demo_target):
     result = run(command, "demo", "--target", demo_target, stdin="")
     assert result.exit_code == 2
     assert f"MODEL (demo) and --target ({demo_target}) are named" in result.stderr
-
-
-def test_two_models_are_one_too_many_for_generate():
-    result = run("generate", "-m", "demo", "--preset", "demo", "Hello!")
-    assert result.exit_code == 2
-    assert "MODEL (demo) and --preset (demo) are named" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -212,18 +183,6 @@ def test_names_of_a_preset_that_is_removed_are_told(demo_target):
     assert "stood for" not in run("models", "remove", "other", "--yes").stderr
 
 
-def test_what_is_here_is_listed_first(demo_target):
-    run("models", "add", "zzz-mine", "--target", demo_target)
-    table, _, _ = run("models").stdout.partition("\n\n")  # files without a preset follow
-    states = [line.split()[1] for line in table.splitlines()[1:]]
-    order = ["ready", "partial", "absent"]
-    assert states == sorted(states, key=order.index)
-    assert {"ready", "absent"} <= set(states)
-    whole = json.loads(run("models", "--json").stdout)
-    assert [one["state"] for one in whole] == states
-    assert "zzz-mine" in [one["name"] for one in whole if one["state"] == "ready"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -243,14 +202,6 @@ def test_what_is_no_alias(arguments, words):
     assert result.exit_code in (1, 2)
     assert words in result.stderr
     assert not names_file().exists()
-
-
-def test_a_preset_cannot_take_the_name_of_an_alias(demo_target):
-    set_alias("d", "demo")
-    result = run("models", "add", "d", "--target", demo_target)
-    assert result.exit_code == 1
-    assert "'d' is an alias of demo" in result.stderr
-    assert "localspec models alias d --clear" in result.stderr
 
 
 @pytest.mark.parametrize("text", ["default = 3", "[", "aliases = 3", "\xff", "[aliases]\na=1"])

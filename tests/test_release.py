@@ -27,16 +27,6 @@ def test_every_action_is_pinned_by_its_commit(path):
         assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action)
 
 
-def test_no_two_workflows_pin_an_action_differently():
-    workflows = sorted((ROOT / ".github/workflows").glob("*.yml"))
-    used = {
-        action
-        for path in workflows
-        for action in re.findall(r"uses: (.*)", path.read_text("utf-8"))
-    }
-    assert len(used) == len({action.split("@")[0] for action in used})
-
-
 @in_the_repository
 def test_a_released_package_links_to_its_repository():
     project, readme, *pages = with_home(ROOT, HOME, "v1").values()
@@ -46,11 +36,3 @@ def test_a_released_package_links_to_its_repository():
     targets = re.findall(r"\]\(([^)]+)\)", readme)
     assert f"{HOME}/blob/v1/docs/performance.md" in targets
     assert all(target.startswith(("https://", "#")) for target in targets)
-
-
-@in_the_repository
-def test_what_the_readme_links_to_is_there():
-    targets = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text("utf-8"))
-    files = [target.split("#")[0] for target in targets if "://" not in target]
-    assert files
-    assert [name for name in files if name and not (ROOT / name).exists()] == []

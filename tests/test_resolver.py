@@ -76,20 +76,3 @@ def test_every_end_token_of_the_target_is_banned(demo_vocab, demo_vocabulary, se
     row = np.zeros(demo_vocabulary.size, dtype=np.float32)
     distribution = Resolver(demo_vocabulary).chain(params, 0).distribution(row, [])
     assert np.flatnonzero(distribution.probs == 0.0).tolist() == ends
-
-
-def test_breakers_are_kept_of_one_answer_alone(demo_vocabulary, monkeypatch):
-    """Whoever asks may choose others each time: they would fill the memory."""
-    scanned = []
-    spellings = type(demo_vocabulary).spellings
-
-    def scan(self):
-        scanned.append(self)
-        return spellings(self)
-
-    monkeypatch.setattr(type(demo_vocabulary), "spellings", scan)
-    resolver = Resolver(demo_vocabulary)
-    for text, num_scans in (("a", 1), ("a", 1), ("e", 2), ("a", 3)):
-        params = SamplingParams(dry_multiplier=1.0, dry_sequence_breakers=(text,))
-        resolver.chain(params, 0)
-        assert len(scanned) == num_scans

@@ -55,12 +55,6 @@ def test_the_smaller_trained_context_is_taken(make, trained, context, most):
         assert engine.context_length == context
 
 
-def test_a_preset_cannot_be_without_a_projector_by_name(make):
-    result = run("models", "add", "mine", "--target", make(512), "--mmproj", "none")
-    assert result.exit_code != 0
-    assert "a preset's mmproj is a file" in result.output
-
-
 def test_the_trained_context_of_a_model_on_the_hub_is_read_of_its_header(hub: StandinHub):
     run("models", "add", "mine", "--target", "Qwen/Qwen2-7B-Instruct-GGUF:q4_k_m")
     assert find_preset("mine").context_length == 512
@@ -147,16 +141,6 @@ def test_a_preset_without_a_header_is_left_to_an_editor(users_file):
     assert result.exit_code == 1
     assert "under a header of its own" in result.stderr
     assert users_file.read_text() == text
-
-
-def test_remove_frees_files_and_takes_out_the_preset(hub: StandinHub):
-    run("models", "add", "mine", "--target", "Qwen/Qwen2-7B-Instruct-GGUF:q4_k_m")
-    run("download", "mine")
-    done = run("models", "remove", "mine", "--yes")
-    assert done.exit_code == 0
-    assert "MB freed" in done.stderr
-    assert "mine is removed from" in done.stderr
-    assert "mine" not in load_presets()
 
 
 def test_the_list_has_a_header_and_says_what_fits(users_file, tmp_path):
