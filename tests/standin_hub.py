@@ -1,8 +1,8 @@
 """A hub on loopback that speaks the protocol of huggingface.co as far as downloads go.
 
 Two servers, as in life: the hub answers HEAD and redirects a GET to a CDN of another host name
-(127.0.0.1 and localhost), which knows ranges, whose addresses carry a signature that runs out,
-and whose ETag is not the sha256. What goes wrong is set per file in `faults`.
+(127.0.0.1 and localhost), which knows ranges, and whose ETag is not the sha256. What goes wrong
+is set per file in `faults`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-SMALL_BYTES = 4096  # below it a file is no LFS file: etag is the git blob id, no redirect
+_SMALL_BYTES = 4096  # below it a file is no LFS file: etag is the git blob id, no redirect
+_PIECE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,20 @@ class Served:
 
     @property
     def is_large(self) -> bool:
-        return len(self.content) > SMALL_BYTES
+        return len(self.content) > _SMALL_BYTES
 
     @property
     def etag(self) -> str:
         if self.is_large:
             return self.sha256
         return hashlib.sha1(b"blob %d\0" % len(self.content) + self.content).hexdigest()
+
+    def listed(self, name: str) -> dict[str, Any]:
+        """Its entry in the list of a repository's files."""
+        size = len(self.content)
+        lfs = {"lfs": {"sha256": self.sha256, "size": size, "pointerSize": 135}}
+        entry = {"rfilename": name, "size": size, "blobId": "0" * 40}
+        return entry | lfs if self.is_large else entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +61,8 @@ class Fault:
     the fault belongs to the repository. redirect: the hub leads there instead. status: answer
     this instead. headers: go with that, or with the content. cut_after: close the connection
     after so many bytes of the body. stall_after: send no more after so many, until closed. Both
-    at the hub: nothing. content: send this instead. claim: state this Content-Length.
-    no_length: state none. ignore_range: answer 200 and all.
+    at the hub: nothing. content: send this instead. no_length: state no Content-Length.
+    ignore_range: answer 200 and all.
     """
 
     on_head: bool = False
@@ -90,17 +98,12 @@ class StandinHub:
         self.seen: list[Seen] = []
         self.num_sent: dict[str, int] = defaultdict(int)  # bytes of bodies, by file
         self.pace_s = 0.0  # pause between 64 KiB of a body
-        self.signature_s = 60.0
         self.token: str | None = None  # if set, requests without it get 401
         self.environment: dict[str, str] = {}  # with which another process uses this hub
         self.closing = threading.Event()
-        self._hub = _serve(_HubHandler, self)
-        self._cdn = _serve(_CdnHandler, self)
-        self.endpoint = f"http://127.0.0.1:{self._hub.server_address[1]}"
-
-    @property
-    def cdn(self) -> str:
-        return f"http://localhost:{self._cdn.server_address[1]}"
+        self._servers = [_serve(_HubHandler, self), _serve(_CdnHandler, self)]
+        hub, cdn = (server.server_address[1] for server in self._servers)
+        self.endpoint, self.cdn = f"http://127.0.0.1:{hub}", f"http://localhost:{cdn}"
 
     def add(self, repo: str, file: str, content: bytes) -> Served:
         self.files[repo, file] = Served(content)
@@ -108,15 +111,12 @@ class StandinHub:
 
     def gets(self, file: str) -> list[Seen]:
         """The GETs of a file that reached its content."""
-        return [
-            seen
-            for seen in self.seen
-            if seen.method == "GET" and seen.server == "cdn" and seen.path.endswith(file)
-        ]
+        at_cdn = [one for one in self.seen if (one.method, one.server) == ("GET", "cdn")]
+        return [one for one in at_cdn if one.path.endswith(file)]
 
     def close(self) -> None:
         self.closing.set()
-        for server in (self._hub, self._cdn):
+        for server in self._servers:
             server.shutdown()
             server.server_close()
 
@@ -148,28 +148,16 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Kept in `seen` instead."""
 
-    def do_HEAD(self) -> None:
-        self._note()
-        self.answer()
-
     def do_GET(self) -> None:
-        self._note()
-        self.answer()
-
-    def answer(self) -> None:
-        raise NotImplementedError
-
-    def _note(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        self.hub.seen.append(
-            Seen(
-                self.kind,
-                self.command,
-                path,
-                self.headers.get("Range"),
-                self.headers.get("Authorization"),
-            )
-        )
+        asked, token = self.headers.get("Range"), self.headers.get("Authorization")
+        self.hub.seen.append(Seen(self.kind, self.command, path, asked, token))
+        self.answer(path)
+
+    do_HEAD = do_GET
+
+    def answer(self, path: str) -> None:
+        raise NotImplementedError
 
     def reply(self, status: int, headers: dict[str, str], body: bytes = b"") -> None:
         self.send_response(status)
@@ -179,13 +167,28 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def next_fault(self, file: str, *, on_head: bool, at_hub: bool) -> Fault | None:
-        waiting = self.hub.faults[file]
+    def next_fault(self, key: str, *, on_head: bool = False, at_hub: bool = False) -> Fault:
+        """The next fault of a file, or of a repository; one without effect if there is none."""
+        waiting = self.hub.faults[key]
         for fault in waiting:
             if (fault.on_head, fault.at_hub) == (on_head, at_hub):
                 waiting.remove(fault)
                 return fault
-        return None
+        return Fault()
+
+    def played(self, fault: Fault, commit: str = COMMIT) -> bool:
+        """Answer at the hub as the fault has it; whether it does."""
+        if fault.stall_after is not None:
+            self.stall()
+        elif fault.cut_after is not None:
+            self.close_connection = True
+        elif fault.redirect is not None:
+            self.reply(302, {"Location": fault.redirect, "X-Repo-Commit": commit})
+        elif fault.status:
+            self.reply(fault.status, fault.headers)
+        else:
+            return False
+        return True
 
     def stall(self) -> None:
         """Say nothing until the hub is closed, and then hang up."""
@@ -196,87 +199,48 @@ class _Handler(BaseHTTPRequestHandler):
 class _HubHandler(_Handler):
     kind = "hub"
 
-    def answer(self) -> None:
-        path = unquote(urlsplit(self.path).path)
+    def answer(self, path: str) -> None:
         if self.hub.token and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
             self.reply(401, {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
-        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/.*)?", path):
-            self._api(found[1])
+        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/.*)?", path):
+            self._list(found[1])
         elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self._resolve(found[1], found[2], found[3])
         elif found := re.fullmatch(r"/api/resolve-cache/models/([^/]+/[^/]+)/[^/]+/(.+)", path):
             served = self.hub.files[found[1], found[2]]
             headers = {"ETag": f'"{served.etag}"', "X-Repo-Commit": COMMIT}
-            self.reply(
-                200, {**headers, "Content-Length": str(len(served.content))}, served.content
-            )
+            self.reply(200, headers, served.content)
         else:
             self.reply(404, {"X-Error-Code": "RepoNotFound"})
 
     def _resolve(self, repo: str, revision: str, file: str) -> None:
         served = self.hub.files.get((repo, file))
+        commit = self.hub.revisions.get(revision, revision)
         if not any(repo == known for known, _ in self.hub.files):
             return self.reply(404, {"X-Error-Code": "RepoNotFound"})
-        commit = self.hub.revisions.get(revision, revision)
         if commit not in self.hub.revisions.values():
             return self.reply(404, {"X-Error-Code": "RevisionNotFound"})
         if served is None:
             return self.reply(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
-        name = file.rsplit("/", 1)[-1]
         on_head = self.command == "HEAD"
-        if fault := self.next_fault(name, on_head=on_head, at_hub=not on_head):
-            if fault.stall_after is not None:
-                return self.stall()
-            if fault.cut_after is not None:
-                self.close_connection = True
-                return None
-            if fault.redirect is not None:
-                return self.reply(302, {"Location": fault.redirect, "X-Repo-Commit": commit})
-            if fault.status:
-                return self.reply(fault.status, fault.headers)
-            served = Served(fault.content or served.content)
+        name = file.rsplit("/", 1)[-1]
+        if self.played(self.next_fault(name, on_head=on_head, at_hub=not on_head), commit):
+            return None
+        about = {"X-Repo-Commit": commit, "X-Linked-Etag": f'"{served.etag}"'}
         if not served.is_large:
-            return self.reply(
-                307,
-                {
-                    "Location": f"/api/resolve-cache/models/{repo}/{commit}/{file}",
-                    "X-Repo-Commit": commit,
-                    "X-Linked-Etag": f'"{served.etag}"',
-                },
-            )
-        expires = time.time() + self.hub.signature_s
-        return self.reply(
-            302,
-            {
-                "Location": f"{self.hub.cdn}/{repo}/{file}?expires={expires}",
-                "X-Repo-Commit": commit,
-                "X-Linked-Etag": f'"{served.etag}"',
-                "X-Linked-Size": str(len(served.content)),
-                "Accept-Ranges": "bytes",
-            },
-        )
+            there = f"/api/resolve-cache/models/{repo}/{commit}/{file}"
+            return self.reply(307, {**about, "Location": there})
+        size = str(len(served.content))
+        there = f"{self.hub.cdn}/{repo}/{file}?signature=secret"
+        return self.reply(302, {**about, "Location": there, "X-Linked-Size": size})
 
-    def _api(self, repo: str) -> None:
+    def _list(self, repo: str) -> None:
         files = {name: s for (owner, name), s in self.hub.files.items() if owner == repo}
         if not files:
             return self.reply(404, {"X-Error-Code": "RepoNotFound"})
-        if fault := self.next_fault(repo, on_head=False, at_hub=True):
-            if fault.content is not None:
-                return self.reply(200, {"Content-Type": "application/json"}, fault.content)
-            return (
-                self.stall()
-                if fault.status is None
-                else self.reply(fault.status, fault.headers)
-            )
-        siblings = [
-            {
-                "rfilename": name,
-                "size": len(served.content),
-                "blobId": "0" * 40,
-                **({"lfs": _lfs(served)} if served.is_large else {}),
-            }
-            for name, served in files.items()
-        ]
+        if self.played(self.next_fault(repo, at_hub=True)):
+            return None
+        siblings = [served.listed(name) for name, served in files.items()]
         answer = {"id": repo, "sha": COMMIT, "siblings": siblings, "tags": []}
         body = json.dumps(answer).encode()
         return self.reply(200, {"Content-Type": "application/json"}, body)
@@ -285,43 +249,36 @@ class _HubHandler(_Handler):
 class _CdnHandler(_Handler):
     kind = "cdn"
 
-    def answer(self) -> None:
-        parts = urlsplit(self.path)
-        _, owner, name, file = unquote(parts.path).split("/", 3)
+    def answer(self, path: str) -> None:
+        _, owner, repo, file = path.split("/", 3)
         if self.command == "HEAD" or "Authorization" in self.headers:
             return self.reply(500, {"X-Error-Message": "a token, or a HEAD, at the CDN"})
-        if float(parse_qs(parts.query)["expires"][0]) < time.time():
-            return self.reply(403, {})
-        short = file.rsplit("/", 1)[-1]
-        fault = self.next_fault(short, on_head=False, at_hub=False) or Fault()
+        name = file.rsplit("/", 1)[-1]
+        fault = self.next_fault(name)
         if fault.status:
             return self.reply(fault.status, fault.headers)
-        content = self.hub.files[f"{owner}/{name}", file].content
-        content = content if fault.content is None else fault.content
-        return self._send(short, content, fault)
+        content = fault.content or self.hub.files[f"{owner}/{repo}", file].content
+        return self._send(name, content, fault)
 
     def _send(self, name: str, content: bytes, fault: Fault) -> None:
-        size, begin = len(content), 0
+        begin, end, size = 0, len(content), len(content)
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         headers = {"ETag": '"a-hash-of-another-kind"', "Accept-Ranges": "bytes"}
         if asked and not fault.ignore_range:
-            begin = int(asked[1])
+            begin, end = int(asked[1]), min(size, int(asked[2] or size - 1) + 1)
             if begin >= size:
                 return self.reply(416, {"Content-Range": f"bytes */{size}"})
-            end = min(size, int(asked[2] or size - 1) + 1)
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
-        else:
-            end = size
-        body = content[begin:end]
         self.send_response(206 if "Content-Range" in headers else 200)
         if not fault.no_length:
-            headers["Content-Length"] = str(len(body))
-        for key, value in {**headers, **fault.headers}.items():
+            headers["Content-Length"] = str(end - begin)
+        for key, value in headers.items():
             self.send_header(key, value)
         self.end_headers()
         limits = [limit for limit in (fault.cut_after, fault.stall_after) if limit is not None]
-        for at in range(0, min([len(body), *limits]), 1 << 16):
-            piece = body[at : min([at + (1 << 16), *limits])]
+        body = content[begin : min([end, *(begin + limit for limit in limits)])]
+        for at in range(0, len(body), _PIECE_BYTES):
+            piece = body[at : at + _PIECE_BYTES]
             self.wfile.write(piece)
             self.hub.num_sent[name] += len(piece)
             time.sleep(self.hub.pace_s)
@@ -330,10 +287,6 @@ class _CdnHandler(_Handler):
         if limits or fault.no_length:
             self.close_connection = True
         return None
-
-
-def _lfs(served: Served) -> dict[str, Any]:
-    return {"sha256": served.sha256, "size": len(served.content), "pointerSize": 135}
 
 
 @contextlib.contextmanager

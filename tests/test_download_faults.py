@@ -17,10 +17,8 @@ import traceback
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import localspec
-from localspec.cli import main
 from localspec.errors import DownloadError, LocalspecError, OptionError, PresetError
 from localspec.presets.presets import find_preset
 from standin_hub import COMMIT, Fault, StandinHub
@@ -111,18 +109,6 @@ def test_it_waits_as_long_as_the_hub_asks(hub: StandinHub, on_head):
     begin = time.monotonic()
     localspec.download("qwen2-7b")
     assert time.monotonic() - begin >= 1
-
-
-@pytest.mark.parametrize("arguments", [
-    ["explain", "qwen2-7b"],
-    ["models", "add", "mine", "--target", f"{REPO}:q4_k_m"],
-    ["download", f"{REPO}:q4_k_m"],
-], ids=" ".join)  # fmt: skip
-def test_other_commands_retry_too(hub: StandinHub, arguments):
-    hub.faults[REPO] = [Fault(at_hub=True, status=503)] * 3
-    hub.faults[TARGET] = [Fault(on_head=True, status=502)] * 3 + [Fault(status=500)] * 3
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize("damage", [lambda c: b"\0" * MB, lambda c: c + b"?"])
@@ -244,7 +230,7 @@ def test_the_token_goes_to_the_hubs_own_port_alone(hub: StandinHub, monkeypatch)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.token = "hf_secret"
     there = hub.cdn.replace("localhost", "127.0.0.1")
-    hub.faults[TARGET] = [redirect(f"{there}/{REPO}/{TARGET}?expires={time.time() + 60}")]
+    hub.faults[TARGET] = [redirect(f"{there}/{REPO}/{TARGET}")]
     localspec.download("qwen2-7b")
     assert {seen.token for seen in hub.seen if seen.server == "cdn"} == {None}
     assert {seen.token for seen in hub.seen if seen.server == "hub"} == {"Bearer hf_secret"}
