@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from localspec.errors import OptionError, SessionError
 from localspec.hub.api import RemoteFile
 from localspec.hub.hub_file import HubFile
 from localspec.hub.other_caches import find_elsewhere
+from localspec.server import running
 
 DEVICES = ("con", "NUL", "aux", "com1", "LPT9")
 
@@ -102,3 +104,20 @@ def test_files_of_llama_cpp_are_looked_for_where_it_keeps_them(
 
 def _remote(file: HubFile, checksum: str) -> RemoteFile:
     return RemoteFile(file=file, commit="0" * 40, etag=checksum, size_bytes=5, url="")
+
+
+def test_a_server_starts_where_files_have_no_limit(monkeypatch):
+    """Windows has no module for it, which is never imported there."""
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setitem(sys.modules, "resource", None)
+    running.Runner(lambda *_: None, lambda: None, lambda: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_metrics_say_nothing_of_memory_where_the_system_does_not(server, monkeypatch):
+    assert "localspec_resident_bytes{" in server.client.get("/metrics").text
+    monkeypatch.setattr(sys, "platform", "win32")
+    text = server.client.get("/metrics").text
+    assert "localspec_resident_bytes{" not in text
+    assert "localspec_requests" in text

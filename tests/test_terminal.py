@@ -61,8 +61,9 @@ def test_a_conversation_from_hello_to_goodbye(chat):
     assert re.search(status, text, re.MULTILINE)
     assert "accepted by position" in text
     terminal.say("/set max_tokens none")
-    terminal.process.send(STORY + "\r")
-    terminal.wait_for(has_begun(STORY))
+    other = STORY.replace("fox", "hen")
+    terminal.process.send(other + "\r")
+    terminal.wait_for(has_begun(other))
     terminal.process.send("\x03")
     assert "(stopped)" in terminal.wait_for_prompt(5)
     assert "Took back: Tell me" in terminal.say("/undo")

@@ -9,7 +9,6 @@ import click
 
 from localspec.checks.prompts import built_in_tasks, own_tasks
 from localspec.cli import exit_codes
-from localspec.cli.completion import complete_file
 from localspec.cli.flags import json_option, option
 from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
@@ -22,10 +21,10 @@ _DEFAULT_TOKENS = 128
 @model_argument
 @click.option(
     "--prompts",
+    type=click.Path(),
     metavar="FILE|builtin",
     default="builtin",
     show_default=True,
-    shell_complete=complete_file,
     help="Prompts of your own, one per line.",
 )
 @shared("seconds", default=90)
@@ -34,9 +33,8 @@ _DEFAULT_TOKENS = 128
 @option(
     "plot",
     heading="Output",
-    type=Path,
+    type=click.Path(path_type=Path),
     metavar="FILE.png|.html",
-    shell_complete=complete_file,
     help="Plot costs and speed-ups into this file.",
 )
 @pair_options

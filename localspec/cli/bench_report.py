@@ -66,7 +66,7 @@ def _kind_line(found: KindSpeed) -> str:
 
 
 def _why(found: Bench) -> list[str]:
-    """What decodes cost, and from which acceptance on drafting pays."""
+    """Costs of decodes, and the acceptance from which drafting pays."""
     if found.costs is None:
         return []
     if not found.costs.are_steady:

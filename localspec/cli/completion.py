@@ -25,13 +25,6 @@ _quietly = contextlib.suppress(LocalspecError, OSError)
 _STATES = {"ready": "on this machine", "partial": "partly on this machine", "absent": ""}
 
 
-def complete_file(
-    _context: click.Context, _param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """The shell's own completion of paths."""
-    return [CompletionItem(incomplete, type="file")]
-
-
 def complete_preset(
     _context: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
@@ -53,10 +46,8 @@ def complete_model(
     context: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Presets and files. In this order bash shows files only if no preset matches."""
-    return [
-        *complete_file(context, param, incomplete),
-        *complete_preset(context, param, incomplete),
-    ]
+    file = CompletionItem(incomplete, type="file")
+    return [file, *complete_preset(context, param, incomplete)]
 
 
 def complete_session(
@@ -71,11 +62,11 @@ def complete_session(
 
 
 def complete_template(
-    context: click.Context, param: click.Parameter, incomplete: str
+    _context: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Built-in chat templates, and files."""
     names = [CompletionItem(name) for name in BUILT_IN if name.startswith(incomplete)]
-    return [*complete_file(context, param, incomplete), *names]
+    return [CompletionItem(incomplete, type="file"), *names]
 
 
 @click.command(cls=Command)

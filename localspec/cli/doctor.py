@@ -79,7 +79,7 @@ def _blocks(found: Installation, heads: str) -> list[tuple[str, list[str]]]:
 
 
 def _conversations() -> str:
-    """What servers keep on disk."""
+    """The caches that servers keep on disk."""
     # Here, because NumPy takes its time.
     from localspec.engine.cache_store import kept_folder, kept_sizes
 
@@ -100,7 +100,7 @@ def _free_of(free_bytes: int, total_bytes: int) -> str:
 
 
 def _heads(missing: tuple[str, ...], for_layers: tuple[str, ...]) -> str:
-    """Which trained heads libllama supports.
+    """The trained heads that libllama supports.
 
     missing: functions that all heads lack; for_layers: that EAGLE-3 and DFlash lack.
     """

@@ -104,25 +104,24 @@ def explain(
 
 
 def _known_blocks(preset: Preset) -> list[tuple[str, list[str]]]:
-    """What is known of a preset whose headers cannot be read."""
+    """The facts about a preset whose headers cannot be read."""
     blocks = [("Pair", [preset.description])]
     for role, model in preset.by_role().items():
         files = model.files if isinstance(model, HubModel) else [model.path]
         names = ", ".join(file.name for file in files)
-        place = "to download" if missing_files(model) else "on this machine"
-        text = f"{names}, {readable_bytes(size_of(model))} {place}"
-        blocks.append((role.capitalize(), [text]))
-    size, free = preset_state(preset).size_bytes, memory_here().available_bytes
-    sizes = f"all files {readable_bytes(size)}, free memory {readable_bytes(free)}"
+        size = _size(size_of(model), is_here=not missing_files(model))
+        blocks.append((role.capitalize(), [f"{names}, {size}"]))
+    whole, free = preset_state(preset).size_bytes, memory_here().available_bytes
+    sizes = f"all files {readable_bytes(whole)}, free memory {readable_bytes(free)}"
     return [*blocks, ("Memory", [sizes])]
+
+
+def _size(num_bytes: int | None, *, is_here: bool) -> str:
+    return f"{readable_bytes(num_bytes)} {'on this machine' if is_here else 'to download'}"
 
 
 def explanation_text(found: Explanation) -> str:
     """The explanation as text: titles, and the facts under each."""
-    return titled(_blocks(found))
-
-
-def _blocks(found: Explanation) -> list[tuple[str, list[str]]]:
     facts = [("Pair", [found.description])] if found.description else []
     facts += [("Target", _model_lines(found.target)), ("Exact", [_exact(found.target)])]
     if found.draft is not None:
@@ -136,25 +135,29 @@ def _blocks(found: Explanation) -> list[tuple[str, list[str]]]:
     if found.projector is not None:
         facts.append(("Images", [_projector(found.projector)]))
     if not found.is_pair:
-        return [*facts, ("NO PAIR", _no_pair(found))]
+        return titled([*facts, ("NO PAIR", _no_pair(found))])
     if found.draft is None and found.head is None:
-        facts.append(("Draft", [f"none: {_without_draft(found)}", *_draft_here(found)]))
+        why = _rollback(found)
+        if found.target.can_roll_back:
+            why = "lookup drafts by itself wherever the text repeats an earlier passage"
+        facts.append(("Draft", [f"none: {why}", *_draft_here(found)]))
     else:
         facts.append(("Caches", [_rollback(found)]))
     facts.append(("Memory", _memory_lines(found)))
     if found.can_draft:
         facts.append(("Speed-up", _gain_lines(found)))
     variants = [f"{name}: {description}" for name, description in found.variants.items()]
-    return [*facts, ("Variants", variants)]
+    return titled([*facts, ("Variants", variants)])
 
 
 def _model_lines(model: ModelFacts) -> list[str]:
-    place = "on this machine" if model.is_here else "to download"
+    count = model.num_parameters
+    size = f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"
     heads = f"{model.num_heads} attention heads, {model.num_kv_heads} of keys and values"
     window = f", sliding window {model.sliding_window}" if model.sliding_window else ""
     return [
-        f"{model.name}, {readable_bytes(model.size_bytes)} {place}",
-        f"{model.architecture}, {_parameters(model.num_parameters)} parameters: "
+        f"{model.name}, {_size(model.size_bytes, is_here=model.is_here)}",
+        f"{model.architecture}, {size} parameters: "
         f"{model.num_layers} layers of width {model.width}, {heads}",
         f"{model.vocab_size} tokens, context up to {model.trained_context}{window}",
         f"weights: {_types(model.type_bytes)}",
@@ -163,10 +166,10 @@ def _model_lines(model: ModelFacts) -> list[str]:
 
 def _exact(target: ModelFacts) -> str:
     """The settings of --exact, and whether they were found to be enough."""
-    settings, found = ", ".join(target.exact_settings), target.exactness
-    if found is None:
-        return f"with --exact: {settings}; the first load with it tests whether that is enough"
-    return f"with --exact: {settings}; found exact on this machine"
+    found = "found exact on this machine"
+    if target.exactness is None:
+        found = "the first load with it tests whether that is enough"
+    return f"with --exact: {', '.join(target.exact_settings)}; {found}"
 
 
 def _no_pair(found: Explanation) -> list[str]:
@@ -189,8 +192,7 @@ def _head(head: HeadReport) -> str:
     """The head, and whether it can be used."""
     what = f"{head.description} of {readable_bytes(head.size_bytes)} in the target's file"
     if head.is_apart:
-        place = "on this machine" if head.is_here else "to download"
-        known = (head.name, head.description, f"{readable_bytes(head.size_bytes)} {place}")
+        known = (head.name, head.description, _size(head.size_bytes, is_here=head.is_here))
         what = ", ".join(filter(None, known))
     if head.why_not:
         return f"{what}: NOT USABLE, {in_flags(head.why_not)}"
@@ -200,9 +202,8 @@ def _head(head: HeadReport) -> str:
 def _projector(projector: ProjectorReport) -> str:
     if projector.misfit and not projector.is_named:
         return f"none, since {projector.name} is not used: {projector.misfit}"
-    place = "on this machine" if projector.is_here else "to download"
-    size = readable_bytes(projector.size_bytes)
-    return f"{projector.name}, {projector.kind}, {size} {place}"
+    size = _size(projector.size_bytes, is_here=projector.is_here)
+    return f"{projector.name}, {projector.kind}, {size}"
 
 
 def _types(type_bytes: dict[str, int]) -> str:
@@ -212,18 +213,8 @@ def _types(type_bytes: dict[str, int]) -> str:
     return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01)
 
 
-def _parameters(count: int) -> str:
-    return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"
-
-
-def _without_draft(found: Explanation) -> str:
-    if not found.target.can_roll_back:
-        return _rollback(found)
-    return "lookup drafts by itself wherever the text repeats an earlier passage"
-
-
 def _draft_here(found: Explanation) -> list[str]:
-    """What could draft on this machine, if the target can be drafted for."""
+    """A draft on this machine that no option names, if the target can be drafted for."""
     draft = found.draft_here
     if draft is None or not found.target.can_roll_back:
         return []

@@ -77,7 +77,7 @@ def usual_flag(keyword: str) -> str:
 
 
 def ours_for(theirs: str) -> list[str]:
-    """What may stand here for an option of another program; see `THEIRS`."""
+    """The keys of `THEIRS` that stand for an option of another program."""
     return [ours for ours, flags in THEIRS.items() if theirs in flags]
 
 
@@ -109,7 +109,7 @@ def json_option(what: str) -> Decorator:
 
 
 def field_type(owner: type, field: str) -> dict[str, Any]:
-    """What click is told of the type of a dataclass's field.
+    """Keywords that tell click the type of a dataclass's field.
 
     An option that is not given is None, or False for a switch.
     """

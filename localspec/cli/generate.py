@@ -18,7 +18,7 @@ from localspec.chat.attachment import (
     require_sight,
 )
 from localspec.cli.answer import note_limits, write_answer
-from localspec.cli.completion import complete_file, complete_model
+from localspec.cli.completion import complete_model
 from localspec.cli.flags import json_option, option
 from localspec.cli.help import Command
 from localspec.cli.interrupt import cancel_on_interrupt
@@ -64,9 +64,8 @@ if TYPE_CHECKING:
     "--file",
     "files",
     multiple=True,
-    type=Path,
+    type=click.Path(path_type=Path),
     metavar="FILE",
-    shell_complete=complete_file,
     help="A text file or an image to put before the prompt; - is stdin. Repeatable. Without a "
     "PROMPT the last file is the prompt.",
 )

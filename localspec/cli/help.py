@@ -54,7 +54,7 @@ class Command(click.Command):
         return {param.name for param in self.params}
 
     def _instead_of(self, theirs: str) -> str:
-        """What stands here for an option of another program; empty if that is not known."""
+        """Our words for an option of another program; empty if there are none."""
         names = {opt for param in self.params for opt in (*param.opts, *param.secondary_opts)}
         here = (ours for ours in ours_for(theirs) if ours in names or " " in ours)
         ours = next(here, "")

@@ -42,7 +42,7 @@ _KEPT_LINES = 100  # of what the server says
 
 
 class ServerFound(NamedTuple):
-    """What a server has. address: like http://127.0.0.1:8617. context: tokens."""
+    """A server's address, as http://127.0.0.1:8617, a model, and its context in tokens."""
 
     address: str
     model: str
@@ -109,7 +109,7 @@ AGENTS = {
 
 
 class _LaunchCommand(Command):
-    """A command whose arguments behind -- are the program's."""
+    """A command that passes the arguments behind -- to a program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
@@ -118,7 +118,7 @@ class _LaunchCommand(Command):
 
 
 def _launcher(program: str, agent: Agent) -> click.Command:
-    """The command that starts a program."""
+    """Make the command that starts a program."""
 
     @click.command(
         cls=_LaunchCommand,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from localspec.cli import exit_codes
-from localspec.cli.completion import complete_file, complete_model, complete_preset
+from localspec.cli.completion import complete_model, complete_preset
 from localspec.cli.flags import json_option
 from localspec.cli.help import Group
 from localspec.cli.json_output import to_json, write_json
@@ -268,9 +268,7 @@ def add(*, name: str, description: str, context_length: int | None, **models: An
 
 
 @models.command("import")
-@click.argument(
-    "folder", type=click.Path(path_type=Path), metavar="DIR", shell_complete=complete_file
-)
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def import_models(*, folder: Path, yes: bool) -> None:
     """Add presets for the GGUF files in a folder and its subfolders.

@@ -12,7 +12,6 @@ import click
 
 from localspec.chat.template import BUILT_IN
 from localspec.cli.completion import (
-    complete_file,
     complete_model,
     complete_preset,
     complete_template,
@@ -79,7 +78,7 @@ SERVED_CONTEXT = (
 )
 MODEL_NAMES = "a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT"
 _MODEL = {"metavar": "MODEL", "shell_complete": complete_model}
-_FILE = {"type": Path, "metavar": "FILE", "shell_complete": complete_file}
+_FILE = {"type": click.Path(path_type=Path), "metavar": "FILE"}
 _DEFAULTS = SamplingParams()
 
 # Numbers of SamplingParams. [default: …] is added below.

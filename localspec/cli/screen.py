@@ -128,7 +128,7 @@ def show_legend() -> None:
 
 
 def status_line(stats: Stats, context_length: int, columns: int) -> str:
-    """One line about an answer: speed, drafting, context.
+    """Summarise an answer in one line: speed, drafting, context.
 
     It has as many parts as fit into the window, and into 100 columns.
     """

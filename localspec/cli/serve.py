@@ -279,7 +279,7 @@ def _prepare(
 
 
 def _more_words(model: ServedModel, page: str | None) -> str:
-    """What is said last of the first model. page: where one can chat."""
+    """The end of the greeting, about the first model. page: the address of the chat page."""
     from localspec.engine.cache_store import kept_folder
 
     words, num_bytes = f"\n{_at_once(model)}", model.cache_disk.num_bytes
@@ -347,7 +347,7 @@ def ready_settings(address: str, model: str, context_length: int, *, has_key: bo
 
 
 def opencode_settings(address: str, model: str, context_length: int, key: str) -> str:
-    """What opencode.json has for a server, in JSON."""
+    """The content of opencode.json for a server."""
     return _OPENCODE.substitute(
         address=address,
         model=json.dumps(model, ensure_ascii=False)[1:-1],

@@ -25,7 +25,7 @@ from localspec.chat.session import (
     session_names,
 )
 from localspec.cli.answer import text_writer
-from localspec.cli.completion import complete_file, complete_session
+from localspec.cli.completion import complete_session
 from localspec.cli.flags import json_option, option
 from localspec.cli.help import Group
 from localspec.cli.json_output import write_json
@@ -100,9 +100,7 @@ def show_session(*, name: str) -> None:
 
 @sessions.command("export")
 @click.argument("name", shell_complete=complete_session)
-@click.argument(
-    "file", required=False, type=click.Path(path_type=Path), shell_complete=complete_file
-)
+@click.argument("file", required=False, type=click.Path(path_type=Path))
 @option(
     "as_json",
     flags=["--json"],

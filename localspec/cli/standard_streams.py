@@ -95,7 +95,7 @@ def read_input() -> str:
 
 
 def piped_lines() -> Iterator[str]:
-    """One message per line. Raises click.UsageError as `read_input` does."""
+    """Read one message per line. Raises click.UsageError as `read_input` does."""
     while sys.stdin is not None and (data := sys.stdin.buffer.readline(MAX_INPUT_BYTES + 1)):
         if data.startswith(WIDE_MARKS):  # a line end takes several bytes
             data += sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)

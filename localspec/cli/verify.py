@@ -10,7 +10,6 @@ import click
 
 from localspec.checks.prompts import built_in_texts, check_lengths, read_prompts
 from localspec.cli import exit_codes
-from localspec.cli.completion import complete_file
 from localspec.cli.flags import json_option, option, read_option_file
 from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
 @model_argument
 @click.option(
     "--prompts",
-    type=Path,
+    type=click.Path(path_type=Path),
     metavar="FILE",
-    shell_complete=complete_file,
     help="A file with prompts of your own, one per line.",
 )
 @shared("seconds", default=180)

@@ -101,7 +101,7 @@ def _check_answerable(options: AnswerOptions) -> None:
 
 
 def _value(name: str, text: str) -> Any:
-    """The value that a text means. What is no number is refused later, with the range."""
+    """The value that a text means. A text that is no number is refused later, by the range."""
     if name == "think":
         views = get_args(ThoughtView)
         if text not in views:
