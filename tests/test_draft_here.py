@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from head_maker import write_head_model
-from other_tokenizer import write_renumbered
 
-from gguf_maker import write_random_model, write_spm_model
+from gguf_maker import write_random_model, write_renumbered, write_spm_model
 from localspec.cli import main
 from localspec.gguf_file.check import check_model_file
 from localspec.preflight.explanation import explain

@@ -12,14 +12,16 @@ import convert_medusa
 import gguf
 import numpy as np
 import pytest
-from block_head_maker import BLOCK_SIZE, BlockHead, write_block_head
 from click.testing import CliRunner
 from head_maker import (
     ALL,
+    BLOCK_SIZE,
     EAGLE,
     INSIDE,
     LAYERS_READ,
     NUM_HEADS,
+    BlockHead,
+    write_block_head,
     write_head_model,
     write_medusa_heads,
 )

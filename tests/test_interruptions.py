@@ -8,8 +8,7 @@ import threading
 import time
 
 import pytest
-from block_head_maker import BlockHead, write_block_head
-from head_maker import write_head_model
+from head_maker import BlockHead, write_block_head, write_head_model
 from hybrid_maker import write_hybrid
 from interruptions import Struck, name_of, places, struck
 

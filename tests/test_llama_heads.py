@@ -10,13 +10,16 @@ import itertools
 
 import numpy as np
 import pytest
-from block_head_maker import MASK, NUM_CANDIDATES, BlockHead, write_block_head
 from head_maker import (
     ALL,
     EAGLE,
     INSIDE,
     LAYERS_READ,
+    MASK,
+    NUM_CANDIDATES,
     NUM_HEADS,
+    BlockHead,
+    write_block_head,
     write_head_model,
     write_medusa_heads,
 )

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from exact_files import exact_copy
-from other_tokenizer import write_renumbered
 
 import inside
 import localspec
-from gguf_maker import write_random_model, write_spm_model
+from gguf_maker import write_random_model, write_renumbered, write_spm_model
 from localspec.cli import main
 from localspec.gguf_file.check import check_model_file
 from localspec.presets.folder_import import search_folder

@@ -10,9 +10,8 @@ import threading
 
 import llama_cpp
 import pytest
-from block_head_maker import BlockHead, write_block_head
 from click.testing import CliRunner
-from head_maker import write_head_model
+from head_maker import BlockHead, write_block_head, write_head_model
 from rpc_runner import PROGRAM, needs_servers, stopped
 from rpc_standin import answering, device_count, device_memory, hello
 

@@ -138,8 +138,7 @@ class _Kind:
 
 
 def _kinds(folder: Path) -> list[_Kind]:
-    from block_head_maker import BlockHead, write_block_head
-    from head_maker import write_head_model
+    from head_maker import BlockHead, write_block_head, write_head_model
     from PIL import Image
     from vision_maker import write_vision_pair
 
