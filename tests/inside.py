@@ -35,9 +35,8 @@ from localspec.llama.model import LlamaModel
 from localspec.llama.vocabulary import LlamaVocabulary
 from localspec.policy.profile import Profile
 from localspec.sampling.constraint import Constraint
-from localspec.server.answered_texts import AnsweredText
 from localspec.server.running import Runner
-from localspec.server.served_models import ServedModel
+from localspec.server.served_models import AnsweredText, ServedModel
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.streaming.access import Access, EngineTurn
 from localspec.streaming.answer import Answer

@@ -8,16 +8,17 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
+import pytest
 
 from localspec.engine.cache_disk import CacheDisk
-from localspec.server.answered_texts import AnsweredTexts
 from localspec.server.app import Limits, Server
 from localspec.server.guard import AccessRules
 from localspec.server.running import Runner, listen
 from localspec.server.served_embedder import ServedEmbedder
-from localspec.server.served_models import ServedModel, ServedModels
+from localspec.server.served_models import AnsweredTexts, ServedModel, ServedModels
 
 
 @dataclass
@@ -66,6 +67,23 @@ class Running:
         response = self.ask("/v1/chat/completions", **fields)
         assert response.status_code == 200, response.text
         return response.json()
+
+
+@contextlib.contextmanager
+def presets_of(folder: Path, **targets: tuple[Path, int]) -> Iterator[None]:
+    """Presets of one's own within the block: by name, the file and the context's length."""
+    path = folder / "localspec" / "models.toml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(
+        "".join(
+            f'[{name}]\ndescription = "{name}"\ncontext_length = {context_length}\n'
+            f'target.path = "{target.as_posix()}"\n'
+            for name, (target, context_length) in targets.items()
+        )
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(folder))
+        yield
 
 
 @contextlib.contextmanager

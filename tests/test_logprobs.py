@@ -11,7 +11,7 @@ from localspec.sampling.distribution import Distribution
 from localspec.sampling.filters import filtered_distribution
 from localspec.sampling.logprobs import token_logprobs, top_of_distribution, top_of_row
 from localspec.sampling.params import SamplingParams
-from localspec.server.chat_completions import logprob_object
+from localspec.server.completions import logprob_object
 
 
 @pytest.mark.parametrize("size", [5, 3000, 152_064])

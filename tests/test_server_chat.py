@@ -27,21 +27,6 @@ def chunks_of(server, path="/v1/chat/completions", **fields):
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
-def test_it_answers_what_the_engine_answers(server, engine):
-    found = server.chat(max_tokens=60)
-    plain = engine.generate(QUESTION, max_tokens=60, **STEADY).reply()
-    choice = found["choices"][0]
-    assert choice["message"]["content"] == plain.text
-    assert choice["message"]["role"] == "assistant"
-    assert choice["finish_reason"] == plain.finish_reason
-    assert found["object"] == "chat.completion"
-    assert found["model"] == "demo"
-    usage = found["usage"]
-    assert usage["prompt_tokens"] == plain.stats.prompt_tokens
-    assert usage["completion_tokens"] == plain.stats.completion_tokens
-    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-
-
 def test_a_stream_adds_up_to_the_whole(server):
     whole = server.chat(max_tokens=50)
     chunks = chunks_of(server, max_tokens=50, stream_options={"include_usage": True})
@@ -127,31 +112,6 @@ def test_a_prediction_is_counted(server):
     assert details["accepted_prediction_tokens"] == 0
 
 
-def test_logprobs(server):
-    found = server.chat(max_tokens=5, logprobs=True, top_logprobs=3)["choices"][0]
-    listed = found["logprobs"]["content"]
-    assert len(listed) == 5
-    assert all(each["logprob"] <= 0 and len(each["top_logprobs"]) == 3 for each in listed)
-    assert all(each["top_logprobs"][0]["token"] == each["token"] for each in listed)
-    assert "".join(each["token"] for each in listed) == found["message"]["content"]
-    streamed = chunks_of(server, max_tokens=5, logprobs=True, top_logprobs=3)
-    parts = [chunk["choices"][0]["logprobs"] for chunk in streamed]
-    said = [each for part in parts if part is not None for each in part["content"]]
-    assert said == listed
-    assert server.chat(max_tokens=2)["choices"][0]["logprobs"] is None
-
-
-def test_several_answers(server):
-    found = server.chat(n=3, temperature=1.5, seed=1, max_tokens=20)
-    texts = [choice["message"]["content"] for choice in found["choices"]]
-    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2]
-    assert len(set(texts)) > 1
-    one = server.chat(temperature=1.5, seed=2, max_tokens=20)
-    assert one["choices"][0]["message"]["content"] == texts[1]
-    assert found["usage"]["completion_tokens"] > one["usage"]["completion_tokens"]
-    assert found["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
-
-
 def test_messages_as_clients_write_them(server):
     """Parts, null, developers, calls of tools and what came of them, answers begun."""
     messages = [
@@ -198,60 +158,6 @@ def test_fields_that_nobody_knows_are_passed_over(server):
     )
     assert found["choices"][0]["finish_reason"] == "length"
     assert "tool_calls" not in found["choices"][0]["message"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "what", "code"),
-    [
-        ({"messages": []}, "no messages", "invalid_request"),
-        ({"messages": "Hello"}, "the messages are", "invalid_request"),
-        ({"messages": [{"role": "user", "content": 3}]}, "message 0 is 3", "invalid_request"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "an image in it",
-            "invalid_request",
-        ),
-        ({"temperature": "hot"}, 'temperature is "hot"', "invalid_request"),
-        ({"temperature": -1}, "temperature is -1", "invalid_request"),
-        ({"top_p": True}, "top_p is true", "invalid_request"),
-        ({"max_tokens": 0}, "max_tokens is 0", "invalid_request"),
-        ({"max_tokens": 1.5}, "max_tokens is 1.5", "invalid_request"),
-        ({"seed": "x"}, 'seed is "x"', "invalid_request"),
-        ({"n": 0}, "n is 0", "invalid_request"),
-        ({"stop": [1]}, "stop is [1]", "invalid_request"),
-        ({"stream": "yes"}, 'stream is "yes"', "invalid_request"),
-        ({"logprobs": True, "top_logprobs": 99}, "top_logprobs is 99", "invalid_request"),
-        ({"logit_bias": {"a": 1}}, "logit_bias", "invalid_request"),
-        ({"logit_bias": {"1": "x"}}, 'logit_bias.1 is "x"', "invalid_request"),
-        ({"logit_bias": {"99999999": 1}}, "99999999", "invalid_request"),
-        ({"xtc_probability": 0.5}, "XTC", "invalid_request"),
-        ({"proposer": "magic"}, "no proposer 'magic'", "invalid_request"),
-        ({"draft_tokens": 99}, "draft tokens is 99", "invalid_request"),
-        ({"tool_choice": "required"}, "the tools are none", "invalid_request"),
-        ({"tool_choice": {"type": "function"}}, "the tools are none", "invalid_request"),
-        ({"tool_choice": "required", "tools": [LOOK]}, "no tools", "unsupported_value"),
-        ({"tools": [{"type": "function"}]}, "the name of tool 0 is None", "invalid_request"),
-        ({"response_format": {"type": "xml"}}, "the form of the", "unsupported_value"),
-        ({"response_format": {"type": "json_schema"}}, "the schema", "unsupported_value"),
-        ({"modalities": ["text", "audio"]}, "audio", "invalid_request"),
-        (
-            {"messages": [{"role": "user", "content": "fox " * 4000}]},
-            "the context holds 2048",
-            "context_length_exceeded",
-        ),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_is_refused(server, fields, what, code, stream):
-    response = server.ask(
-        "/v1/chat/completions", **{"messages": QUESTION, "stream": stream, **fields}
-    )
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert what in error["message"]
-    assert error["code"] == code
-    assert error["type"] == "invalid_request_error"
-    assert set(error) == {"message", "type", "param", "code"}
 
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}

@@ -44,45 +44,6 @@ def test_a_raw_prompt_is_gone_on_with(server, engine):
     assert several["choices"][2]["text"] != plain.text
 
 
-def test_a_stream_adds_up_to_the_whole(server):
-    whole = complete(server, logprobs=2)
-    body = {"prompt": PROMPT, **STEADY, "logprobs": 2, "stream": True}
-    body["stream_options"] = {"include_usage": True}
-    with server.client.stream("POST", "/v1/completions", json=body) as response:
-        lines = [line for line in response.iter_lines() if line]
-    assert lines[-1] == "data: [DONE]"
-    *chunks, last = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-    assert last["usage"]["completion_tokens"] == 20
-    choices = [chunk["choices"][0] for chunk in chunks]
-    assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
-    assert choices[-1]["finish_reason"] == "length"
-    parts = [choice["logprobs"] for choice in choices if choice["logprobs"]]
-    tokens = [token for part in parts for token in part["tokens"]]
-    assert tokens == whole["choices"][0]["logprobs"]["tokens"]
-    assert len(whole["choices"][0]["logprobs"]["top_logprobs"][0]) == 2
-
-
-@pytest.mark.parametrize(
-    ("fields", "what"),
-    [
-        ({"prompt": None}, "prompt is null"),
-        ({"prompt": []}, "prompt is []"),
-        ({"prompt": [["x"]]}, 'prompt is [["x"]]'),
-        ({"prompt": ["x"] * 17}, "prompt is"),
-        ({"prompt": ""}, "the prompt is empty"),
-        ({"prompt": [99_999_999]}, "99999999"),
-        ({"prompt": [-1]}, "-1"),
-        ({"echo": True}, "echo is true"),
-        ({"logprobs": 21}, "logprobs is 21"),
-        ({"prompt": "fox " * 4000}, "the context holds 2048"),
-    ],
-)
-def test_what_is_refused(server, fields, what):
-    response = server.ask("/v1/completions", **{"prompt": PROMPT, **STEADY, **fields})
-    assert response.status_code == 400
-    assert what in response.json()["error"]["message"]
-
-
 def test_tokens(server, engine):
     text = "The fox <|im_end|> ran."
     found = server.ask("/tokenize", content=text).json()["tokens"]

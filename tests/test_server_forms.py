@@ -11,13 +11,12 @@ import pytest
 
 from localspec.chat.template import ChatTemplate
 from localspec.errors import OptionError
-from localspec.server.answering import NewPiece, Waiting
-from localspec.server.chat_completions import ChatCompletion
+from localspec.server.answering import NewPiece, ReadingPrompt, Waiting
+from localspec.server.completions import ChatCompletion
 from localspec.server.encoding import compact_json, sse_event
 from localspec.server.fields import Fields
 from localspec.server.messages import MessageForm
-from localspec.server.ollama_answers import OllamaChat, OllamaGenerate
-from localspec.server.reading import ReadingPrompt
+from localspec.server.ollama import OllamaChat, OllamaGenerate
 from localspec.server.responses import ResponseForm
 from localspec.speculative.metrics import Provenance
 from localspec.streaming.reply import Piece

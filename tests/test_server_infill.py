@@ -161,23 +161,6 @@ def test_what_does_not_fit_is_cut_where_it_stays_cached(coding):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("fields", "what"),
-    [
-        ({"input_suffix": ""}, "input_prefix is missing"),
-        ({"input_prefix": ""}, "input_suffix is missing"),
-        ({"input_prefix": "", "input_suffix": "", "input_extra": "x"}, "input_extra"),
-        ({"input_prefix": "", "input_suffix": "", "input_extra": [{}]}, "input_extra[0].text"),
-        ({"input_prefix": "", "input_suffix": "", "prompt": ["x"]}, "prompt"),
-    ],
-)
-def test_what_is_refused(coding, fields, what):
-    response = coding.ask("/infill", **fields)
-    assert response.status_code == 400
-    assert what in response.json()["error"]["message"]
-
-
-@pytest.mark.process
 @pytest.mark.parametrize("path", ["/infill", "/v1/completions", "/api/generate"])
 def test_a_model_without_the_tokens_says_so(server, path):
     names = {"input_prefix": "x", "input_suffix": "y", "prompt": "x", "suffix": "y"}

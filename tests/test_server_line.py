@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import re
-import signal
 import sys
 import threading
 
@@ -21,14 +19,12 @@ from localspec.presets.presets import find_preset
 from localspec.server import writing
 from localspec.server.answering import NewPiece, Service
 from localspec.server.app import Limits
-from localspec.server.chat_completions import ChatCompletion
-from localspec.server.completions import Completion
+from localspec.server.completions import ChatCompletion, Completion, Infill, LlamaCompletion
 from localspec.server.event_loop import in_thread, unless_gone
 from localspec.server.guard import BodyReader
 from localspec.server.line import WaitingLine
-from localspec.server.llama_completions import Infill, LlamaCompletion
 from localspec.server.messages import MessageForm
-from localspec.server.ollama_answers import OllamaChat, OllamaGenerate
+from localspec.server.ollama import OllamaChat, OllamaGenerate
 from localspec.server.refusal import RequestError
 from localspec.server.responses import ResponseForm
 from localspec.server.served_models import ServedModel, ServedModels
@@ -244,21 +240,6 @@ def test_who_goes_away_while_waiting_is_forgotten(server):
             with streaming(server, max_tokens=1) as next_one:
                 position = next_one.headers["x-localspec-queue"]
         events.close()
-
-
-@pytest.mark.process
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="signals of Unix")
-def test_a_crash_is_one_requests_error_and_the_next_works(server):
-    engine = server.models.all[0].engine
-    assert engine is not None
-    with streaming(server, **LONG) as running:
-        events = events_of(running)
-        next(events)
-        os.kill(engine.process_id, signal.SIGKILL)
-        error = list(events)[-1]["error"]
-    assert error["type"] == "server_error"
-    assert "the process of the engine ended" in error["message"]
-    assert server.chat(max_tokens=2)["choices"][0]["finish_reason"] == "length"
 
 
 @pytest.mark.process

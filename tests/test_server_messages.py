@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
-
-from gguf_maker import write_scripted_model
-from server_runner import running_server
 
 pytestmark = pytest.mark.process
 
@@ -71,15 +67,6 @@ def test_a_message_begins_with_the_usage_that_it_ends_with(server):
         for name in ("input_tokens", "cache_read_input_tokens"):
             assert first[name] == last[name]
     assert first["input_tokens"] > 1000
-
-
-def test_why_it_stopped(server):
-    text = message(server, max_tokens=40)["content"][0]["text"]
-    stop = text.split()[5]
-    stopped = message(server, max_tokens=40, stop_sequences=["never", stop])
-    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", stop)
-    ended = message(server, max_tokens=1000)
-    assert (ended["stop_reason"], ended["stop_sequence"]) == ("end_turn", None)
 
 
 def test_blocks(server):
@@ -192,81 +179,6 @@ def test_a_header_that_changes_with_each_request_leaves_the_caches_of_use(server
     assert usage["input_tokens"] == 1
     quoted = [{"type": "text", "text": f"Explain this.\n{header}"}]
     assert message(server, system=quoted)["usage"]["input_tokens"] > 1
-
-
-@pytest.mark.parametrize(
-    ("fields", "what"),
-    [
-        ({"messages": []}, "messages is []"),
-        ({"messages": ["x"]}, 'messages is ["x"]'),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "an image"),
-        ({"messages": [{"role": "user", "content": 3}]}, "is 3"),
-        ({"system": 3}, "is 3"),
-        ({"tool_choice": {"type": "any"}}, "the tools are none"),
-        ({"tool_choice": {"type": "tool"}}, "tool_choice is"),
-        ({"output_format": {"type": "json_schema"}}, "the form of the answer"),
-        (
-            {"messages": [{"role": "user", "content": "fox " * 4000}]},
-            "> 2048 maximum",
-        ),
-    ],
-)
-def test_what_is_refused(server, fields, what):
-    for stream in (False, True):
-        body = {"messages": QUESTION, "max_tokens": 2, "stream": stream, **fields}
-        response = server.ask(PATH, **body)
-        assert response.status_code == 400
-        found = response.json()
-        assert found["type"] == "error"
-        assert found["error"]["type"] == "invalid_request_error"
-        assert what in found["error"]["message"]
-
-
-def test_thoughts_are_blocks_of_their_own(tmp_path, monkeypatch):
-    """In every protocol, told apart from what is said."""
-    said = ["[ask]", "<think>", "one", "two", "</think>", "three", "four"]
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}[ask]{# <think> </think> #}"
-    write_scripted_model(
-        tmp_path / "thinker.gguf",
-        dict(itertools.pairwise(said)),
-        user_defined=("[ask]",),
-        template=template,
-    )
-    presets = tmp_path / "localspec" / "models.toml"
-    presets.parent.mkdir()
-    presets.write_text(
-        '[thinker]\ndescription = "thinker"\ncontext_length = 64\n'
-        f'target.path = "{tmp_path / "thinker.gguf"}"\n'
-    )
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    question = [{"role": "user", "content": "x"}]
-    with running_server(presets=["thinker"]) as thinker:
-        found = message(thinker, messages=question)
-        assert [block["type"] for block in found["content"]] == ["thinking", "text"]
-        assert found["content"][0]["thinking"] == "onetwo"
-        assert found["content"][1]["text"] == "threefour"
-        events = events_of(thinker, messages=question)
-        starts = [e["content_block"] for e in events if e["type"] == "content_block_start"]
-        assert [start["type"] for start in starts] == ["thinking", "text"]
-        deltas = [e["delta"] for e in events if e["type"] == "content_block_delta"]
-        assert "".join(delta.get("thinking", "") for delta in deltas) == "onetwo"
-        assert "".join(delta.get("text", "") for delta in deltas) == "threefour"
-        chat = thinker.chat("x")["choices"][0]["message"]
-        assert (chat["reasoning_content"], chat["content"]) == ("onetwo", "threefour")
-        asked = {
-            "input": "x",
-            "temperature": 0,
-            "include": ["message.output_text.logprobs"],
-        }
-        response = thinker.ask("/v1/responses", **asked).json()
-        assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
-        logprobs = response["output"][1]["content"][0]["logprobs"]
-        assert [each["token"] for each in logprobs][-3:-1] == ["three", "four"]
-        assert "two" not in [each["token"] for each in logprobs]
-        streamed = thinker.ask("/v1/responses", **asked, stream=True).text
-        last = json.loads(streamed.rpartition("data: ")[2])
-        assert last["response"]["output"][1]["content"][0]["logprobs"] == logprobs
-        assert response["usage"]["output_tokens_details"]["reasoning_tokens"] >= 2
 
 
 def test_max_tokens_may_be_left_out(server):

@@ -10,10 +10,9 @@ import pytest
 from localspec.errors import MemoryLimitError, OptionError
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.presets.presets import find_preset
-from localspec.server.answered_texts import AnsweredTexts
 from localspec.server.app import Limits
 from localspec.server.guard import AccessRules
-from localspec.server.served_models import ServedModel, ServedModels
+from localspec.server.served_models import AnsweredTexts, ServedModel, ServedModels
 from server_runner import running_server
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import signal
 from datetime import datetime, timedelta, timezone
 
 import httpx
@@ -16,7 +14,7 @@ from call_families import write_calling_model
 from gguf_maker import write_scripted_model
 from localspec.server.app import Limits
 from localspec.server.fields import Fields
-from localspec.server.ollama_answers import OllamaChat, OllamaGenerate
+from localspec.server.ollama import OllamaChat, OllamaGenerate
 from localspec.server.refusal import RequestError
 from server_runner import running_server
 
@@ -131,25 +129,6 @@ def test_a_chat_whole_and_in_lines(server):
         assert abs(datetime.now(timezone.utc) - created) < timedelta(minutes=5)
 
 
-def test_generate_is_the_chat_of_one_question(server):
-    options = {**STEADY, "num_predict": 12}
-    question = QUESTION[0]["content"]
-    chat = whole(server, options=options)
-    answer = whole(server, "/api/generate", prompt=question, options=options)
-    assert answer["response"] == chat["message"]["content"]
-    assert "message" not in answer
-    assert answer["prompt_eval_count"] == chat["prompt_eval_count"]
-    *parts, last = lines(server, "/api/generate", prompt=question, options=options)
-    assert joined(parts, "response") == answer["response"]
-    assert last["response"] == ""
-    assert last["context"] == answer["context"]
-    system = {"role": "system", "content": "Be terse."}
-    told = whole(server, messages=[system, *QUESTION], options=options)
-    same = whole(server, "/api/generate", prompt=question, system="Be terse.", options=options)
-    assert same["response"] == told["message"]["content"]
-    assert same["prompt_eval_count"] == told["prompt_eval_count"] > chat["prompt_eval_count"]
-
-
 def test_a_context_goes_on_with_the_conversation(server):
     """As the chat of all its messages, with whatever the template has between them."""
     options = {**STEADY, "num_predict": 12}
@@ -223,17 +202,6 @@ def test_a_context_that_is_longer_than_here_is_spoken_of(server):
     assert "the context holds 2048" in told
 
 
-@pytest.mark.parametrize("think", [None, True, "high"])
-def test_thoughts_come_by_themselves(server, think):
-    asked = {"model": "thinker", "messages": [{"role": "user", "content": "t"}], "think": think}
-    message = whole(server, **asked)["message"]
-    assert message == {"role": "assistant", "content": "threefour", "thinking": "onetwo"}
-    parts = lines(server, **asked)
-    assert (joined(parts, "thinking"), joined(parts, "content")) == ("onetwo", "threefour")
-    generated = whole(server, "/api/generate", model="thinker", prompt="t", think=think)
-    assert (generated["thinking"], generated["response"]) == ("onetwo", "threefour")
-
-
 def test_thoughts_can_be_switched_off(server):
     message = whole(server, model="thinker", think=False)["message"]
     assert message == {"role": "assistant", "content": "threefour"}
@@ -288,27 +256,6 @@ def test_results_are_paired_with_the_calls_that_they_came_of():
     told = [(each["content"], each["tool_call_id"]) for each in found if each["role"] == "tool"]
     assert told == [("red", ids[0]), ("noon", ids[1]), ("brown", ids[2]), ("grey", "own")]
     assert found[4]["name"] == "look"
-
-
-def test_what_is_not_taken(server):
-    image = ["aGVsbG8="]
-    for path, fields, word in (
-        (
-            "/api/chat",
-            {"messages": [{**QUESTION[0], "images": image}]},
-            "message 0 has an image",
-        ),
-        ("/api/generate", {"prompt": "x", "images": image}, "has an image in it"),
-        ("/api/generate", {"prompt": "x", "images": image, "raw": True}, "images"),
-        ("/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
-        ("/api/chat", {"messages": "x"}, "messages"),
-        ("/api/chat", {"messages": [{"role": "user", "content": 3}]}, "message 0"),
-        ("/api/chat", {"messages": QUESTION, "stream": "no"}, "stream"),
-        ("/api/chat", {"messages": QUESTION, "keep_alive": "soon"}, "keep_alive"),
-    ):
-        assert word in refused(server, path, model="demo", **fields)
-    empty = {"images": [], "suffix": "", "template": ""}
-    assert whole(server, "/api/generate", prompt="x", **empty, options={"num_predict": 1})
 
 
 @pytest.mark.parametrize(
@@ -382,38 +329,6 @@ def test_an_unused_model_is_not_closed_under_who_uses_it(server):
             assert other.post("/api/generate", json=asked).json()["done_reason"] == "unload"
         last = json.loads(list(told)[-1])
     assert (last["done_reason"], last["eval_count"]) == ("length", 60)
-
-
-def test_who_waits_gets_empty_pieces_and_who_hangs_up_frees_the_model(server):
-    body = {"model": "demo", "messages": QUESTION, "options": LONG}
-    with server.client.stream("POST", "/api/chat", json=body) as first:
-        told = first.iter_lines()
-        assert not json.loads(next(told))["done"]
-        with server.client.stream(
-            "POST", "/api/generate", json={**body, "prompt": "x"}
-        ) as second:
-            assert second.headers["x-localspec-queue"] == "1"
-            part = json.loads(next(second.iter_lines()))
-            assert (part["response"], part["done"]) == ("", False)
-        told.close()
-    position = ""
-    while position != "0":  # once that is noticed
-        with server.client.stream("POST", "/api/chat", json=body) as last:
-            position = last.headers["x-localspec-queue"]
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="signals of Unix")
-def test_an_answer_that_fails_ends_in_a_line_that_says_so(server):
-    whole(server, options={"num_predict": 1})
-    body = {"model": "demo", "messages": QUESTION, "options": LONG}
-    with server.client.stream("POST", "/api/chat", json=body) as response:
-        told = response.iter_lines()
-        next(told)
-        os.kill(server.models.all[0].engine.process_id, signal.SIGKILL)
-        last = json.loads(list(told)[-1])
-    assert last.keys() == {"error"}
-    assert "the process of the engine ended" in last["error"]
-    assert whole(server, options={"num_predict": 1})["done"]
 
 
 def test_errors_are_in_ollamas_shape_all_over(server):

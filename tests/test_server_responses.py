@@ -62,28 +62,6 @@ def test_the_order_of_events(server):
     assert item["item"]["status"] == "completed"
 
 
-@pytest.mark.parametrize("num_top", [None, 3])
-def test_logprobs_of_what_is_said(server, num_top):
-    """As Chat Completions have them; in the events each with the text that it belongs to."""
-    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": num_top}
-    (part,) = respond(server, **asked)["output"][0]["content"]
-    chat = server.chat(INPUT, max_tokens=20, logprobs=True, top_logprobs=num_top or 0)
-    expected = chat["choices"][0]["logprobs"]["content"]
-    assert [each["token"] for each in part["logprobs"]] == [each["token"] for each in expected]
-    assert part["logprobs"][0]["logprob"] == pytest.approx(expected[0]["logprob"], abs=1e-3)
-    assert all(len(each["top_logprobs"]) == (num_top or 0) for each in part["logprobs"])
-
-    events = events_of(server, **asked)
-    deltas = [e for e in events if e["type"] == "response.output_text.delta"]
-    tokens = [each["token"] for delta in deltas for each in delta["logprobs"]]
-    assert tokens == [each["token"] for each in part["logprobs"]]
-    assert all(delta["logprobs"] for delta in deltas)
-    (done,) = [e for e in events if e["type"] == "response.output_text.done"]
-    assert [each["token"] for each in done["logprobs"]] == tokens
-    without = events_of(server, top_logprobs=num_top)
-    assert all(e["logprobs"] == [] for e in without if "logprobs" in e)
-
-
 def test_an_empty_input_loads_the_model(server):
     for given in ("", []):
         found = respond(server, input=given, max_output_tokens=1)
@@ -134,30 +112,3 @@ def test_what_an_agent_sends(server, caplog):
     assert found["usage"]["input_tokens"] > fewer["usage"]["input_tokens"]
     without = respond(server, input=items[:5])
     assert fewer["usage"]["input_tokens"] > without["usage"]["input_tokens"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "what"),
-    [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"background": True}, "background"),
-        ({"input": 3}, "input is 3"),
-        ({"input": None}, "input is null"),
-        ({"input": None, "instructions": "Be brief."}, "input is null"),
-        ({"input": None, "prompt": {"id": "pmpt_1"}}, 'prompt is {"id": "pmpt_1"}'),
-        ({"input": ["x"]}, 'input is ["x"]'),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "an image"),
-        ({"input": [{"content": "x"}]}, "the role of message 0 is None"),
-        ({"text": {"format": {"type": "json_schema"}}}, "the form of the answer"),
-        ({"tool_choice": "required"}, "the tools are none"),
-        ({"top_logprobs": 21}, "top_logprobs is 21"),
-        ({"include": 3}, "include is 3"),
-        ({"max_output_tokens": 0}, "max_tokens is 0"),
-        ({"input": "fox " * 4000}, "the context holds 2048"),
-    ],
-)
-def test_what_is_refused(server, fields, what):
-    for stream in (False, True):
-        response = server.ask(PATH, **{"input": INPUT, "stream": stream, **fields})
-        assert response.status_code == 400
-        assert what in response.json()["error"]["message"]

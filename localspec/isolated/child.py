@@ -294,21 +294,14 @@ class Served:
     def memory(self) -> EngineMemory:
         return self._engine.memory()
 
-    def remember(self, text: str | Sequence[int]) -> None:
+    def alone(self, method: str, *arguments: Any) -> Any:
+        """The result of a method of the engine while no answer runs."""
         self._end_left()
-        self._engine.remember(text)
+        return getattr(self._engine, method)(*arguments)
 
-    def free_kept(self) -> None:
-        self._end_left()
-        self._engine.free_kept()
-
-    def save_caches(self, owner: int, path: Path) -> bool:
-        self._end_left()
-        return self._engine._save_caches_of(self._shared.owner(owner), path)
-
-    def load_caches(self, owner: int, path: Path) -> bool:
-        self._end_left()
-        return self._engine._load_caches_of(self._shared.owner(owner), path)
+    def owned(self, method: str, owner: int, path: Path) -> bool:
+        """The same of a method that takes a conversation and a file."""
+        return bool(self.alone(method, self._shared.owner(owner), path))
 
     def _end_left(self) -> None:
         """End answers that were left, where none runs any more."""

@@ -33,21 +33,19 @@ class EngineFacts:
     can_see: bool
 
 
+_NAMES = (
+    *("description", "sampling", "context_length", "trained_context_length", "exactness"),
+    *("chat_template", "shared_vocabulary", "drafting", "parallel"),
+)
+
+
 def facts_of(engine: Engine) -> EngineFacts:
-    """Those of an engine."""
+    """The facts about an engine."""
     vocabulary = engine.vocabulary
     return EngineFacts(
-        description=engine.description,
-        sampling=engine.sampling,
-        context_length=engine.context_length,
-        trained_context_length=engine.trained_context_length,
-        exactness=engine.exactness,
-        chat_template=engine.chat_template,
+        **{name: getattr(engine, name) for name in _NAMES},
         bos=vocabulary.bos,
         eos=vocabulary.eos,
         add_bos=vocabulary.add_bos,
-        shared_vocabulary=engine.shared_vocabulary,
-        drafting=engine.drafting,
-        parallel=engine.parallel,
         can_see=engine.vision is not None,
     )

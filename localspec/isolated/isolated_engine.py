@@ -148,19 +148,21 @@ class IsolatedEngine(BaseEngine):
 
     def remember(self, text: str | Sequence[int]) -> None:
         with self._exclusively() as process:
-            process.call("remember", text)
+            process.call("alone", "remember", text)
 
     def free_kept(self) -> None:
         with self._exclusively() as process:
-            process.call("free_kept")
+            process.call("alone", "free_kept")
 
     def _save_caches_of(self, owner: object, path: Path) -> bool:
-        with self._exclusively() as process:
-            return bool(process.call("save_caches", self._owner_number(owner), path))
+        return self._owned("_save_caches_of", owner, path)
 
     def _load_caches_of(self, owner: object, path: Path) -> bool:
+        return self._owned("_load_caches_of", owner, path)
+
+    def _owned(self, method: str, owner: object, path: Path) -> bool:
         with self._exclusively() as process:
-            return bool(process.call("load_caches", self._owner_number(owner), path))
+            return bool(process.call("owned", method, self._owner_number(owner), path))
 
     @property
     def process_id(self) -> int | None:

@@ -11,22 +11,25 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 
 from localspec.errors import EngineError
 from localspec.isolated.isolated_engine import IsolatedEngine
-from localspec.server.answered_texts import AnsweredText
 from localspec.server.counters import Counters
-from localspec.server.event_loop import in_thread, until_either
-from localspec.server.infill import FimPrompt, fim_prompt, required_fim
+from localspec.server.event_loop import in_thread
 from localspec.server.line import PlaceInLine, WaitingLine
-from localspec.server.prompting import prompt_of, raw_prompt
+from localspec.server.prompting import (
+    FimPrompt,
+    fim_prompt,
+    prompt_of,
+    raw_prompt,
+    required_fim,
+)
 from localspec.server.question import Input, Question, RawPrompt
-from localspec.server.reading import ReadingPrompt
 from localspec.server.refusal import stopping
-from localspec.server.served_models import ServedModel, ServedModels
+from localspec.server.served_models import AnsweredText, ServedModel, ServedModels
 from localspec.speculative.metrics import Stats
 from localspec.streaming.answer import Answer
 from localspec.streaming.cancellation import CancelCheck
@@ -34,6 +37,44 @@ from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece, Reply
+
+_LONG_S = 20.0
+_LONG = 1024  # tokens, where it is not known how long one takes
+
+
+class ReadingPrompt(NamedTuple):
+    """A long prompt is being read: so many of its tokens are decoded.
+
+    num_cached: tokens that were there before. left_s: about how long the rest takes; None where
+    that is not known yet.
+    """
+
+    num_decoded: int = 0
+    num_tokens: int = 0
+    num_cached: int = 0
+    left_s: float | None = None
+
+    @property
+    def field(self) -> dict[str, Any]:
+        """What a client is told, in every protocol."""
+        left_s = None if self.left_s is None else round(self.left_s, 1)
+        told = {"processed": self.num_decoded, "total": self.num_tokens}
+        return {"prompt_progress": {**told, "cache": self.num_cached, "left_s": left_s}}
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the rest is worth a line in the log."""
+        if self.left_s is None:
+            return self.num_tokens - self.num_decoded >= _LONG
+        return self.left_s >= _LONG_S
+
+    def __str__(self) -> str:
+        number = f"{self.num_tokens - self.num_decoded:,}".replace(",", " ")
+        if self.left_s is None:
+            return f"reading {number} tokens"
+        if self.left_s < 90:
+            return f"reading {number} tokens, about {self.left_s:.0f} seconds"
+        return f"reading {number} tokens, about {self.left_s / 60:.0f} minutes"
 
 
 class Waiting(NamedTuple):
@@ -131,7 +172,7 @@ class Answering:
         self.is_complete = False
         self._events: deque[Event] = deque()  # any thread may add to it
         self._news = asyncio.Event()
-        self._has_begun = asyncio.Event()  # whether the first piece has come
+        self._has_begun = asyncio.Event()  # the first piece has come, or its answer has ended
         self._is_called = False  # whether `_look` is scheduled
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.create_task(self._answer_in_turn())
@@ -210,7 +251,8 @@ class Answering:
                 task = asyncio.create_task(in_thread(read, answer.cancel))
                 at_work[task] = place
                 if number == 0 and len(asks) > 1:
-                    await until_either(task, self._has_begun.wait())
+                    task.add_done_callback(lambda _: self._has_begun.set())
+                    await self._has_begun.wait()
                     if task.done():  # without a word; the others would fail, too
                         await self._one_ended(at_work)
             while at_work:

@@ -22,18 +22,16 @@ from localspec.errors import LocalspecError
 from localspec.preflight.plan import MOST_PARALLEL
 from localspec.server import ollama
 from localspec.server.answering import Service
-from localspec.server.chat_completions import ChatCompletion
-from localspec.server.completions import Completion
+from localspec.server.completions import ChatCompletion, Completion, Infill, LlamaCompletion
 from localspec.server.counters import PROMETHEUS
 from localspec.server.embeddings import Embeddings, OllamaEmbed, OllamaEmbeddings, Rerank
 from localspec.server.encoding import json_response, sent_bytes
 from localspec.server.form import Aside, Form
 from localspec.server.guard import PAGE_PATH, AccessRules, BodyReader, Guard
 from localspec.server.line import WaitingLine
-from localspec.server.llama_completions import Infill, LlamaCompletion
 from localspec.server.llama_server import ApplyTemplate, Detokenize, Tokenize, props
 from localspec.server.messages import CountTokens, MessageForm
-from localspec.server.ollama_answers import OllamaChat, OllamaGenerate
+from localspec.server.ollama import OllamaChat, OllamaGenerate
 from localspec.server.page import page_file, root
 from localspec.server.refusal import RequestError, refusal_of, refusal_response
 from localspec.server.request_log import RequestLog
@@ -222,9 +220,7 @@ class Server:
         for model in self._models.listed:
             if model.is_called(name):
                 return _openai_model(model)
-        raise RequestError(
-            f"there is no model {name!r:.80}", status=404, code="model_not_found"
-        )
+        raise RequestError(f"there is no model {name!r:.80}", code="model_not_found")
 
 
 def _openai_model(model: ServedModel | ServedEmbedder) -> dict[str, Any]:

@@ -34,15 +34,6 @@ async def in_thread(
         raise
 
 
-async def until_either(task: asyncio.Task[Any], other: Coroutine[Any, Any, object]) -> None:
-    """Until the task or the other has ended, which ends the other and no task."""
-    waiting = asyncio.create_task(other)
-    try:
-        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
-
-
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _Outcome]) -> _Outcome | None:
     """The result of the work; None if the client disconnects first, which cancels it."""
     task = asyncio.create_task(work)

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -35,55 +35,47 @@ class Fields:
         self._read: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
-        return self._value(name) is not None
+        return self.any(name) is not None
 
     def any(self, name: str) -> Any:
         """The field, of any type."""
-        return self._value(name)
+        self._read.add(name)
+        return self._values.get(name)
 
     def text(self, name: str) -> str | None:
         """A string."""
-        value = self._value(name)
-        if value is not None and not isinstance(value, str):
-            self.refuse(name, "Give a string.")
+        value: str | None = self._checked(name, lambda v: isinstance(v, str), "Give a string.")
         return value
 
     def flag(self, name: str) -> bool | None:
         """A bool."""
-        value = self._value(name)
-        if value is not None and not isinstance(value, bool):
-            self.refuse(name, "Give true or false.")
+        hint = "Give true or false."
+        value: bool | None = self._checked(name, lambda v: isinstance(v, bool), hint)
         return value
 
     def number(self, name: str) -> float | None:
         """A finite number."""
-        value = self._value(name)
-        if value is not None and not _is_number(value):
-            self.refuse(name, "Give a number.")
+        value = self._checked(name, _is_number, "Give a number.")
         return None if value is None else float(value)
 
     def whole(self, name: str) -> int | None:
         """A whole number; 3.0 is one."""
-        value = self._value(name)
-        if value is not None and not (_is_number(value) and value == int(value)):
-            self.refuse(name, "Give a whole number.")
+        hint = "Give a whole number."
+        value = self._checked(name, lambda v: _is_number(v) and v == int(v), hint)
         return None if value is None else int(value)
 
     def texts(self, name: str) -> list[str] | None:
         """A short list of strings; a single string is a list of one."""
-        value: list[str] | str | None = self._value(name)
-        if isinstance(value, str):
-            return [value]
-        if value is None:
-            return None
-        is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        if not is_list or len(value) > MOST_TEXTS:
+        given = self.any(name)
+        if given is None or isinstance(given, str):
+            return None if given is None else [given]
+        if not _is_list(given, str) or len(given) > MOST_TEXTS:
             self.refuse(name, f"Give a string, or up to {MOST_TEXTS} of them.")
-        return value
+        return list(given)
 
     def prompts(self, name: str, most: int) -> list[str | list[int]]:
         """One prompt, or up to so many, each a string or token ids."""
-        value = self._value(name)
+        value = self.any(name)
         given = [value] if isinstance(value, str) or _is_ids(value) else value
         is_list = isinstance(given, list) and 0 < len(given) <= most
         if not is_list or not all(isinstance(each, str) or _is_ids(each) for each in given):
@@ -92,23 +84,24 @@ class Fields:
 
     def object(self, name: str) -> Fields | None:
         """An object."""
-        value = self._value(name)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            self.refuse(name, "Give an object.")
-        return Fields(value, f"{self._path}{name}.")
+        value = self._checked(name, lambda value: isinstance(value, dict), "Give an object.")
+        return None if value is None else Fields(value, f"{self._path}{name}.")
 
     def objects(self, name: str) -> list[Fields] | None:
         """A list of objects."""
-        value = self._value(name)
+        value = self._checked(name, lambda v: _is_list(v, dict), "Give a list of objects.")
         if value is None:
             return None
-        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-            self.refuse(name, "Give a list of objects.")
         return [
             Fields(each, f"{self._path}{name}[{index}].") for index, each in enumerate(value)
         ]
+
+    def _checked(self, name: str, is_right: Callable[[Any], bool], hint: str) -> Any:
+        """The field, which is refused with that hint unless it is right or missing."""
+        value = self.any(name)
+        if value is not None and not is_right(value):
+            self.refuse(name, hint)
+        return value
 
     def refuse(self, name: str, hint: str) -> NoReturn:
         """Raise RequestError for the value of a field."""
@@ -127,10 +120,6 @@ class Fields:
                 logged.add(line)
                 logger.info("%s", line)
 
-    def _value(self, name: str) -> Any:
-        self._read.add(name)
-        return self._values.get(name)
-
 
 def _shown(value: Any) -> str:
     """The beginning of a value, as the client wrote it in JSON."""
@@ -139,11 +128,13 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} …"
 
 
-def _is_ids(value: object) -> bool:
+def _is_list(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(each, kind) for each in value)
+
+
+def _is_ids(value: Any) -> bool:
     """Whether it is a list of token ids, at least one."""
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+    return bool(value) and _is_list(value, int) and bool not in map(type, value)
 
 
 def _is_number(value: object) -> bool:

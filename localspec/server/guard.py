@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localspec.server.refusal import RequestError, refusal_response
+from localspec.server.refusal import RequestError, overloaded, refusal_response
 
 CLIENT = "localspec.client"  # in the scope of a request: as `AccessRules.client_of` has it
 _OPEN_PATHS = ("/health", "/v1/health")  # need no key
@@ -79,7 +79,6 @@ class Guard:
             raise RequestError(
                 f"the host {host!r:.80} is not one of this server's",
                 "Use localhost or an address, or start it with --allowed-host NAME.",
-                status=403,
                 code="forbidden_host",
             )
         origin = headers.get("origin")
@@ -87,7 +86,6 @@ class Guard:
             raise RequestError(
                 f"pages of {origin!r:.80} may not ask this server",
                 "Start it with --cors-origin ORIGIN.",
-                status=403,
                 code="forbidden_origin",
             )
         path = scope["path"]
@@ -99,7 +97,6 @@ class Guard:
             raise RequestError(
                 "the key is missing or wrong",
                 "Send it as Authorization: Bearer KEY, or as x-api-key.",
-                status=401,
                 code="invalid_api_key",
             )
         scope[CLIENT] = self._access.client_of(key)
@@ -175,7 +172,7 @@ class BodyReader:
                 while more:
                     message = await receive()
                     if message["type"] != "http.request":
-                        raise RequestError("the request ended early", status=400)
+                        raise RequestError("the request ended early")
                     chunk = message.get("body", b"")
                     num_read += len(chunk)
                     if num_read <= self._num_bytes:
@@ -188,26 +185,14 @@ class BodyReader:
         finally:
             self._num_held -= sum(map(len, chunks))
         if num_read > self._num_bytes:
-            raise RequestError(
-                f"the body has more than {self._num_bytes} bytes",
-                "Send less.",
-                status=413,
-                code="request_too_large",
-            )
+            told = f"the body has more than {self._num_bytes} bytes"
+            raise RequestError(told, "Send less.", code="request_too_large")
         if limit.cancelled_caught:
-            raise RequestError(
-                f"the body did not arrive within {self._seconds:.0f} s",
-                status=408,
-                code="timeout",
-            )
+            told = f"the body did not arrive within {self._seconds:.0f} s"
+            raise RequestError(told, code="timeout")
         return b"".join(chunks)
 
     def _hold(self, num_bytes: int) -> None:
         if self._num_held + num_bytes > _BODIES_AT_ONCE * self._num_bytes:
-            raise RequestError(
-                "too much is being sent at once",
-                "Send it again later.",
-                status=503,
-                code="overloaded",
-            )
+            raise overloaded("too much is being sent at once")
         self._num_held += num_bytes

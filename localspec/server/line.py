@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from localspec.server.refusal import RequestError, stopping
+from localspec.server.refusal import overloaded, stopping
 from localspec.server.served_models import ServedModel
 
 
@@ -60,12 +60,7 @@ class WaitingLine:
         self.look()
         if place.position > self._num_waiting:
             self._places.remove(place)
-            raise RequestError(
-                f"{self._num_waiting} requests are waiting already",
-                "Ask again later.",
-                status=503,
-                code="overloaded",
-            )
+            raise overloaded(f"{self._num_waiting} requests are waiting already")
         return place
 
     def join_free(self, model: ServedModel) -> PlaceInLine | None:

@@ -9,10 +9,10 @@ from localspec._version import __version__
 from localspec.chat.messages import checked_messages
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.pictures.cells import without_cells
-from localspec.server.chat_completions import chat_variables
+from localspec.server.completions import chat_variables
 from localspec.server.fields import Fields
 from localspec.server.form import EngineAside
-from localspec.server.prompting import TemplatedPrompt
+from localspec.server.prompting import templated
 from localspec.server.question import CLIENTS_NAMES
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
@@ -70,10 +70,10 @@ class ApplyTemplate(EngineAside):
         super().__init__(fields)
         messages = checked_messages(fields.any("messages"))
         tools = openai_tools(fields)
-        self._prompt = TemplatedPrompt(messages, tools, chat_variables(fields))
+        self._prompt = templated(messages, tools, chat_variables(fields))
 
     def _computed(self, engine: IsolatedEngine) -> dict[str, Any]:
-        tokens = without_cells(self._prompt.tokens(engine))
+        tokens = without_cells(self._prompt(engine))
         return {"prompt": engine.detokenize(tokens, special=True)}
 
 

@@ -10,14 +10,13 @@ from typing import Any
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
 from localspec.isolated.isolated_engine import IsolatedEngine
-from localspec.server.answering import Event, Finished, NewPiece
+from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
 from localspec.server.costs import Usage, own_fields, usage_of
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import EngineAside, Form
-from localspec.server.prompting import TemplatedPrompt
+from localspec.server.prompting import templated
 from localspec.server.question import Question, answer_options, max_tokens, template_variables
-from localspec.server.reading import ReadingPrompt
 from localspec.server.refusal import RequestError, anthropic_error
 from localspec.server.tool_fields import answer_form, anthropic_tools
 from localspec.streaming.reply import Piece
@@ -179,10 +178,10 @@ class CountTokens(EngineAside):
     def __init__(self, fields: Fields) -> None:
         super().__init__(fields)
         messages, tools = _read_messages(fields), anthropic_tools(fields)
-        self._prompt = TemplatedPrompt(messages, tools, _variables(fields))
+        self._prompt = templated(messages, tools, _variables(fields))
 
     def _computed(self, engine: IsolatedEngine) -> dict[str, int]:
-        return {"input_tokens": len(self._prompt.tokens(engine))}
+        return {"input_tokens": len(self._prompt(engine))}
 
 
 def _read_messages(fields: Fields) -> list[Message]:

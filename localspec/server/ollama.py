@@ -1,20 +1,43 @@
-"""Ollama's endpoints that answer no question: which models there are, and which are loaded."""
+"""Ollama's protocol: chat and generate, whose answers are lines of JSON, and its models."""
 
 from __future__ import annotations
 
+import abc
 import hashlib
+import json
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from localspec.server.answering import Service
-from localspec.server.encoding import sent_bytes
+from localspec.chat.messages import checked_messages
+from localspec.chat.shown import noted
+from localspec.chat.template import Message
+from localspec.errors import OptionError
+from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt, Service
+from localspec.server.completions import logprob_object
+from localspec.server.costs import own_fields
+from localspec.server.encoding import compact_json, sent_bytes
 from localspec.server.fields import Fields
-from localspec.server.form import Aside
+from localspec.server.form import Aside, Form
+from localspec.server.prompting import FimPrompt
+from localspec.server.question import (
+    Input,
+    Question,
+    RawPrompt,
+    answer_options,
+    flagged_logprobs,
+    template_variables,
+)
 from localspec.server.refusal import RequestError
 from localspec.server.served_embedder import ServedEmbedder
 from localspec.server.served_file import ServedFile
 from localspec.server.served_models import ServedModel, ServedModels
+from localspec.server.tool_fields import openai_tools
 from localspec.streaming.thought_families import FAMILIES
+from localspec.tools.calls import CallPiece
 
 _Listed = ServedModel | ServedEmbedder
 
@@ -161,3 +184,293 @@ def _model_digest(model: ServedFile) -> str:
 
 def _modified_at(model: ServedFile) -> str:
     return datetime.fromtimestamp(model.created, timezone.utc).isoformat()
+
+
+OLLAMA_STREAM = "application/x-ndjson"  # of a stream
+
+_THINK_LEVELS = ("low", "medium", "high", "max")
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)")
+_DURATION = re.compile(rf"[+-]?(?:0|(?:{_DURATION_PART.pattern})+)")  # as Go writes them: 1h30m
+_LONGEST_DURATION = 64  # characters; longer ones would take long to match
+
+
+class OllamaForm(Form):
+    """A request for an answer in Ollama's protocol, and the answer, in lines of JSON."""
+
+    content_type = OLLAMA_STREAM
+
+    def __init__(
+        self, fields: Fields, inputs: Sequence[Input], tools: Mapping[str, Any]
+    ) -> None:
+        given = fields.object("options") or Fields({}, "options.")
+        options = {**answer_options(given), **_format_options(fields), **tools}
+        options["max_tokens"] = _most_tokens(given)
+        options["stop"] = given.texts("stop")
+        if (num_drafted := given.whole("draft_num_predict")) is not None:
+            options["draft_tokens"] = num_drafted
+        options["logprobs"] = flagged_logprobs(fields)
+        variables, keep_s = _variables(fields), _keep_s(fields)
+        self.question = Question(fields, inputs, options, variables=variables, keep_s=keep_s)
+        self.question.streams = fields.flag("stream") is not False and bool(inputs)
+        self._num_ctx = given.whole("num_ctx")
+        self._started_s = time.monotonic()
+        self._arguments: dict[int, str] = {}  # of each call, as far as they are here
+
+    def begin(self, model: ServedModel) -> None:
+        super().begin(model)
+        self._was_loaded = model.engine is not None
+
+    @abc.abstractmethod
+    def _text_part(self, text: str, more: dict[str, Any]) -> dict[str, Any]:
+        """More text of the answer. more: thoughts and calls, if there are any."""
+
+    @abc.abstractmethod
+    def _context_behind(self, text: str) -> dict[str, Any]:
+        """The field that the client sends back to continue the conversation."""
+
+    def body(self, finished: Sequence[Finished]) -> Any:
+        """Without a question it says whether the model was loaded or unloaded."""
+        if not finished:
+            reason = "unload" if self.question.keep_s == 0 else "load"
+            return {**self._part(""), "done": True, "done_reason": reason}
+        (answer,) = finished
+        reply = answer.reply
+        calls = [
+            _ollama_call(number, call.id, call.name, call.arguments)
+            for number, call in enumerate(reply.tool_calls)
+        ]
+        part = self._part(reply.text, reply.thoughts, calls)
+        if reply.logprobs is not None:
+            part["logprobs"] = [logprob_object(each) for each in reply.logprobs]
+        return {**part, **self._end_of(answer)}
+
+    def text_for(self, event: Event) -> str:
+        """A client that waits gets empty pieces: without any, some hang up."""
+        if isinstance(event, Finished):
+            return _json_line({**self._part(""), **self._end_of(event)})
+        if not isinstance(event, NewPiece):
+            more = event.field if isinstance(event, ReadingPrompt) else {}
+            return _json_line({**self._part(""), **more})
+        piece = event.piece
+        calls = [] if piece.call is None else self._whole_calls(piece.call)
+        if not piece.text and not calls and piece.logprobs is None:
+            return ""
+        texts = ("", piece.text) if piece.is_thought else (piece.text, "")
+        part = self._part(*texts, calls)
+        if piece.logprobs is not None:
+            part["logprobs"] = [logprob_object(piece.logprobs)]
+        return _json_line(part)
+
+    def end(self, finished: Sequence[Finished]) -> str:
+        return ""
+
+    def failure(self, error: RequestError) -> str:
+        return _json_line({"error": error.sentence})
+
+    def _whole_calls(self, call: CallPiece) -> list[dict[str, Any]]:
+        """The call, once its arguments are complete: in this protocol they are an object."""
+        self._arguments[call.number] = self._arguments.get(call.number, "") + call.json
+        if not call.is_last:
+            return []
+        arguments = json.loads(self._arguments[call.number])
+        return [_ollama_call(call.number, call.id, call.name, arguments)]
+
+    def _part(
+        self, text: str, thoughts: str = "", calls: Sequence[dict[str, Any]] = ()
+    ) -> dict[str, Any]:
+        """More of the answer."""
+        more = {"thinking": thoughts, "tool_calls": list(calls)}
+        part = self._text_part(text, {name: each for name, each in more.items() if each})
+        now = datetime.now(timezone.utc).isoformat()
+        return {"model": self._model.name, "created_at": now, **part, "done": False}
+
+    def _end_of(self, finished: Finished) -> dict[str, Any]:
+        """The further fields of the last piece: why the answer ended, and its costs."""
+        reply, stats = finished.reply, finished.reply.stats
+        load_s = 0.0 if self._was_loaded else self._model.load_s
+        return {
+            "done": True,
+            "done_reason": reply.finish_reason,
+            "total_duration": _ns(time.monotonic() - self._started_s),
+            "load_duration": _ns(load_s),
+            "prompt_eval_count": stats.prompt_tokens,
+            "prompt_eval_duration": _ns(stats.time_to_first_token_s),
+            "eval_count": stats.completion_tokens,
+            "eval_duration": max(_ns(stats.decode_time_s), 1),  # clients divide by it
+            **self._context_behind(reply.text),
+            **own_fields(reply),
+            **self._warning(),
+        }
+
+    def _warning(self) -> dict[str, str]:
+        """A warning if the context is shorter than the client expects; Ollama would reload."""
+        num_tokens = self._model.context_length
+        if (self._num_ctx or 0) <= num_tokens:
+            return {}
+        message = f"num_ctx is {self._num_ctx}; the context holds {num_tokens} tokens"
+        return {"warning": f"{message}. Start the server with --ctx {self._num_ctx}."}
+
+
+class OllamaChat(OllamaForm):
+    """A request to /api/chat, and its answer."""
+
+    def __init__(self, fields: Fields) -> None:
+        messages = fields.objects("messages") or []
+        given = [_message_of(each) for each in messages]
+        inputs = [checked_messages(given)] if given else []
+        super().__init__(fields, inputs, openai_tools(fields))
+
+    def _text_part(self, text: str, more: dict[str, Any]) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, **more}}
+
+    def _context_behind(self, text: str) -> dict[str, Any]:
+        return {}
+
+
+class OllamaGenerate(OllamaForm):
+    """A request to /api/generate, and its answer."""
+
+    def __init__(self, fields: Fields) -> None:
+        if fields.text("template"):
+            fields.refuse("template", "Leave it out, or set raw and put it around the prompt.")
+        given = _generate_input(fields)
+        super().__init__(fields, [] if given is None else [given], {})
+
+    def _text_part(self, text: str, more: dict[str, Any]) -> dict[str, Any]:
+        return {"response": text, **more}
+
+    def _context_behind(self, text: str) -> dict[str, Any]:
+        """As `_said_before` reads it. Prompts without a template have none."""
+        (given,) = self.question.inputs
+        if isinstance(given, RawPrompt | FimPrompt):
+            return {}
+        said = [*map(noted, given), {"role": "assistant", "content": text}]
+        return {"context": list(sent_bytes(compact_json(said)))}
+
+
+def _generate_input(fields: Fields) -> Input | None:
+    """The input of /api/generate: messages, a raw prompt, or nothing. Raises RequestError."""
+    prompt, system, said = fields.text("prompt"), fields.text("system"), _said_before(fields)
+    if system:
+        others = [message for message in said if message["role"] != "system"]
+        said = [{"role": "system", "content": system}, *others]
+    is_raw = fields.flag("raw")
+    if is_raw and said:
+        raise RequestError(
+            "a raw prompt comes with a system text or a context",
+            "Put them into the prompt, or leave raw out.",
+            param="raw",
+        )
+    images = _images(fields)
+    if images and (is_raw or fields.text("suffix")):
+        fields.refuse("images", "Leave them out of a raw prompt, or one with a suffix.")
+    if not prompt and not images:
+        return None
+    if images:
+        asked = [*images, {"type": "text", "text": prompt or ""}]
+        return [*said, *checked_messages([{"role": "user", "content": asked}])]
+    assert prompt is not None
+    if after := fields.text("suffix"):
+        return FimPrompt(prompt, after)
+    return RawPrompt(prompt) if is_raw else [*said, {"role": "user", "content": prompt}]
+
+
+def _message_of(fields: Fields) -> dict[str, Any]:
+    """A message in OpenAI's terms, from Ollama's."""
+    content = fields.any("content")
+    if images := _images(fields):
+        content = [*images, {"type": "text", "text": fields.text("content") or ""}]
+    return {
+        "role": (fields.text("role") or "").lower(),
+        "content": content,
+        "reasoning_content": fields.text("thinking"),
+        "tool_calls": fields.any("tool_calls"),
+        "name": fields.text("tool_name"),
+        "tool_call_id": fields.text("tool_call_id"),
+    }
+
+
+def _images(fields: Fields) -> list[dict[str, Any]]:
+    """Parts of a message: Ollama's clients send files in base64."""
+    images = fields.any("images") or []
+    if not isinstance(images, list):
+        fields.refuse("images", "Give a list of files in base64.")
+    return [{"type": "image_url", "image_url": f"data:;base64,{each}"} for each in images]
+
+
+def _said_before(fields: Fields) -> list[Message]:
+    """The conversation in the field "context": the bytes of its messages in JSON.
+
+    Ollama's context is a list of tokens, to which no template could be applied again.
+    """
+    value = fields.any("context")
+    if not value:
+        return []
+    hint = "Send it unchanged from an answer of this server."
+    if not isinstance(value, list):  # bytes() of a number makes that many bytes
+        fields.refuse("context", hint)
+    try:
+        return checked_messages(json.loads(bytes(value)))
+    except (ValueError, TypeError, RecursionError, OptionError):
+        fields.refuse("context", hint)
+
+
+def _most_tokens(options: Fields) -> int | None:
+    """None for as many as fit, which Ollama means by any number below 1."""
+    value = options.whole("num_predict")
+    return None if value is None or value < 1 else value
+
+
+def _format_options(fields: Fields) -> dict[str, Any]:
+    value = fields.any("format")
+    if value in (None, ""):
+        return {}
+    if value == "json":
+        return {"json_schema": {"type": "object"}}
+    if not isinstance(value, Mapping):
+        fields.refuse("format", 'Give "json" or a JSON schema.')
+    return {"json_schema": value}
+
+
+def _variables(fields: Fields) -> dict[str, Any]:
+    """What a request says to the chat template. Raises RequestError."""
+    value = fields.any("think")
+    if value is not None and not isinstance(value, bool) and value not in _THINK_LEVELS:
+        fields.refuse("think", f"Give true, false, or one of {', '.join(_THINK_LEVELS)}.")
+    level = value if isinstance(value, str) else None
+    thinks = None if value is None else value is not False
+    return template_variables(fields, thinks=thinks, effort=level)
+
+
+def _keep_s(fields: Fields) -> float | None:
+    """How many seconds the model stays loaded without a question; below 0 is forever."""
+    value = fields.any("keep_alive")
+    if value is None:
+        return None
+    if (
+        isinstance(value, str)
+        and len(value) <= _LONGEST_DURATION
+        and _DURATION.fullmatch(value)
+    ):
+        parts = _DURATION_PART.findall(value)
+        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+        value = -seconds if value.startswith("-") else seconds
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        fields.refuse("keep_alive", 'Give seconds, or a string such as "10m"; -1 is forever.')
+    return math.inf if value < 0 else float(min(value, 1e18))
+
+
+def _ollama_call(number: int, call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    return {
+        "id": call_id,
+        "function": {"index": number, "name": name, "arguments": arguments},
+    }
+
+
+def _json_line(value: Any) -> str:
+    return compact_json(value) + "\n"
+
+
+def _ns(seconds: float) -> int:
+    return round(1e9 * seconds)

@@ -59,7 +59,6 @@ def _response(request: Request, name: str) -> Response:
         raise RequestError(
             f"the page has no file {name!r:.80}",
             "Open the server's address itself.",
-            status=404,
             code="not_found",
         )
     file = _file(name)

@@ -9,7 +9,7 @@ from localspec.chat.template import NO_VARIABLES, Message
 from localspec.constraints.guidance import not_kept
 from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.server.fields import Fields
-from localspec.server.infill import FimPrompt
+from localspec.server.prompting import FimPrompt
 from localspec.speculative.randomness import MAX_SEED
 from localspec.streaming.options import AnswerOptions, spec_of
 

@@ -22,6 +22,18 @@ from localspec.server.encoding import json_response
 
 logger = logging.getLogger(__name__)
 
+# HTTP's status for codes other than those of wrong fields, which are a 400.
+_STATUSES = {
+    "invalid_api_key": 401,
+    "forbidden_host": 403,
+    "forbidden_origin": 403,
+    "not_found": 404,
+    "model_not_found": 404,
+    "timeout": 408,
+    "request_too_large": 413,
+    "server_error": 500,
+    "overloaded": 503,
+}
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -52,8 +64,8 @@ _RETRY_AFTER_S = 2  # after which a client should ask again where too many waite
 class RequestError(LocalspecError):
     """A request that is refused.
 
-    status: of HTTP. code: for programs, OpenAI's if it has one for this. param: the field
-    that is wrong, if any. headers: of the response.
+    code: for programs, OpenAI's if it has one for this. status: of HTTP, by default the code's.
+    param: the field that is wrong, if any. headers: of the response.
     """
 
     def __init__(
@@ -61,13 +73,13 @@ class RequestError(LocalspecError):
         message: str,
         hint: str = "",
         *,
-        status: int = 400,
+        status: int | None = None,
         code: str = "invalid_request",
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message, hint)
-        self.status = status
+        self.status = status or _STATUSES.get(code, 400)
         self.code = code
         self.param = param
         self.headers = headers or {}
@@ -86,18 +98,18 @@ def refusal_of(error: Exception) -> RequestError:
         return RequestError("the request is nested too deeply", "Send a flatter one.")
     if not isinstance(error, LocalspecError):
         logger.error("a request failed", exc_info=error)
-        return RequestError("the server failed; see its log", status=500, code="server_error")
-    status, code = 500, "server_error"
+        return RequestError("the server failed; see its log", code="server_error")
+    code = "server_error"
     if isinstance(error, ContextError):
-        status, code = 400, "context_length_exceeded"
+        code = "context_length_exceeded"
     elif isinstance(error, OptionError | TemplateError):
-        status, code = 400, "invalid_request"
+        code = "invalid_request"
     elif isinstance(error, BusyError | ClosedError):
-        status, code = 503, "overloaded"
+        code = "overloaded"
     elif isinstance(error, CrashedError):
         logger.error("the process of the models ended", exc_info=error)
     message = _OWN_FIELD.sub("repeat_last_n", str(error))
-    refusal = RequestError(message, _hint_for_clients(error.hint), status=status, code=code)
+    refusal = RequestError(message, _hint_for_clients(error.hint), code=code)
     refusal.__cause__ = error
     return refusal
 
@@ -114,9 +126,12 @@ def _hint_for_clients(hint: str) -> str:
 
 def stopping() -> RequestError:
     """The error for a client whose answer is not complete when the server stops."""
-    return RequestError(
-        "the server is stopping", "Ask again later.", status=503, code="overloaded"
-    )
+    return overloaded("the server is stopping")
+
+
+def overloaded(message: str) -> RequestError:
+    """The error for a client that may ask again later."""
+    return RequestError(message, "Ask again later.", code="overloaded")
 
 
 def refusal_response(path: str, error: RequestError) -> Response:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
-from localspec.server.answering import Event, Finished, NewPiece
-from localspec.server.chat_completions import logprob_object
+from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
+from localspec.server.completions import logprob_object
 from localspec.server.costs import Usage, own_fields, usage_of
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
@@ -24,7 +24,6 @@ from localspec.server.question import (
     num_logprobs,
     template_variables,
 )
-from localspec.server.reading import ReadingPrompt
 from localspec.server.refusal import RequestError
 from localspec.server.tool_fields import answer_form, flat_name, namespaced, openai_tools
 from localspec.streaming.reply import Piece, Reply
@@ -39,7 +38,13 @@ _CALLS = {
     "local_shell_call": "action",
 }
 _LOGPROBS = "message.output_text.logprobs"  # in the field "include"
-_TextKind = Literal["message", "reasoning"]
+_Kind = Literal["message", "reasoning", "function_call"]
+# Of each kind of items: how its ids begin, and what its deltas are called.
+_KINDS: dict[_Kind, tuple[str, str]] = {
+    "message": ("msg_", "output_text"),
+    "reasoning": ("rs_", "reasoning_text"),
+    "function_call": ("fc_", "function_call_arguments"),
+}
 _ONLY_THOUGHT = {"role", "content", "reasoning_content"}
 _RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 
@@ -73,7 +78,7 @@ class ResponseForm(Form):
         self._id = f"resp_{secrets.token_hex(24)}"
         self._created = int(time.time())
         self._num_events = 0
-        self._item: _TextItem | _CallItem | None = None  # the open one
+        self._item: _Item | None = None  # the open one
         self._output: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []  # of new text, not yet in an item
         self._spaces = namespaced(fields)
@@ -81,20 +86,21 @@ class ResponseForm(Form):
     def body(self, finished: Sequence[Finished]) -> Any:
         output = []
         for each in finished:
-            reply, items = each.reply, list[_TextItem | _CallItem]()
+            reply, items = each.reply, list[_Item]()
             if reply.thoughts:
-                items.append(_TextItem("reasoning", reply.thoughts))
+                items.append(_Item("reasoning"))
+                items[-1].text = reply.thoughts
             if reply.text or not reply.tool_calls:
-                message = _TextItem("message", reply.text)
+                items.append(_Item("message"))
+                items[-1].text = reply.text
                 said = (reply.logprobs or ())[reply.num_thought_tokens :]
-                message.logprobs += map(logprob_object, said)
-                items.append(message)
+                items[-1].logprobs += map(logprob_object, said)
             for call in reply.tool_calls:
-                first = CallPiece(0, call.id, call.name, "", is_last=True)
-                item = _CallItem(first, self._spaces)
-                item.text = call.json
-                items.append(item)
-            if isinstance(items[-1], _TextItem):  # calls that were cut are not in a reply
+                items.append(
+                    self._call_item(CallPiece(0, call.id, call.name, "", is_last=True))
+                )
+                items[-1].text = call.json
+            if items[-1].kind != "function_call":  # calls that were cut are not in a reply
                 items[-1].status = _status(reply)
             output += [item.object() for item in items]
         return self._response("completed", output, finished)
@@ -107,7 +113,7 @@ class ResponseForm(Form):
             # An empty answer has an item, too.
             kind = self._item.name if self._item else ""
             if kind == "reasoning" or (kind == "" and not event.reply.tool_calls):
-                begun += self._turn_to(_TextItem("message"))
+                begun += self._turn_to(_Item("message"))
             if self._item is not None and not self._item.is_whole:
                 self._item.status = _status(event.reply)
             return begun + self._end_item()
@@ -137,13 +143,13 @@ class ResponseForm(Form):
         if piece.logprobs is not None and not piece.is_thought:
             self._logprobs.append(logprob_object(piece.logprobs))
         call = piece.call
-        kind: _TextKind = "reasoning" if piece.is_thought else "message"
+        kind: _Kind = "reasoning" if piece.is_thought else "message"
         text = piece.text if call is None else call.json
         if not text and call is None:
             return ""
         item, turned = self._item, ""
         if item is None or item.name != (kind if call is None else call.number):
-            item = _TextItem(kind) if call is None else _CallItem(call, self._spaces)
+            item = _Item(kind) if call is None else self._call_item(call)
             turned = self._turn_to(item)
         item.is_whole = call is not None and call.is_last
         if not text:
@@ -153,26 +159,25 @@ class ResponseForm(Form):
         place = item.place(len(self._output))
         return turned + self._event(f"response.{item.delta}.delta", **place, delta=text, **more)
 
-    def _with_logprobs(self, item: _TextItem | _CallItem) -> dict[str, Any]:
+    def _call_item(self, call: CallPiece) -> _Item:
+        named = self._spaces.get(call.name, {"name": call.name})
+        return _Item("function_call", call, named)
+
+    def _with_logprobs(self, item: _Item) -> dict[str, Any]:
         """The log-probabilities of the tokens since the last event of a message."""
-        if item.name != "message":
+        if item.kind != "message":
             return {}
-        assert isinstance(item, _TextItem)
         taken, self._logprobs = self._logprobs, []
         item.logprobs += taken
         return {"logprobs": taken}
 
-    def _turn_to(self, item: _TextItem | _CallItem) -> str:
+    def _turn_to(self, item: _Item) -> str:
         """End any open item, and start this one."""
-        ended = self._end_item()
-        self._item = item
+        ended, self._item = self._end_item(), item
         index = len(self._output)
-        added = self._event(
-            "response.output_item.added",
-            output_index=index,
-            item={**item.object(), "status": "in_progress", **item.nothing},
-        )
-        return ended + added + self._parted("added", item, index)
+        kind = "response.output_item.added"
+        added = self._event(kind, output_index=index, item=item.begun())
+        return ended + added + self._parted("added", item)
 
     def _end_item(self) -> str:
         item, self._item = self._item, None
@@ -180,24 +185,19 @@ class ResponseForm(Form):
             return ""
         self._with_logprobs(item)
         index = len(self._output)
-        self._output.append(item.object())
-        done = self._event(
-            f"response.{item.delta}.done", **item.place(index), **item.whole_text()
-        )
-        return (
-            done
-            + self._parted("done", item, index)
-            + self._event(
-                "response.output_item.done", output_index=index, item=self._output[-1]
-            )
-        )
-
-    def _parted(self, what: str, item: _TextItem | _CallItem, index: int) -> str:
-        """The event that the part of an item starts or ends, if it has one."""
-        if isinstance(item, _CallItem):
-            return ""
         place = item.place(index)
-        return self._event(f"response.content_part.{what}", **place, part=item.part())
+        done = self._event(f"response.{item.delta}.done", **place, **item.whole_text())
+        done += self._parted("done", item)
+        self._output.append(item.object())
+        kind = "response.output_item.done"
+        return done + self._event(kind, output_index=index, item=self._output[-1])
+
+    def _parted(self, what: str, item: _Item) -> str:
+        """The event that the part of an item starts or ends, if it has one."""
+        if not item.part:
+            return ""
+        place = item.place(len(self._output))
+        return self._event(f"response.content_part.{what}", **place, part=item.part)
 
     def _event(self, kind: str, **fields: Any) -> str:
         number, self._num_events = self._num_events, self._num_events + 1
@@ -305,74 +305,62 @@ def _item_call(item: Fields, kind: str) -> dict[str, Any]:
     return {"id": item.text("call_id"), "function": function}
 
 
-class _TextItem:
-    """A message, or the thoughts before it. name: tells it from other items."""
+class _Item:
+    """An item of the output: a message, the thoughts before it, or a call of a tool.
+
+    name: tells it from other items. named: a call's name and namespace.
+    """
 
     status, is_whole = "completed", False
-    nothing: Mapping[str, Any] = {"content": []}  # the fields that are empty at its start
 
-    def __init__(self, kind: _TextKind, text: str = "") -> None:
-        self.kind = self.name = kind
-        self.text = text
+    def __init__(
+        self, kind: _Kind, call: CallPiece | None = None, named: Mapping[str, Any] = {}
+    ) -> None:
+        self.kind = kind
+        self.name = kind if call is None else call.number
+        self.text = ""  # of a call its arguments
         self.logprobs: list[dict[str, Any]] = []
-        self.delta = "output_text" if kind == "message" else "reasoning_text"
-        self._id = ("msg_" if kind == "message" else "rs_") + secrets.token_hex(24)
+        prefix, self.delta = _KINDS[kind]
+        self._id = prefix + secrets.token_hex(24)
+        self._call, self._named = call, named
 
+    @property
     def part(self) -> dict[str, Any]:
+        """The one part of its content; empty for a call, which has none."""
+        if self._call is not None:
+            return {}
+        part = {"type": self.delta, "text": self.text}
         if self.kind == "reasoning":
-            return {"type": "reasoning_text", "text": self.text}
-        return {
-            "type": "output_text",
-            "text": self.text,
-            "annotations": [],
-            "logprobs": self.logprobs,
-        }
+            return part
+        return {**part, "annotations": [], "logprobs": self.logprobs}
 
     def object(self) -> dict[str, Any]:
-        common = {"id": self._id, "status": self.status, "content": [self.part()]}
-        if self.kind == "reasoning":
-            return {"type": "reasoning", "summary": [], **common}
-        return {"type": "message", "role": "assistant", **common}
+        """The item as it is now."""
+        common = {"id": self._id, "type": self.kind, "status": self.status}
+        if self._call is not None:
+            called = {"call_id": self._call.id, **self._named}
+            return {**common, **called, "arguments": self.text}
+        own: dict[str, Any] = (
+            {"summary": []} if self.kind == "reasoning" else {"role": "assistant"}
+        )
+        return {**common, **own, "content": [self.part]}
+
+    def begun(self) -> dict[str, Any]:
+        """The item as it is when it starts."""
+        empty: dict[str, Any] = {"content": []} if self._call is None else {"arguments": ""}
+        return {**self.object(), "status": "in_progress", **empty}
 
     def place(self, index: int) -> dict[str, Any]:
-        """The fields of an event that say where its part is."""
-        return {"item_id": self._id, "output_index": index, "content_index": 0}
+        """The fields of an event that say where its text is."""
+        part = {"content_index": 0} if self._call is None else {}
+        return {"item_id": self._id, "output_index": index, **part}
 
     def whole_text(self) -> dict[str, Any]:
         """The fields of the event that has its whole text."""
+        if self._call is not None:
+            return {"name": self._named["name"], "arguments": self.text}
         more = {"logprobs": self.logprobs} if self.kind == "message" else {}
         return {"text": self.text, **more}
-
-
-class _CallItem:
-    """A call of a tool; like `_TextItem`, but without parts. spaces: see `namespaced`."""
-
-    status, is_whole = "completed", False
-    nothing: Mapping[str, Any] = {"arguments": ""}
-    delta = "function_call_arguments"
-
-    def __init__(self, call: CallPiece, spaces: Mapping[str, dict[str, Any]]) -> None:
-        self.name = call.number
-        self._named = spaces.get(call.name, {"name": call.name})
-        self.text = ""  # its arguments
-        self._call = call
-        self._id = f"fc_{secrets.token_hex(24)}"
-
-    def object(self) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "type": "function_call",
-            "status": self.status,
-            "call_id": self._call.id,
-            **self._named,
-            "arguments": self.text,
-        }
-
-    def place(self, index: int) -> dict[str, Any]:
-        return {"item_id": self._id, "output_index": index}
-
-    def whole_text(self) -> dict[str, Any]:
-        return {"name": self._named["name"], "arguments": self.text}
 
 
 def _status(reply: Reply) -> str:

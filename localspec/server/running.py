@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from localspec.errors import LocalspecError
-from localspec.server.refusal import RequestError, refusal_response
+from localspec.server.refusal import overloaded, refusal_response
 
 MOST_CONNECTIONS = 512
 SPARE_CONNECTIONS = 256  # above that, until the oldest are ended
@@ -135,13 +135,8 @@ class Runner(uvicorn.Server):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application, or a refusal if there are too many connections."""
         if scope["type"] == "http" and len(self.server_state.connections) > MOST_CONNECTIONS:
-            refusal = RequestError(
-                f"{MOST_CONNECTIONS} connections are open already",
-                "Ask again later.",
-                status=503,
-                code="overloaded",
-                headers={"connection": "close"},
-            )
+            refusal = overloaded(f"{MOST_CONNECTIONS} connections are open already")
+            refusal.headers = {"connection": "close"}
             await refusal_response(scope["path"], refusal)(scope, receive, send)
         else:
             await self._app(scope, receive, send)

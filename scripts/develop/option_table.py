@@ -74,7 +74,7 @@ class _Noting(Fields):
         super().__init__({})
         self._names = names
 
-    def _value(self, name: str) -> Any:
+    def any(self, name: str) -> Any:
         self._names[name] = None
 
 
