@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 
 import pytest
 
@@ -140,46 +139,6 @@ def test_closing_from_another_task_ends_the_answer(engine):
         assert [piece async for piece in unused] == []
         assert engine.generate_raw("Hi", max_tokens=1).reply().token_ids
 
-    asyncio.run(ask())
-
-
-def test_the_engine_is_free_when_any_close_returns(engine, monkeypatch):
-    """The second of two, and that of a task that is cancelled again and again."""
-    decode, decoding = inside.target(engine).decode, threading.Event()
-
-    def slow(*arguments):
-        decoding.set()
-        try:
-            return decode(*arguments)
-        finally:
-            time.sleep(0.05)
-
-    async def ask() -> None:
-        stream = engine.generate_raw(STORY, sampling=LONG)
-        reading = asyncio.create_task(stream.__anext__())
-        assert await asyncio.to_thread(decoding.wait, 60)
-        first = asyncio.create_task(stream.__aexit__(None, None, None))
-        await asyncio.sleep(0)
-        async with stream:
-            pass
-        assert engine.generate_raw("Hi", max_tokens=1).reply().token_ids
-        await asyncio.gather(first, reading, return_exceptions=True)
-
-        async def use() -> None:
-            async with engine.generate_raw(STORY, sampling=LONG) as used:
-                async for _ in used:
-                    pass
-
-        decoding.clear()
-        using = asyncio.create_task(use())
-        assert await asyncio.to_thread(decoding.wait, 60)
-        while not using.done():
-            using.cancel()
-            await asyncio.sleep(0.001)
-        assert using.cancelled()
-        assert engine.generate_raw("Hi", max_tokens=1).reply().token_ids
-
-    monkeypatch.setattr(inside.target(engine), "decode", slow)
     asyncio.run(ask())
 
 

@@ -199,10 +199,9 @@ def test_ollama_asks_for_vectors(embedding, embedder):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("takes_any_name", [False, True])
-def test_ollamas_clients_find_it(mean, takes_any_name):
+def test_ollamas_clients_find_it(mean):
     """They saw the model that answers under its name, or none."""
-    with running_server(embedder=str(mean), takes_any_name=takes_any_name) as server:
+    with running_server(embedder=str(mean)) as server:
         tag = server.client.get("/api/tags").json()["models"][1]
         assert tag["name"] == tag["model"] == "mean:latest"
         assert tag["size"] == mean.stat().st_size
@@ -231,14 +230,11 @@ def test_ollamas_clients_find_it(mean, takes_any_name):
     ("path", "fields", "what"),
     [
         ("/v1/embeddings", {}, "input is missing"),
-        ("/v1/embeddings", {"input": []}, "input is []"),
         ("/v1/embeddings", {"input": [None]}, "input is [null]"),
         ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, "encoding_format"),
         ("/v1/embeddings", {"input": "x", "dimensions": 65}, "dimensions is 65"),
         ("/v1/embeddings", {"input": "fox " * 100}, "mean.gguf reads 64"),
         ("/v1/rerank", {"query": "x", "documents": []}, "documents"),
-        ("/v1/rerank", {"query": "x", "documents": True}, "documents is true"),
-        ("/v1/rerank", {"query": "x", "documents": 5}, "documents is 5"),
         ("/v1/rerank", {"documents": ["x"]}, "query"),
         ("/v1/rerank", {"query": "x", "documents": ["y"]}, "mean.gguf is no reranker"),
         ("/v1/chat/completions", {"model": "mean", "messages": ASKED}, "mean is the model for"),

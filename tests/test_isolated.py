@@ -100,24 +100,6 @@ def test_streams_stop_as_in_an_engine_here(isolated, engine):
     ).reply().text  # fmt: skip
 
 
-def test_pieces_of_a_step_come_in_one_message(isolated, monkeypatch):
-    counts: list[int] = []
-    real = inside.answers_channel(isolated).call
-
-    def call(method, *arguments, **keywords):
-        answer = real(method, *arguments, **keywords)
-        if method == "next_pieces":
-            counts.append(len(answer))
-        return answer
-
-    monkeypatch.setattr(inside.answers_channel(isolated), "call", call)
-    stream = isolated.generate_raw(STORY, sampling=GREEDY, max_tokens=60)
-    pieces = list(stream)
-    assert counts[0] == 1  # the first text does not wait for more
-    assert sum(counts) == len(pieces)
-    assert len(counts) <= stream.reply().stats.num_steps + 1 < len(pieces)
-
-
 @pytest.mark.parametrize("num_read", [1, 2, 3, 5, 8, 13])
 def test_what_was_not_read_of_a_message_was_not_said(isolated, engine, num_read):
     """Wherever a stream is closed: the reply, what is counted, and what comes next."""

@@ -112,21 +112,6 @@ def test_they_run_at_the_same_time(isolated):
     isolated.free_kept()
 
 
-def test_one_is_cancelled_and_the_others_go_on(isolated):
-    answers, pieces, works = begun(isolated, sampling=LONG, max_tokens=150)
-    with at_once(works) as found:
-        until(lambda: len(pieces[1]) > 3)
-        answers[1].cancel()
-        until(lambda: found[1] is not None)
-    assert [reply.finish_reason for reply in found] == [
-        "length",
-        "cancelled",
-        "length",
-        "length",
-    ]
-    assert [len(reply.token_ids) for reply in (found[0], *found[2:])] == [150] * 3
-
-
 def test_questions_about_tokens_wait_for_no_answer(isolated):
     """Not even for one whose long prompt is being read: they are answered meanwhile."""
     found = []

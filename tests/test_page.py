@@ -201,23 +201,6 @@ def test_settings_show_what_holds_where_nothing_is_set(page):
         assert shown == f"{params[name]:g}", name
 
 
-def test_tokens_are_shown_with_what_else_could_have_come(page):
-    set_option(page, "alternatives", "5")
-    set_option(page, "drafting", "3")
-    ask(page, FOX)
-    page.click(".actions >> text=Tokens")
-    sources = page.evaluate(
-        "[...document.querySelectorAll('.tokens .token')].map(t => t.className)"
-    )
-    assert {"token accepted", "token plain"} <= set(sources)
-    page.focus(".tokens")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowRight")
-    assert page.inner_text(".about").count("%") > 3
-    page.click(".actions >> text=Tokens")
-    assert "fox" in last_text(page)
-
-
 def test_the_live_picture_grows_with_the_answer(page):
     """What each step tried is there before the answer ends."""
     page.add_init_script(SLOW_STREAM)

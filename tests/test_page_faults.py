@@ -14,7 +14,6 @@ import psutil
 import pytest
 from page_driver import (
     FOX,
-    SLOW_STREAM,
     ask,
     ended,
     last_text,
@@ -67,20 +66,6 @@ def test_control_characters_neither_break_nor_disguise_the_page(page):
     page.keyboard.press("Alt+n")
     ask(page, FOX)
     assert "fox" in last_text(page)
-
-
-def test_what_came_outlives_a_reload_in_mid_answer(page):
-    page.add_init_script(SLOW_STREAM)
-    page.reload()
-    page.fill("#question", "slow")
-    page.press("#question", "Enter")
-    page.wait_for_selector("#messages:has-text('word 60')")
-    page.fill("#question", "typed meanwhile")
-    page.reload()
-    page.wait_for_selector("#messages >> text=interrupted")
-    assert last_text(page).startswith("word 1 word 2 word 3")
-    assert page.input_value("#question") == "typed meanwhile"
-    assert page.locator("#messages >> text=Go on").count() == 1
 
 
 def free_port():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from page_driver import FOX, PATIENCE_MS, SLOW_STREAM, ask, chosen, ended, played
+from page_driver import FOX, SLOW_STREAM, ask, chosen, ended, played
 
 pytestmark = pytest.mark.process
 
@@ -128,30 +128,3 @@ def test_a_question_in_another_tab_loses_nothing_of_the_conversation(page):
     ask(other, "Third?")
     page.wait_for_selector("#messages li:nth-child(6):has-text('three')")
     assert page.evaluate(KEPT) == [["First?", "one", "Second?", "two", "Third?", "three"]]
-
-
-OF_EARLIER = """() => new Promise((resolve) => {
-  const asked = indexedDB.open("localspec", 1);
-  asked.onupgradeneeded = () =>
-    asked.result.createObjectStore("conversations", { keyPath: "id" });
-  asked.onsuccess = () => {
-    const told = { id: "1", title: "Of old", updated: 1, settings: {}, messages: [] };
-    const transaction = asked.result.transaction("conversations", "readwrite");
-    transaction.objectStore("conversations").put(told);
-    transaction.oncomplete = resolve; // and stays open
-  };
-})"""
-
-
-def test_a_page_of_an_earlier_version_in_another_tab_is_named_and_waited_for(browser, server):
-    context = browser.new_context()
-    context.set_default_timeout(PATIENCE_MS)
-    earlier, page = context.new_page(), context.new_page()
-    earlier.goto(f"{server.url}/health")
-    earlier.evaluate(OF_EARLIER)
-    page.goto(server.url)
-    page.wait_for_selector("#banner:has-text('an older version of this page is open')")
-    earlier.close()
-    page.wait_for_selector("#list:has-text('Of old')")
-    page.wait_for_selector("#banner", state="hidden")
-    context.close()

@@ -8,7 +8,7 @@ import json
 import shutil
 
 import pytest
-from page_driver import PATIENCE_MS, ask, browser_path, chosen
+from page_driver import ask, visitor
 from PIL import Image
 from vision_maker import write_vision_pair
 
@@ -21,7 +21,6 @@ CHATML = (
     "{% endfor %}<|im_start|>assistant\n"
 )
 pytestmark = pytest.mark.process
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright drives the page")
 
 
 def png(colour, side=48):
@@ -44,24 +43,10 @@ def running(tmp_path_factory):
 
 
 @pytest.fixture
-def page(running):
-    if browser_path() is None:
-        pytest.skip("there is no Chromium to open the page with")
-    with sync_api.sync_playwright() as started:
-        browser = started.chromium.launch(
-            executable_path=browser_path(), args=["--no-sandbox", "--disable-gpu"]
-        )
-        context = browser.new_context()
-        context.set_default_timeout(PATIENCE_MS)
-        page, wrong = context.new_page(), []
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: wrong.append(said.text) if "Policy" in said.text else 0)
-        page.goto(running.url)
-        page.wait_for_selector("#model option", state="attached")
+def page(browser, running):
+    with visitor(browser, running.url) as page:
         page.select_option("#model", "seer")
         yield page
-        assert wrong == []
-        browser.close()
 
 
 def file(name, content, kind="image/png"):
@@ -122,32 +107,6 @@ def test_pictures_are_shown_removed_sent_and_kept(page, tmp_path):
         "#import-file", [file("e.json", json.dumps(told).encode(), "text/json")]
     )
     page.wait_for_selector("#banner:not([hidden])")
-
-
-NUM_PICTURES = """() => new Promise((resolve) => {
-  indexedDB.open("localspec").onsuccess = ({ target }) => {
-    const asked = target.result.transaction("pictures").objectStore("pictures").count();
-    asked.onsuccess = () => (target.result.close(), resolve(asked.result));
-  };
-})"""
-
-
-def test_a_picture_is_kept_once_as_long_as_a_conversation_has_it(page):
-    page.set_input_files("#attach-files", [file("red.png", png("red"))])
-    page.wait_for_selector("#files img")
-    ask(page, "What is this?")
-    page.click("text=Edit")
-    page.wait_for_selector('#files img[alt="red.png"]')
-    ask(page, "And now?")
-    assert page.evaluate(NUM_PICTURES) == 1
-    page.click("[aria-label='Earlier version']")
-    page.reload()
-    page.wait_for_selector('#messages img[alt="red.png"]')
-    assert page.inner_text("#messages li:first-child .text") == "What is this?"
-    chosen(page, "Delete")
-    page.click("#confirm button[value=yes]")
-    page.wait_for_selector("#welcome:not([hidden])")
-    assert page.evaluate(NUM_PICTURES) == 0
 
 
 def test_what_cannot_be_shown_is_refused_in_words(page):

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import os
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,13 +110,3 @@ def test_a_server_starts_where_files_have_no_limit(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setitem(sys.modules, "resource", None)
     running.Runner(lambda *_: None, lambda: None, lambda: None)  # type: ignore[arg-type]
-
-
-@pytest.mark.process
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
-def test_metrics_say_nothing_of_memory_where_the_system_does_not(server, monkeypatch):
-    assert "localspec_resident_bytes{" in server.client.get("/metrics").text
-    monkeypatch.setattr(sys, "platform", "win32")
-    text = server.client.get("/metrics").text
-    assert "localspec_resident_bytes{" not in text
-    assert "localspec_requests" in text

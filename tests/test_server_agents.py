@@ -19,6 +19,7 @@ import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -118,76 +119,89 @@ def agent(settings, tmp_path):
     return Agent(settings, home, folder)
 
 
-def codex_turn(agent, *words, **variables):
-    """The tokens that it counts for a turn."""
-    command = ("codex", "exec", "--json", "--skip-git-repo-check")
-    told = agent.run(*command, *words, **variables)
-    events = [json.loads(line) for line in told.splitlines()]
+class Turn(NamedTuple):
+    """What came of a turn. num_read: tokens of its prompt; ran: what the tools returned."""
+
+    said: str
+    num_read: int
+    num_cached: int
+    ran: list[str]
+
+
+def codex(agent, text, model="agent", *, goes_on=False, options=(), **variables):
+    if not options:
+        config = agent.home / ".codex" / "config.toml"
+        config.parent.mkdir(exist_ok=True)
+        config.write_text(agent.settings["Codex"])
+    words = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
+    resumed = ("resume", "--last") if goes_on else ("-m", model)
+    command = ("codex", "exec", "--json", *words, *options, *resumed, text)
+    events = [json.loads(line) for line in agent.run(*command, **variables).splitlines()]
     items = [event["item"] for event in events if event["type"] == "item.completed"]
-    (said,) = [item["text"] for item in items if item["type"] == "agent_message"]
-    assert said == ANSWER
-    assert events[-1]["type"] == "turn.completed"
-    return events[-1]["usage"]
+    ran = [item for item in items if item["type"] == "command_execution"]
+    usage = events[-1]["usage"]
+    numbers = usage["input_tokens"], usage["cached_input_tokens"]
+    return Turn(items[-1]["text"], *numbers, [item["aggregated_output"] for item in ran])
 
 
-def test_codex(agent):
-    config = agent.home / ".codex" / "config.toml"
-    config.parent.mkdir()
-    config.write_text(agent.settings["Codex"])
-    first = codex_turn(agent, "Say hello.")
-    assert first["input_tokens"] > 3000
-    second = codex_turn(agent, "resume", "--last", "And again.")
-    assert second["cached_input_tokens"] >= first["input_tokens"] - 16
+def claude(agent, text, model="agent", *, goes_on=False):
+    exports, command = agent.settings["Claude Code"].splitlines()
+    words = [*exports.removeprefix("export ").split(), *command.split()]
+    variables = dict(word.split("=", 1) for word in words[: words.index("claude")])
+    options = ("--allowedTools", "Bash", "--output-format", "stream-json", "--verbose")
+    resumed = ("--continue",) if goes_on else ()
+    told = agent.run("claude", "-p", "--model", model, *options, *resumed, text, **variables)
+    events = [json.loads(line) for line in told.splitlines()]
+    last, usage = events[-1], events[-1]["usage"]
+    assert last["modelUsage"][model]["contextWindow"] == 131_072
+    said = [event["message"] for event in events if event["type"] in ("assistant", "user")]
+    blocks = [block for message in said for block in message["content"]]
+    ran = [block["content"] + "\n" for block in blocks if block["type"] == "tool_result"]
+    cached = usage["cache_read_input_tokens"]
+    return Turn(last["result"], usage["input_tokens"] + cached, cached, ran)
+
+
+def opencode(agent, text, model="agent", *, goes_on=False):
+    settings = json.loads(agent.settings["opencode"])
+    settings["provider"]["localspec"]["models"].setdefault(model, {})
+    (agent.folder / "opencode.json").write_text(json.dumps(settings))
+    words = ("--continue",) if goes_on else ("--model", f"localspec/{model}")
+    told = agent.run("opencode", "run", "--format", "json", *words, text)
+    found = [json.loads(line)["part"] for line in told.splitlines()]
+    (said,) = [part["text"] for part in found if part["type"] == "text"]
+    ran = [part["state"]["output"] for part in found if part["type"] == "tool"]
+    tokens = found[-1]["tokens"]
+    cached = tokens["cache"]["read"]
+    return Turn(said, tokens["input"] + cached, cached, ran)
+
+
+ALL = [codex, claude, pytest.param(opencode, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("ask", ALL)
+def test_a_conversation_goes_on_where_it_is_cached(agent, ask):
+    first = ask(agent, "Say hello.")
+    assert (first.said, first.ran) == (ANSWER, [])
+    assert first.num_read > 1500
+    second = ask(agent, "And again.", goes_on=True)
+    assert second.said == ANSWER
+    assert second.num_cached >= first.num_read - 16
+
+
+@pytest.mark.parametrize("ask", ALL)
+def test_it_runs_what_the_model_calls(agent, ask):
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+    turn = ask(agent, "Say hello.", f"for-{ask.__name__}")
+    assert (turn.said, turn.ran) == (ANSWER, ["hello\n"])
 
 
 def test_codex_that_takes_it_for_lm_studio(agent, demo_target, tmp_path):
     """It asks for the models, and loads one by an empty input; it has no key."""
-    words = ("--oss", "--local-provider", "lmstudio", "-m", "agent", "Say hello.")
+    options = ("--oss", "--local-provider", "lmstudio")
     with serving(tmp_path / "keyless", demo_target) as settings:
         address = re.search(r"OPENAI_BASE_URL=(\S+)", settings["OpenAI's libraries"])[1]
-        usage = codex_turn(agent, *words, CODEX_OSS_BASE_URL=address)
-    assert usage["input_tokens"] > 3000
-
-
-def test_claude_code(agent):
-    exports, command = agent.settings["Claude Code"].splitlines()
-    words = [*exports.removeprefix("export ").split(), *command.split()]
-    number = words.index("claude")
-    variables = dict(word.split("=", 1) for word in words[:number])
-
-    def turn(*more):
-        told = agent.run(*words[number:], "-p", "--output-format", "json", *more, **variables)
-        found = json.loads(told)
-        assert found["result"] == ANSWER
-        assert found["stop_reason"] == "end_turn"
-        assert found["modelUsage"]["agent"]["contextWindow"] == 131_072
-        usage = found["usage"]
-        return usage["input_tokens"] + usage["cache_read_input_tokens"], usage
-
-    num_read, _ = turn("Say hello.")
-    assert num_read > 3000
-    _, second = turn("--continue", "And again.")
-    assert second["cache_read_input_tokens"] >= num_read - 16
-
-
-@pytest.mark.slow
-def test_opencode(agent):
-    (agent.folder / "opencode.json").write_text(agent.settings["opencode"])
-
-    def turn(*words):
-        told = agent.run("opencode", "run", "--format", "json", *words)
-        events = [json.loads(line) for line in told.splitlines()]
-        parts = [event["part"] for event in events]
-        (said,) = [part["text"] for part in parts if part["type"] == "text"]
-        assert said == ANSWER
-        assert parts[-1]["reason"] == "stop"
-        return parts[-1]["tokens"]
-
-    first = turn("Say hello.")
-    num_read = first["input"] + first["cache"]["read"]
-    assert num_read > 1500
-    second = turn("--continue", "And again.")
-    assert second["cache"]["read"] >= num_read - 16
+        turn = codex(agent, "Say hello.", options=options, CODEX_OSS_BASE_URL=address)
+    assert turn.num_read > 3000
 
 
 def test_aider(agent):
@@ -200,56 +214,6 @@ def test_aider(agent):
         **dict(word.split("=", 1) for word in words),
     )
     assert ANSWER in told
-
-
-def test_codex_runs_what_the_model_calls(agent):
-    pytest.importorskip("llguidance", reason="llguidance is not installed")
-    config = agent.home / ".codex" / "config.toml"
-    config.parent.mkdir()
-    config.write_text(agent.settings["Codex"])
-    words = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
-    told = agent.run("codex", "exec", "--json", *words, "-m", "for-codex", "Say hello.")
-    events = [json.loads(line) for line in told.splitlines()]
-    items = [event["item"] for event in events if event["type"] == "item.completed"]
-    (ran,) = [item for item in items if item["type"] == "command_execution"]
-    assert (ran["exit_code"], ran["aggregated_output"]) == (0, "hello\n")
-    assert items[-1]["text"] == ANSWER
-
-
-def test_claude_code_runs_what_the_model_calls(agent):
-    pytest.importorskip("llguidance", reason="llguidance is not installed")
-    exports, command = agent.settings["Claude Code"].splitlines()
-    words = [*exports.removeprefix("export ").split(), *command.split()]
-    variables = dict(word.split("=", 1) for word in words[: words.index("claude")])
-    options = ("--allowedTools", "Bash", "--output-format", "stream-json", "--verbose")
-    told = agent.run(
-        "claude", "-p", "--model", "for-claude", *options, "Say hello.", **variables
-    )
-    events = [json.loads(line) for line in told.splitlines()]
-    blocks = [
-        block
-        for event in events
-        if event["type"] in ("assistant", "user")
-        for block in event["message"]["content"]
-    ]
-    assert [block["type"] for block in blocks] == ["tool_use", "tool_result", "text"]
-    assert blocks[0]["input"] == {"command": "echo hello"}
-    assert blocks[1]["content"] == "hello"
-    assert events[-1]["result"] == ANSWER
-
-
-@pytest.mark.slow
-def test_opencode_runs_what_the_model_calls(agent):
-    pytest.importorskip("llguidance", reason="llguidance is not installed")
-    settings = json.loads(agent.settings["opencode"])
-    settings["provider"]["localspec"]["models"]["for-opencode"] = {}
-    (agent.folder / "opencode.json").write_text(json.dumps(settings))
-    words = ("--format", "json", "--model", "localspec/for-opencode", "Say hello.")
-    events = [json.loads(line) for line in agent.run("opencode", "run", *words).splitlines()]
-    parts = [event["part"] for event in events]
-    (ran,) = [part["state"] for part in parts if part["type"] == "tool"]
-    assert (ran["status"], ran["output"]) == ("completed", "hello\n")
-    assert [part["text"] for part in parts if part["type"] == "text"] == [ANSWER]
 
 
 @pytest.mark.parametrize(

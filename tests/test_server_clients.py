@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -176,45 +175,6 @@ def test_ollama_errors(ollama_client):
         assert caught.value.status_code == 400
 
 
-def test_ollama_tools_and_forms(ollama_client):
-    pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
-    pytest.importorskip("llguidance", reason="llguidance is not installed")
-
-    class Animal(pydantic.BaseModel):
-        kind: Literal["fox", "hen"]
-        is_red: bool
-
-    def look(at: str) -> str:
-        """Look at something.
-
-        Args:
-          at: What is looked at.
-
-        Returns:
-          str: What is seen.
-        """
-        return at
-
-    form = {**Animal.model_json_schema(), "additionalProperties": False}
-    answer = ollama_client.chat("demo", QUESTION, format=form, options={"temperature": 0})
-    assert Animal.model_validate_json(answer.message.content).kind in ("fox", "hen")
-    answer = ollama_client.generate("demo", "x", format="json", options=STEADY)
-    assert answer.response.lstrip().startswith("{")
-    # The demo's template has no tools: it answers in text.
-    answer = ollama_client.chat("demo", QUESTION, tools=[look], options=STEADY)
-    messages = [
-        *QUESTION,
-        {
-            "role": "assistant",
-            "tool_calls": [{"function": {"name": "look", "arguments": {"at": "fox"}}}],
-        },
-        {"role": "tool", "tool_name": "look", "content": "red"},
-    ]
-    assert answer.message.content
-    answer = ollama_client.chat("demo", messages, tools=[look], options=STEADY)
-    assert answer.message.content
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="the page is for a shell of Unix")
 def test_the_calls_of_curl_on_the_page(server):
     if shutil.which("curl") is None:
@@ -254,27 +214,6 @@ def test_llm(server, tmp_path):
     for more in ((), ("--no-stream",), ("--continue",)):
         told = run([*command, *more, "Tell me a story about a fox."], env=environment)
         assert len(told.split()) > 10
-
-
-@pytest.mark.parametrize("uses_responses", [False, True])
-def test_langchain(server, uses_responses):
-    found = pytest.importorskip("langchain_openai", reason="langchain_openai is not installed")
-    model = found.ChatOpenAI(
-        model="demo",
-        base_url=f"{server.url}/v1",
-        api_key="any",
-        max_tokens=20,
-        temperature=0,
-        extra_body={"draft_tokens": 3},
-        stream_usage=True,
-        use_responses_api=uses_responses,
-    )
-    whole = model.invoke("Tell me a story about a fox.")
-    assert whole.usage_metadata["output_tokens"] == 20
-    chunks = list(model.stream("Tell me a story about a fox."))
-    assert "".join(chunk.text for chunk in chunks) == whole.text
-    usages = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata]
-    assert sum(usage["output_tokens"] for usage in usages) == 20
 
 
 def run(command, **options):

@@ -142,24 +142,6 @@ def test_only_tools_that_are_allowed_may_be_called_and_all_stay_in_the_prompt(mo
         assert use.must is (mode == "required")
 
 
-def test_what_is_no_choice_of_allowed_tools():
-    def use_of(**given):
-        choice = {"type": "allowed_tools", **given}
-        return ResponseForm(Fields({"input": "x", "tools": TWO, "tool_choice": choice}))
-
-    ignored = use_of(mode="required", tools=[{"type": "image_generation"}])
-    assert ignored.question.use.callable == ()
-    for given in (
-        {"mode": "auto", "tools": [{**FUNCTION, "name": "h"}]},
-        {"mode": "some", "tools": TWO},
-        {"tools": TWO},
-        {"mode": "auto"},
-        {"allowed_tools": 3},
-    ):
-        with pytest.raises(OptionError, match="the tools are f, g"):
-            use_of(**given)
-
-
 SPACE = {"type": "namespace", "name": "mcp__x__", "description": "X.", "tools": [FUNCTION]}
 
 

@@ -14,13 +14,12 @@ import httpx
 import pytest
 
 from gguf_maker import write_random_model
-from localspec.errors import OptionError
 from localspec.presets.presets import find_preset
 from localspec.server import writing
 from localspec.server.answering import NewPiece, Service
 from localspec.server.app import Limits
 from localspec.server.completions import ChatCompletion, Completion, Infill, LlamaCompletion
-from localspec.server.event_loop import in_thread, unless_gone
+from localspec.server.event_loop import in_thread
 from localspec.server.guard import BodyReader
 from localspec.server.line import WaitingLine
 from localspec.server.messages import MessageForm
@@ -30,7 +29,7 @@ from localspec.server.responses import ResponseForm
 from localspec.server.served_models import ServedModel, ServedModels
 from localspec.speculative.metrics import Provenance
 from localspec.streaming.reply import Piece
-from server_runner import running_server
+from server_runner import presets_of, running_server
 
 CHAT = "/v1/chat/completions"
 LONG = {"ignore_eos": True, "max_tokens": 2000}
@@ -50,17 +49,9 @@ def endless(tmp_path_factory, demo_target):
     """Of a model with a context that no test waits for the end of."""
     folder = tmp_path_factory.mktemp("config")
     path = write_random_model(folder / "long.gguf", demo_target, context_length=131_072)
-    presets = folder / "localspec" / "models.toml"
-    presets.parent.mkdir()
-    presets.write_text(
-        '[long]\ndescription = "long"\ncontext_length = 131072\n'
-        f'target.path = "{path.as_posix()}"\n'
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CONFIG_HOME", str(folder))
-        with running_server(presets=["long"]) as running:
-            running.chat(max_tokens=1)
-            yield running
+    with presets_of(folder, long=(path, 131_072)), running_server(presets=["long"]) as running:
+        running.chat(max_tokens=1)
+        yield running
 
 
 def streaming(server, **fields):
@@ -182,25 +173,6 @@ def test_a_cancellation_that_comes_as_what_is_waited_for_ends_is_not_lost():
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-
-    asyncio.run(use())
-
-
-def test_what_a_client_left_is_cancelled():
-    async def gone():
-        return {"type": "http.disconnect"}
-
-    async def here():
-        await asyncio.Event().wait()
-
-    async def use():
-        assert await unless_gone(gone, asyncio.Event().wait()) is None
-        assert await unless_gone(here, asyncio.sleep(0, "result")) == "result"
-        with pytest.raises(OptionError):
-            await unless_gone(here, failing())
-
-    async def failing():
-        raise OptionError("so it is")
 
     asyncio.run(use())
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 import signal
 import subprocess
 import sys
@@ -15,11 +13,7 @@ import psutil
 import pytest
 
 CHAT = "/v1/chat/completions"
-NUM_CLIENTS = 50
-NUM_ROUNDS = 16
 FEW = 8  # tokens of an answer, some events of every kind
-NUM_SETTLING = 8  # rounds until caches of all questions are kept
-MOST_GROWTH = 4e6  # bytes; a leak of a question and its answer would be more
 
 pytestmark = [
     pytest.mark.slow,
@@ -75,93 +69,6 @@ def served(tmp_path):
 def question(number):
     text = f"Tell me a story about {number % 10} foxes."
     return {"messages": [{"role": "user", "content": text}], "max_tokens": FEW}
-
-
-async def ask(client, number):
-    """One client of some kind; a word for what came of it."""
-    kind, asked = number % 7, question(number)
-    if kind == 0:
-        response = await client.post("/v1/messages", json=asked)
-        return response.status_code == 200 and response.json()["stop_reason"] and "whole"
-    if kind == 1:
-        response = await client.post("/v1/messages/count_tokens", json=asked)
-        return response.status_code == 200 and response.json()["input_tokens"] and "counted"
-    if kind == 2:
-        response = await client.post(CHAT, content=b'{"messages": [')
-        return response.status_code == 400 and response.json()["error"]["code"] and "refused"
-    path, ends = CHAT, ["data: [DONE]"]
-    if kind == 3:
-        path, ends = "/v1/responses", ["response.completed", "response.incomplete"]
-        asked = {"input": asked["messages"], "max_output_tokens": FEW}
-    if kind == 6:
-        path, ends = "/api/chat", ['"done":true']
-        asked = {"messages": asked["messages"], "options": {"num_predict": FEW}}
-    async with client.stream("POST", path, json={**asked, "stream": True}) as response:
-        seen = ""
-        async for line in response.aiter_lines():
-            seen = line or seen
-            if kind == 4 and "delta" in line:
-                return "hung up"
-            if kind == 5:
-                await asyncio.sleep(0.02)
-        return any(end in seen for end in ends) and "streamed"
-
-
-async def crowd(url, how_many, first=0):
-    async with httpx.AsyncClient(
-        base_url=url, timeout=300, trust_env=False, limits=httpx.Limits(max_connections=None)
-    ) as client:
-        return await asyncio.gather(*[ask(client, first + each) for each in range(how_many)])
-
-
-def test_a_crowd_is_served_in_memory_that_stays_as_it_is(served):
-    text = served.told()
-    sizes = []
-    for _ in range(NUM_ROUNDS):
-        found = asyncio.run(crowd(served.url, NUM_CLIENTS))
-        assert all(found), found
-        assert set(found) == {"whole", "counted", "refused", "streamed", "hung up"}
-        processes = served.process, served.child()
-        sizes.append([each.memory_info().rss for each in processes])
-    assert served.told() == text
-    for before, after in zip(sizes[NUM_SETTLING - 1], sizes[-1], strict=True):
-        assert after - before < MOST_GROWTH, sizes
-
-
-def test_a_child_that_is_killed_is_an_error_of_those_it_answers(served):
-    """In the midst of their answers, up to four; who waits gets one."""
-    text = served.told()
-
-    async def stream(client, is_begun):
-        body = {**question(1), "stream": True, "ignore_eos": True, "max_tokens": 60}
-        async with client.stream("POST", CHAT, json=body) as response:
-            lines = []
-            async for line in response.aiter_lines():
-                is_begun.set()
-                lines += [line] if line else []
-        assert response.status_code in (200, 500)
-        return (
-            json.loads(lines[-1].removeprefix("data: "))["error"]
-            if lines[-1] != "data: [DONE]"
-            else None
-        )
-
-    async def use():
-        async with httpx.AsyncClient(base_url=served.url, timeout=300) as client:
-            errors = 0
-            for _ in range(3):
-                is_begun = asyncio.Event()
-                asked = [asyncio.create_task(stream(client, is_begun)) for _ in range(8)]
-                await is_begun.wait()
-                served.child().kill()
-                found = await asyncio.gather(*asked)
-                errors += sum(each is not None for each in found)
-                for error in filter(None, found):
-                    assert error["type"] == "server_error"
-            return errors
-
-    assert 1 <= asyncio.run(use()) <= 3 * 4
-    assert served.told() == text
 
 
 def test_a_server_that_is_killed_leaves_nothing_and_starts_again(served):

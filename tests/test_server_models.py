@@ -39,20 +39,6 @@ def test_a_question_beside_a_conversation_does_not_take_its_place():
 
 
 @pytest.mark.process
-def test_a_new_conversation_begins_with_what_another_has_read():
-    """A new session of an agent, whose system text is the same."""
-    system = {"role": "system", "content": "You help. " * 100}
-    side = [{"role": "user", "content": "A title, please! " * 30}]
-    with running_server() as server:
-        for question in ("Tell me a story.", "Tell me a joke."):
-            messages = [system, {"role": "user", "content": question}]
-            usage = server.chat(messages=messages, max_tokens=5)["usage"]
-            server.chat(messages=side, max_tokens=5)
-        new = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
-        assert new < 20 < 200 < usage["prompt_tokens"]
-
-
-@pytest.mark.process
 def test_who_gave_up_and_asks_again_goes_on_where_the_prompt_was_read_to():
     long = [{"role": "user", "content": "Read this. " * 500}]
     body = {"messages": long, "max_tokens": 2, "stream": True}

@@ -16,7 +16,7 @@ from localspec.server.app import Limits
 from localspec.server.fields import Fields
 from localspec.server.ollama import OllamaChat, OllamaGenerate
 from localspec.server.refusal import RequestError
-from server_runner import running_server
+from server_runner import presets_of, running_server
 
 pytestmark = pytest.mark.process
 
@@ -59,19 +59,10 @@ def server(tmp_path_factory):
         user_defined=("[ask]", "<think>", "</think>"),
         template=THINKING,
     )
-    presets = folder / "localspec" / "models.toml"
-    presets.parent.mkdir()
-    presets.write_text(
-        f'[caller]\ndescription = "caller"\ncontext_length = 2048\n'
-        f'target.path = "{caller.as_posix()}"\n'
-        f'[thinker]\ndescription = "thinker"\ncontext_length = 64\n'
-        f'target.path = "{thinker.as_posix()}"\n'
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CONFIG_HOME", str(folder))
-        names = ["demo", "caller", "thinker"]
-        with running_server(presets=names, limits=Limits(patience_s=0.05)) as running:
-            yield running
+    presets = presets_of(folder, caller=(caller, 2048), thinker=(thinker, 64))
+    limits = Limits(patience_s=0.05)
+    with presets, running_server(presets=["demo", "caller", "thinker"], limits=limits) as made:
+        yield made
 
 
 def whole(server, path="/api/chat", **fields):

@@ -13,7 +13,7 @@ import pytest
 from call_families import FAMILIES
 
 from gguf_maker import with_template, write_random_model
-from server_runner import running_server
+from server_runner import presets_of, running_server
 
 pytestmark = pytest.mark.process
 
@@ -36,30 +36,15 @@ def question(text):
     return {"messages": [{"role": "user", "content": text}], **STEADY}
 
 
-def presets(folder, **targets):
-    """Presets of one's own, each with a context of 131 072 tokens."""
-    path = folder / "localspec" / "models.toml"
-    path.parent.mkdir()
-    path.write_text(
-        "".join(
-            f'[{name}]\ndescription = "{name}"\ncontext_length = 131072\n'
-            f'target.path = "{target.as_posix()}"\n'
-            for name, target in targets.items()
-        )
-    )
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, demo_target):
     """Of a model with a context that no test waits for the end of, and of another one."""
     folder = tmp_path_factory.mktemp("config")
     long = write_random_model(folder / "long.gguf", demo_target, context_length=131_072)
-    presets(folder, long=long)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CONFIG_HOME", str(folder))
-        with running_server(presets=["long", "demo"], parallel=NUM) as running:
-            running.chat(max_tokens=1, model="long")
-            yield running
+    presets = presets_of(folder, long=(long, 131_072))
+    with presets, running_server(presets=["long", "demo"], parallel=NUM) as running:
+        running.chat(max_tokens=1, model="long")
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -187,21 +172,6 @@ def test_a_short_question_does_not_wait_for_a_long_prompt(server):
     free(server)
 
 
-def test_another_model_waits_until_the_first_is_free(server):
-    asked = endless(server)
-    for client in asked:
-        client.until(has_text)
-    other = Client(server, model="demo", max_tokens=2, **question("Hi."))
-    other.until(lambda _: server.client.get("/metrics").text.count("requests_deferred 1\n"))
-    for client in asked[1:]:
-        client.hang_up()
-    assert not other.texts
-    asked[0].hang_up()
-    other.join(60)
-    assert other.texts
-    free(server)
-
-
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="signals of Unix")
 def test_a_crash_ends_the_four_and_the_next_are_answered(server):
     engine = server.models.all[0].engine
@@ -216,24 +186,6 @@ def test_a_crash_ends_the_four_and_the_next_are_answered(server):
         client.join(60)
         assert client.texts
     free(server)
-
-
-def test_a_model_that_is_to_be_closed_is_so_once_all_are_answered(server):
-    """As Ollama's clients ask for it."""
-    model = server.models.all[0]
-    asked = endless(server)
-    for client in asked[1:]:
-        client.hang_up()
-    asked[0].until(has_text)
-    body = {"model": "long", "prompt": "Hi", "keep_alive": 0, "options": {"num_predict": 2}}
-    assert server.ask("/api/generate", stream=False, **body).status_code == 200
-    assert model.engine is not None
-    seen = len(asked[0].events)
-    asked[0].until(lambda client: len(client.events) > seen + 3)
-    asked[0].hang_up()
-    while model.engine is not None:
-        time.sleep(0.01)
-    assert server.chat(model="long", max_tokens=2)["usage"]["completion_tokens"] == 2
 
 
 def test_each_says_what_it_says_alone(exact):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 
+import jsonschema
 import pytest
 from call_families import FAMILIES, write_calling_model
 
 from gguf_maker import with_template
-from server_runner import running_server
+from server_runner import presets_of, running_server
 
 pytestmark = pytest.mark.process
 
@@ -45,137 +46,90 @@ EQUAL = ["<tool_call>", '\n{"name": "now", "arguments": {}}\n', "</tool_call>", 
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, demo_target, demo_draft):
-    """Of the demo with a template that has tools, and of one that calls by itself."""
+def server(tmp_path_factory, demo_target):
+    """Of the demo with a template that has tools, and of models that call by themselves."""
     folder = tmp_path_factory.mktemp("tools")
-    target = with_template(demo_target, folder / "demo.gguf", FAMILIES["Qwen"].template)
+    tooled = with_template(demo_target, folder / "demo.gguf", FAMILIES["Qwen"].template)
     caller = write_calling_model(folder / "caller.gguf", "Qwen", SAID)
     looping = write_calling_model(folder / "looping.gguf", "Qwen", EQUAL)
-    eager = with_template(
-        demo_target,
-        folder / "eager.gguf",
-        "{% for m in messages %}{{ m.content }}{% endfor %}"
-        "{% if reasoning_effort == 'high' %} Think hard, and think again.{% endif %}"
-        "{% if style %} {{ style }}{% endif %}",
-    )
     tagger = write_calling_model(folder / "tagger.gguf", "Qwen3-Coder", TAGGED)
-    presets = folder / "localspec" / "models.toml"
-    presets.parent.mkdir()
-    presets.write_text(
-        f'[tooled]\ndescription = "tooled"\ncontext_length = 2048\ntarget.path = "{target}"\n'
-        f'draft.path = "{demo_draft}"\n'
-        f'[caller]\ndescription = "caller"\ncontext_length = 2048\ntarget.path = "{caller}"\n'
-        f'[eager]\ndescription = "eager"\ncontext_length = 2048\ntarget.path = "{eager}"\n'
-        f'[looping]\ndescription = "equal"\ncontext_length = 2048\ntarget.path = "{looping}"\n'
-        f'[tagger]\ndescription = "tags"\ncontext_length = 2048\ntarget.path = "{tagger}"\n'
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CONFIG_HOME", str(folder))
-        with running_server(
-            presets=["tooled", "caller", "looping", "eager", "tagger", "demo"]
-        ) as running:
-            yield running
+    files = {"tooled": tooled, "caller": caller, "looping": looping, "tagger": tagger}
+    presets = presets_of(folder, **{name: (path, 2048) for name, path in files.items()})
+    with presets, running_server(presets=[*files, "demo"]) as running:
+        yield running
 
 
-def is_right(arguments):
-    return (
-        arguments.keys() == {"city", "days"}
-        and arguments["city"] in ("Rome", "Oslo")
-        and 1 <= arguments["days"] <= 9
-    )
+def answered(create, stream, final, streams, **asked):
+    """A library's answer, whole or as it puts a stream together."""
+    if not streams:
+        return create(**asked)
+    with stream(**asked) as events:
+        for _ in events:
+            pass
+        return getattr(events, final)()
 
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_openai_chat_until_an_answer_comes(openai_client, streams):
+    chat = openai_client.chat.completions
     ask = {"model": "tooled", "tools": CHAT_TOOLS[:1], "temperature": 0, "stop": ".",
            "parallel_tool_calls": False, "extra_body": {"draft_tokens": 3}}  # fmt: skip
-
-    def answered(**more):
-        if not streams:
-            return openai_client.chat.completions.create(**ask, **more)
-        with openai_client.chat.completions.stream(**ask, **more) as stream:
-            for _ in stream:
-                pass
-            return stream.get_final_completion()
-
+    library = chat.create, chat.stream, "get_final_completion", streams
     messages = [QUESTION]
-    (choice,) = answered(messages=messages, tool_choice="required").choices
+    (choice,) = answered(*library, **ask, messages=messages, tool_choice="required").choices
     assert choice.finish_reason == "tool_calls"
-    assert not choice.message.content
     (call,) = choice.message.tool_calls
     assert call.function.name == "get_weather"
-    assert is_right(json.loads(call.function.arguments))
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
     messages.append(choice.message.model_dump(exclude_none=True))
     messages.append({"role": "tool", "tool_call_id": call.id, "content": "sunny"})
-    (choice,) = answered(messages=messages, tool_choice="none").choices
+    (choice,) = answered(*library, **ask, messages=messages, tool_choice="none").choices
     assert choice.message.content
     assert not choice.message.tool_calls
     named = {"type": "function", "function": {"name": "get_weather"}}
-    (choice,) = answered(messages=messages, tool_choice=named).choices
+    (choice,) = answered(*library, **ask, messages=messages, tool_choice=named).choices
     assert choice.message.tool_calls[0].function.name == "get_weather"
 
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_openai_responses_until_an_answer_comes(openai_client, streams):
+    responses = openai_client.responses
     ask = {"model": "tooled", "tools": TOOLS, "temperature": 0, "max_output_tokens": 100,
            "parallel_tool_calls": False, "extra_body": {"draft_tokens": 3}}  # fmt: skip
-
-    def answered(**more):
-        if not streams:
-            return openai_client.responses.create(**ask, **more)
-        with openai_client.responses.stream(**ask, **more) as stream:
-            for _ in stream:
-                pass
-            return stream.get_final_response()
-
-    given = [QUESTION]
-    response = answered(input=given, tool_choice="required")
+    library = responses.create, responses.stream, "get_final_response", streams
+    response = answered(*library, **ask, input=[QUESTION], tool_choice="required")
     assert response.status == "completed"
     (call,) = response.output
     assert (call.type, call.name) == ("function_call", "get_weather")
-    assert is_right(json.loads(call.arguments))
-    given += [
-        {
-            "type": "function_call",
-            "call_id": call.call_id,
-            "name": call.name,
-            "arguments": call.arguments,
-        },
-        {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"},
-    ]
-    response = answered(input=given, tool_choice="none")
+    jsonschema.validate(json.loads(call.arguments), SCHEMA)
+    called = {"type": "function_call", "call_id": call.call_id, "name": call.name}
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    given = [QUESTION, {**called, "arguments": call.arguments}, result]
+    response = answered(*library, **ask, input=given, tool_choice="none")
     assert response.output_text
     assert [item.type for item in response.output] == ["message"]
 
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_anthropic_until_an_answer_comes(anthropic_client, streams):
+    messages = anthropic_client.messages
     ask = {"model": "tooled", "tools": ANTHROPIC_TOOLS, "max_tokens": 100,
            "extra_body": {"draft_tokens": 3, "temperature": 0}}  # fmt: skip
-
-    def answered(**more):
-        if not streams:
-            return anthropic_client.messages.create(**ask, **more)
-        with anthropic_client.messages.stream(**ask, **more) as stream:
-            for _ in stream:
-                pass
-            return stream.get_final_message()
-
-    messages = [QUESTION]
+    library = messages.create, messages.stream, "get_final_message", streams
     choice = {"type": "any", "disable_parallel_tool_use": True}
-    message = answered(messages=messages, tool_choice=choice)
+    message = answered(*library, **ask, messages=[QUESTION], tool_choice=choice)
     assert message.stop_reason == "tool_use"
     (block,) = message.content
     assert (block.type, block.name) == ("tool_use", "get_weather")
-    assert is_right(block.input)
-    messages.append({"role": "assistant", "content": message.content})
+    jsonschema.validate(block.input, SCHEMA)
     result = {"type": "tool_result", "tool_use_id": block.id, "content": "sunny"}
-    messages.append({"role": "user", "content": [result]})
-    message = answered(messages=messages, tool_choice={"type": "none"})
-    assert message.stop_reason in ("end_turn", "max_tokens")
+    said = {"role": "assistant", "content": message.content}
+    given = [QUESTION, said, {"role": "user", "content": [result]}]
+    message = answered(*library, **ask, messages=given, tool_choice={"type": "none"})
     assert [block.type for block in message.content] == ["text"]
-    named = answered(messages=messages, tool_choice={"type": "tool", "name": "get_weather"})
-    assert named.content[0].type == "tool_use"
+    named = {"type": "tool", "name": "get_weather"}
+    message = answered(*library, **ask, messages=given, tool_choice=named)
+    assert message.content[0].type == "tool_use"
 
 
 def events_of(server, path, **fields):
@@ -207,73 +161,53 @@ def test_the_deltas_of_a_call_in_chat_completions(server):
     ask = {"model": "caller", "messages": [QUESTION], "tools": CHAT_TOOLS, "temperature": 0}
     chunks = events_of(server, "/v1/chat/completions", **ask)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    said = "".join(delta.get("content") or "" for delta in deltas)
-    assert said == "Let me see."
     first, *more = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
     assert (first["index"], first["type"]) == (0, "function")
     assert first["function"] == {"name": "get_weather", "arguments": ""}
     assert len(more) > 3
     assert all(call.keys() == {"index", "function"} for call in more)
     arguments = "".join(call["function"]["arguments"] for call in more)
-    assert is_right(json.loads(arguments))
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
-    whole = server.ask("/v1/chat/completions", **ask).json()["choices"][0]
-    assert whole["message"]["content"] == "Let me see."
-    assert whole["message"]["tool_calls"][0]["function"]["arguments"] == arguments
     sampled = server.ask("/v1/chat/completions", **ask, n=2).json()["choices"]
     assert [choice["finish_reason"] for choice in sampled] == ["tool_calls"] * 2
+    whole = sampled[0]["message"]["tool_calls"][0]
+    assert whole["function"]["arguments"] == arguments
 
 
 def test_the_events_of_a_call_in_responses(server):
     ask = {"model": "caller", "input": [QUESTION], "tools": TOOLS, "temperature": 0}
     events = events_of(server, "/v1/responses", **ask)
-    kinds = [kind for kind, _ in itertools.groupby(event["type"] for event in events)]
-    assert kinds[2:] == [
-        "response.output_item.added",
-        "response.content_part.added",
-        "response.output_text.delta",
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.output_item.added",
-        "response.function_call_arguments.delta",
-        "response.function_call_arguments.done",
-        "response.output_item.done",
-        "response.completed",
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert [kind for kind, _ in itertools.groupby(kinds)][-5:] == [
+        *("output_item.added", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done", "completed"),
     ]
-    (added,) = [e for e in events if e["type"] == kinds[2] and e["output_index"] == 1]
-    assert added["item"]["arguments"] == ""
-    assert added["item"]["name"] == "get_weather"
-    (done,) = [e for e in events if e["type"] == "response.function_call_arguments.done"]
-    deltas = [e for e in events if e["type"] == "response.function_call_arguments.delta"]
-    assert "".join(e["delta"] for e in deltas) == done["arguments"]
-    assert {e["item_id"] for e in deltas} == {done["item_id"]} == {added["item"]["id"]}
+    of_call = [event for event in events if event.get("output_index") == 1]
+    added, *deltas, done, ended = of_call
+    assert (added["item"]["name"], added["item"]["arguments"]) == ("get_weather", "")
+    assert "".join(each["delta"] for each in deltas) == done["arguments"]
+    assert {each["item_id"] for each in deltas} == {done["item_id"]} == {added["item"]["id"]}
     output = events[-1]["response"]["output"]
-    assert output[1] == events[-2]["item"]
-    assert output[1]["arguments"] == done["arguments"]
+    assert output[1] == ended["item"]
     whole = server.ask("/v1/responses", **ask).json()["output"]
     assert [item["type"] for item in whole] == ["message", "function_call"]
-    assert whole[1]["arguments"] == done["arguments"]
+    assert whole[1]["arguments"] == done["arguments"] == output[1]["arguments"]
 
 
 def test_the_events_of_a_call_in_messages(server):
     ask = {"model": "caller", "messages": [QUESTION], "tools": ANTHROPIC_TOOLS,
            "temperature": 0, "max_tokens": 200}  # fmt: skip
     events = events_of(server, "/v1/messages", **ask)
-    starts = [e for e in events if e["type"] == "content_block_start"]
-    assert [(e["index"], e["content_block"]["type"]) for e in starts] == [
-        (0, "text"),
-        (1, "tool_use"),
-    ]
-    assert starts[1]["content_block"]["name"] == "get_weather"
-    assert starts[1]["content_block"]["input"] == {}
+    starts = [e["content_block"] for e in events if e["type"] == "content_block_start"]
+    assert [block["type"] for block in starts] == ["text", "tool_use"]
+    assert (starts[1]["name"], starts[1]["input"]) == ("get_weather", {})
     deltas = [e["delta"] for e in events if e.get("index") == 1 and "delta" in e]
     assert {delta["type"] for delta in deltas} == {"input_json_delta"}
-    assert is_right(json.loads("".join(delta["partial_json"] for delta in deltas)))
-    (stopped,) = [e for e in events if e["type"] == "message_delta"]
-    assert stopped["delta"]["stop_reason"] == "tool_use"
     whole = server.ask("/v1/messages", **ask).json()
-    assert [block["type"] for block in whole["content"]] == ["text", "tool_use"]
+    written = json.loads("".join(delta["partial_json"] for delta in deltas))
+    assert whole["content"][1]["input"] == written
+    (stopped,) = [e for e in events if e["type"] == "message_delta"]
+    assert stopped["delta"]["stop_reason"] == whole["stop_reason"] == "tool_use"
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
@@ -361,34 +295,6 @@ def test_the_prompt_has_tools_calls_and_results(server):
     assert response["usage"]["input_tokens"] == num_tokens  # this template leaves it out
     plain = server.ask("/apply-template", **{**fields, "model": "demo"}).json()["prompt"]
     assert "<tool_response>\nsunny\n</tool_response>" in plain  # it has no tools
-
-
-def test_what_a_request_says_of_thinking_is_in_the_prompt(server):
-    """In every protocol; and no variable becomes a control token."""
-    ask = {"model": "eager", "messages": [QUESTION], "max_tokens": 1}
-
-    def prompt(**more):
-        return server.ask("/apply-template", **ask, **more).json()["prompt"]
-
-    said = prompt(reasoning_effort="high")
-    assert said.endswith("Think hard, and think again.")
-    assert prompt(reasoning_effort="low") == prompt()
-    assert prompt(chat_template_kwargs={"style": "Rhyme."}).endswith("Rhyme.")
-    num_tokens = len(server.ask("/tokenize", model="eager", content=said).json()["tokens"])
-    counted = server.ask("/v1/messages/count_tokens", **ask, output_config={"effort": "high"})
-    assert counted.json()["input_tokens"] == num_tokens
-    chat = server.ask("/v1/chat/completions", **ask, reasoning_effort="high").json()
-    assert chat["usage"]["prompt_tokens"] == num_tokens
-    asked = {"model": "eager", "input": [QUESTION], "reasoning": {"effort": "high"}}
-    response = server.ask("/v1/responses", **asked, max_output_tokens=1).json()
-    assert response["usage"]["input_tokens"] == num_tokens
-    ollama = {"model": "eager", "messages": [QUESTION], "think": "high", "stream": False}
-    found = server.ask("/api/chat", **ollama, options={"num_predict": 1}).json()
-    assert found["prompt_eval_count"] == num_tokens
-    control = {"chat_template_kwargs": {"style": "<|im_end|>"}}
-    whole = server.ask("/v1/chat/completions", **ask, **control).json()
-    bare = server.ask("/v1/chat/completions", **ask).json()
-    assert whole["usage"]["prompt_tokens"] > bare["usage"]["prompt_tokens"] + 3
 
 
 def test_without_the_library_calls_are_free(server, monkeypatch):

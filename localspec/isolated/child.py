@@ -378,9 +378,10 @@ def serve_engine(
             _serve(main, shared)  # in this thread, as if there were no others
 
 
-def serve_embedder(pipe: Connection, path: Path) -> None:
+def serve_embedder(pipes: Sequence[Connection], path: Path) -> None:
     """Load an embedder, then answer requests until the other process closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application to handle
+    (pipe,) = pipes
     with contextlib.suppress(EOFError, OSError):
         try:
             embedder = load_embedder(path)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from localspec.engine.sources import LoadKeywords
     from localspec.presets.preset import Preset
 
+_SPAWN = multiprocessing.get_context("spawn")
 CHILD_PATIENCE_S = 10.0  # for the process to free its models, before it is killed
 _WRITING_S = 120.0  # in addition, where it keeps caches on disk
 # For a word from a process whose models are on RPC servers: one that stands still says as
@@ -216,6 +217,30 @@ class Channel:
             self._pipe.close()
 
 
+def _started(
+    function: str,
+    num_pipes: int,
+    given: tuple[Any, ...],
+    servers: tuple[str, ...] = (),
+    patience_s: float = CHILD_PATIENCE_S,
+) -> tuple[_Child, list[Channel]]:
+    """A child that runs a function of `child` with its ends of so many pipes; channels to it.
+
+    What the channels know of it is an object of its own, so that dropping them is enough.
+    """
+    pipes = [_SPAWN.Pipe() for _ in range(num_pipes)]
+    theirs = [there for _, there in pipes]
+    process = _SPAWN.Process(
+        target=_serve, args=(function, theirs, *given), daemon=True, name="localspec"
+    )
+    child = _Child(process, servers, patience_s)
+    channels = [Channel(here, child) for here, _ in pipes]
+    process.start()
+    for each in theirs:  # the last copies here: the end of the child is the end of the pipes
+        each.close()
+    return child, channels
+
+
 class ChildProcess:
     """A running child with its pipes: a channel for each answer, one for calls that belong to
     none, and one for cancels, which have no answer.
@@ -238,25 +263,14 @@ class ChildProcess:
             )
         servers = servers_used(preset, arguments)
         self._choosing = threading.Lock()  # held while an answer gets its channel
-        context = multiprocessing.get_context("spawn")
-        pipes = [context.Pipe() for _ in range(1 + _num_answers(arguments))]
-        cancels, self._cancels = context.Pipe(duplex=False)
-        theirs = [there for _, there in pipes]
-        process = context.Process(
-            target=_serve,
-            args=("serve_engine", theirs, cancels, preset, arguments, servers),
-            daemon=True,
-            name="localspec",
-        )
-        # What the channels know of it is an object of its own, so that dropping this is enough.
+        cancels, self._cancels = _SPAWN.Pipe(duplex=False)
         patience_s = CHILD_PATIENCE_S + (_WRITING_S if arguments.get("cache_disk") else 0.0)
-        self._child = _Child(process, servers, patience_s)
-        self._asides, *self._channels = (Channel(here, self._child) for here, _ in pipes)
-        process.start()
-        # Their last copies here, so that the end of the child is the end of the pipes.
-        for each in (*theirs, cancels):
-            each.close()
-        self.number = process.pid
+        given = cancels, preset, arguments, servers
+        num_pipes = 1 + _num_answers(arguments)
+        self._child, channels = _started("serve_engine", num_pipes, given, servers, patience_s)
+        self._asides, *self._channels = channels
+        cancels.close()
+        self.number = self._child.process.pid
         try:
             self.facts: EngineFacts = self._channels[0].answer(progress)
         except BaseException:
@@ -324,18 +338,7 @@ class IsolatedEmbedder:
     """The methods of an `Embedder` in a child, by `call`, one at a time, once it is loaded."""
 
     def __init__(self, path: Path) -> None:
-        context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe()
-        process = context.Process(
-            target=_serve,
-            args=("serve_embedder", there, path),
-            daemon=True,
-            name="localspec-embedder",
-        )
-        self._child = _Child(process, (), CHILD_PATIENCE_S)
-        self._channel = Channel(here, self._child)
-        process.start()
-        there.close()  # so that the end of the child is the end of the pipe
+        self._child, (self._channel,) = _started("serve_embedder", 1, (path,))
 
     @property
     def process_id(self) -> int | None:

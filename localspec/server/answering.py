@@ -29,7 +29,7 @@ from localspec.server.prompting import (
 )
 from localspec.server.question import Input, Question, RawPrompt
 from localspec.server.refusal import stopping
-from localspec.server.served_models import AnsweredText, ServedModel, ServedModels
+from localspec.server.served_models import AnsweredText, ServedModels
 from localspec.speculative.metrics import Stats
 from localspec.streaming.answer import Answer
 from localspec.streaming.cancellation import CancelCheck
@@ -243,9 +243,7 @@ class Answering:
             for number, (given, repetition) in enumerate(asks):
                 place = await self._free_place(at_work)
                 options = replace(asked.options, seed=asked.seed_of(repetition))
-                exchange = _TextExchange(
-                    engine, given, asked, options, self.model, self._on_reading
-                )
+                exchange = _TextExchange(engine, given, self, options, self._on_reading)
                 answer = engine._answer(exchange)
                 read = partial(self._read, number, answer, exchange)
                 task = asyncio.create_task(in_thread(read, answer.cancel))
@@ -340,24 +338,20 @@ class _TextExchange(Exchange):
     num_cached: tokens of the prompt that were there. tell: called with how far it is read.
     """
 
+    text: AnsweredText  # set when the prompt is made
+    num_cached, _begun_s = 0, 0.0
+
     def __init__(
         self,
         engine: IsolatedEngine,
         given: Input,
-        question: Question,
+        answering: Answering,
         options: AnswerOptions,
-        model: ServedModel,
         tell: Callable[[ReadingPrompt], None],
     ) -> None:
         super().__init__(options)
-        self._engine = engine
-        self._given = given
-        self.question = question
-        self._model = model
-        self.text: AnsweredText  # set when the prompt is made
-        self._tell = tell
-        self.num_cached = 0
-        self._begun_s = 0.0
+        self._engine, self._given, self._tell = engine, given, tell
+        self._model, self._question = answering.model, answering.question
 
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
         num_stable = None
@@ -369,9 +363,9 @@ class _TextExchange(Exchange):
         elif isinstance(self._given, RawPrompt):
             prompt = raw_prompt(self._engine, self._given.prompt)
         else:
-            use, variables = self.question.use, self.question.variables
+            use, variables = self._question.use, self._question.variables
             prompt = prompt_of(self._engine, self._given, use, is_cancelled, variables)
-        client = self.question.client
+        client = self._question.client
         self.owner = self.text = self._model.texts.text_for(prompt.tokens, client)
         # Now, for an answer that ends early: if the client asks again, this much is cached.
         self.text.tokens, self.text.num_asked = prompt.tokens, len(prompt.tokens)

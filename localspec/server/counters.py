@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import enum
-import os
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
 from localspec.server.served_models import ServedModels
 from localspec.speculative.metrics import Stats
@@ -25,7 +22,6 @@ class Counters:
 
     def __init__(self) -> None:
         self._sums: defaultdict[str, float] = defaultdict(float)
-        self._longest = 0
 
     def add_request(self, path: str, status: int) -> None:
         """Count a request. path: one of the routes'."""
@@ -45,7 +41,6 @@ class Counters:
 
     def add_answer(self, stats: Stats) -> None:
         """Count one answer, complete or not."""
-        self._longest = max(self._longest, stats.prompt_tokens + stats.completion_tokens)
         for name, number in {
             "prompt_tokens_total": stats.prompt_tokens - stats.cached_prompt_tokens,
             "prompt_tokens_cached_total": stats.cached_prompt_tokens,
@@ -81,7 +76,6 @@ class Counters:
         num_said = self._sums["llamacpp:tokens_predicted_total"]
         found = {
             **self._sums,
-            "llamacpp:n_tokens_max": self._longest,
             "llamacpp:requests_processing": num_answered,
             "llamacpp:requests_deferred": num_waiting,
             "llamacpp:prompt_tokens_seconds": num_read / read_s if read_s else 0,
@@ -93,8 +87,7 @@ class Counters:
 
 
 def _memory(models: ServedModels) -> Iterator[tuple[str, float]]:
-    """Which models are loaded, and their memory: as planned, and as it is."""
-    processes: dict[str, int | None] = {"server": os.getpid()}
+    """Which models are loaded, and the memory that was planned for them."""
     for model in models.all:
         name, engine, memory = model.name, model.engine, model.memory
         yield _series("localspec_model_loaded", model=name), engine is not None
@@ -102,28 +95,9 @@ def _memory(models: ServedModels) -> Iterator[tuple[str, float]]:
         if engine is not None and memory is not None:
             for place, number in (("main", memory.main_bytes), ("gpu", sum(memory.gpu_bytes))):
                 yield _series("localspec_model_bytes", model=name, place=place), number
-            processes[name] = engine.process_id
     if (embedder := models.embedder) is not None:
-        process = embedder.isolated
-        yield _series("localspec_model_loaded", model=embedder.name), process is not None
-        if process is not None:
-            processes[embedder.name] = process.process_id
-    for name, process_id in processes.items():
-        if (size := _resident_bytes(process_id)) is not None:
-            yield _series("localspec_resident_bytes", process=name), size
-
-
-def _resident_bytes(process_id: int | None) -> int | None:
-    """None where the system does not say it in /proc."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    try:
-        pages = Path(f"/proc/{process_id}/statm").read_text().split()[1]
-    except (OSError, IndexError):
-        return None
-    return int(pages) * resource.getpagesize()
+        is_loaded = embedder.isolated is not None
+        yield _series("localspec_model_loaded", model=embedder.name), is_loaded
 
 
 def _series(name: str, **labels: object) -> str:
