@@ -61,7 +61,7 @@ def _outcome(estimate: RatioEstimate | None, num_drafted: int) -> Outcome:
 
 @dataclass(slots=True)
 class KindSpeed:
-    """How fast text of a kind is.
+    """The measured speed of a kind of text.
 
     stretches: of text that both sides wrote in turn. answers: their statistics, in order, of
     both sides together; an answer may have been cut.
@@ -97,7 +97,7 @@ class KindSpeed:
 
     @property
     def num_drafted(self) -> int:
-        """Draft tokens."""
+        """How many tokens were drafted."""
         return sum(stats.num_draft_tokens for stats in self.answers)
 
     @property
@@ -125,7 +125,7 @@ class KindSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Everything measured.
+    """The results of a benchmark.
 
     kinds: in the order in which they are asked, also those with too little text. left_out: how
     many prompts of a kind the model cannot be asked, or do not fit its context. costs: None if
@@ -141,7 +141,7 @@ class Bench:
 
     @property
     def over_all(self) -> RatioEstimate | None:
-        """The speed-up for as much text of each kind that was measured; None for no kind."""
+        """The speed-up over equal amounts of each measured kind; None without one."""
         known = [found.estimate for found in self.kinds if found.estimate]
         return in_equal_parts(known) if known else None
 
@@ -152,7 +152,7 @@ class Bench:
 
     @property
     def draft_off(self) -> DraftOff | None:
-        """The most frequent reason for not drafting but the turns; None if there is none."""
+        """The most frequent reason for not drafting, turns left out; None without one."""
         reasons: Counter[DraftOff] = Counter()
         for found in self.kinds:
             for stats in found.answers:
@@ -295,7 +295,7 @@ class _BenchRun:
             self._ask(max(waiting, key=lambda kind: kind.reach), self.seconds)
 
     def _ask(self, kind: _Kind, until_s: float) -> None:
-        """Add an answer, which ends at that time if it has enough for an estimate."""
+        """Write one more answer; at that time it ends, if it has enough for an estimate."""
         estimates = ((name, each.found.estimate) for name, each in self.kinds.items())
         known = [f"{name} {estimate.value:.2f}" for name, estimate in estimates if estimate]
         self.watch.progress("; ".join((f"writing {kind.found.kind}", *known)), None)

@@ -40,7 +40,7 @@ class Enumeration(Randomness):
         self._uniforms_of: dict[int, Any] = {}
 
     def outcomes(self, run: Callable[[Enumeration], Any]) -> Iterator[Branch]:
-        """Every way that `run` can take; it has to do the same where the numbers are."""
+        """Every way that `run` can take. With equal numbers it has to do the same."""
         while True:
             self._taken, self._box, self._prob = [], {}, 1.0
             yield Branch(run(self), self._prob, self._box)
@@ -71,7 +71,7 @@ class Enumeration(Randomness):
         return Uniform(self, address)
 
     def is_below(self, address: Hashable, edge: float) -> bool:
-        """Whether the uniform of that address is below the edge: first yes, later no."""
+        """Whether an address's uniform is below the edge: the first time yes, later no."""
         low, high = self._box.get(address, (0.0, 1.0))
         if edge >= high or edge <= low:
             return edge >= high

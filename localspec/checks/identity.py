@@ -143,7 +143,7 @@ class Reference:
     rows: Logits
 
     def choice(self, position: int, row: Logits) -> int:
-        """The token that the target chooses there, if its row is that one."""
+        """The token that the target chooses at a position with this row."""
         chain = self.request.chain
         if chain.params.is_greedy and chain.constraint is None:
             return int(row.argmax())
@@ -246,7 +246,7 @@ class IdentityCheck:
         return is_enough or bool(self.result.bugs(self.rounding.bound))
 
     def _compare_from(self, begin: int, prompt: int, reference: Reference, k: int) -> int:
-        """Compare a text from a position on. Returns that behind the compared tokens."""
+        """Compare a text from a position on. Returns the position behind what was compared."""
         text = _Text(begin)
         self.loop.start([*reference.prompt_tokens, *reference.plain[:begin]])
         self.loop.draft_policy = FixedDraftPolicy(k) if k != _PADDED else _Padded(k)

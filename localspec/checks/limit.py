@@ -11,7 +11,7 @@ from localspec.streaming.cancellation import Cancellation
 
 
 class EndedBy(enum.Enum):
-    """Why a result is partial."""
+    """The reason why a result is partial."""
 
     TIME = "time"
     INTERRUPT = "interrupt"
@@ -19,9 +19,9 @@ class EndedBy(enum.Enum):
 
 @contextlib.contextmanager
 def limited(cancellation: Cancellation, seconds: float) -> Iterator[Cancellation]:
-    """A cancellation that is requested when another one is, or after a time limit.
+    """A cancellation that is requested with another, or after a time limit.
 
-    It ends work even within a long decode.
+    Such a request ends work even within a long decode.
     """
     ended = Cancellation()
     timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), ended.request)
@@ -35,5 +35,5 @@ def limited(cancellation: Cancellation, seconds: float) -> Iterator[Cancellation
 
 
 def ended_by(cancellation: Cancellation) -> EndedBy:
-    """Why the work inside `limited` ended early."""
+    """The reason why the work inside `limited` ended early."""
     return EndedBy.INTERRUPT if cancellation.is_requested else EndedBy.TIME

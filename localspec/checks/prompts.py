@@ -41,7 +41,7 @@ class Task:
         return self.messages[-1]["content"]
 
     def suits(self, engine: BaseEngine, template: str | None = None) -> bool:
-        """Whether the model can be asked it: only some call tools.
+        """Whether the model can be given the task: only some call tools.
 
         template: as for `ask`.
         """
@@ -74,7 +74,7 @@ class Task:
 
 @functools.cache
 def built_in_tasks() -> tuple[Task, ...]:
-    """Three of each kind, but of the user's own."""
+    """Three tasks of each kind of text, except the user's own."""
     source = (resources.files("localspec.checks") / "prompts.toml").read_text(encoding="utf-8")
     entries = parse_toml(source)
     return tuple(

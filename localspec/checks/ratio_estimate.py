@@ -24,7 +24,7 @@ _QUANTILES = (
 
 @dataclass(frozen=True, slots=True)
 class RatioEstimate:
-    """value: the ratio. error: the standard error of its logarithm; freedom: of the error."""
+    """A ratio. error: of its logarithm, a standard error with `freedom` degrees of freedom."""
 
     value: float
     error: float
@@ -37,7 +37,7 @@ class RatioEstimate:
 
     @property
     def low(self) -> float:
-        """The interval holds the true ratio 95 times in 100."""
+        """The lower end of the interval, which holds the true ratio 95 times in 100."""
         return self.value / self.reach
 
     @property
@@ -61,7 +61,7 @@ def estimate_ratio(above: Sequence[float], below: Sequence[float]) -> RatioEstim
 
 
 def in_equal_parts(ratios: Sequence[RatioEstimate]) -> RatioEstimate:
-    """The ratio for as much of each: the harmonic mean. ratios: one or more.
+    """The ratio over equal amounts of several: their harmonic mean. ratios: one or more.
 
     The degrees of freedom are Welch's and Satterthwaite's.
     """

@@ -53,7 +53,7 @@ class Profile:
 
 
 def latest_learned(contents: Sequence[str]) -> dict[str, Any] | None:
-    """The latest content for a pair. contents: of its files (`content`)."""
+    """The content that was saved last for a pair. contents: its files' hashes."""
     for _, identity, learned in kept_profiles():
         if len(identity) == len(contents):
             pairs = zip(identity, contents, strict=True)

@@ -125,7 +125,7 @@ class Prospect:
         return self.catch_up_s + block_s
 
     def rank(self, times: Weights, at_worst: Weights, budget_s: float) -> None:
-        """Find its best K.
+        """Find the proposer's best K.
 
         times, at_worst: (LARGEST_STEP + 1,) seconds of a step of n tokens, as expected and in
         the worst case. budget_s: seconds that may be lost.

@@ -264,7 +264,7 @@ def _found(
     head: _Name | None,
     mmproj: _Name | None,
 ) -> tuple[Preset | None, dict[Role, FoundHeader], ProjectorReport | None, Header | None]:
-    """The preset, if one names the models, the header of each, and what of the projector.
+    """The preset, if one was named; each model's header; the projector's report and header.
 
     Raises ModelFileError if the target is a head.
     """
@@ -469,7 +469,7 @@ def _measured_costs(
 
 
 def _expected_gains(costs: Curve) -> Iterator[ExpectedGain]:
-    """The best there is to gain at typical acceptance rates."""
+    """The largest expected gain at each of some acceptance rates."""
     for acceptance in _ACCEPTANCES:
         best = best_draft_tokens(costs, acceptance, MAX_DRAFT_TOKENS)
         yield ExpectedGain(

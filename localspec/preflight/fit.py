@@ -55,7 +55,7 @@ def uses_gpu(options: LlamaOptions) -> bool:
 
 
 def suited(options: LlamaOptions, header: Header, context_length: int) -> LlamaOptions:
-    """The options with what they leave open chosen as it suits the file here."""
+    """The options, with open choices made to suit the file on this machine."""
     asked = replace(options, context_length=context_length)
     chosen, _ = suited_options(asked, header, room_here(), uses_gpu=uses_gpu(options))
     return replace(chosen, context_length=options.context_length)
@@ -160,7 +160,7 @@ def plan_here(models: Sequence[Planned]) -> Plan:
 
 
 def check_room(plan: Plan) -> None:
-    """Raise MemoryLimitError for models that do not fit, with a hint at those that would."""
+    """Raise MemoryLimitError for models that do not fit, with hints at what would."""
     if shortages := plan.room.shortages(plan.memory):
         names = " and ".join(model.header.path.name for model in plan.wanted)
         raise MemoryLimitError(

@@ -135,9 +135,9 @@ def estimate_memory(
 
 
 def projector_memory(header: Header, num_gpus: int, place: int = MAIN_MEMORY) -> MemoryEstimate:
-    """The memory of what lets a model see: weights, encoding a picture, and kept pictures.
+    """The memory of a projector: weights, encoding of a picture, and kept pictures.
 
-    place: the number of the GPU that it is on, or main memory. The second is a bound for the
+    place: the number of the GPU that it is on, or main memory. Encoding is bounded for the
     pictures that it is made for, without tiles: the scores of attention of one layer, and the
     layer's own buffers.
     """
@@ -203,7 +203,7 @@ def _contexts(header: Header, options: LlamaOptions) -> _Contexts:
 
 
 def _sums(*places: list[int]) -> list[int]:
-    """Place by place."""
+    """The sums of several lists, place by place."""
     return [sum(sizes) for sizes in zip(*places, strict=True)]
 
 

@@ -32,7 +32,7 @@ _FEWER_SNAPSHOTS = (4, 2, 1, 0)  # of a hybrid's states, if the wanted number do
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Models with every choice of layers made. wanted: before the choices; the target first."""
+    """Models with all layers placed, the target first. wanted: the models before that."""
 
     wanted: tuple[Planned, ...]
     models: tuple[Planned, ...]
@@ -243,7 +243,7 @@ def served_kept_bytes(total_bytes: int, num_models: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """How many answers run at once. num_asked: that were wanted.
+    """How many answers run at once. num_asked: how many were wanted.
 
     num_bytes: of the memory, what all but one take. kept_bytes: the most that an engine takes
     in addition, for the caches of waiting conversations.

@@ -174,7 +174,7 @@ def _of_projector(
 def suited_options(
     options: LlamaOptions, header: Header, room: MemoryRoom, *, uses_gpu: bool
 ) -> tuple[LlamaOptions, Mapping[str, float]]:
-    """The options, with what they leave open chosen for the file; the types that are repacked.
+    """The options, with open choices made to suit the file; the types that are repacked.
 
     options: with a context length. No types are repacked where a GPU computes.
     """
@@ -212,7 +212,7 @@ def with_suited_attention(
 def with_exact_settings(
     options: LlamaOptions, header: Header, uneven: Collection[str], *, uses_gpu: bool
 ) -> LlamaOptions:
-    """The options, and where they ask for exact decodes what makes these so.
+    """The options, with the settings that exact decodes need, if they ask for these.
 
     uneven: types whose repacked kernels add differently, see `tensor_types`.
 
