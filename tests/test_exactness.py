@@ -288,9 +288,9 @@ def test_settings_are_chosen_by_what_the_file_needs(tmp_path, demo_target):
 
 TILED = """
 import json, sys
-import llama_cpp
 import localspec
 from localspec.errors import LocalspecError
+from localspec.llama.loaded import llama_cpp
 target, draft, *first = sys.argv[1:]
 if first:
     other = draft if first == ["file"] else llama_cpp.Llama(draft, n_ctx=64, verbose=False)
