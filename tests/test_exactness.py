@@ -290,7 +290,7 @@ TILED = """
 import json, sys
 import localspec
 from localspec.errors import LocalspecError
-from localspec.llama.loaded import llama_cpp
+from localspec.llama.library import llama_cpp
 target, draft, *first = sys.argv[1:]
 if first:
     other = draft if first == ["file"] else llama_cpp.Llama(draft, n_ctx=64, verbose=False)
