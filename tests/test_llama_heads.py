@@ -205,7 +205,17 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+# Others differ little from one of these.
+QUICK = ("glm4moe", "step35", "gemma4", "llama", "of a hybrid", "of a windowed target",
+         "pairs of candidates", "medusa, some tokens")  # fmt: skip
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in KINDS
+    ],
+)
 def made(request, tmp_path_factory, demo_target):
     folder = tmp_path_factory.mktemp("heads")
     one = KINDS[request.param](folder, demo_target, request.param)

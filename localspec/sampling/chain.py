@@ -164,38 +164,22 @@ class SamplerChain:
         looks_back = self._penalises_tokens or self._penalises_repeats
         if not (len(self._bias) or ends_banned or looks_back):
             return logits
-        row = self._copied(logits)
-        # A file's numbers may leave float32; the cuts refuse a row that has no largest one.
-        with np.errstate(over="ignore", invalid="ignore"):
-            self._change(row, tokens, draft_tokens, ends_banned=ends_banned)
-        return row
-
-    def _change(
-        self,
-        row: Logits,
-        tokens: Sequence[int],
-        draft_tokens: Sequence[int],
-        *,
-        ends_banned: bool,
-    ) -> None:
-        """Apply biases, bans and penalties to the row, in place."""
-        num_known = int(np.searchsorted(self._bias_ids, len(row)))
-        row[self._bias_ids[:num_known]] += self._bias[:num_known]
-        if ends_banned:
-            row[self._ends[self._ends < len(row)]] = -np.inf
-        if self._penalises_tokens or self._penalises_repeats:
-            text = self._text.extended(tokens, draft_tokens)
-            if self._penalises_tokens:
-                penalise_tokens(row, text, self.params)
-            if self._penalises_repeats:
-                penalise_repeats(row, text, self.params, self._breakers)
-
-    def _copied(self, logits: Logits) -> Logits:
-        """A copy that the next call overwrites: libllama's own row stays what it is."""
         if len(self._row) < len(logits):
             self._row = np.empty(len(logits), dtype=np.float32)
         row = self._row[: len(logits)]
-        np.copyto(row, logits)
+        np.copyto(row, logits)  # libllama's own row stays what it is
+        num_known = int(np.searchsorted(self._bias_ids, len(row)))
+        # A file's numbers may leave float32; the cuts refuse a row that has no largest one.
+        with np.errstate(over="ignore", invalid="ignore"):
+            row[self._bias_ids[:num_known]] += self._bias[:num_known]
+            if ends_banned:
+                row[self._ends[self._ends < len(row)]] = -np.inf
+            if looks_back:
+                text = self._text.extended(tokens, draft_tokens)
+                if self._penalises_tokens:
+                    penalise_tokens(row, text, self.params)
+                if self._penalises_repeats:
+                    penalise_repeats(row, text, self.params, self._breakers)
         return row
 
 

@@ -449,7 +449,7 @@ BUGS = [
         "llama/medusa.py",
         "self.begins_at + self.num_cached - 1)",
         "self.begins_at + self.num_cached - 2)",
-        head(f"{READS}[medusa-3]"),
+        head(f"{READS}[medusa, some tokens-3]"),
     ),
     Bug(
         "Medusa: tokens of its own vocabulary, one too far",
@@ -463,7 +463,7 @@ BUGS = [
         "llama/medusa.py",
         "row = row + inner / (1.0 + np.exp(-inner))",
         "row = inner / (1.0 + np.exp(-inner))",
-        head(f"{READS}[medusa-3]"),
+        head(f"{READS}[medusa, some tokens-3]"),
     ),
     Bug(
         "Medusa: a row that was written to",
