@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from call_families import FAMILIES, TOOLS
 
-from localspec.chat.kept_calls import kept_calls
+from localspec.chat.prompt import kept_calls
 from localspec.errors import ConstraintError
 from localspec.streaming.options import AnswerOptions
 from localspec.tools.forms import form_of

@@ -328,7 +328,7 @@ def test_an_answer_that_has_ended_is_not_gone_on_with(files, load):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_call_that_was_cut_becomes_whole(tmp_path, monkeypatch, name):
     """Where nothing keeps a call to its form, so that it is known when it is whole."""
-    monkeypatch.setattr("localspec.chat.kept_calls.is_installed", lambda: False)
+    monkeypatch.setattr("localspec.chat.prompt.is_installed", lambda: False)
     family = FAMILIES[name]
     said = ["Oh. ", *spelled(family)] if name in ("Qwen", "Gemma 4") else spelled(family)
     begin = "t" if name == "gpt-oss" else "[/INST]" if "Mistral" in name else "<0x0A>"

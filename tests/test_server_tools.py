@@ -298,7 +298,7 @@ def test_the_prompt_has_tools_calls_and_results(server):
 
 
 def test_without_the_library_calls_are_free(server, monkeypatch):
-    monkeypatch.setattr("localspec.chat.kept_calls.is_installed", lambda: False)
+    monkeypatch.setattr("localspec.chat.prompt.is_installed", lambda: False)
     ask = {"model": "caller", "messages": [QUESTION], "tools": CHAT_TOOLS, "temperature": 0}
     deltas = [
         chunk["choices"][0]["delta"]

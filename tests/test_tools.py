@@ -185,7 +185,7 @@ def test_a_call_that_has_to_be_made_is_the_only_one_unless_more_are_asked_for(sc
 
 
 def test_without_the_library_calls_are_free_and_none_can_be_forced(script, monkeypatch):
-    monkeypatch.setattr("localspec.chat.kept_calls.is_installed", lambda: False)
+    monkeypatch.setattr("localspec.chat.prompt.is_installed", lambda: False)
     path = script(SAID)
     with localspec.load(target=path) as engine:
         stream = engine.generate([QUESTION], tools=TOOLS, temperature=0)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.chat.text_file import MARKS, text_of
+from localspec.chat.text_file import text_of
 from localspec.errors import OptionError
-from localspec.pictures.picture import Picture
+from localspec.pictures.picture import Picture, read_bytes
 
 MAX_ATTACHED_BYTES = 8_000_000  # of one file: more than any context holds
 # A file as `attached` writes it: no line of its text has as many backticks.
@@ -23,25 +23,6 @@ HEAD_BYTES = 4096  # of a file: enough to know it by
 _READABLE = re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP", re.DOTALL)
 # Some are written in characters of text alone, so this is looked for in text, too.
 _PDF = re.compile(rb"%PDF-\d")
-# How files begin that are no text, by their kind in MIME types; the first match counts.
-_BEGINS = {
-    "application/pdf": _PDF,
-    "image": re.compile(  # also BMP, TIFF, ICO, HEIC and AVIF
-        _READABLE.pattern + rb"|BM....\0\0\0\0|II\*\0|MM\0\*|\0\0\x01\0"
-        rb"|....ftyp(?:hei|hev|mif1|msf1|avi[fs])",
-        re.DOTALL,
-    ),
-    "audio": re.compile(  # WAV, AIFF, FLAC, Ogg, MIDI, M4A, AAC and MP3
-        rb"RIFF....WAVE|FORM....AIF[FC]|fLaC|OggS|MThd|....ftypM4[AB]|ID3"
-        rb"|\xff[\xe2\xe3\xf0-\xf3\xf8-\xfb]",
-        re.DOTALL,
-    ),
-    "video": re.compile(  # AVI, MOV, MP4, Matroska, WebM, WMV, FLV and MPEG
-        rb"RIFF....AVI |....(?:ftyp|moov|mdat|wide)|\x1aE\xdf\xa3|\x30\x26\xb2\x75"
-        rb"|FLV\x01|\0\0\x01[\xb3\xba]",
-        re.DOTALL,
-    ),
-}
 _KINDS = {
     "application/pdf": ("a PDF", "Convert it to text first, with pdftotext, say."),
     "image": ("an image", "Describe it, or give the text that stands in it."),
@@ -65,17 +46,7 @@ def read_attachment(path: Path, *, sees: bool = False) -> Attachment:
     Raises OptionError for a file that is missing, too large or neither; for audio, videos and
     PDFs, and images that cannot be shown, the error names the kind of file.
     """
-    try:
-        if not path.is_file():
-            reason = "is not a file" if path.exists() else "does not exist"
-            raise OptionError(f"{path} {reason}", "Give the path of a text file.")
-        with path.open("rb") as file:
-            data = file.read(MAX_ATTACHED_BYTES + 1)
-    except (OSError, ValueError) as error:
-        if isinstance(error, OptionError):
-            raise
-        reason = getattr(error, "strerror", None) or str(error)
-        raise OptionError(f"{path} cannot be read: {reason}", "Check the path.") from error
+    data = read_bytes(path, MAX_ATTACHED_BYTES)
     if sees and is_readable_picture(data):
         return Attachment(path.name, picture=Picture.read(path))
     refuse_media(path, data)
@@ -99,8 +70,8 @@ def is_readable_picture(data: bytes) -> bool:
 def refuse_media(path: Path, data: bytes) -> None:
     """Raise OptionError for a file that is an image, audio, a video or a PDF.
 
-    data: its first HEAD_BYTES bytes, or more. A binary file that begins as none of these do is
-    known by the ending of its name.
+    data: its first HEAD_BYTES bytes, or more. PDFs and pictures that can be read are known by
+    them, other files that are no text by the ending of their names.
     """
     kind = _kind(path, data[:HEAD_BYTES])
     if kind is not None:
@@ -109,11 +80,12 @@ def refuse_media(path: Path, data: bytes) -> None:
 
 
 def _kind(path: Path, head: bytes) -> str | None:
-    if not _PDF.match(head) and (head.startswith(MARKS) or _is_utf8(head)):
+    if _PDF.match(head):
+        return "application/pdf"
+    if _is_utf8(head):
         return None
-    for kind, begin in _BEGINS.items():
-        if begin.match(head):
-            return kind
+    if is_readable_picture(head):
+        return "image"
     with contextlib.suppress(ValueError):  # a video's ending may be a text's, too
         text_of(head)
         return None

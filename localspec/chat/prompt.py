@@ -9,17 +9,20 @@ hidden, and if need be all of it: then only what the template would have done to
 from __future__ import annotations
 
 import functools
+import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localspec.chat.control_guard import ControlGuard, Exposed, Hidden
-from localspec.chat.kept_calls import kept_calls
 from localspec.chat.messages import merged_messages
 from localspec.chat.shown import for_the_blind, for_the_seeing, in_front
 from localspec.chat.template import NO_VARIABLES, ChatTemplate, Message
 from localspec.chat.tool_messages import fit_to_form
-from localspec.errors import TemplateError
+from localspec.constraints.guidance import is_installed, problem_with
+from localspec.constraints.spec import ConstraintSpec, constraint_spec, with_spacing
+from localspec.errors import ConstraintError, TemplateError
 from localspec.pictures.picture import Picture
 from localspec.pictures.vision import KnownCells, Vision
 from localspec.streaming.cancellation import CancelCheck, never
@@ -28,11 +31,19 @@ from localspec.streaming.thinking import Thoughts, said
 from localspec.streaming.thought_families import families_of
 from localspec.tools.calls import Calls
 from localspec.tools.forms import KNOWN_FAMILIES, CallForm, form_of
-from localspec.tools.tool import ToolUse
+from localspec.tools.grammar import CallGrammar, call_grammar
+from localspec.tools.tool import Tool, ToolUse
 from localspec.vocabulary import Vocabulary, with_bos
+
+logger = logging.getLogger(__name__)
 
 _USUAL_ROLES = ("system", "user", "assistant")  # which templates know, or refuse in words
 _TOOLS = re.compile(r"\btools\b")  # the variable, in a template
+_ANY_OBJECT = {"type": "object"}
+# Where one of these says which arguments there are besides the properties, or may.
+_SAYS_MORE = frozenset(
+    ("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
+)
 
 
 class PromptMaker:
@@ -266,3 +277,51 @@ def _thoughts(vocabulary: Vocabulary, source: str, texts: Sequence[str]) -> Thou
     among = (text for text in texts if any(text in mark for mark in marks))
     ids = (vocabulary.tokenize(text, parse_special=True) for text in among)
     return Thoughts(families, shown=frozenset(token for each in ids for token in each))
+
+
+def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallGrammar | None:
+    """The grammar of calls; None where they cannot be kept to one, and need not.
+
+    A schema that says nothing of other arguments than its properties' allows none here.
+    A tool whose schema cannot be kept to gets any object, and the log a line on it, unless it
+    is strict or has to be called. tokens: as for `call_grammar`. Raises ConstraintError where
+    something has to be kept to: such a tool, a call that has to be made, another answer's form.
+    """
+    has_to = use.must or use.answer_schema is not None
+    if not is_installed():
+        if use.must:
+            raise ConstraintError(
+                "a call that has to be made needs llguidance, which is not installed",
+                "Install it: pip install 'localspec[grammar]'. Tools to choose from need none.",
+            )
+        return None
+    try:
+        grammar = call_grammar(form, use, tokens, functools.partial(_schema, use))
+        spec = constraint_spec(None, None, grammar.lark, None)
+        assert spec is not None
+        if (problem := problem_with(spec)) is not None:
+            raise problem
+    except ConstraintError as error:
+        if has_to or any(tool.is_strict for tool in use.callable):
+            raise ConstraintError(f"the tools: {error}", error.hint) from error
+        logger.debug("calls are not kept to the tools' schemas: %s", error)
+        return None
+    return grammar
+
+
+def _schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
+    """The schema that the tool's arguments are kept to."""
+    schema = tool.parameters
+    if _SAYS_MORE.isdisjoint(schema):
+        schema = {**schema, "additionalProperties": False}
+    spec = ConstraintSpec("json_schema", json.dumps(schema), is_strict=True)
+    problem = problem_with(spec)
+    if problem is None:
+        return with_spacing(spec).schema
+    if use.must or tool.is_strict:
+        raise ConstraintError(
+            f"the parameters of the tool {tool.name}: {problem}",
+            "Leave that out of the schema, and check the arguments for it.",
+        )
+    logger.debug("calls of the tool %s are not kept to its schema: %s", tool.name, problem)
+    return _ANY_OBJECT

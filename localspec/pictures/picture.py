@@ -75,7 +75,7 @@ class Picture:
         if isinstance(source, str | os.PathLike):
             path = Path(os.path.expanduser(source))
             return cls._decoded(
-                path.name or str(path), _file_bytes(path, most_bytes), most_bytes
+                path.name or str(path), read_bytes(path, most_bytes), most_bytes
             )
         if isinstance(source, bytes | bytearray | memoryview):
             return cls._decoded("the picture", bytes(source), most_bytes)
@@ -131,16 +131,16 @@ class Picture:
         return buffer.getvalue()
 
 
-def _file_bytes(path: Path, most_bytes: int) -> bytes:
+def read_bytes(path: Path, most_bytes: int) -> bytes:
     """The file's first bytes, one more than it may have. Raises OptionError."""
     try:
         # Before it is opened, which would wait for the other end of a pipe.
         if not stat.S_ISREG(path.stat().st_mode):
-            raise OptionError(f"{path} is not a file", "Give the path of a picture.")
+            raise OptionError(f"{path} is not a file", "Give the path of a file.")
         with path.open("rb") as file:
             return file.read(most_bytes + 1)
     except FileNotFoundError:
-        raise OptionError(f"{path} does not exist", "Give the path of a picture.") from None
+        raise OptionError(f"{path} does not exist", "Give the path of a file.") from None
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}", "Check it.") from error
     except ValueError as error:  # a NUL character; an OptionError, too
