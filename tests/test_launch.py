@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -23,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="programs and signals of Unix"),
 ]
 
-# Asks as the real program would with what it was given, and writes down what came.
+# Asks for an answer with what it was given, and writes down what came.
 ASKS = """\
 #!{python}
 import json, os, sys, urllib.request
@@ -31,57 +30,52 @@ try:
     import tomllib
 except ImportError:
     import tomli as tomllib
-def asked(address, key, fields):
-    request = urllib.request.Request(address, json.dumps(fields).encode())
-    request.add_header("Authorization", "Bearer " + key)
-    return json.load(urllib.request.urlopen(request, timeout=120))
-words = sys.argv[1:]
-message = [{{"role": "user", "content": "Hi"}}]
-{asks}
-found = {{"answer": answer, "context": context, "rest": words,
-          "variables": dict(os.environ)}}
+words, message = sys.argv[1:], [{{"role": "user", "content": "Hi"}}]
+{finds}
+request = urllib.request.Request(address, json.dumps({{"model": model, **fields}}).encode())
+request.add_header("Authorization", "Bearer " + key)
+answer = json.load(urllib.request.urlopen(request, timeout=120))
+found = {{"answer": answer, "context": context, "rest": words, "variables": dict(os.environ)}}
 open("found", "w").write(json.dumps(found))
 {end}
 """
-OF_CLAUDE = """\
-model = words[1]
-assert words[0] == "--model"
-words = words[2:]
+# By program: where it finds the server, its key, the model and its context.
+PROGRAMS = {
+    "claude": """\
+_, model, *words = words
 address = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages"
-fields = {"model": model, "messages": message, "max_tokens": 3}
-answer = asked(address, os.environ["ANTHROPIC_AUTH_TOKEN"], fields)
+key = os.environ["ANTHROPIC_AUTH_TOKEN"]
 context = int(os.environ["CLAUDE_CODE_MAX_CONTEXT_TOKENS"])
-"""
-OF_CODEX = """\
+fields = {"messages": message, "max_tokens": 3}
+""",
+    "codex": """\
 lines = []
 while words[:1] == ["-c"]:
-    lines.append(words[1])
-    words = words[2:]
+    _, line, *words = words
+    lines.append(line)
 settings = tomllib.loads("\\n".join(lines))
 provider = settings["model_providers"][settings["model_provider"]]
 assert provider["wire_api"] == "responses"
-fields = {"model": settings["model"], "input": "Hi", "max_output_tokens": 3}
-key = provider["experimental_bearer_token"]
-answer = asked(provider["base_url"] + "/responses", key, fields)
-context = settings["model_context_window"]
-"""
-OF_OPENCODE = """\
+model, context = settings["model"], settings["model_context_window"]
+address, key = provider["base_url"] + "/responses", provider["experimental_bearer_token"]
+fields = {"input": "Hi", "max_output_tokens": 3}
+""",
+    "opencode": """\
 settings = json.loads(os.environ["OPENCODE_CONFIG_CONTENT"])
 provider, _, model = settings["model"].partition("/")
 settings = settings["provider"][provider]
-fields = {"model": model, "messages": message, "max_tokens": 3}
 address = settings["options"]["baseURL"] + "/chat/completions"
-answer = asked(address, settings["options"]["apiKey"], fields)
-context = settings["models"][model]["limit"]["context"]
-"""
+key, context = settings["options"]["apiKey"], settings["models"][model]["limit"]["context"]
+fields = {"messages": message, "max_tokens": 3}
+""",
+}
 # Of a user whose agent asks other servers.
 ELSEWHERE = {"ANTHROPIC_API_KEY": "a-secret-key", "CLAUDE_CODE_USE_BEDROCK": "1"}
-PROGRAMS = {"claude": OF_CLAUDE, "codex": OF_CODEX, "opencode": OF_OPENCODE}
 
 
 def installed(folder: Path, name: str, end: str = "") -> None:
     """A program of that name. end: what it does at last."""
-    text = ASKS.format(python=sys.executable, asks=textwrap.dedent(PROGRAMS[name]), end=end)
+    text = ASKS.format(python=sys.executable, finds=PROGRAMS[name], end=end)
     path = folder / name
     path.write_text(text)
     path.chmod(0o755)
@@ -207,8 +201,9 @@ def test_told_to_end_it_ends_the_program_and_the_server(tmp_path):
 
 
 LONG_PROMPT = """
-fields["messages"] = [{"role": "user", "content": "fox " * 1500}]
-asked(address, os.environ["ANTHROPIC_AUTH_TOKEN"], fields)
+message[0]["content"] = "fox " * 1500
+request.data = json.dumps({"model": model, **fields}).encode()
+urllib.request.urlopen(request, timeout=120).read()
 """
 
 

@@ -19,6 +19,7 @@ _USUAL_FLAGS = {
     "num_batch_threads": "--threads-batch",
     "num_gpu_layers": "--gpu-layers",
     "flash_attention": "--flash-attn",
+    "use_mmap": "--mmap",
     "use_mlock": "--mlock",
     "repetition_penalty": "--repeat-penalty",
     "penalty_last_n": "--repeat-last-n",
@@ -111,11 +112,14 @@ def json_option(what: str) -> Decorator:
 def field_type(owner: type, field: str) -> dict[str, Any]:
     """Keywords that tell click the type of a dataclass's field.
 
-    An option that is not given is None, or False for a switch.
+    An option that is not given is None, or False for a switch that cannot be None.
     """
-    kind = get_type_hints(owner)[field]
+    kind, is_optional = get_type_hints(owner)[field], False
     if get_origin(kind) in (Union, types.UnionType):
-        [kind] = set(get_args(kind)) - {type(None)}
+        [kind], is_optional = set(get_args(kind)) - {type(None)}, True
+    if kind is bool and is_optional:
+        flag = usual_flag(field)
+        return {"flags": [f"{flag}/--no-{flag.removeprefix('--')}"], "default": None}
     if kind is bool:
         return {"is_flag": True}
     return {"type": click.Choice(get_args(kind)) if get_origin(kind) is Literal else kind}

@@ -49,11 +49,8 @@ class ServerFound(NamedTuple):
     context: int
 
 
-class Started(NamedTuple):
-    """How a program is told of a server: arguments, and variables; None removes one."""
-
-    arguments: list[str]
-    variables: dict[str, str | None]
+# How a program is told of a server: arguments, and variables; None removes one.
+Told = tuple[list[str], dict[str, str | None]]
 
 
 class Agent(NamedTuple):
@@ -61,24 +58,21 @@ class Agent(NamedTuple):
 
     title: str
     package: str
-    tell: Callable[[ServerFound], Started]
+    tell: Callable[[ServerFound], Told]
 
 
-def _tell_claude(served: ServerFound) -> Started:
+def _tell_claude(served: ServerFound) -> Told:
     clouds = [name for name in os.environ if name.startswith("CLAUDE_CODE_USE_")]
-    return Started(
-        ["--model", served.model],
-        {
-            **dict.fromkeys(clouds),  # it would ask one of them
-            "ANTHROPIC_BASE_URL": served.address,
-            "ANTHROPIC_AUTH_TOKEN": _KEY,
-            "ANTHROPIC_API_KEY": None,  # a key would go to the server
-            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),
-        },
-    )
+    return ["--model", served.model], {
+        **dict.fromkeys(clouds),  # it would ask one of them
+        "ANTHROPIC_BASE_URL": served.address,
+        "ANTHROPIC_AUTH_TOKEN": _KEY,
+        "ANTHROPIC_API_KEY": None,  # a key would go to the server
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),
+    }
 
 
-def _tell_codex(served: ServerFound) -> Started:
+def _tell_codex(served: ServerFound) -> Told:
     provider = "model_providers.localspec"
     settings: dict[str, str | int] = {
         "model": served.model,
@@ -89,16 +83,16 @@ def _tell_codex(served: ServerFound) -> Started:
         f"{provider}.wire_api": "responses",
         f"{provider}.experimental_bearer_token": _KEY,
     }
-    # A string of JSON is one of TOML, too.
-    words = [
-        f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()
-    ]
-    return Started([part for word in words for part in ("-c", word)], {})
+    arguments = []
+    for key, value in settings.items():
+        # A string of JSON is one of TOML, too.
+        arguments += ["-c", f"{key}={json.dumps(value, ensure_ascii=False)}"]
+    return arguments, {}
 
 
-def _tell_opencode(served: ServerFound) -> Started:
+def _tell_opencode(served: ServerFound) -> Told:
     settings = opencode_settings(served.address, served.model, served.context, _KEY)
-    return Started([], {"OPENCODE_CONFIG_CONTENT": settings})  # above its files
+    return [], {"OPENCODE_CONFIG_CONTENT": settings}  # above its files
 
 
 AGENTS = {

@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from localspec.chat.template import BUILT_IN
-from localspec.cli.completion import (
-    complete_model,
-    complete_preset,
-    complete_template,
-)
+from localspec.cli.completion import complete_model, complete_preset, complete_template
 from localspec.cli.download import offer_download
 from localspec.cli.flags import (
     Decorator,
@@ -73,39 +69,20 @@ class _ProposerChoice(click.Choice):  # type: ignore[type-arg]
             return super().convert(value, param, ctx)
 
 
-SERVED_CONTEXT = (
-    "Context in tokens. [default: the preset's, or the model's own up to 8192]"  # of servers
-)
+SERVED_CONTEXT = "Context in tokens. [default: the preset's, or the model's own up to 8192]"
 MODEL_NAMES = "a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT"
 _MODEL = {"metavar": "MODEL", "shell_complete": complete_model}
 _FILE = {"type": click.Path(path_type=Path), "metavar": "FILE"}
 _DEFAULTS = SamplingParams()
 
-# Numbers of SamplingParams. [default: …] is added below.
-_NUMBERS = {
-    "temperature": "0 is greedy.",
-    "top_k": "0 is off.",
-    "top_p": "1 is off.",
-    "min_p": "0 is off.",
-    "typical_p": "Locally typical sampling; 1 is off.",
-    "top_n_sigma": "Standard deviations below the best logit; below 0 is off.",
-    "repetition_penalty": "Divides the logits of recent tokens; 1 is off.",
-    "presence_penalty": "Subtracted from the logits of recent tokens; 0 is off.",
-    "frequency_penalty": "Subtracted once for each occurrence; 0 is off.",
-    "penalty_last_n": "How many tokens count as recent.",
-    "dry_multiplier": "DRY, against repeated sequences; 0 is off.",
-    "dry_base": "Growth of DRY's penalty per repeated token.",
-    "dry_allowed_length": "Tokens that may repeat without DRY's penalty.",
-    "dry_penalty_last_n": "How many tokens DRY searches for repeats.",
-    "min_tokens": "The answer has at least so many tokens.",
-}
 # Options of llama.cpp that are refused with the reason.
 _REFUSED = (
     *("xtc_probability", "xtc_threshold", "mirostat", "mirostat_lr", "mirostat_ent"),
     *("adaptive_target", "adaptive_decay"),
 )
 # Options by heading and name. A text is the help of a field of LlamaOptions or SamplingParams,
-# whose type the option takes; draft_ stands before fields of the draft model alone.
+# whose type the option takes; draft_ stands before fields of the draft model alone. Help says
+# the default of a number of SamplingParams, too.
 _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
     "Options": {
         "json_schema": {
@@ -206,10 +183,21 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
         "seed": {"type": int, "help": "Makes the answer repeatable. [default: random]"},
     },
     "Sampling": {
-        **{
-            name: f"{text} [default: {getattr(_DEFAULTS, name)}]"
-            for name, text in _NUMBERS.items()
-        },
+        "temperature": "0 is greedy.",
+        "top_k": "0 is off.",
+        "top_p": "1 is off.",
+        "min_p": "0 is off.",
+        "typical_p": "Locally typical sampling; 1 is off.",
+        "top_n_sigma": "Standard deviations below the best logit; below 0 is off.",
+        "repetition_penalty": "Divides the logits of recent tokens; 1 is off.",
+        "presence_penalty": "Subtracted from the logits of recent tokens; 0 is off.",
+        "frequency_penalty": "Subtracted once for each occurrence; 0 is off.",
+        "penalty_last_n": "How many tokens count as recent.",
+        "dry_multiplier": "DRY, against repeated sequences; 0 is off.",
+        "dry_base": "Growth of DRY's penalty per repeated token.",
+        "dry_allowed_length": "Tokens that may repeat without DRY's penalty.",
+        "dry_penalty_last_n": "How many tokens DRY searches for repeats.",
+        "min_tokens": "The answer has at least so many tokens.",
         "ignore_eos": "Go on where the model would end.",
         "logit_bias": {
             "type": Parsed(_bias, "is not ID=NUMBER, such as 42=-1.5 or 42=-inf."),
@@ -249,11 +237,7 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
         "cache_type_v": "Type of the cached values. [default: f16]",
         "draft_cache_type_k": "Type of the draft model's cached keys. [default: f16]",
         "draft_cache_type_v": "Type of the draft model's cached values. [default: f16]",
-        "use_mmap": {
-            "flags": ("--mmap/--no-mmap",),
-            "default": None,
-            "help": "Map the files, or read them into memory. [default: map large ones]",
-        },
+        "use_mmap": "Map the files, or read them into memory. [default: map large ones]",
         "use_mlock": "Keep the models from being swapped out.",
         "main_gpu": "The one GPU to use. [default: all of them]",
         "rpc": {
@@ -269,29 +253,23 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
             "help": "Shares of the RPC servers, then of the GPUs, in their order. [default: by "
             "free memory]",
         },
-        "repack": {
-            "flags": ("--repack/--no-repack",),
-            "default": None,
-            "help": "Keep weights in an order that suits the processor. [default: yes, "
-            "unless --exact needs another]",
-        },
-        "exact": {
-            "flags": ("--exact/--no-exact",),
-            "default": None,
-            "help": "Answer the same to the bit with any draft, number of threads or cached "
-            "text, perhaps more slowly. [default: no]",
-        },
+        "repack": "Keep weights in an order that suits the processor. [default: yes, "
+        "unless --exact needs another]",
+        "exact": "Answer the same to the bit with any draft, number of threads or cached "
+        "text, perhaps more slowly. [default: no]",
     },
     "Output": {
         "show_draft": {"is_flag": True, "help": "Colour tokens by where they came from."},
     },
 }
+_LOADING = ("draft", "head", "mmproj", "draft_tokens", "proposer", "context_length", "force")
 _CONSTRAINTS = ("json_schema", "strict", "regex", "grammar", "choices")
 _PAIR = [name for heading, rows in _OPTIONS.items() if heading != "Options" for name in rows]
 # The keyword of each sampling option, by the name of the option as Python would write it.
 SAMPLING_KEYWORDS = {
     flag.removeprefix("--").replace("-", "_"): name
-    for name in _NUMBERS
+    for name, row in _OPTIONS["Sampling"].items()
+    if isinstance(row, str)
     for flag in flags_of(name)
 }
 
@@ -307,8 +285,11 @@ def _option(name: str, **changes: Any) -> Decorator:
     heading, row = next((h, rows[name]) for h, rows in _OPTIONS.items() if name in rows)
     if isinstance(row, dict):
         return option(name, heading=heading, **row | changes)
-    owner = SamplingParams if heading == "Sampling" else LlamaOptions
     field = name.removeprefix("draft_")
+    owner: type = LlamaOptions
+    if heading == "Sampling":
+        owner, default = SamplingParams, getattr(_DEFAULTS, name)
+        row += "" if isinstance(default, bool) else f" [default: {default}]"
     more: dict[str, Any] = {"help": row, **field_type(owner, field), **changes}
     if field != name:
         more["flags"] = [usual_flag(field).replace("--", "--draft-")]
@@ -387,10 +368,10 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_options(**values: Any) -> Any:
-        sampling = _taken(values, "Sampling")
+        sampling = {name: values.pop(name) for name in _OPTIONS["Sampling"]}
         # Not given is None, False or empty; 0 is a value.
         given = {k: v for k, v in sampling.items() if v not in (None, ()) and v is not False}
-        device = _taken(values, "Device")
+        device = {name: values.pop(name) for name in _OPTIONS["Device"]}
         loading = {"rpc": device.pop("rpc"), **_llama_options(device)}
         loading |= {name: values.pop(name) for name in _LOADING}
         if values.pop("no_draft"):
@@ -401,18 +382,6 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(options, **values)
 
     return with_all([_option(name) for name in _PAIR], with_options)
-
-
-_LOADING = (
-    *("draft", "head", "mmproj", "draft_tokens", "proposer", "context_length", "force"),
-)
-
-
-def _taken(values: dict[str, Any], heading: str) -> dict[str, Any]:
-    """Remove the options below a heading from a command's values, and return them."""
-    params = click.get_current_context().command.params
-    names = [param.name for param in params if getattr(param, "heading", "") == heading]
-    return {name: values.pop(name) for name in names if name is not None}
 
 
 def _llama_options(given: dict[str, Any]) -> dict[str, LlamaOptions]:
