@@ -201,7 +201,7 @@ def _endpoint() -> str:
 
 
 def _settings() -> Any:
-    """What huggingface_hub takes from the environment. Raises OptionError if it refuses it."""
+    """huggingface_hub's settings of the environment. Raises OptionError if they are invalid."""
     try:
         from huggingface_hub import constants
 
@@ -252,23 +252,26 @@ def _as_download_error(
     endpoint = _endpoint()
     response: Any = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
-    if isinstance(error, OfflineModeIsEnabled):
-        return DownloadError("offline mode is on (HF_HUB_OFFLINE)", "Unset it to download.")
-    if isinstance(error, GatedRepoError):
-        return DownloadError(
+    for kind, message, hint in (
+        (OfflineModeIsEnabled, "offline mode is on (HF_HUB_OFFLINE)", "Unset it to download."),
+        (
+            GatedRepoError,
             f"{repo} is gated: its owner wants you to accept terms first",
             f"Accept them at {endpoint}/{repo}, then run: hf auth login",
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return DownloadError(
+        ),
+        (
+            RevisionNotFoundError,
             f"{repo} has no revision {(file and file.revision) or 'main'!r}",
             f"Give a branch, tag or commit of {endpoint}/{repo}, in the name or the preset.",
-        )
-    if isinstance(error, EntryNotFoundError) and status == 404:
-        return DownloadError(
+        ),
+        (
+            EntryNotFoundError,
             f"{repo} has no file {file.file if file else ''} at that revision",
             f"Look at {endpoint}/{repo}/tree/main",
-        )
+        ),
+    ):
+        if isinstance(error, kind):
+            return DownloadError(message, hint)
     if status is not None:
         return _refusal(repo, status, response)
     what = without_secrets(f"{type(error).__name__}: {error}")

@@ -151,7 +151,7 @@ class DownloadJob(threading.Thread):
         return has_checksum(path, self.remote.checksum, self._counter())
 
     def _counter(self) -> Callable[[int], None]:
-        """A callback that reports checked bytes. It gets the length of each piece."""
+        """A callback that reports checked bytes; it is given the length of each piece."""
         num_seen = 0
 
         def on_bytes(num_bytes: int) -> None:
@@ -173,8 +173,8 @@ class DownloadJob(threading.Thread):
     def _adopt(self, source: Path, slot: Slot) -> bool:
         """Use the other program's file, if its content is right.
 
-        It is linked or copied first and then checked, so that exactly the checked bytes get
-        the name.
+        The file is linked or copied first and then checked, so that exactly the checked bytes
+        get the name.
         """
         slot.adopted.unlink(missing_ok=True)
         try:
@@ -246,7 +246,7 @@ class DownloadJob(threading.Thread):
         os.fsync(file.fileno())
 
     def _receive(self, file: BinaryIO) -> None:
-        """One request, from the received bytes to wherever it ends."""
+        """Send one request, and keep what arrives."""
         received = _size(file)
         for piece in content_of(self.remote, received):
             received += len(piece)

@@ -29,11 +29,11 @@ _JOIN_S = 1.0  # after that, a thread that waits for a silent server ends by its
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadPlan:
-    """What a download will do.
+    """The files of a download, and the work they need.
 
-    files: all requested files, each once, in their order. present: paths of those that are
-    there. unchecked: those whose names are in a folder where they may have any content.
-    missing: those to fetch. elsewhere: missing files that another program stores. num_bytes: to
+    files: all requested files, each once, in their order. present: paths of files that are
+    there. unchecked: files of the right name in a folder, where they may have any content.
+    missing: files to fetch. elsewhere: missing files that another program stores. num_bytes: to
     fetch, without bytes received before. free_bytes: on the disk of the place.
     """
 

@@ -48,7 +48,7 @@ class PresetState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What removing a preset does to its files.
+    """The effect of removing a preset on its files.
 
     owned: files that are deleted, with their bytes. shared: files that stay, with the presets
     that use them. foreign: files that stay because localspec did not fetch them.
@@ -94,7 +94,7 @@ def preset_state(preset: str | Preset) -> PresetState:
 
 
 def removal_of(preset: Preset) -> Removal:
-    """What `remove_preset` would do. Models outside of the cache stay."""
+    """The effect of `remove_preset`. Models outside of the cache stay."""
     cache = HubCache()
     owned: dict[HubFile, int] = {}
     shared: dict[HubFile, list[str]] = {}
@@ -123,7 +123,7 @@ def remove_preset(removal: Removal) -> int:
 
 
 def damaged_files(preset: Preset, on_bytes: Callable[[int], None]) -> list[Path]:
-    """The files of a preset whose content is wrong; all of them are read.
+    """Read all files of a preset, and return those with wrong content.
 
     Of files that are not on the hub, the headers are checked. on_bytes: called with the length
     of each piece read. Raises PresetError if files are missing, ModelFileError for a local one.

@@ -66,8 +66,7 @@ def locate_source(text: str, role: Role) -> Path:
     named = parse_source(text, role)
     model = cached_quantization(named) if isinstance(named, Quantized) else named
     if model is None or missing_files(model):
-        # The name of a head says so, for those who do not know that it is one.
-        if isinstance(named, Quantized):
+        if isinstance(named, Quantized):  # with the sign of a head, or of a projector
             text = f"{named.repo}:{named.quantization}"
         raise PresetError(
             f"{text} is not on this machine", f"Fetch with: localspec download {text}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,15 +33,17 @@ def read_model_header(
 ) -> FoundHeader:
     """Read the header of a model, or a projector; of files on the hub nothing else is fetched.
 
-    embeds: whether it may be one that turns texts into vectors. Raises ModelFileError or
+    embeds: whether it may be an embedder. Raises ModelFileError or
     DownloadError.
     """
-    is_projector = role == "mmproj"
     if isinstance(model, HubModel) and missing_files(model):
         remotes = [remote_file(file) for file in model.files]
         parts = [read_source_header(RemoteSource(remote)) for remote in remotes]
         size = sum(remote.size_bytes for remote in remotes)
-        header = _check_projector(parts) if is_projector else check_parts(parts, embeds=embeds)
+        if role == "mmproj":
+            check_projector(header := parts[0])
+        else:
+            header = check_parts(parts, embeds=embeds)
         return FoundHeader(header=header, size_bytes=size, is_here=False)
     header = (
         check_embedder_file(path_of(model)) if embeds else role_header(path_of(model), role)
@@ -57,11 +59,6 @@ def role_header(path: Path, role: Role) -> Header:
     return checked_projector(path) if role == "mmproj" else check_model_file(path)
 
 
-def _check_projector(parts: Sequence[Header]) -> Header:
-    check_projector(parts[0])
-    return parts[0]
-
-
 def find_model(text: str | os.PathLike[str], role: Role) -> PresetModel:
     """The model that a user names in any of the ways of `presets.source`.
 
@@ -71,10 +68,8 @@ def find_model(text: str | os.PathLike[str], role: Role) -> PresetModel:
     named = parse_source(text, role)
     if not isinstance(named, Quantized):
         return named
-    found = cached_quantization(named)
-    if found is not None:
-        return found
-    return HubModel(files=tuple(find_quantization(named.repo, named.quantization)))
+    here = cached_quantization(named)
+    return here or HubModel(files=tuple(find_quantization(named.repo, named.quantization)))
 
 
 def read_model_headers(models: Mapping[Role, PresetModel]) -> dict[Role, FoundHeader]:

@@ -1,4 +1,4 @@
-"""Which model can draft for another one and is small enough to pay, also among those here."""
+"""Finds a draft for a model: one that fits it and is small enough to pay."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class DraftHere:
 
 
 def draft_here(target: Header) -> DraftHere | None:
-    """What could draft for a target: a model of a preset, or a file beside the target's own.
+    """Find a draft for a target: a model of a preset, or a file beside the target's own.
 
     Which one: see `choose_draft`. None if there is none that pays by its size, or the target
     has a head that drafts. Reads headers alone, and uses no network.
@@ -143,7 +143,7 @@ def _draft_here(target: Header, read: Callable[[Path], Header]) -> DraftHere | N
 
 
 def drafts_for_presets() -> dict[str, DraftHere]:
-    """What could draft, for each preset on this machine that has only a target."""
+    """A possible draft for each preset on this machine that has only a target."""
     found: dict[str, DraftHere] = {}
     read = functools.cache(_header)  # several may have the same neighbours
     for name, preset in load_presets().items():

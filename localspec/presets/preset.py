@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from localspec.errors import OptionError
 from localspec.hub.hub_file import HubFile, HubModel
@@ -118,7 +118,7 @@ class Preset:
 
     @property
     def needed(self) -> tuple[PresetModel, ...]:
-        """Those without which it is not loaded: without a projector of the hub it is blind."""
+        """All models but a projector on the hub, without which the target is blind."""
         named = self.by_role()
         if isinstance(self.mmproj, HubModel):
             del named["mmproj"]
@@ -126,13 +126,8 @@ class Preset:
 
     def by_role(self) -> dict[Role, PresetModel]:
         """The models by their roles, the target first."""
-        return by_role(self)
-
-
-def by_role(named: object) -> dict[Role, Any]:
-    """The attributes that are called as roles and not None, the target first."""
-    found = {role: getattr(named, role) for role in get_args(Role)}
-    return {role: model for role, model in found.items() if model is not None}
+        found = {role: getattr(self, role) for role in get_args(Role)}
+        return {role: model for role, model in found.items() if model is not None}
 
 
 def check_length(name: str, length: object) -> None:

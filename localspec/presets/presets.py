@@ -119,7 +119,7 @@ def find_preset(name: str) -> Preset:
 
 
 def stands_for(name: str) -> str:
-    """What the alias of that name stands for, or else the name itself.
+    """The meaning of an alias, or else the name itself.
 
     Raises PresetError if the file of aliases, which might have it, is malformed.
     """
