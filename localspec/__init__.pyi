@@ -56,7 +56,7 @@ from localspec.preflight.memory import MemoryEstimate as MemoryEstimate
 from localspec.preflight.room import PairMemory as PairMemory
 from localspec.preflight.plan import AtOnce as AtOnce
 from localspec.presets.downloads import download as download
-from localspec.presets.installed import (
+from localspec.presets.located import (
     PresetState as PresetState,
     list_models as list_models,
     preset_state as preset_state,

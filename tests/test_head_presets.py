@@ -13,8 +13,7 @@ from head_maker import write_head_model
 import localspec
 from localspec.cli import main
 from localspec.errors import DownloadError, ModelFileError, PresetError
-from localspec.presets.installed import damaged_files, preset_state
-from localspec.presets.located import locate
+from localspec.presets.located import damaged_files, locate, preset_state
 from localspec.presets.preset import LocalModel
 from localspec.presets.presets import (
     find_preset,

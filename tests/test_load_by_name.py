@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 import localspec
 from gguf_maker import write_random_model
 from localspec.cli import main
-from localspec.presets.choice import set_alias, set_default
+from localspec.presets.source import set_alias, set_default
 
 
 def run(*arguments: object) -> Result:

@@ -13,9 +13,8 @@ import localspec
 from gguf_maker import write_random_model
 from localspec.cli import main
 from localspec.errors import PresetError, UnknownPresetError
-from localspec.presets.choice import choose_model, set_alias, set_default
 from localspec.presets.presets import find_preset, names_file, read_names, user_presets_file
-from localspec.presets.source import Choice, parse_source
+from localspec.presets.source import Choice, choose_model, parse_source, set_alias, set_default
 
 TERSE = ["--temperature", "0", "--max-tokens", "4"]
 

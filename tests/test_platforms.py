@@ -15,8 +15,8 @@ from localspec.atomic_write import write_whole
 from localspec.chat.session import read_session, save_session
 from localspec.errors import OptionError, SessionError
 from localspec.hub.api import RemoteFile
+from localspec.hub.cache import find_elsewhere
 from localspec.hub.hub_file import HubFile
-from localspec.hub.other_caches import find_elsewhere
 from localspec.server import running
 
 DEVICES = ("con", "NUL", "aux", "com1", "LPT9")

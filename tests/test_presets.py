@@ -15,8 +15,7 @@ import pytest
 import localspec
 from localspec.errors import OptionError, PresetError
 from localspec.hub.hub_file import HubFile, HubModel
-from localspec.presets.installed import preset_state
-from localspec.presets.located import locate
+from localspec.presets.located import locate, preset_state
 from localspec.presets.preset import LocalModel, PackagedModel, Preset, hub_files
 from localspec.presets.preset_file import parse_toml, read_presets
 from localspec.presets.presets import (

@@ -8,8 +8,7 @@ import localspec
 from localspec.errors import OptionError, PresetError
 from localspec.hub.api import list_files
 from localspec.hub.hub_file import HubFile, HubModel, all_parts
-from localspec.presets.installed import preset_state
-from localspec.presets.located import locate
+from localspec.presets.located import locate, preset_state
 from localspec.presets.preset_file import read_presets
 from localspec.presets.presets import load_presets
 from localspec.presets.user_presets import add_preset

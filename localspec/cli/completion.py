@@ -17,7 +17,7 @@ from localspec.chat.session import session_names
 from localspec.chat.template import BUILT_IN
 from localspec.cli.help import Command
 from localspec.errors import LocalspecError
-from localspec.presets.installed import preset_state
+from localspec.presets.located import preset_state
 from localspec.presets.presets import load_presets
 
 # Complete nothing rather than print a traceback into the command line.

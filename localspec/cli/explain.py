@@ -20,12 +20,11 @@ from localspec.errors import DownloadError
 from localspec.hub.hub_file import HubModel
 from localspec.machine import memory_here
 from localspec.preflight.plan import MOST_PARALLEL, served_kept_bytes
-from localspec.presets.choice import choose_model
-from localspec.presets.installed import preset_state, size_of
-from localspec.presets.located import missing_files
+from localspec.presets.located import missing_files, preset_state, size_of
 from localspec.presets.pairing import LARGEST_SHARE
 from localspec.presets.preset import Preset
 from localspec.presets.presets import find_preset
+from localspec.presets.source import choose_model
 from localspec.speculative.shared_vocabulary import CommonTokens, SharedVocabulary
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from localspec.cli.json_output import to_json, write_json
 from localspec.cli.options import MODEL_NAMES, PairOptions, constraint_options, pair_options
 from localspec.cli.screen import note, show_legend, stats_lines
 from localspec.cli.standard_streams import is_terminal, read_input
-from localspec.presets.choice import VARIABLE
 from localspec.presets.presets import DEFAULT_PRESET
+from localspec.presets.source import VARIABLE
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine

@@ -22,16 +22,20 @@ from localspec.errors import DownloadError, LocalspecError, PresetError
 from localspec.hub.hub_file import HubModel
 from localspec.preflight.fit import fits_by_size, room_here
 from localspec.preflight.room import MemoryRoom
-from localspec.presets import installed
-from localspec.presets.choice import drop_alias, set_alias, set_default, usual_model
+from localspec.presets import located
 from localspec.presets.folder_import import (
     FolderContent,
     ProposedPreset,
     files_here,
     search_folder,
 )
-from localspec.presets.installed import PresetState, damaged_files, list_models, preset_state
-from localspec.presets.located import locate
+from localspec.presets.located import (
+    PresetState,
+    damaged_files,
+    list_models,
+    locate,
+    preset_state,
+)
 from localspec.presets.pairing import DraftHere, drafts_for_presets
 from localspec.presets.preset import LocalModel, PackagedModel, Preset, Role
 from localspec.presets.presets import (
@@ -42,6 +46,7 @@ from localspec.presets.presets import (
     user_presets,
     user_presets_file,
 )
+from localspec.presets.source import drop_alias, set_alias, set_default, usual_model
 from localspec.presets.user_presets import add_preset, drop_preset, extended_by
 
 if TYPE_CHECKING:
@@ -97,7 +102,7 @@ def models(context: click.Context, *, as_json: bool) -> None:
     if here := files_here():
         click.echo("\nFiles that no preset names, for 'localspec chat FILE':")
     for path in here:
-        size = readable_bytes(installed.size_of(LocalModel(path=path)))
+        size = readable_bytes(located.size_of(LocalModel(path=path)))
         click.echo(printable(f"{size:>9}  {path}"))
     for name, draft in drafts.items():
         tokens = "" if draft.common is None else f" ({draft.common.with_expectation()})"
@@ -136,7 +141,7 @@ def remove_preset(*, preset: str, yes: bool) -> None:
 
     chosen = find_preset(preset)
     is_own = _is_own(chosen.name)
-    removal, kept = installed.removal_of(chosen), disk_usage(chosen)
+    removal, kept = located.removal_of(chosen), disk_usage(chosen)
     for file, users in removal.shared.items():
         say(f"{file.name} stays: {', '.join(users)} uses it")
     for file in removal.foreign:

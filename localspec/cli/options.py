@@ -27,8 +27,8 @@ from localspec.cli.waiting import waiting
 from localspec.constraints.gbnf import is_gbnf
 from localspec.errors import OptionError
 from localspec.llama.options import ALL_LAYERS, LlamaOptions
-from localspec.presets.choice import choose_model
 from localspec.presets.presets import DEFAULT_PRESET
+from localspec.presets.source import choose_model
 from localspec.rpc_address import checked_addresses
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, Drafting, ProposerName, RuleName

@@ -26,8 +26,8 @@ from localspec.cli.screen import printable
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
 from localspec.gguf_file.projector import NO_PROJECTOR
-from localspec.presets.choice import choose_model
 from localspec.presets.presets import DEFAULT_PRESET
+from localspec.presets.source import choose_model
 
 if TYPE_CHECKING:
     from localspec.server.guard import AccessRules

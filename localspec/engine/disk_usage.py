@@ -17,7 +17,7 @@ from localspec.gguf_file.content import FileContent
 from localspec.hub.cache import HubCache
 from localspec.policy.profile import is_of_exactness, kept_profiles
 from localspec.preflight.content import are_of
-from localspec.presets import installed
+from localspec.presets import located
 from localspec.presets.located import locate
 from localspec.presets.preset import Preset
 from localspec.presets.presets import as_preset, load_presets
@@ -51,7 +51,7 @@ def disk_usage(preset: str | Preset) -> DiskUsage:
     Raises UnknownPresetError for an unknown name.
     """
     preset = as_preset(preset)
-    cache, removal = HubCache(), installed.removal_of(preset)
+    cache, removal = HubCache(), located.removal_of(preset)
     owned = removal.owned.items()
     files = {path: size for file, size in owned if (path := cache.owned(file))}
     contents = _contents(preset)
@@ -87,7 +87,7 @@ def free_disk(preset: str | Preset, *uses: DiskUse) -> int:
     }
     for path in doomed:
         path.unlink(missing_ok=True)
-    freed = installed.remove_preset(installed.removal_of(preset)) if "files" in uses else 0
+    freed = located.remove_preset(located.removal_of(preset)) if "files" in uses else 0
     return freed + sum(doomed.values())
 
 

@@ -26,9 +26,8 @@ from localspec.hub.api import (
     delay_s,
     patiently,
 )
-from localspec.hub.cache import Place, Slot, check_disk, disk_error
+from localspec.hub.cache import ForeignFile, Place, Slot, check_disk, disk_error
 from localspec.hub.hub_file import HubFile
-from localspec.hub.other_caches import ForeignFile
 
 _LOCK_POLL_S = 0.5
 _READ_BYTES = 1 << 20

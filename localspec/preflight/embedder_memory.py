@@ -9,7 +9,7 @@ from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.llama.options import LlamaOptions, embedding_batch_size
 from localspec.preflight.memory import cache_bytes, vocabulary_bytes
-from localspec.presets.model_header import find_model, read_model_header
+from localspec.presets.located import find_model, read_model_header
 
 _FLOAT, _SMALL_BYTES = 4, 2 << 20
 

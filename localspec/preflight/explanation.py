@@ -48,12 +48,14 @@ from localspec.preflight.fit import (
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.plan import AtOnce, planned_at_once
 from localspec.preflight.room import MemoryRoom, PairMemory, Planned
-from localspec.presets.located import missing_files, path_of, used_models
-from localspec.presets.model_header import (
+from localspec.presets.located import (
     FoundHeader,
     find_model,
+    missing_files,
+    path_of,
     read_model_header,
     read_model_headers,
+    used_models,
 )
 from localspec.presets.pairing import DraftHere, compare_vocabularies, draft_here, size_warning
 from localspec.presets.preset import LocalModel, Preset, PresetModel, Role

@@ -25,8 +25,7 @@ from localspec.policy.profile import is_of_exactness, kept_profiles, profiles_fo
 from localspec.preflight.fit import plan_here, room_here
 from localspec.preflight.plan import MARGIN_BYTES, Plan
 from localspec.preflight.room import MemoryRoom, PairMemory, Planned
-from localspec.presets.located import locate, missing_files
-from localspec.presets.model_header import role_header
+from localspec.presets.located import locate, missing_files, role_header
 from localspec.presets.pairing import DraftHere, drafts_for_presets
 from localspec.presets.preset import hub_files
 from localspec.presets.presets import load_presets, user_presets, user_presets_file

@@ -14,9 +14,16 @@ from queue import Empty, SimpleQueue
 from localspec.errors import DownloadError, OptionError
 from localspec.gguf_file.projector import named_projectors
 from localspec.hub.api import BEAT_S, RemoteFile, list_files, pinned_file, remote_file
-from localspec.hub.cache import Folder, HubCache, Place, check_disk, free_bytes
+from localspec.hub.cache import (
+    Folder,
+    ForeignFile,
+    HubCache,
+    Place,
+    check_disk,
+    find_elsewhere,
+    free_bytes,
+)
 from localspec.hub.hub_file import HubFile, HubModel, choose_quantization, is_of_model
-from localspec.hub.other_caches import ForeignFile, find_elsewhere
 from localspec.hub.transfer import DownloadJob, Events, OnProgress, Progress
 from localspec.presets.located import path_of
 from localspec.presets.preset import LocalModel, PackagedModel, Preset, hub_files

@@ -20,10 +20,9 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.projector import checked_projector, require_projector_of
-from localspec.hub.cache import HubCache
+from localspec.hub.cache import HubCache, model_folders
 from localspec.hub.hub_file import all_parts, is_of_model
-from localspec.hub.other_caches import model_folders
-from localspec.presets.installed import list_models
+from localspec.presets.located import list_models
 from localspec.presets.pairing import choose_draft
 from localspec.presets.preset import LocalModel
 from localspec.presets.presets import load_presets

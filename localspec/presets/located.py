@@ -1,15 +1,22 @@
-"""Finds the files of presets and named models on this machine."""
+"""Files of presets and named models: where they are, whether they are here, their headers."""
 
 from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.errors import DownloadError, PresetError
+from localspec.gguf_file.check import check_embedder_file, check_model_file, check_parts
+from localspec.gguf_file.head import head_facts
+from localspec.gguf_file.header import Header, read_source_header
+from localspec.gguf_file.projector import check_projector, checked_projector
+from localspec.hub.api import find_quantization, remote_file
 from localspec.hub.cache import HubCache
-from localspec.hub.hub_file import HubFile, HubModel, choose_quantization
-from localspec.hub.transfer import has_checksum
+from localspec.hub.hub_file import HubFile, HubModel, all_parts, choose_quantization
+from localspec.hub.transfer import RemoteSource, has_checksum
 from localspec.presets.preset import (
     OWN_PACKAGE,
     LocalModel,
@@ -19,7 +26,7 @@ from localspec.presets.preset import (
     Role,
     hub_files,
 )
-from localspec.presets.presets import load_presets, stands_for, user_presets_file
+from localspec.presets.presets import as_preset, load_presets, stands_for, user_presets_file
 from localspec.presets.source import Quantized, parse_source
 
 
@@ -148,3 +155,212 @@ def cached_quantization(model: Quantized) -> HubModel | None:
     except DownloadError:
         return None
     return HubModel(files=tuple(HubFile(repo=model.repo, file=name) for name in chosen))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresetState:
+    """A preset, and whether the files it needs are here: "ready", "partial" or "absent".
+
+    size_bytes: of all its files, None if one of them is unknown. paths: of the files that are
+    here, whoever put them there; disk_bytes: their size.
+    """
+
+    preset: Preset
+    state: str
+    size_bytes: int | None
+    paths: tuple[Path, ...]
+    disk_bytes: int
+
+    @property
+    def name(self) -> str:
+        """The preset's name."""
+        return self.preset.name
+
+    @property
+    def description(self) -> str:
+        """The preset's description."""
+        return self.preset.description
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether all files it needs are here."""
+        return self.state == "ready"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """The effect of removing a preset on its files.
+
+    owned: files that are deleted, with their bytes. shared: files that stay, with the presets
+    that use them. foreign: files that stay because localspec did not fetch them.
+    """
+
+    owned: dict[HubFile, int]
+    shared: dict[HubFile, list[str]]
+    foreign: list[HubFile]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are freed."""
+        return sum(self.owned.values())
+
+
+def list_models() -> list[PresetState]:
+    """All presets, the shipped ones first, and whether their files are here.
+
+    Uses no network and reads no model. A malformed file of the user's counts as empty, with a
+    warning.
+    """
+    return [preset_state(preset) for preset in load_presets().values()]
+
+
+def preset_state(preset: str | Preset) -> PresetState:
+    """Whether the files of a preset are here. Reads as little as `list_models`.
+
+    Raises UnknownPresetError for an unknown name.
+    """
+    preset = as_preset(preset)
+    here = [path for model in preset.models for path in _files_of(model) if path is not None]
+    paths = tuple(dict.fromkeys(here))
+    is_ready = all(None not in _files_of(model) for model in preset.needed)
+    state = "absent" if not paths else "ready" if is_ready else "partial"
+    sizes = [size_of(model) for model in preset.models]
+    return PresetState(
+        preset=preset,
+        state=state,
+        size_bytes=None if None in sizes else sum(size or 0 for size in sizes),
+        paths=paths,
+        disk_bytes=sum(path.stat().st_size for path in paths),
+    )
+
+
+def removal_of(preset: Preset) -> Removal:
+    """The effect of `remove_preset`. Models outside of the cache stay."""
+    cache = HubCache()
+    owned: dict[HubFile, int] = {}
+    shared: dict[HubFile, list[str]] = {}
+    foreign: list[HubFile] = []
+    others = [
+        other
+        for other in load_presets().values()
+        if other.name != preset.name and not missing_files(other)
+    ]
+    for file in hub_files(preset.models):
+        users = [other.name for other in others if file in hub_files(other.models)]
+        path = cache.owned(file)
+        if path and not users:
+            owned[file] = path.stat().st_size
+        elif path:
+            shared[file] = users
+        elif cache.find(file):
+            foreign.append(file)
+    return Removal(owned=owned, shared=shared, foreign=foreign)
+
+
+def remove_preset(removal: Removal) -> int:
+    """Delete what the removal owns; returns the freed bytes."""
+    cache = HubCache()
+    return sum(cache.remove(file) for file in removal.owned)
+
+
+def damaged_files(preset: Preset, on_bytes: Callable[[int], None]) -> list[Path]:
+    """Read all files of a preset, and return those with wrong content.
+
+    Of files that are not on the hub, the headers are checked. on_bytes: called with the length
+    of each piece read. Raises PresetError if files are missing, ModelFileError for a local one.
+    """
+    paths = locate(preset)
+    for role, model in preset.by_role().items():
+        if not isinstance(model, HubModel):
+            role_header(paths[role], role)
+    cache = HubCache()
+    damaged = []
+    for file in hub_files(preset.models):
+        named = cache.find(file)
+        if named is None:
+            continue
+        checksum = file.sha256 or named.resolve().name  # the cache names content by its sum
+        if not has_checksum(named, checksum, on_bytes):
+            damaged.append(named)
+    return damaged
+
+
+def _files_of(model: PresetModel) -> list[Path | None]:
+    """The path of each of the model's files, None if it is not here."""
+    if isinstance(model, HubModel):
+        cache = HubCache()
+        return [cache.find(file) for file in model.files]
+    paths = [model.path.with_name(name) for name in all_parts(model.path.name)]
+    return [path if os.path.isfile(path) else None for path in paths]
+
+
+def size_of(model: PresetModel) -> int | None:
+    """Bytes of all its files; None if one is unknown, or a local one is not here."""
+    if isinstance(model, HubModel):
+        return model.size_bytes
+    sizes = [None if path is None else path.stat().st_size for path in _files_of(model)]
+    return None if None in sizes else sum(size or 0 for size in sizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundHeader:
+    """A model's header, and the size of its files. is_here: they need no download."""
+
+    header: Header
+    size_bytes: int
+    is_here: bool
+
+
+def read_model_header(
+    model: PresetModel, role: Role = "target", *, embeds: bool = False
+) -> FoundHeader:
+    """Read the header of a model, or a projector; of files on the hub nothing else is fetched.
+
+    embeds: whether it may be an embedder. Raises ModelFileError or
+    DownloadError.
+    """
+    if isinstance(model, HubModel) and missing_files(model):
+        remotes = [remote_file(file) for file in model.files]
+        parts = [read_source_header(RemoteSource(remote)) for remote in remotes]
+        size = sum(remote.size_bytes for remote in remotes)
+        if role == "mmproj":
+            check_projector(header := parts[0])
+        else:
+            header = check_parts(parts, embeds=embeds)
+        return FoundHeader(header=header, size_bytes=size, is_here=False)
+    header = (
+        check_embedder_file(path_of(model)) if embeds else role_header(path_of(model), role)
+    )
+    # The later parts of a split model hold hardly more than weights.
+    return FoundHeader(
+        header=header, size_bytes=max(header.size_bytes, header.weights_bytes), is_here=True
+    )
+
+
+def role_header(path: Path, role: Role) -> Header:
+    """The header of a file that is to be a model, or a projector. Raises ModelFileError."""
+    return checked_projector(path) if role == "mmproj" else check_model_file(path)
+
+
+def find_model(text: str | os.PathLike[str], role: Role) -> PresetModel:
+    """The model that a user names in any of the ways of `presets.source`.
+
+    Asks the hub which file owner/repo:QUANT is, unless it is here. Raises PresetError,
+    OptionError or DownloadError.
+    """
+    named = parse_source(text, role)
+    if not isinstance(named, Quantized):
+        return named
+    here = cached_quantization(named)
+    return here or HubModel(files=tuple(find_quantization(named.repo, named.quantization)))
+
+
+def read_model_headers(models: Mapping[Role, PresetModel]) -> dict[Role, FoundHeader]:
+    """`read_model_header` of each; a head that was given as a draft is under its own role."""
+    found = {role: read_model_header(model, role) for role, model in models.items()}
+    draft = found.get("draft")
+    facts = None if draft is None else head_facts(draft.header)
+    if draft is not None and facts is not None and facts.is_apart and "head" not in found:
+        found = {**found, "head": draft}
+        del found["draft"]
+    return found

@@ -145,6 +145,21 @@ def as_preset(preset: str | Preset) -> Preset:
     return preset if isinstance(preset, Preset) else find_preset(preset)
 
 
+def check_free(name: str) -> None:
+    """Raise PresetError if a preset or an alias has that name, or a file is malformed."""
+    user_presets()
+    if name in load_presets():
+        raise PresetError(
+            f"there is a preset {name!r} already",
+            f"Choose another name, or edit {user_presets_file()}.",
+        )
+    if name in read_names().aliases:
+        raise PresetError(
+            f"{name!r} is an alias of {read_names().aliases[name]}",
+            f"Choose another name, or: localspec models alias {name} --clear",
+        )
+
+
 def common_servers(rpc: Sequence[str] | None, chosen: Preset | None) -> tuple[str, ...]:
     """The given addresses of RPC servers, or else the preset's. Raises OptionError."""
     if rpc is None:

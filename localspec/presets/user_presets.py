@@ -15,7 +15,7 @@ from localspec.gguf_file.projector import NO_PROJECTOR, require_projector_of
 from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.hub.api import remote_file
 from localspec.hub.hub_file import HubFile
-from localspec.presets.model_header import find_model, read_model_headers
+from localspec.presets.located import find_model, read_model_headers
 from localspec.presets.pairing import compare_vocabularies
 from localspec.presets.preset import LocalModel, PackagedModel, Preset, PresetModel, Role
 from localspec.presets.preset_file import (
@@ -26,9 +26,9 @@ from localspec.presets.preset_file import (
     toml_of,
 )
 from localspec.presets.presets import (
+    check_free,
     load_presets,
     locked,
-    read_names,
     user_presets,
     user_presets_file,
 )
@@ -123,21 +123,6 @@ def extended_by(name: str) -> list[str]:
         for other, table in tables.items()
         if other != name and table.get("extends") == name
     ]
-
-
-def check_free(name: str) -> None:
-    """Raise PresetError if a preset or an alias has that name, or a file is malformed."""
-    user_presets()
-    if name in load_presets():
-        raise PresetError(
-            f"there is a preset {name!r} already",
-            f"Choose another name, or edit {user_presets_file()}.",
-        )
-    if name in read_names().aliases:
-        raise PresetError(
-            f"{name!r} is an alias of {read_names().aliases[name]}",
-            f"Choose another name, or: localspec models alias {name} --clear",
-        )
 
 
 def _without(text: str, name: str) -> str:
