@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import re
 import struct
@@ -14,8 +13,6 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import psutil
-
-logger = logging.getLogger(__name__)
 
 _MEMBERSHIP = re.compile(r"\d+:([^:]*):(/.*)")  # controllers and the group's path
 # Which part of the tree is mounted, where, the type, and the options with the controllers.
@@ -194,10 +191,7 @@ def _numbers(path: Path) -> set[int]:
         for part in path.read_text(encoding="ascii").strip().split(","):
             first, dash, last = part.partition("-")
             numbers |= set(range(int(first), int(last if dash else first) + 1))
-    except FileNotFoundError:
-        return set()
-    except (OSError, ValueError) as error:
-        logger.debug("%s is left out: %s", path, error)
+    except (OSError, ValueError):
         return set()
     return numbers
 
@@ -322,16 +316,11 @@ def _quota(group: Path) -> float | None:
         for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         for line in _lines(group / name)
     ]
-    if not words or words[0] in ("max", "-1"):
-        return None
     try:
-        quota_us, period_us = map(int, words)
-        if quota_us <= 0 or period_us <= 0:
-            raise ValueError("not above zero")
-    except ValueError as error:
-        logger.debug("the quota %r of %s is left out: %s", words, group, error)
+        quota_us, period_us = map(int, words)  # which are "max" or -1 without a quota
+    except ValueError:
         return None
-    return quota_us / period_us
+    return quota_us / period_us if min(quota_us, period_us) > 0 else None
 
 
 def _memory_limit(group: Path) -> MemoryLimit | None:
@@ -347,19 +336,15 @@ def _memory_limit(group: Path) -> MemoryLimit | None:
             continue
         try:
             most, used, *reclaimable = map(int, words)
-        except ValueError as error:
-            logger.debug("the limit %r of %s is left out: %s", words, group, error)
+        except ValueError:
             continue
         return MemoryLimit(most, max(used - sum(reclaimable), 0))
     return None
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a text file; none if it cannot be read."""
+    """The lines of a text file; none if it cannot be read, as on systems without groups."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:  # not Linux, or the other version of control groups
-        return []
-    except (OSError, ValueError) as error:
-        logger.debug("%s is left out: %s", path, error)
+    except (OSError, ValueError):
         return []

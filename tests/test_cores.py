@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import struct
 from pathlib import Path
 
@@ -79,14 +78,11 @@ def test_each_fast_core_that_is_allowed_counts_once(machine, allowed, expected, 
     assert usable(tmp_path, allowed) == expected
 
 
-def test_a_malformed_file_is_left_out_and_logged(tmp_path, caplog):
-    caplog.set_level(logging.DEBUG, "localspec")
+def test_a_malformed_file_is_left_out(tmp_path):
     write_processors(tmp_path, ["0-", "x", "", "7"], (1024, 1024))
     write(tmp_path, {"sys/devices/system/cpu/cpu2/cpu_capacity": "much"})
     write(tmp_path, {"sys/devices/cpu_core/cpus": "P"})
     assert usable(tmp_path, {0, 1, 2, 3}) == 4
-    assert len(caplog.records) == 5
-    assert all(record.levelno == logging.DEBUG for record in caplog.records)
 
 
 MOUNT = "35 24 0:30 {} {} rw,nosuid shared:9 - {}"
@@ -143,11 +139,9 @@ def test_the_tightest_group_bounds_the_threads(path, mount, files, quota, expect
 
 
 @pytest.mark.parametrize("text", ["", "fast 100000", "100000", "100000 0", "-5 100000"])
-def test_a_malformed_quota_bounds_nothing(text, tmp_path, caplog):
-    caplog.set_level(logging.DEBUG, "localspec")
+def test_a_malformed_quota_bounds_nothing(text, tmp_path):
     write_groups(tmp_path, "0::/", TOP, {"cpu.max": text})
     assert cpu_quota(tmp_path) is None
-    assert [record.levelno for record in caplog.records] == [logging.DEBUG] * bool(text)
     write(tmp_path, {"proc/self/mountinfo": "what\n::\n - cgroup2\n1 2 3 / - cgroup2 x"})
     assert cpu_quota(tmp_path) is None
     (tmp_path / "proc/self/cgroup").write_bytes(b"\xff\xfe")

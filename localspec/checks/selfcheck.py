@@ -80,6 +80,11 @@ class Report:
         ]
 
     @property
+    def distribution_bugs(self) -> list[str]:
+        """Steps that do not give the target's distribution, one per line."""
+        return self.step_law.bugs
+
+    @property
     def smallest_fault(self) -> float:
         """The smallest share of wrong draft tokens that would show 9 times in 10."""
         num_accepted = self.greedy.num_accepted + self.seeded.num_accepted
