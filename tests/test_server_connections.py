@@ -94,19 +94,6 @@ def test_far_too_many_connections_are_hung_up_on_at_once(monkeypatch):
         assert read_all(made[0]).startswith(b"HTTP/1.1 503")
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/health", CHAT])
-def test_a_body_that_ends_as_no_http_does_is_no_fault_of_the_server(server, caplog, path):
-    """Behind a response, and before one."""
-    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Transfer-Encoding: chunked", "", ""]
-    with connected(server) as connection:
-        connection.sendall("\r\n".join(lines).encode())
-        begun = b"" if path == CHAT else connection.recv(4096)
-        connection.sendall(b"no number\r\n")
-        assert b" 40" in (begun + read_all(connection))[:20]
-    assert server.client.get("/health").status_code == 200
-    assert not [each for each in caplog.records if each.levelname == "ERROR"]
-
-
 def test_a_head_of_megabytes_is_refused_before_its_end(server):
     with connected(server) as connection:
         with contextlib.suppress(ConnectionError):

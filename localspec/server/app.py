@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from localspec.errors import LocalspecError
@@ -32,7 +32,7 @@ from localspec.server.line import WaitingLine
 from localspec.server.llama_server import ApplyTemplate, Detokenize, Tokenize, props
 from localspec.server.messages import CountTokens, MessageForm
 from localspec.server.ollama import OllamaChat, OllamaGenerate
-from localspec.server.page import page_file, root
+from localspec.server.page import page_files, root
 from localspec.server.refusal import RequestError, refusal_of, refusal_response
 from localspec.server.request_log import RequestLog
 from localspec.server.responses import ResponseForm
@@ -146,12 +146,12 @@ class Server:
         if self._models.embedder is not None:
             self._models.embedder.stop()
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[BaseRoute]:
         """Every route, with all of its paths."""
-        routes = []
+        routes: list[BaseRoute] = []
         if self._has_page:
             routes.append(Route("/", root, methods=["GET"]))
-            routes.append(Route(PAGE_PATH + "{name:path}", page_file, methods=["GET"]))
+            routes.append(Mount(PAGE_PATH, page_files))
         for path, value in self._gets().items():
             for each in _with_and_without_version(path):
                 routes.append(Route(each, partial(_get, value), methods=["GET"]))

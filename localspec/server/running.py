@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -67,19 +66,6 @@ class _ClientConnection(H11Protocol):
         super().connection_made(transport)
         if len(self.connections) > MOST_CONNECTIONS + SPARE_CONNECTIONS:
             transport.abort()
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP; behind a response only the connection can be ended.
-
-        Remove it when uvicorn, which raises LocalProtocolError in both cases, does so itself.
-        """
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            if self.cycle is not None:
-                self.cycle.disconnected = True  # its answer, begun meanwhile, goes nowhere
-                self.cycle.message_event.set()
-            super().send_400_response(msg)
-        else:
-            self.transport.close()
 
 
 class Runner(uvicorn.Server):
