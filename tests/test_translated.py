@@ -72,7 +72,7 @@ def translated(
     target: Pieces, draft: Pieces, table: TableModel, is_end=lambda token: False
 ) -> TranslatedDraft:
     maps = TokenMaps(target, draft)
-    return TranslatedDraft(TranslatedModel(table, OwnText(maps, draft), maps), is_end)
+    return TranslatedDraft(TranslatedModel(table, OwnText(maps, draft)), is_end)
 
 
 AB = Pieces([b"a", b"b", b"ab"])

@@ -96,7 +96,7 @@ def _of_draft(
 def _translated(
     draft: LlamaModel, maps: TokenMaps, is_end: Callable[[int], bool]
 ) -> TranslatedDraft:
-    model = TranslatedModel(draft, OwnText(maps, draft.vocabulary), maps)
+    model = TranslatedModel(draft, OwnText(maps, draft.vocabulary))
     return TranslatedDraft(model, is_end)
 
 

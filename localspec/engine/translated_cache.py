@@ -49,7 +49,10 @@ class TranslatedCache:
         return min(state.num_cached, num_tokens)
 
     def save_state(self) -> CacheState:
-        state, read = self._model.save_state(), self._translated.read_so_far()
+        state, read = (
+            self._model.save_state(),
+            self._translated.text.reading(self._model.num_cached),
+        )
         numbers = [len(read.tokens), len(read.own), *read.tokens, *read.own, *read.own_ends]
         head = np.array(numbers, dtype=np.int64).view(np.uint8)
         return CacheState(self._translated.num_cached, np.concatenate([head, state.data]))
@@ -61,7 +64,7 @@ class TranslatedCache:
         own_ends = _numbers(state, 2 + num_tokens + num_own, num_own)
         begin = 8 * (2 + num_tokens + 2 * num_own)
         self._model.restore_state(CacheState(num_own, state.data[begin:]))
-        self._translated.go_on(Reading(tokens, own, own_ends))
+        self._translated.text.go_on(Reading(tokens, own, own_ends))
 
 
 def _numbers(state: CacheState, first: int, count: int) -> list[int]:

@@ -95,7 +95,7 @@ class OwnText:
     """
 
     def __init__(self, maps: TokenMaps, vocabulary: Vocabulary) -> None:
-        self._maps = maps
+        self.maps = maps
         self._vocabulary = vocabulary
         # A text that follows an ordinary token gets no space before it.
         self._ordinary = next(own for own in maps.own_bytes if own >= 0)
@@ -146,7 +146,7 @@ class OwnText:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Continue with tokens of the target. The cells of pictures have no bytes."""
-        pieces, data, ends = self._maps.pieces, self._data, self._ends
+        pieces, data, ends = self.maps.pieces, self._data, self._ends
         for token in tokens:
             if token >= 0:
                 data += pieces[token]
@@ -166,7 +166,7 @@ class OwnText:
         They stay as they are up to the last boundary that they share with the new ones.
         """
         if not self.own:
-            self.own += self._maps.own_start
+            self.own += self.maps.own_start
             self._own_ends += [0] * len(self.own)
         if self.num_own_bytes == len(self._data):
             return
@@ -193,7 +193,7 @@ class OwnText:
         data, end = self._data, self.num_own_bytes
         for own, at in zip(reversed(self.own), reversed(self._own_ends), strict=True):
             is_word = data[at : at + 1] == b" " and not data[at - 1 : at].isspace()
-            if is_word or end - at > _LOOK_BACK or own in self._maps.own_controls:
+            if is_word or end - at > _LOOK_BACK or own in self.maps.own_controls:
                 return at
         return 0
 
@@ -203,7 +203,7 @@ class OwnText:
         ends: list[int] = []
         begin = start
         for index in range(bisect_right(self._ends, start), len(self.tokens)):
-            atom = self._maps.atoms.get(self.tokens[index])
+            atom = self.maps.atoms.get(self.tokens[index])
             if atom is not None:
                 self._spell(begin, self._ends[index - 1] if index else 0, own, ends)
                 begin = self._ends[index]
@@ -214,7 +214,7 @@ class OwnText:
 
     def _spell(self, begin: int, end: int, own: list[int], ends: list[int]) -> None:
         """Add the draft's tokens of those bytes, and where they end."""
-        pieces = self._maps.own_pieces
+        pieces = self.maps.own_pieces
         for part in _PARTS.findall(self._data[begin:end].decode("utf-8", "surrogateescape")):
             is_text = not "\udc80" <= part[0] <= "\udcff"
             for token in self._of_text(part) if is_text else self._of_bytes(part):
@@ -229,7 +229,7 @@ class OwnText:
             return known
         if len(text) < _MOST_AT_ONCE:
             own = self._vocabulary.tokenize(text, parse_special=False, after=self._ordinary)
-            pieces = self._maps.own_pieces
+            pieces = self.maps.own_pieces
             if b"".join([pieces[token] for token in own]) == text.encode():
                 if len(text) <= _LONGEST_KEPT and len(self._words) < _MOST_KEPT:
                     self._words[text] = own
@@ -240,4 +240,4 @@ class OwnText:
         return self._of_text(text[:half]) + self._of_text(text[half:])
 
     def _of_bytes(self, text: str) -> list[int]:
-        return [self._maps.own_bytes[byte] for byte in text.encode("utf-8", "surrogateescape")]
+        return [self.maps.own_bytes[byte] for byte in text.encode("utf-8", "surrogateescape")]

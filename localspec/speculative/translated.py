@@ -13,7 +13,7 @@ import numpy as np
 from localspec.pictures.cells import without_cells
 from localspec.sampling.distribution import Logits
 from localspec.speculative.model import Model
-from localspec.speculative.own_text import OwnText, Reading, TokenMaps
+from localspec.speculative.own_text import OwnText
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.shared_vocabulary import SharedVocabulary
 
@@ -28,28 +28,28 @@ class TranslatedModel:
     rows takes a decode of its own, because tokens that follow may change the last word.
     """
 
-    def __init__(self, model: Model, text: OwnText, maps: TokenMaps) -> None:
-        self.maps = maps
+    def __init__(self, model: Model, text: OwnText) -> None:
+        self.maps = maps = text.maps
         self.vocab_size = len(maps.pieces)
         self.context_length = model.context_length
         self.max_outputs = model.max_outputs
         self.max_rollback = model.max_rollback
         self.own_model = model
-        self._text = text
+        self.text = text
         self._drafts = False
         self._rows = np.full((model.max_outputs, self.vocab_size), -np.inf, np.float32)
         self._gathered = np.empty(len(maps.own_ids), dtype=np.float32)
 
     @property
     def num_cached(self) -> int:
-        return self._text.num_covered(self.own_model.num_cached)
+        return self.text.num_covered(self.own_model.num_cached)
 
     def room_after(self, tokens: Sequence[int]) -> int:
         """How many drafted tokens its context has room for after `tokens`."""
         self._drafts = False
-        self._text.extend(tokens[len(self._text.tokens) :])
+        self.text.extend(tokens[len(self.text.tokens) :])
         self._settle()
-        return self.context_length + 1 - _SPARE_TOKENS - len(self._text.own)
+        return self.context_length + 1 - _SPARE_TOKENS - len(self.text.own)
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         # Counted on from here: tokens without bytes are not cached while nothing else is.
@@ -67,7 +67,7 @@ class TranslatedModel:
 
         Each row comes with its index. Tokens behind which no token of the draft ends have none.
         """
-        model, text = self.own_model, self._text
+        model, text = self.own_model, self.text
         self._append(tokens, self.num_cached)
         num_own, num_before = len(text.own), len(text.tokens) - num_rows
         first = max(model.num_cached, num_own - self.max_outputs)
@@ -84,7 +84,7 @@ class TranslatedModel:
 
     def _decode(self, tokens: Sequence[int], begin: int, row: int | None) -> None:
         """Append tokens; the row after the last of them becomes that of `_rows`."""
-        model, text = self.own_model, self._text
+        model, text = self.own_model, self.text
         self._append(tokens, begin)
         if row is not None and not text.own:
             self._rows[row][self.maps.target_ids] = 0.0  # nothing to read: all are as likely
@@ -99,7 +99,7 @@ class TranslatedModel:
 
     def _append(self, tokens: Sequence[int], begin: int) -> None:
         """Continue the text with tokens from an index on, which may be there already."""
-        text = self._text
+        text = self.text
         if text.tokens[begin:] != list(tokens):
             text.cut(begin)
             own = int(self.maps.to_own[tokens[0]]) if self._drafts and len(tokens) == 1 else -1
@@ -116,7 +116,7 @@ class TranslatedModel:
         return renamed
 
     def _settle(self) -> None:
-        text = self._text
+        text = self.text
         text.settle()
         if text.num_same < self.own_model.num_cached:
             self.own_model.truncate(text.num_same)
@@ -124,17 +124,9 @@ class TranslatedModel:
 
     def truncate(self, num_cached: int) -> None:
         """Cut as `Model.truncate` does, or to more than is cached: the text is cut, too."""
-        self._text.cut(num_cached)
-        if self._text.num_same < self.own_model.num_cached:
-            self.own_model.truncate(self._text.num_same)
-
-    def read_so_far(self) -> Reading:
-        """The text in its cache, in the tokens of both."""
-        return self._text.reading(self.own_model.num_cached)
-
-    def go_on(self, reading: Reading) -> None:
-        """Take over what a cache holds that was put in place of its own."""
-        self._text.go_on(reading)
+        self.text.cut(num_cached)
+        if self.text.num_same < self.own_model.num_cached:
+            self.own_model.truncate(self.text.num_same)
 
     def checkpoint(self) -> None:
         self._drafts = True
