@@ -15,15 +15,14 @@ tokens, which are what it has drafted wherever that was accepted.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from localspec.speculative.policy_api import ProposerKind
 
 _VERSION = 1
-_DIGITS = 3  # of a probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +55,11 @@ class Trace:
     proposers: Mapping[ProposerKind, Series]
 
 
-def write_traces(path: Path, pair: str, traces: Sequence[Trace]) -> None:
-    """Write a file of traces: a line of JSON for the pair, and one for each answer."""
-    lines = [{"localspec_traces": _VERSION, "pair": pair}, *map(_trace_json, traces)]
-    text = "\n".join(json.dumps(line, separators=(",", ":")) for line in lines) + "\n"
-    path.write_text(text, encoding="utf-8")
-
-
 def read_traces(path: Path) -> list[Trace]:
     """The traces in a file."""
     first, *lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     assert first["localspec_traces"] == _VERSION
     return [_trace(line) for line in lines]
-
-
-def _trace_json(trace: Trace) -> dict[str, Any]:
-    found = asdict(trace)
-    found["proposers"] = {
-        kind.value: {
-            name: [round(number, _DIGITS) for number in numbers]
-            for name, numbers in asdict(series).items()
-        }
-        for kind, series in trace.proposers.items()
-    }
-    return found
 
 
 def _trace(line: Mapping[str, Any]) -> Trace:
