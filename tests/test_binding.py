@@ -116,6 +116,16 @@ def test_an_unknown_structure_is_refused_in_words(size, flags_at):
         binding.fit(module_of(size, flags_at), OURS)
 
 
+@pytest.mark.parametrize("machine", [platform.machine(), "arm64"])
+def test_the_library_here_fits(monkeypatch, machine):
+    """On ARM by the values of its fields alone."""
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    for module in (llama_cpp.llama_cpp, mtmd_cpp):
+        before = dict(vars(module))
+        binding.fit(module, OURS)
+        assert vars(module) == before
+
+
 def test_a_function_that_is_needed_is_missed_at_once_and_another_is_not():
     module = types.SimpleNamespace()
     binding.fit(module, Library(folder=Path(), origin="it", absent={"llama_set_warmup"}))
