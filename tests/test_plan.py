@@ -498,3 +498,16 @@ def test_a_projector_is_on_the_gpu_only_where_it_has_room(tmp_path):
     assert not has_room_on_gpu(header, [gpu("CUDA0", 1000), enough])  # it takes the first
     assert has_room_on_gpu(header, [replace(enough, free_bytes=0, total_bytes=0)])
     assert has_room_on_gpu(header, [])
+
+
+def test_the_first_line_says_how_many_layers_are_on_which_gpus(monkeypatch):
+    """libllama has none of these, and computes all the same."""
+    gpus = (gpu("Vulkan0", 1 << 30), gpu("Vulkan1", 1 << 30))
+    monkeypatch.setattr("localspec.engine.loading.list_devices", lambda _lib: gpus)
+    for layers, words in (
+        (None, " (25 of 25 layers on Vulkan0, Vulkan1)"),
+        (1, " (1 of 25 layers on Vulkan0)"),
+        (0, "and facts"),
+    ):
+        with localspec.load(draft_tokens=0, num_gpu_layers=layers) as engine:
+            assert engine.description.endswith(words)

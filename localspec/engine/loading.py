@@ -32,7 +32,7 @@ from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.head import head_facts
 from localspec.llama.devices import list_devices
 from localspec.llama.options import LlamaOptions
-from localspec.llama.placement import is_on_gpus, usable_gpus
+from localspec.llama.placement import is_on_gpus, place_layers, usable_gpus
 from localspec.llama.quirks import tiled_kernels
 from localspec.llama.rpc_servers import reset_lines_at_end
 from localspec.preflight.content import content_of_adopted
@@ -146,6 +146,7 @@ def _engine(
 ) -> Engine:
     sampling = SamplingParams() if chosen is None else chosen.sampling
     description = _description(models) if chosen is None else chosen.description
+    description += models.target.gpus
     return Engine(models, drafting, sampling, description, room, memory=memory)
 
 
@@ -250,6 +251,11 @@ def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
         gpus = usable_gpus(list_devices(llama_cpp))
         is_left_to_us = source.options.num_threads is None
         model.may_change_threads = is_left_to_us and not is_on_gpus(header, options, gpus)
+        placement = place_layers(header, options, gpus, (1,) * len(gpus))
+        counts = placement.gpu_layers()
+        if used := [gpu.name for gpu, count in zip(gpus, counts, strict=True) if count]:
+            of_all = f"{sum(counts)} of {len(placement.layers)} layers"
+            model.gpus = f" ({of_all} on {', '.join(used)})"
         if options.exact:
             model.exactness = find_exactness(model, options)
     except BaseException:

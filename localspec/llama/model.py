@@ -58,6 +58,7 @@ class LlamaModel(LlamaContext):
         super().__init__(handle)
         self.exactness = Exactness()
         self.may_change_threads = False  # whether the user left their number to us
+        self.gpus = ""  # how many layers are on which, in words
         # Called between the batches of a long decode with the number of tokens that are cached.
         self.on_batch: Callable[[int], None] | None = None
         context, model = handle.context, handle.model
