@@ -283,23 +283,3 @@ def test_an_interrupt_in_the_midst_of_a_message_ends_that_child_alone(
     assert again.token_ids == expected.token_ids
     assert isolated.process_id != process.number
     assert not system_process.is_alive()
-
-
-def test_closing_while_others_ask_is_an_error_of_ours():
-    opened = localspec.IsolatedEngine(draft_tokens=0)
-    errors = []
-
-    def ask():
-        try:
-            while True:
-                opened.vocabulary.text(5)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    opened.close()
-    for thread in threads:
-        thread.join(60)
-    assert [type(error) for error in errors] == [localspec.ClosedError] * 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from page_driver import FOX, PATIENCE_MS, ask, ended, last_text, played, visitor
+from page_driver import FOX, PATIENCE_MS, ask, ended, last_text, played
 
 pytestmark = pytest.mark.process
 
@@ -43,21 +43,6 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
         assert [each["help"] for each in found["violations"]] == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     context.close()
-
-
-def test_nothing_is_cut_off_at_200_percent(browser, server):
-    """Which makes a window of 1280 pixels one of 640, with twice as many to each."""
-    size = {"width": 640, "height": 400}
-    with visitor(browser, server.url, viewport=size, device_scale_factor=2) as page:
-        ask(page, FOX)
-        for name in ("#question", "#send", "#show-settings", "#show-live", "#menu summary"):
-            box = page.locator(name).bounding_box()
-            assert box["x"] >= 0, name
-            assert box["x"] + box["width"] <= 640, name
-            assert box["y"] + box["height"] <= 400, name
-        page.click("#show-settings")
-        page.locator("#delete-all").scroll_into_view_if_needed()
-        assert page.locator("#delete-all").bounding_box()["y"] < 400
 
 
 def test_everything_is_reached_by_keyboard(page):

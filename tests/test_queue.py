@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import threading
 import time
 
@@ -176,33 +175,6 @@ def test_a_thread_that_would_wait_for_itself_is_told_so(engine):
         ask(engine)
     assert caught.value.hint
     stream.close()
-    assert ask(engine).token_ids
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer of that kind here")
-def test_ctrl_c_ends_a_wait(engine):
-    begun, done = threading.Event(), threading.Event()
-
-    def work():
-        with engine.generate_raw("A fox", sampling=ENDLESS) as stream:
-            next(stream)
-            begun.set()
-            done.wait(60)
-
-    def interrupt(*_signal):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with others(work):
-            assert begun.wait(60)
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
-            with pytest.raises(KeyboardInterrupt):
-                ask(engine)
-            assert num_in_line(engine) == 1
-            done.set()
-    finally:
-        signal.signal(signal.SIGALRM, before)
     assert ask(engine).token_ids
 
 

@@ -16,7 +16,6 @@ import pytest
 from click.testing import CliRunner
 
 import inside
-import localspec
 from localspec.cli import main
 from localspec.errors import EngineError
 from localspec.server import served_models
@@ -107,19 +106,6 @@ def test_a_file_is_served_under_its_own_name(demo_target):
         assert shown["model_info"]["general.basename"] == demo_target.stem
         assert len(server.client.get("/api/tags").json()["models"][0]["digest"]) == 64
         assert server.chat(model=listed["id"], max_tokens=2)["model"] == demo_target.stem
-
-
-@pytest.mark.process
-def test_a_model_of_the_hub_is_served_under_the_name_that_it_was_given(hub):
-    name = "hf:Qwen/Qwen2-7B-Instruct-GGUF/qwen2-7b-instruct-q4_k_m.gguf"
-    localspec.download(name)
-    with running_server(presets=[name]) as server:
-        (listed,) = server.client.get("/v1/models").json()["data"]
-        assert listed["id"] == name
-        assert server.client.get(f"/v1/models/{name}").json() == listed
-        (tag,) = server.client.get("/api/tags").json()["models"]
-        assert tag["name"] == name  # which has a tag
-        assert server.chat(model=name, max_tokens=1)["model"] == name
 
 
 def test_two_files_of_one_name_cannot_be_served(tmp_path, demo_target):

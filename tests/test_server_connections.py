@@ -55,7 +55,8 @@ def read_all(connection):
     return found
 
 
-def test_one_too_many_is_told_so_in_its_protocols_shape(hasty):
+def test_one_too_many_is_told_so_in_its_protocols_shape(hasty, monkeypatch):
+    monkeypatch.setattr(running, "UNUSED_S", 3600)
     hasty.chat(max_tokens=1)
     body = json.dumps(LONG).encode()
     hasty.client.close()

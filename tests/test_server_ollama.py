@@ -6,7 +6,6 @@ import itertools
 import json
 from datetime import datetime, timedelta, timezone
 
-import httpx
 import jsonschema
 import pytest
 from call_families import write_calling_model
@@ -307,19 +306,6 @@ def test_models_are_loaded_and_closed_as_they_are_asked_to_be():
         assert 19 < minutes_left(server) <= 20
         told = whole(server, "/api/generate", prompt="", keep_alive=0)
         assert (told["done_reason"], loaded(server)) == ("unload", [])
-
-
-def test_an_unused_model_is_not_closed_under_who_uses_it(server):
-    """A request to unload waits for its turn, as all do."""
-    body = {"model": "demo", "messages": QUESTION, "options": {**LONG, "num_predict": 60}}
-    with server.client.stream("POST", "/api/chat", json=body) as response:
-        told = response.iter_lines()
-        json.loads(next(told))
-        with httpx.Client(base_url=server.url, timeout=300, trust_env=False) as other:
-            asked = {"model": "demo", "keep_alive": 0}
-            assert other.post("/api/generate", json=asked).json()["done_reason"] == "unload"
-        last = json.loads(list(told)[-1])
-    assert (last["done_reason"], last["eval_count"]) == ("length", 60)
 
 
 def test_errors_are_in_ollamas_shape_all_over(server):

@@ -150,5 +150,5 @@ def load_embedder(
 
 
 def located_embedder(model: str | os.PathLike[str]) -> Path:
-    """Its file. Raises PresetError if it is not here."""
+    """The file of an embedding model. Raises PresetError if it is not here."""
     return locate_source(model, "target") if isinstance(model, str) else Path(model)

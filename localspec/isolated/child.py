@@ -104,7 +104,7 @@ class KeptPictures:
 
 
 class _Shared:
-    """What the requests of all pipes share. served: of each pipe."""
+    """State that the requests of all pipes share. served: the requests of each pipe."""
 
     def __init__(self, engine: Engine, servers: Sequence[str]) -> None:
         self.engine = engine
@@ -287,7 +287,7 @@ class Served:
             shower.join()
 
     def cells(self, picture: Picture) -> list[int]:
-        """As `Vision.cells`, of an engine that sees."""
+        """The result of `Vision.cells`, of an engine that sees."""
         assert self._engine.vision is not None
         return self._engine.vision.cells(*self._shared.pictures.keep([picture]))
 
@@ -300,7 +300,7 @@ class Served:
         return getattr(self._engine, method)(*arguments)
 
     def owned(self, method: str, owner: int, path: Path) -> bool:
-        """The same of a method that takes a conversation and a file."""
+        """The result of a method that takes a conversation and a file; see `alone`."""
         return bool(self.alone(method, self._shared.owner(owner), path))
 
     def _end_left(self) -> None:
@@ -333,7 +333,7 @@ class Served:
         self._shared.begin_idle(work)
 
     def is_preparing(self) -> bool:
-        """Whether such a thread is running."""
+        """Whether a thread started by `prepare` or `keep_on_disk` is running."""
         return self._shared.is_idle_working()
 
     def cancel(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""What the process of an `IsolatedEngine` says of its engine once it is loaded."""
+"""Facts about a loaded engine, as its child process tells them."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ class IsolatedEngine(BaseEngine):
         return process, channel, number
 
     def _next_number(self) -> int:
-        """Of an answer or a measurement."""
+        """The number of the next answer or measurement."""
         with self._numbering:
             self._num_answers += 1
             return self._num_answers
@@ -337,7 +337,7 @@ class ReadPieces:
         self._options = options
 
     def add(self, piece: Piece) -> None:
-        """One more was read."""
+        """Note a piece that was read."""
         self._pieces.append(piece)
 
     @property

@@ -165,12 +165,12 @@ class Channel:
 
     @property
     def is_in_call(self) -> bool:
-        """Whether this very thread makes a call, which a finalizer or a signal interrupted."""
+        """Whether this thread is within a call, which a finalizer or a signal interrupted."""
         return self._one_call.is_held_here
 
     @property
     def is_behind(self) -> bool:
-        """Whether a call before this one was left, and its answer may still come."""
+        """Whether an earlier call was given up and its answer may still come."""
         return self._num_open > 1
 
     def poll(self, seconds: float | None) -> bool:

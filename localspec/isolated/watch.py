@@ -1,4 +1,4 @@
-"""Who waits for a check or a measurement."""
+"""Progress and cancellation of a check or a measurement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OnMeasured = Callable[[str, float | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """They are told how far it is, and may end it.
+    """Callback and cancellation of whoever waits for a measurement.
 
     progress: gets what is being done, and how many seconds all of it will probably take from
     now on; None while nobody knows.

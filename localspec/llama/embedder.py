@@ -34,7 +34,7 @@ _PAIR = b"rerank"  # the name of a reranker's template
 
 
 class LlamaEmbedder(LlamaContext):
-    """One context that pools each text as its file says. Not thread-safe. Made by `open`.
+    """A context that pools each text as its file says. Not thread-safe. Made by `open`.
 
     ranks: whether it gives a query and a document a score. width: numbers of a text.
     """

@@ -26,7 +26,7 @@ class EmbedderFacts:
 
 
 def embedder_facts(model: str | os.PathLike[str]) -> EmbedderFacts:
-    """What `load_embedder` would open. Only the header of a missing file is fetched.
+    """The model that `load_embedder` would open. Of a missing file only the header is fetched.
 
     Raises PresetError, OptionError, ModelFileError or DownloadError.
     """

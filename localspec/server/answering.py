@@ -56,7 +56,7 @@ class ReadingPrompt(NamedTuple):
 
     @property
     def field(self) -> dict[str, Any]:
-        """What a client is told, in every protocol."""
+        """The field that tells a client, in every protocol."""
         left_s = None if self.left_s is None else round(self.left_s, 1)
         told = {"processed": self.num_decoded, "total": self.num_tokens}
         return {"prompt_progress": {**told, "cache": self.num_cached, "left_s": left_s}}
@@ -93,7 +93,7 @@ class NewPiece(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """One of the answers is complete."""
+    """An answer is complete. number: its index among the request's answers."""
 
     number: int
     reply: Reply
@@ -233,7 +233,7 @@ class Answering:
         self.is_complete = True
 
     async def _answer_all(self, engine: IsolatedEngine) -> None:
-        """One after the other, and several at once where nobody else would have to wait.
+        """Give the answers in order, several at once where nobody else would have to wait.
 
         The first one reads the prompt; the others then begin with a copy of that.
         """
@@ -333,7 +333,7 @@ class Answering:
 
 
 class _TextExchange(Exchange):
-    """One input of a question. Its prompt may continue a text that was answered before.
+    """An input of a question. Its prompt may continue a text that was answered before.
 
     num_cached: tokens of the prompt that were there. tell: called with how far it is read.
     """

@@ -43,7 +43,7 @@ from localspec.tools.calls import CallPiece
 
 
 class OpenAIForm(Form):
-    """What Completions and Chat Completions have in common.
+    """The common part of Completions and Chat Completions.
 
     A subclass makes the choices: a whole one, a piece of one, and an empty one.
     """
@@ -203,7 +203,7 @@ def _inputs(fields: Fields) -> list[Input]:
 
 
 def raw_prompts(fields: Fields) -> list[RawPrompt]:
-    """One prompt or several, each a text or token ids."""
+    """The prompts of a request, each a text or token ids."""
     return [RawPrompt(each) for each in fields.prompts("prompt", MOST_ANSWERS)]
 
 
@@ -293,7 +293,7 @@ class ChatCompletion(OpenAIForm):
 
 
 def chat_variables(fields: Fields) -> dict[str, Any]:
-    """What a request says to the chat template. Raises RequestError."""
+    """Variables of the chat template that a request sets. Raises RequestError."""
     return template_variables(fields, effort=fields.text("reasoning_effort"))
 
 

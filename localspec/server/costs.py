@@ -49,7 +49,7 @@ def usage_of(
 
 
 def openai_usage(usage: Usage) -> dict[str, Any]:
-    """As Chat Completions and Completions have it."""
+    """Usage in the fields of Chat Completions and Completions."""
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
@@ -72,7 +72,7 @@ def own_fields(reply: Reply) -> dict[str, Any]:
 
 
 def explanation(reply: Reply) -> dict[str, Any]:
-    """What was drafted for an answer, and why no more: for clients that ask for it.
+    """Facts about the drafts of an answer, and why there were no more, for clients that ask.
 
     steps_per_length: steps that proposed 0, 1, 2 … tokens, up to the most. Drafted and accepted
     tokens are counted per place in a draft and per proposer. outlook: what the automatic policy
@@ -104,7 +104,7 @@ def explanation(reply: Reply) -> dict[str, Any]:
 
 
 def step_object(step: StepFacts, prompt_tokens: int) -> dict[str, Any]:
-    """What a step tried, for clients that ask what was drafted. draft_off is in words."""
+    """Facts about a step, for clients that ask what was drafted. draft_off is in words."""
     return {
         "prompt_tokens": prompt_tokens,
         "drafted": step.num_drafted,
@@ -115,7 +115,7 @@ def step_object(step: StepFacts, prompt_tokens: int) -> dict[str, Any]:
 
 
 def _timings_of(stats: Stats) -> dict[str, Any]:
-    """As llama-server has them. draft_off: why most steps had no draft, in words; or None."""
+    """Timings in llama-server's fields. draft_off: why most steps had no draft, or None."""
     num_read = stats.prompt_tokens - stats.cached_prompt_tokens
     prompt_s, decode_s = stats.time_to_first_token_s, stats.decode_time_s
     return {

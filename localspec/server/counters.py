@@ -87,7 +87,7 @@ class Counters:
 
 
 def _memory(models: ServedModels) -> Iterator[tuple[str, float]]:
-    """Which models are loaded, and the memory that was planned for them."""
+    """Series of each model: whether it is loaded, and its planned memory."""
     for model in models.all:
         name, engine, memory = model.name, model.engine, model.memory
         yield _series("localspec_model_loaded", model=name), engine is not None

@@ -74,7 +74,7 @@ class Fields:
         return list(given)
 
     def prompts(self, name: str, most: int) -> list[str | list[int]]:
-        """One prompt, or up to so many, each a string or token ids."""
+        """A prompt, or up to so many, each a string or token ids."""
         value = self.any(name)
         given = [value] if isinstance(value, str) or _is_ids(value) else value
         is_list = isinstance(given, list) and 0 < len(given) <= most

@@ -23,7 +23,7 @@ _BODIES_AT_ONCE = 8  # of the largest size; all connections together could send 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRules:
-    """Which clients may use the server.
+    """Rules for the clients that may use the server.
 
     keys: a client needs one of them, if there are any. hosts: names of the server besides
     localhost. origins: of the web pages that may ask; "*" is all.
@@ -39,7 +39,7 @@ class AccessRules:
         return len(set(self.keys)) < 2
 
     def client_of(self, key: str | None) -> str:
-        """Of several clients, who has that key: its digest. "" where all are one user's."""
+        """The digest of a client's key; "" where all clients are one user's."""
         return "" if key is None or self.is_of_one else hashlib.sha256(key.encode()).hexdigest()
 
 

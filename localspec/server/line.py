@@ -22,7 +22,7 @@ class PlaceInLine:
 
     @property
     def position(self) -> int:
-        """Its place among the requests that wait, from 1 on; 0 when it has its turn."""
+        """The place among the requests that wait, from 1 on; 0 when its turn has come."""
         return self._line.position_of(self)
 
 

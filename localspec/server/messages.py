@@ -275,7 +275,7 @@ def _kind_of(block: object) -> object:
 
 
 def _variables(fields: Fields) -> dict[str, Any]:
-    """What a request says to the chat template. Raises RequestError."""
+    """Variables of the chat template that a request sets. Raises RequestError."""
     thinking, config = fields.object("thinking"), fields.object("output_config")
     kind = None if thinking is None else thinking.text("type")
     thinks = {"enabled": True, "disabled": False}.get(kind or "")

@@ -123,7 +123,7 @@ def _loaded(model: ServedModel, unload_s: float) -> dict[str, Any]:
 
 
 def _loaded_part(model: _Listed, size_bytes: int, left_s: float) -> dict[str, Any]:
-    """What is said of each. left_s: seconds until it may be closed."""
+    """The entry of a loaded model. left_s: seconds until it may be closed."""
     left_s = min(max(left_s, 0.0), _LONGEST_S)
     expires = datetime.now(timezone.utc) + timedelta(seconds=left_s)
     return {
@@ -341,7 +341,7 @@ class OllamaGenerate(OllamaForm):
         return {"response": text, **more}
 
     def _context_behind(self, text: str) -> dict[str, Any]:
-        """As `_said_before` reads it. Prompts without a template have none."""
+        """The field "context", for `_said_before`; none for a prompt without a template."""
         (given,) = self.question.inputs
         if isinstance(given, RawPrompt | FimPrompt):
             return {}
@@ -434,7 +434,7 @@ def _format_options(fields: Fields) -> dict[str, Any]:
 
 
 def _variables(fields: Fields) -> dict[str, Any]:
-    """What a request says to the chat template. Raises RequestError."""
+    """Variables of the chat template that a request sets. Raises RequestError."""
     value = fields.any("think")
     if value is not None and not isinstance(value, bool) and value not in _THINK_LEVELS:
         fields.refuse("think", f"Give true, false, or one of {', '.join(_THINK_LEVELS)}.")

@@ -119,7 +119,7 @@ def answer_options(fields: Fields) -> dict[str, Any]:
 def template_variables(
     fields: Fields, *, thinks: bool | None = None, effort: str | None = None
 ) -> dict[str, Any]:
-    """What a client says to the chat template. Raises RequestError.
+    """Variables of the chat template that a client sets. Raises RequestError.
 
     thinks: whether a reasoning model may think before it answers; effort: how much; as the
     protocol has them, None where it says nothing. Templates have several names for the first.
@@ -160,7 +160,7 @@ def num_logprobs(fields: Fields, name: str) -> int | None:
 
 
 def flagged_logprobs(fields: Fields) -> int | None:
-    """The same, in protocols that ask for the token's own by a flag of its own."""
+    """As `num_logprobs`, in protocols where the flag `logprobs` asks for the token's own."""
     num_top = num_logprobs(fields, "top_logprobs")
     return num_top or 0 if fields.flag("logprobs") else None
 

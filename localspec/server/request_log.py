@@ -69,7 +69,7 @@ class RequestLog:
 
 
 def _facts(answering: Answering | None) -> dict[str, Any]:
-    """What is known of the answers to a question."""
+    """Numbers of the answers to a question."""
     if answering is None:
         return {}
     stats = answering.stats

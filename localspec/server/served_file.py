@@ -1,4 +1,4 @@
-"""What is known of a model's file before it is loaded, whether it answers or makes vectors."""
+"""Facts about a model's file before it is loaded."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ class ServedFile:
         self.pinned = [file.sha256 for file in files]
 
     def is_called(self, name: str | None) -> bool:
-        """Whether that is its name. Ollama's clients add a tag to each."""
+        """Whether the model has that name. Ollama's clients add a tag to each."""
         return name in (self.name, f"{self.name}:latest")

@@ -169,17 +169,17 @@ class ServedModel(ServedFile):
 
     @property
     def sees(self) -> bool:
-        """Whether it is shown images. Not loaded, whether there is a projector for it."""
+        """Whether the model sees images; before it is loaded, whether there is a projector."""
         return self._may_see if self.engine is None else self.engine.vision is not None
 
     @property
     def num_at_once(self) -> int:
-        """Questions that it answers at once. Not loaded, it has one, which loads it."""
+        """Concurrent answers. 1 while the model is not loaded: the first request loads it."""
         return 1 if self.engine is None else self.engine.parallel
 
     @property
     def num_slots(self) -> int:
-        """The same for those who only want to know: not loaded, as many as were asked for."""
+        """Concurrent answers of the loaded model; before that, as many as were asked for."""
         return self.parallel if self.engine is None else self.engine.parallel
 
     def left_s(self, unload_s: float) -> float:
@@ -270,7 +270,7 @@ class ServedModels:
         return self.all if self.embedder is None else (*self.all, self.embedder)
 
     def listed_named(self, name: str | None) -> ServedModel | ServedEmbedder:
-        """As `named`, or the model for vectors, for its own name only. Raises RequestError."""
+        """The model of `named`, or the embedder if the name is its own. Raises RequestError."""
         if self.embedder is not None and self.embedder.is_called(name):
             return self.embedder
         return self.named(name)
@@ -282,7 +282,7 @@ class ServedModels:
 
     @contextlib.asynccontextmanager
     async def opened(self, model: ServedModel) -> AsyncGenerator[IsolatedEngine, None]:
-        """Its engine, which stays open in the block. For whoever has its turn in the line.
+        """The engine of a model, kept open in the block, for the holder of a turn in the line.
 
         It is loaded if need be; then others are closed if memory is short, or an RPC server,
         which serves one of them at a time, is taken. Raises what loading raises.

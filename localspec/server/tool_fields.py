@@ -100,7 +100,7 @@ _Tools = list[Mapping[str, Any]]
 def _kept_tools(
     tools: Sequence[Mapping[str, Any]], are_functions: Sequence[bool]
 ) -> tuple[_Tools, _Tools]:
-    """Those that are functions, and the others."""
+    """The tools that are functions, and the others."""
     both: tuple[_Tools, _Tools] = ([], [])
     for tool, is_one in zip(tools, are_functions, strict=True):
         both[not is_one].append(tool)
