@@ -61,7 +61,7 @@ def load_presets() -> dict[str, Preset]:
     """
     text, shipped = "", _shipped_presets()
     try:
-        text = _users_text()
+        text = users_text()
         return {**shipped, **read_presets(str(user_presets_file()), text, shipped)}
     except PresetError as error:
         _warn(f"{error}; your own presets are left out. {error.hint}")
@@ -72,12 +72,12 @@ def load_presets() -> dict[str, Preset]:
 def user_presets() -> dict[str, Preset]:
     """The presets of the user's own file, by name.
 
-    Raises PresetError, naming file, line and key, if it is malformed.
+    Raises PresetError, naming file, table and key, if it is malformed.
     """
-    return read_presets(str(user_presets_file()), _users_text(), _shipped_presets())
+    return read_presets(str(user_presets_file()), users_text(), _shipped_presets())
 
 
-def _users_text() -> str:
+def users_text() -> str:
     """The text of the user's file, empty if there is none. Raises PresetError."""
     path = user_presets_file()
     try:

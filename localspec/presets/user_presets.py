@@ -31,6 +31,7 @@ from localspec.presets.presets import (
     locked,
     user_presets,
     user_presets_file,
+    users_text,
 )
 
 _FACTS = ("file", "size_bytes", "sha256")  # of a file on the hub
@@ -76,7 +77,7 @@ def add_preset(
     with locked(path):
         # Again, since another process may have added it in the meantime.
         check_free(name)
-        text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
+        text = users_text()
         text = f"{text.rstrip()}\n\n".lstrip() + toml_of({name: added})
         preset = read_presets(str(path), text, load_presets())[name]
         write_whole(path, text.encode(), durable=True)
@@ -95,14 +96,9 @@ def drop_preset(name: str) -> None:
             raise PresetError(
                 f"{', '.join(users)} in {path} extends {name!r}", "Remove that first."
             )
-        text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
-        left = _without(text, name)
-        expected = {key: table for key, table in parse_toml(text).items() if key != name}
-        try:
-            is_right = name in parse_toml(text) and parse_toml(left) == expected
-        except ValueError:
-            is_right = False
-        if not is_right:
+        text = users_text()
+        left, expected = _without(text, name), parse_toml(text)
+        if expected.pop(name, None) is None or not _means(left, expected):
             raise PresetError(
                 f"{name!r} is not in {path} under a header of its own",
                 "Remove it with an editor.",
@@ -116,13 +112,15 @@ def extended_by(name: str) -> list[str]:
     Raises PresetError if the file is malformed.
     """
     user_presets()
-    path = user_presets_file()
-    tables = parse_toml(path.read_text(encoding="utf-8-sig")) if path.exists() else {}
-    return [
-        other
-        for other, table in tables.items()
-        if other != name and table.get("extends") == name
-    ]
+    tables = parse_toml(users_text()).items()
+    return [other for other, one in tables if other != name and one.get("extends") == name]
+
+
+def _means(text: str, tables: Mapping[str, object]) -> bool:
+    try:
+        return parse_toml(text) == tables
+    except ValueError:
+        return False
 
 
 def _without(text: str, name: str) -> str:
