@@ -1,9 +1,11 @@
-"""The header reader never leaves the file, and says what is wrong with it."""
+"""Headers are read within their file, and files that are no model are refused with words."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import struct
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +14,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llama_chain import vocabulary_of
 
 from examples import num_examples
+from gguf_maker import write_random_model, write_spm_model
 from localspec.errors import ModelFileError
+from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.header import read_header, read_source_header
+from localspec.gguf_file.header_vocabulary import HeaderVocabulary
+from localspec.llama.vocabulary import LlamaVocabulary
 
 MAGIC = b"GGUF"
 
@@ -169,26 +176,103 @@ def test_a_header_cut_anywhere_is_refused(demo_target, tmp_path_factory, length)
         read_header(path)
 
 
-@pytest.mark.parametrize("name", ["absent.gguf", "."])
-def test_a_path_that_is_no_file_is_refused(tmp_path, name):
-    with pytest.raises(ModelFileError, match=r"does not exist|is a directory"):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("absent.gguf", "does not exist"),
+        (".", "is a directory"),
+        ("pipe", "pipe or a device"),
+        (os.devnull, "pipe or a device"),
+        ("model\0.gguf", "not a path"),
+    ],
+)
+def test_a_path_that_is_no_file_is_refused(tmp_path, name, words):
+    if "pipe or" in words and not hasattr(os, "mkfifo"):
+        pytest.skip("pipes and devices have no names here")
+    if name == "pipe":  # rather than waited for
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(ModelFileError, match=words):
         read_header(tmp_path / name)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have no names here")
-def test_a_pipe_is_refused_rather_than_waited_for(tmp_path):
-    pipe = tmp_path / "model.gguf"
-    os.mkfifo(pipe)
-    with pytest.raises(ModelFileError, match="pipe or a device"):
-        read_header(pipe)
+# --- vocabularies ---
+
+BEGINS = "tokenizer.ggml.add_bos_token"
 
 
-@pytest.mark.skipif(os.name == "nt", reason="devices have no files here")
-def test_a_device_is_refused():
-    with pytest.raises(ModelFileError, match="pipe or a device"):
-        read_header(Path(os.devnull))
+@pytest.mark.parametrize(
+    ("name", "drop", "extra"),
+    [
+        ("demo", (), {}),
+        ("spm", (), {}),
+        ("silent", (BEGINS,), {}),
+        ("llama3", (BEGINS, "tokenizer.ggml.pre"), {"tokenizer.ggml.pre": "llama-bpe"}),
+        ("qwen", (BEGINS, "tokenizer.ggml.pre"), {"tokenizer.ggml.pre": "qwen2"}),
+        ("tekken", (BEGINS, "tokenizer.ggml.pre"), {"tokenizer.ggml.pre": "tekken"}),
+    ],
+)
+def test_the_facts_are_libllamas(tmp_path, demo_target, name, drop, extra):
+    if name == "spm":
+        path = write_spm_model(tmp_path / "spm.gguf")
+    else:
+        path = write_random_model(
+            tmp_path / f"{name}.gguf", demo_target, drop=drop, extra=extra, num_padding=3
+        )
+    found = HeaderVocabulary(read_header(path))
+    with vocabulary_of(path) as pointer:
+        real = LlamaVocabulary(pointer, lambda: None, threading.Lock())
+        assert (found.kind, found.size, found.add_bos) == (real.kind, real.size, real.add_bos)
+        assert found.bos == real.bos
+        assert found.entries() == real.entries()
 
 
-def test_a_name_that_no_file_can_have_is_refused():
-    with pytest.raises(ModelFileError, match="not a path"):
-        read_header(Path("model\0.gguf"))
+# --- models ---
+
+
+@pytest.mark.parametrize(
+    ("extra", "drop", "message"),
+    [
+        ({"llama.pooling_type": 1}, (), "embedding model"),
+        ({"llama.attention.causal": False}, (), "embedding model"),
+        ({"general.type": "adapter"}, (), "is of type 'adapter'"),
+        ({}, ("tokenizer.ggml.model",), "no tokenizer"),
+        ({"split.count": 2}, (), "not named as one"),
+        ({"llama.block_count": 2**31 - 1}, (), "block_count is 2147483647"),
+    ],
+)
+def test_other_kinds_of_file_are_refused(tmp_path, demo_target, extra, drop, message):
+    """Embedding models, adapters, no tokenizer, lost names of parts, memory without end."""
+    path = write_random_model(tmp_path / "model.gguf", demo_target, extra=extra, drop=drop)
+    with pytest.raises(ModelFileError, match=message):
+        check_model_file(path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tensor", "words"),
+    [("llama", None, "no weights"), ("clip", "v.weight", "image encoder")],
+)
+def test_files_of_parts_of_a_model_are_refused(tmp_path, architecture, tensor, words):
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, architecture)
+    if tensor is not None:
+        writer.add_tensor(tensor, np.zeros(8, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelFileError, match=words):
+        check_model_file(path)
+
+
+def test_parts_of_a_split_model(tmp_path, demo_target):
+    """The first part is accepted with the others beside it; else the error names the part."""
+    made = write_random_model(tmp_path / "m.gguf", demo_target, extra={"split.count": 2})
+    first, second = (tmp_path / f"m-0000{n}-of-00002.gguf" for n in (1, 2))
+    shutil.copy(made, first)
+    with pytest.raises(ModelFileError, match=second.name):
+        check_model_file(first)
+    shutil.copy(made, second)
+    assert check_model_file(first)
+    with pytest.raises(ModelFileError, match="part 2 of 2") as caught:
+        check_model_file(second)
+    assert first.name in caught.value.hint

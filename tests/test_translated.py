@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from localspec.errors import PairError
+from localspec.sampling.chain import SamplerChain
 from localspec.speculative.own_text import OwnText, TokenMaps
 from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy, UpTo
 from localspec.speculative.shared_vocabulary import common_tokens
@@ -143,22 +144,7 @@ def test_what_was_accepted_is_read_on_as_its_own_tokens():
 class Random:
     """Vocabularies and texts of characters of one to four bytes, drawn with a seed."""
 
-    PARTS = (
-        "a",
-        "b",
-        " ",
-        "\n",
-        "é",
-        "e\u0301",
-        "ß",
-        "日本",
-        "😀",
-        "ab",
-        " a",
-        "  ",
-        ".\n",
-        "\u00a0",
-    )
+    PARTS = (*"ab \n", "é", "e\u0301", "ß", "日本", "😀", "ab", " a", "  ", ".\n", "\u00a0")
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -214,8 +200,6 @@ def test_both_have_the_same_bytes_however_the_text_grows_and_is_cut(
 
 
 def chain():
-    from localspec.sampling.chain import SamplerChain
-
     return SamplerChain(UNFILTERED, num_prompt_tokens=1)
 
 
