@@ -11,6 +11,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import llama_cpp
 import numpy as np
 import pytest
 from hybrid_maker import write_hybrid
@@ -21,8 +22,7 @@ from engines import sharing_decodes
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.shape import ModelShape
 from localspec.llama.batch import TokenBatch
-from localspec.llama.joint import Computing
-from localspec.llama.lane_time import LaneTime
+from localspec.llama.joint import Computing, LaneTime
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.preflight.memory import cache_bytes
@@ -314,6 +314,34 @@ def test_a_joint_decode_leaves_others_what_they_can_go_back_to(made, name, is_se
     for number in (0, 1):
         text = [*TEXT[number : 20 + number], 7, 7, 7]
         assert_goes_on_like_a_fresh_decode(models[number], made[name], text)
+    models[0].close()
+
+
+def test_ctrl_c_in_a_joint_decode_is_the_error_of_one_text(made, monkeypatch):
+    """The other gets its rows: its state is not lost, and it goes on."""
+    models = side_by_side(made["qwen35"], 3)
+    computing, real = inside.computing(models[0]), llama_cpp.llama_decode
+    for number, model in enumerate(models[:2]):
+        model.decode(TEXT[number : number + 20], 1)
+
+    def struck(*_arguments):
+        monkeypatch.setattr(llama_cpp, "llama_decode", real)
+        raise KeyboardInterrupt
+
+    def wait_for(count):
+        while inside.num_in_line(computing) < count:
+            time.sleep(0.001)
+
+    with ThreadPoolExecutor(2) as pool:
+        with computing.alone(models[2], 0):
+            leads = pool.submit(models[0].decode, [7], 1)
+            wait_for(2)
+            joins = pool.submit(models[1].decode, [7], 1)
+            wait_for(3)
+            monkeypatch.setattr(llama_cpp, "llama_decode", struck)
+        assert isinstance(leads.exception(), KeyboardInterrupt)
+        expected = fresh_rows(made["qwen35"], [*TEXT[1:21], 7], 1)
+        np.testing.assert_allclose(joins.result(), expected, atol=2e-3)
     models[0].close()
 
 

@@ -1,1 +1,1 @@
-"""Who owns the models, who may use them, and who proposes."""
+"""The owner of the models, the right to use them, and the choice of proposers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
+import operator
 import os
 import threading
 import weakref
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from localspec.chat.chat import Chat
+from localspec.chat.messages import checked_messages
 from localspec.chat.prompt import PromptMaker, takes_tools
 from localspec.chat.template import NO_VARIABLES, ChatTemplate, Message, template_source
-from localspec.engine.arguments import checked_chat, question_messages, token_ids
+from localspec.chat.turns import question_message, system_messages
 from localspec.errors import ClosedError, EngineError, OptionError
 from localspec.fork_guard import OwnProcess
 from localspec.sampling.params import SamplingParams
@@ -66,9 +68,9 @@ class BaseEngine(abc.ABC):
     drafting: Drafting
     """As the engine was loaded."""
     shared_vocabulary: SharedVocabulary | CommonTokens | None
-    """Of target and draft; None without a draft."""
+    """The tokens that target and draft share; None without a draft."""
     exactness: Exactness
-    """Which decodes of the target are equal to the bit to those of single tokens."""
+    """Sizes of the target's decodes that equal single decodes to the bit."""
 
     def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling
@@ -96,7 +98,7 @@ class BaseEngine(abc.ABC):
 
     @property
     def vision(self) -> Vision | None:
-        """What pictures become in a prompt; None where the model was loaded without mmproj."""
+        """The projector, which reads pictures; None if loaded without mmproj."""
         return None
 
     @property
@@ -308,7 +310,7 @@ class BaseEngine(abc.ABC):
 
     def _known_ids(self, tokens: Sequence[int]) -> list[int]:
         """The ids as plain ints. Raises OptionError for an id outside the vocabulary."""
-        ids = token_ids(tokens)
+        ids = _token_ids(tokens)
         if ids:
             self.vocabulary.detokenize([min(ids), max(ids)])  # which refuses others
         return ids
@@ -336,7 +338,7 @@ class BaseEngine(abc.ABC):
 
         special: with the texts of control tokens. Raises OptionError for a bad id.
         """
-        return self.vocabulary.detokenize(token_ids(tokens), special=special)
+        return self.vocabulary.detokenize(_token_ids(tokens), special=special)
 
     def save_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
         """Save a conversation's caches to disk; False if they hold nothing of it.
@@ -344,7 +346,7 @@ class BaseEngine(abc.ABC):
         Raises BusyError while an answer is produced, OSError if the file cannot be written,
         CacheError if `load_caches` would refuse it.
         """
-        return self._save_caches_of(checked_chat(chat), Path(path))
+        return self._save_caches_of(_checked_chat(chat), Path(path))
 
     def load_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
         """Load what `save_caches` saved; False if it does not fit, and is decoded again.
@@ -352,7 +354,7 @@ class BaseEngine(abc.ABC):
         Raises BusyError while an answer is produced, CacheError if the caches take more memory
         than was granted, or `save_caches` would refuse the models.
         """
-        return self._load_caches_of(checked_chat(chat), Path(path))
+        return self._load_caches_of(_checked_chat(chat), Path(path))
 
     def chat(
         self, *, system: str | None = None, template: str | None = None, think: bool = True
@@ -390,3 +392,39 @@ def _end_at_exit(engine: weakref.ref[BaseEngine]) -> None:
     if alive is not None:
         with contextlib.suppress(EngineError):
             alive.close()
+
+
+def _checked_chat(chat: object) -> Chat:
+    """The chat. Raises OptionError for anything else."""
+    if not isinstance(chat, Chat):
+        raise OptionError(f"the chat is {chat!r}", "Give one of this engine's chats.")
+    return chat
+
+
+def question_messages(
+    question: str | Sequence[Mapping[str, object]], system: str | None
+) -> list[Message]:
+    """Checked messages: those given, or one for a text; after the system message, if any.
+
+    Raises OptionError for bad messages, and for two system messages.
+    """
+    if isinstance(question, str):
+        return [*system_messages(system), question_message(question)]
+    messages, first = checked_messages(question), system_messages(system)
+    if first and messages[0]["role"] == "system":
+        raise OptionError(
+            "system is given, and the messages begin with one, too", "Give one of them."
+        )
+    return [*first, *messages]
+
+
+def _token_ids(prompt: Sequence[int]) -> list[int]:
+    """The ids as plain ints. Raises OptionError for anything else."""
+    try:
+        if isinstance(prompt, bytes):
+            raise TypeError("bytes")
+        return [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise OptionError(
+            f"neither text nor token ids: {error}", "Give a str or ints."
+        ) from error

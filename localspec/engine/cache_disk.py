@@ -1,4 +1,4 @@
-"""What the caches of conversations may take on disk, and in memory."""
+"""Limits of the memory and disk that caches of conversations take."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from localspec.errors import OptionError
 
 
 class CacheDisk(NamedTuple):
-    """What an engine may keep on disk: num_bytes, of which 0 is nothing.
+    """Limit of an engine's caches on disk: num_bytes, 0 for none.
 
     owner: whose texts they are; those of others are never used.
     """
@@ -18,7 +18,7 @@ class CacheDisk(NamedTuple):
 
     @classmethod
     def of(cls, value: int | CacheDisk) -> CacheDisk:
-        """What `load` was given. Raises OptionError for anything but 0 or more."""
+        """Check the argument of `load`. Raises OptionError for anything but 0 or more."""
         disk = value if isinstance(value, CacheDisk) else cls(value)
         is_number = isinstance(disk.num_bytes, int) and not isinstance(disk.num_bytes, bool)
         if not (is_number and disk.num_bytes >= 0 and isinstance(disk.owner, str)):
@@ -27,7 +27,7 @@ class CacheDisk(NamedTuple):
 
 
 class CacheRoom(NamedTuple):
-    """What the caches of conversations that wait may take."""
+    """Limits for the caches of conversations that wait."""
 
     memory_bytes: int
     disk: CacheDisk = CacheDisk(0)

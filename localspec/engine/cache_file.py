@@ -18,10 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from localspec.atomic_write import write_parts
-from localspec.engine.kept_text import PooledCache
 from localspec.errors import DAMAGES
-from localspec.llama.cache_state import CacheState
-from localspec.llama.spans import checked_spans
+from localspec.llama.cache_state import CacheState, checked_spans
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +28,25 @@ _MAX_HEAD = 64_000_000  # bytes: the ids of more tokens than any context holds
 _CHUNK_BYTES = 1 << 22  # that are hashed or written without a look at whether to go on
 
 
+class PooledCache(NamedTuple):
+    """A text, and what each model's cache held of it; None where nothing was cached.
+
+    head: what a head had, in a copy from another place. client: as `Prompt` has it.
+    """
+
+    tokens: list[int]
+    states: list[CacheState | None]
+    head: Any = None
+    client: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the states take."""
+        return sum(state.num_bytes for state in self.states if state is not None)
+
+
 class CacheHead(NamedTuple):
-    """What a file of caches says of itself.
+    """The first line of a file of caches.
 
     owner: whose text it is. identities: of the models. outline: the text, with states that
     lack their bytes. sizes, sha256: of these bytes, those of all states before those of their
@@ -109,7 +124,7 @@ def identities_in(path: Path) -> list[str]:
 
 
 def read_head(path: Path) -> CacheHead | None:
-    """What the file says; None if it is of another format or version.
+    """Read the first line; None for another format or version.
 
     Raises one of `DAMAGES` if it is missing, or cannot be what it says.
     """

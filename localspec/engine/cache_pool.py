@@ -13,23 +13,51 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
-from localspec.engine.kept_text import CopiedHead, KeepsTexts, PooledCache, SavesState
+from localspec.engine.cache_file import PooledCache
+from localspec.engine.cache_store import COPIED_PER_DECODED, CacheStore
 from localspec.errors import CacheError, Interrupted
+from localspec.llama.cache_state import CacheState
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.prefix import common_length
 from localspec.speculative.proposers import DraftModel
 from localspec.streaming.cancellation import CancelCheck, never
 
-# Tokens of a text whose entries are copied in the time that one is decoded: some hundreds on
-# processors, fewer where the copy has to cross to a GPU.
-COPIED_PER_DECODED = 32
 # Of a text that lies in another place. Without that it would have been copied in any case, for
 # the sake of any common beginning.
 _COPIED_BESIDE = 128
 _FEW = 32  # tokens that are read rather than an answer be apart from those at work
+
+
+class SavesState(Protocol):
+    """A model whose cache can be taken out and put back."""
+
+    def state_bytes(self) -> int:
+        """Bytes that `save_state` would copy now; 0 if nothing is cached."""
+
+    def save_state(self) -> CacheState:
+        """A copy of what is cached. Raises CacheError if that fails."""
+
+    def restore_state(self, state: CacheState) -> None:
+        """Make that what is cached. Raises CacheError, and leaves the cache empty."""
+
+    def outline(self) -> CacheState:
+        """The result of `save_state` without the entries: for `reach`."""
+
+    def reach(self, state: CacheState, num_tokens: int) -> int:
+        """How many tokens are left of a state that is restored and cut to num_tokens."""
+
+
+class CopiedHead(Protocol):
+    """A head whose state can be copied to another lane, up to the common prefix."""
+
+    def copied(self) -> Any:
+        """A copy of its state, for `take_over`. From any thread."""
+
+    def take_over(self, other: Any, num_cached: int) -> None:
+        """Have that of the first num_cached tokens, which its target has cached."""
 
 
 class TextPlace:
@@ -141,7 +169,7 @@ class CachePool:
         self,
         places: Sequence[TextPlace],
         budget_bytes: int,
-        store: KeepsTexts | None = None,
+        store: CacheStore | None = None,
     ) -> None:
         self._places = places
         self._store = store
@@ -165,11 +193,11 @@ class CachePool:
         free: Sequence[Place],
         client: str = "",
     ) -> Place:
-        """Of the free places, the one with the owner's text, or the one that is missed least.
+        """The free place with the owner's text, or the place that is missed least.
 
-        A text of nobody's is taken that `tokens` begin as, or an empty place: the one nearest
-        to those at work, since decodes of neighbours are joined. So it is where it has a few
-        tokens less of them than another.
+        Prefers an unowned place whose text is a prefix of `tokens`, then an empty one; among
+        these the nearest to those at work, since decodes of neighbours are joined, even where
+        it has a few tokens less than another.
         """
         at_work = [number for number, place in enumerate(self._places) if not place.is_free]
 

@@ -22,9 +22,13 @@ from platformdirs import user_cache_path
 
 from localspec.atomic_write import UNFINISHED
 from localspec.engine.cache_disk import CacheDisk
-from localspec.engine.cache_file import CacheHead, read_head, read_states, write_caches
-from localspec.engine.cache_pool import COPIED_PER_DECODED
-from localspec.engine.kept_text import PooledCache
+from localspec.engine.cache_file import (
+    CacheHead,
+    PooledCache,
+    read_head,
+    read_states,
+    write_caches,
+)
 from localspec.errors import DAMAGES
 from localspec.llama.cache_state import CacheState
 from localspec.machine import memory_here
@@ -32,6 +36,9 @@ from localspec.speculative.prefix import common_length
 
 logger = logging.getLogger(__name__)
 
+# Tokens of a text whose entries are copied in the time that one is decoded: some hundreds on
+# processors, fewer where the copy has to cross to a GPU.
+COPIED_PER_DECODED = 32
 _ENDING = ".caches"
 _NAME = re.compile(rf"\.?[0-9a-f]{{32}}{_ENDING}(\.[0-9a-f]+{UNFINISHED})?")
 _LEAST_TOKENS = 128  # fewer are decoded about as soon as a file is found and read
@@ -144,7 +151,7 @@ class CacheStore:
                     yield path, head
 
     def _head(self, path: Path) -> CacheHead | None:
-        """What a file says of itself; None if it is of no use here."""
+        """The first line of a file; None if the file is of no use here."""
         try:
             head = read_head(path)
         except FileNotFoundError:
@@ -234,7 +241,7 @@ def wipe_kept() -> int:
 
 
 def _all_files() -> list[Path]:
-    """Those of ours, with the ones that are being written."""
+    """Our files, finished or being written."""
     folder = kept_folder()
     try:
         return [folder / name for name in sorted(os.listdir(folder)) if _NAME.fullmatch(name)]
@@ -260,7 +267,7 @@ def _spare_memory() -> int:
 
 
 def _touch(path: Path) -> None:
-    """It was of use just now."""
+    """Update the modification time, by which the least recently used files leave first."""
     with contextlib.suppress(OSError):
         os.utime(path)
 

@@ -92,9 +92,9 @@ def free_disk(preset: str | Preset, *uses: DiskUse) -> int:
 
 
 def _contents(preset: Preset) -> list[str]:
-    """Of the models, see `content.FileContent`.
+    """The content of each model (`FileContent`).
 
-    None where a file is missing or not a model, or where another preset has the same models.
+    Empty where a file is missing or not a model, or where another preset has the same models.
     """
     paths = _paths(preset)
     others = [other for other in load_presets().values() if other.name != preset.name]

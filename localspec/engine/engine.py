@@ -24,7 +24,6 @@ from localspec.engine.lane import Lane, open_lanes, pool_of
 from localspec.engine.models import EngineMemory, Models
 from localspec.engine.prefill import prepare
 from localspec.engine.proposer_choice import answer_policy
-from localspec.engine.remembering import Remembering, reference_to
 from localspec.errors import (
     BusyError,
     ContextError,
@@ -35,8 +34,10 @@ from localspec.errors import (
 from localspec.sampling.chain import Resolver
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
+from localspec.speculative.lookup import LONGEST_MATCH, Lookup, TextMemory
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import Drafting, DraftPolicy, ProposerKind
+from localspec.speculative.proposers import Proposer
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
 from localspec.streaming.access import EngineTurn, busy, in_use
@@ -85,7 +86,7 @@ class Engine(BaseEngine):
         self._access.num_places = len(self._lanes)
         self._decoder = self._lanes[0].decoder  # of work that no answer may run beside
         proposers = [each for lane in self._lanes for each in lane.decoder.proposers]
-        self._remembering = Remembering(proposers, has_memory=memory)
+        self._remembering = _Remembering(proposers, has_memory=memory)
         self._cache_pool = pool_of(self._lanes, room)
         self._changing = threading.Lock()  # held while a text is put into a lane
 
@@ -155,14 +156,26 @@ class Engine(BaseEngine):
             _parts = self._models.show(prompt)  # at hand until the answer ends
             policy, kinds = answer_policy(options.drafting, self._decoder.proposers)
             request = self._request(prompt, state, exchange.turn, kinds)
-            reference = reference_to(self, prompt, options)
+            reference = _reference_to(self, prompt, options)
             self._wait(turn, busy, waits=options.queue, is_cancelled=is_cancelled)
             self._models.require_unwritten()
         except Interrupted:
             state.abandon()
             return
         lane = self._enter(turn, exchange.owner, prompt)
-        run = state.run = self._run(lane, turn, prompt, request, state, exchange)
+        run = state.run = AnswerRun(
+            decoder=lane.decoder,
+            prompt=prompt,
+            request=request,
+            vocabulary=self.vocabulary,
+            options=options,
+            cancellation=state.cancellation,
+            interrupt=lambda: None if turn.is_over else lane.interrupt(),
+            on_cached=lambda cached: exchange.on_cached(cached, len(prompt.tokens)),
+            not_kept=not_kept(spec_of(options)),
+            exact=self.exactness.all_sizes,
+            waited=lane.waited_s,
+        )
         try:
             exchange.begin()
             self._switch(lane, exchange.owner, prompt)
@@ -184,30 +197,6 @@ class Engine(BaseEngine):
                 turn.end()
             if run.result is not None:
                 self._save_profile(lane)
-
-    def _run(
-        self,
-        lane: Lane,
-        turn: EngineTurn,
-        prompt: Prompt,
-        request: Request,
-        state: AnswerState,
-        exchange: Exchange,
-    ) -> AnswerRun:
-        """What produces the answer in a lane."""
-        return AnswerRun(
-            decoder=lane.decoder,
-            prompt=prompt,
-            request=request,
-            vocabulary=self.vocabulary,
-            options=state.options,
-            cancellation=state.cancellation,
-            interrupt=lambda: None if turn.is_over else lane.interrupt(),
-            on_cached=lambda cached: exchange.on_cached(cached, len(prompt.tokens)),
-            not_kept=not_kept(spec_of(state.options)),
-            exact=self.exactness.all_sizes,
-            waited=lane.waited_s,
-        )
 
     def _request(
         self,
@@ -390,3 +379,46 @@ class Engine(BaseEngine):
         # Before the lock, which a fork may have copied as it was: taken.
         for model in self._models.all:
             model.require_open()
+
+
+class _Remembering:
+    """The memory of the lookups among an engine's proposers, if there are any."""
+
+    def __init__(self, proposers: Sequence[Proposer], *, has_memory: bool) -> None:
+        self._lookups = [each for each in proposers if isinstance(each, Lookup)]
+        self._memory = TextMemory() if self._lookups and has_memory else None
+        self._use(self._memory)
+
+    def _use(self, memory: TextMemory | None) -> None:
+        for lookup in self._lookups:
+            lookup.memory = memory
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Remember a text. Raises OptionError where there is no memory."""
+        if self._memory is None:
+            raise OptionError(
+                "this engine has no memory",
+                "Load it with memory=True, and with the proposer 'auto' or 'lookup'.",
+            )
+        self._memory.add(tokens)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """In the block nothing is remembered, and nothing that was is proposed."""
+        self._use(None)
+        try:
+            yield
+        finally:
+            self._use(self._memory)
+
+
+def _reference_to(engine: BaseEngine, prompt: Prompt, options: AnswerOptions) -> list[int]:
+    """The tokens of the prediction, for the lookup to propose from; none without one."""
+    if options.prediction is None:
+        return []
+    if isinstance(options.prediction, str):
+        prediction = engine.tokenize(options.prediction)
+    else:
+        prediction = engine._known_ids(options.prediction)
+    # After the end of the prompt, so that the lookup finds its beginning.
+    return [*prompt.tokens[-LONGEST_MATCH:], *prediction] if prediction else []

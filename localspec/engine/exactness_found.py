@@ -35,7 +35,7 @@ def prepare_kernels(options: LlamaOptions, header: Header) -> None:
 
 
 def find_exactness(model: LlamaModel, options: LlamaOptions) -> Exactness:
-    """Which decodes are exact: as it was found before, or by a probe of some 0.1 to 10 s.
+    """Find out which decodes are exact: from the profile, or by a probe of 0.1 to 10 s.
 
     options: it was opened with. Raises OptionError if not all are.
     """

@@ -6,8 +6,10 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from localspec.engine.cache_disk import CacheRoom
-from localspec.engine.cache_pool import CachePool, TextPlace
+from localspec.engine.cache_pool import CachePool, SavesState, TextPlace
 from localspec.engine.cache_store import CacheStore
 from localspec.engine.models import Models
 from localspec.engine.proposer_choice import (
@@ -15,20 +17,24 @@ from localspec.engine.proposer_choice import (
     choose_proposers,
     proposers_beside,
 )
-from localspec.engine.translated_cache import saved_caches
 from localspec.errors import CacheError
-from localspec.llama.lane_time import LaneTime
+from localspec.llama.cache_state import CacheState
+from localspec.llama.joint import LaneTime
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.policy.threads import AdaptiveThreads
 from localspec.speculative.lookup import Lookup
 from localspec.speculative.loop import SpeculativeDecoder
+from localspec.speculative.own_text import Reading
 from localspec.speculative.policy_api import Drafting, DraftPolicy
+from localspec.speculative.proposers import Proposer
+from localspec.speculative.translated import TranslatedDraft
 from localspec.streaming.access import EngineTurn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from localspec.llama.model import LlamaModel
     from localspec.speculative.shared_vocabulary import CommonTokens, SharedVocabulary
 
 logger = logging.getLogger(__name__)
@@ -37,7 +43,7 @@ logger = logging.getLogger(__name__)
 class Lane(TextPlace):
     """A text's sequence in each context, and the loop over them, where one answer runs.
 
-    models: those at that sequence. turn: the one that it was given to last.
+    models: views at this sequence. turn: the current or last holder.
     """
 
     def __init__(self, models: Models, decoder: SpeculativeDecoder) -> None:
@@ -63,8 +69,8 @@ class Lane(TextPlace):
         """Make models and loop ready for work."""
         for model in self.own_models.all:
             model.begin()
-        time = self.own_models.target.lane
-        self._num_shared, time.reading_s = time.num_shared, 0.0
+        taken = self.own_models.target.lane
+        self._num_shared, taken.reading_s = taken.num_shared, 0.0
         if not self.is_settled:
             self.decoder.forget_doubtful()
             self.is_settled = True
@@ -96,9 +102,9 @@ class Lane(TextPlace):
             lookup.refer_to(reference)
 
     def learned(self) -> dict[str, Any] | None:
-        """What its policies learned, to be saved; None where they learn nothing.
+        """The policies' findings, to be saved; None where they learn nothing.
 
-        So it is beside other answers: what decodes cost then is of these, too.
+        Beside other answers they learn nothing: decodes then cost time for these, too.
         """
         policy, threads = self.decoder.draft_policy, self.decoder.thread_policy
         has_shared = self._num_shared < self.own_models.target.lane.num_shared
@@ -154,3 +160,55 @@ def open_lanes(
         decoder = SpeculativeDecoder(own.target, proposers, *policies, off, clock)
         lanes.append(Lane(own, decoder))
     return lanes, shared, profile
+
+
+def saved_caches(models: Models, proposers: Sequence[Proposer]) -> list[SavesState]:
+    """The caches that are kept of texts that wait, the target's first."""
+    drafts = [proposer for proposer in proposers if isinstance(proposer, TranslatedDraft)]
+    if models.draft is None or not drafts:
+        return list(models.saved)
+    return [models.target, TranslatedCache(models.draft, drafts[0])]
+
+
+class TranslatedCache:
+    """A `SavesState`. Its states begin with the tokens, the target's and the draft's own.
+
+    model: whose cache it is. draft: the proposer that reads with it.
+    """
+
+    def __init__(self, model: LlamaModel, draft: TranslatedDraft) -> None:
+        self._model = model
+        self._draft = draft
+        self._translated = draft.translated
+
+    def state_bytes(self) -> int:
+        # One that has not read all of the text would be believed to have.
+        is_whole = self._draft.begins_at == 0 and self._translated.num_cached > 0
+        return self._model.state_bytes() if is_whole else 0
+
+    def outline(self) -> CacheState:
+        return self._model.outline()
+
+    def reach(self, state: CacheState, num_tokens: int) -> int:
+        return min(state.num_cached, num_tokens)
+
+    def save_state(self) -> CacheState:
+        state = self._model.save_state()
+        read = self._translated.text.reading(self._model.num_cached)
+        numbers = [len(read.tokens), len(read.own), *read.tokens, *read.own, *read.own_ends]
+        head = np.array(numbers, dtype=np.int64).view(np.uint8)
+        return CacheState(self._translated.num_cached, np.concatenate([head, state.data]))
+
+    def restore_state(self, state: CacheState) -> None:
+        num_tokens, num_own = _numbers(state, 0, 2)
+        tokens = _numbers(state, 2, num_tokens)
+        own = _numbers(state, 2 + num_tokens, num_own)
+        own_ends = _numbers(state, 2 + num_tokens + num_own, num_own)
+        begin = 8 * (2 + num_tokens + 2 * num_own)
+        self._model.restore_state(CacheState(num_own, state.data[begin:]))
+        self._translated.text.go_on(Reading(tokens, own, own_ends))
+
+
+def _numbers(state: CacheState, first: int, count: int) -> list[int]:
+    numbers: list[int] = state.data[8 * first : 8 * (first + count)].view(np.int64).tolist()
+    return numbers

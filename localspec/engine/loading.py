@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,9 +14,8 @@ from typing import TYPE_CHECKING
 from localspec.engine.cache_disk import CacheDisk, CacheRoom
 from localspec.engine.engine import Engine
 from localspec.engine.exactness_found import find_exactness, prepare_kernels
-from localspec.engine.fitting import open_fitting
 from localspec.engine.models import Models
-from localspec.engine.side_by_side import side_by_side
+from localspec.engine.proposer_choice import choose_threads
 from localspec.engine.sources import (
     OTHER_KEYWORDS,
     Source,
@@ -23,9 +23,8 @@ from localspec.engine.sources import (
     named_sources,
     progress_shares,
 )
-from localspec.engine.thread_choice import choose_threads
 from localspec.engine.vision import ProjectorError, open_projector, seeing, with_projector
-from localspec.errors import ModelFileError, OptionError, known_keywords
+from localspec.errors import MemoryLimitError, ModelFileError, OptionError, known_keywords
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.content import FileContent
@@ -36,8 +35,15 @@ from localspec.llama.placement import is_on_gpus, place_layers, usable_gpus
 from localspec.llama.quirks import tiled_kernels
 from localspec.llama.rpc_servers import reset_lines_at_end
 from localspec.preflight.content import content_of_adopted
-from localspec.preflight.fit import suited, target_context_length
+from localspec.preflight.fit import check_room, plan_here, suited, target_context_length
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
+from localspec.preflight.plan import (
+    check_parallel,
+    plan_side_by_side,
+    reserved_bytes,
+    with_sequences,
+)
+from localspec.preflight.room import Planned
 from localspec.presets.folder_import import note_used
 from localspec.presets.presets import common_servers
 from localspec.sampling.params import SamplingParams
@@ -50,6 +56,11 @@ if TYPE_CHECKING:
     from localspec.llama.medusa import MedusaHeads
     from localspec.llama.model import LlamaModel
     from localspec.presets.preset import Preset
+
+    # Opens what is to be opened; the stack gets what closes it.
+    OpenModels = Callable[[list[Source], contextlib.ExitStack], Models]
+
+logger = logging.getLogger(__name__)
 
 
 @known_keywords(OTHER_KEYWORDS)
@@ -100,7 +111,11 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     found, chosen = named_sources(
         preset, {"target": target, "draft": draft, "head": head, "mmproj": mmproj}
     )
-    both = _for_both(chosen, context_length, num_threads, num_gpu_layers)
+    if chosen is not None and context_length is None:
+        context_length = chosen.context_length
+    both = LlamaOptions(
+        context_length=context_length, num_threads=num_threads, num_gpu_layers=num_gpu_layers
+    )
     of_target = replace(both, rpc=common_servers(rpc, chosen), exact=exact)
     options = _with_common(target_options, of_target), _with_common(draft_options, both)
     sources = chosen_sources(found, drafting, *options)
@@ -109,7 +124,10 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         see = partial(with_projector, is_named=mmproj is not None)
         models, reserved = see(found.get("mmproj"), sources[0].header, opened)
         room = CacheRoom(kept_bytes - reserved, CacheDisk.of(cache_disk))
-        engine = _engine(models, drafting, chosen, room, memory=memory)
+        sampling = SamplingParams() if chosen is None else chosen.sampling
+        description = _description(models) if chosen is None else chosen.description
+        description += models.target.gpus
+        engine = Engine(models, drafting, sampling, description, room, memory=memory)
         undo.pop_all()
         return engine
 
@@ -120,34 +138,6 @@ def _check_kept(kept_bytes: int, *, memory: bool) -> None:
         raise OptionError(f"kept_bytes is {kept_bytes!r}", "Choose 0 (none) or more.")
     if not isinstance(memory, bool):
         raise OptionError(f"memory is {memory!r}", "Choose True or False.")
-
-
-def _for_both(
-    chosen: Preset | None,
-    context_length: int | None,
-    num_threads: int | None,
-    num_gpu_layers: int | None,
-) -> LlamaOptions:
-    """What target and draft have in common; the context is the preset's by default."""
-    if chosen is not None and context_length is None:
-        context_length = chosen.context_length
-    return LlamaOptions(
-        context_length=context_length, num_threads=num_threads, num_gpu_layers=num_gpu_layers
-    )
-
-
-def _engine(
-    models: Models,
-    drafting: Drafting,
-    chosen: Preset | None,
-    room: CacheRoom,
-    *,
-    memory: bool,
-) -> Engine:
-    sampling = SamplingParams() if chosen is None else chosen.sampling
-    description = _description(models) if chosen is None else chosen.description
-    description += models.target.gpus
-    return Engine(models, drafting, sampling, description, room, memory=memory)
 
 
 def _opened(
@@ -165,8 +155,8 @@ def _opened(
     """
     files, projector = seeing(mmproj, sources)
     open_all = partial(_open_all, progress_shares(files, progress), projector)
-    files, reserved = side_by_side(files, projector, *at_once)
-    return open_fitting(files, projector, open_all, undo, force=force), reserved
+    files, reserved = _side_by_side(files, projector, *at_once)
+    return _open_fitting(files, projector, open_all, undo, force=force), reserved
 
 
 def _open_all(
@@ -307,3 +297,85 @@ def _description(models: Models) -> str:
     if head is not None:
         helpers.append("its head" if head.name == target.name else f"{head.name} as its head")
     return f"{target.name} with {' and '.join(helpers)}" if helpers else f"{target.name} alone"
+
+
+def _side_by_side(
+    sources: Sequence[Source], projector: Header | None, parallel: int, kept_bytes: int
+) -> tuple[list[Source], int]:
+    """The sources with up to `parallel` sequences, and the bytes that all but one reserve.
+
+    See `plan_side_by_side`. One of an application's own model, or with RPC servers. projector:
+    of the target, if it has one. Raises OptionError for a number outside its range, and what
+    planning raises.
+    """
+    check_parallel(parallel)
+    files = [
+        Planned(source.header, source.options, source.role)
+        for source in sources
+        if source.header is not None and not source.options.rpc
+    ]
+    if parallel == 1 or len(files) < len(sources):
+        return list(sources), 0
+    seen = [] if projector is None else [Planned(projector, role="mmproj")]
+    alone = plan_here([*files, *seen])
+    plan = plan_side_by_side([*files, *seen], alone, parallel, kept_bytes)
+    count = plan.models[0].options.num_sequences
+    chosen = zip(sources, files, strict=True)
+    return [
+        source._replace(options=with_sequences(model, count).options)
+        for source, model in chosen
+    ], reserved_bytes(plan, alone)
+
+
+def _open_fitting(
+    sources: Sequence[Source],
+    projector: Header | None,
+    open_models: OpenModels,
+    undo: contextlib.ExitStack,
+    *,
+    force: bool,
+) -> Models:
+    """The models, opened as `plan.plan_layers` finds that they fit; undo gets what closes them.
+
+    sources: the target first. projector: of the target, if it has one. Nothing is chosen for
+    what an application has loaded itself. force: open even what seems not to fit.
+
+    Where memory runs out, fewer layers are tried, as a warning tells. Raises MemoryLimitError
+    where nothing was left to choose, or nothing helps; ModelFileError; OptionError.
+    """
+    files = [
+        Planned(source.header, source.options, source.role)
+        for source in sources
+        if source.header is not None
+    ]
+    if not files:
+        return open_models(list(sources), undo)
+    all_known = len(files) == len(sources)
+    if projector is not None:
+        files.append(Planned(projector, role="mmproj"))
+    plan = plan_here(files)
+    if not force:
+        check_room(plan)
+    fewer = plan.fewer()
+    while True:
+        planned = iter(plan.models)
+        chosen = [
+            source if source.header is None else source._replace(options=next(planned).options)
+            for source in sources
+        ]
+        with contextlib.ExitStack() as undo_try:
+            try:
+                models = open_models(chosen, undo_try)
+            except MemoryLimitError as error:
+                smaller = next(fewer, None)
+                if smaller is None:
+                    raise
+                plan = smaller
+                logger.warning(
+                    "memory ran out (%s); trying again with fewer layers on GPUs: %s",
+                    error,
+                    plan.memory.gpu_layers_in_words,
+                )
+            else:
+                undo.push(undo_try.pop_all())
+                return models._replace(memory=plan.memory if all_known else None)

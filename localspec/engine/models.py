@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from localspec.errors import CacheError, OptionError
 from localspec.gguf_file.content import require_unwritten
-from localspec.llama.joint import Computing
-from localspec.llama.lane_time import LaneTime
+from localspec.llama.joint import Computing, LaneTime
 from localspec.pictures.cells import LAST_CELL
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class Models(NamedTuple):
 
     @property
     def saved(self) -> list[LlamaModel]:
-        """Those whose caches are kept of texts that wait: a head's is soon read again."""
+        """Models whose caches are kept while texts wait; a head soon reads its cache again."""
         return [self.target] if self.draft is None else [self.target, self.draft]
 
     @property
@@ -93,7 +92,7 @@ class Models(NamedTuple):
             model.share(computing, lane)
 
     def beside(self, number: int, lane: LaneTime) -> Models:
-        """The same models at another sequence of their contexts, for another text."""
+        """Views of these models at another sequence, for another text."""
         target, draft, head, memory = self
         target = target.beside(number, lane)
         return Models(
@@ -104,7 +103,7 @@ class Models(NamedTuple):
         )
 
     def identities(self) -> list[str]:
-        """Those of what is saved. Raises CacheError if a model has none any more."""
+        """Identities of the saved models. Raises CacheError if a model has none any more."""
         identities = []
         count = self.num_sequences
         # libllama's states say how many sequences their context has.
@@ -127,7 +126,7 @@ class Models(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """What an open engine takes, in bytes.
+    """Memory of an open engine, in bytes.
 
     models: weights, caches and buffers of target, draft and head for the whole context, as
     their files' headers say; None where an application's own `Llama` is among them.

@@ -154,7 +154,7 @@ def _measure_drafts(
     chain: SamplerChain,
     clock: Callable[[], float],
 ) -> None:
-    """Those that were not timed yet. target_only_s: seconds of a target-only step."""
+    """Time the drafts that were not timed yet. target_only_s: seconds of a target-only step."""
     for proposer, prospect in zip(decoder.proposers, policy.prospects, strict=False):
         if isinstance(proposer, DraftModel) and not prospect.cost.is_measured:
             for timed in _timed_drafts(proposer, decoder.tokens, chain, clock):

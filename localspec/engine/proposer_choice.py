@@ -1,14 +1,14 @@
-"""Who proposes for a pair of models, and by which policy: what an engine is opened with."""
+"""Proposers and policies for a pair of models, chosen when an engine is opened."""
 
 from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from localspec.engine.models import Models
-from localspec.engine.thread_choice import choose_thread_policy
 from localspec.errors import DAMAGES, OptionError, PairError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
@@ -21,6 +21,7 @@ from localspec.speculative.policy_api import (
     DraftOff,
     DraftPolicy,
     FixedDraftPolicy,
+    FixedThreads,
     ProposerKind,
     ThreadPolicy,
 )
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from localspec.llama.head import LlamaHead
     from localspec.llama.medusa import MedusaHeads
     from localspec.llama.model import LlamaModel
+
+_LARGEST_TRIED_BYTES = 100_000_000  # of weights; with more, a token is work for all cores
+_NUM_THREAD_ROUNDS = 5
+_THREADS_MARGIN = 0.9  # of the time with fewer threads, that more must not exceed
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +79,7 @@ def choose_proposers(
 def _of_draft(
     draft: LlamaModel, vocabulary: WholeVocabulary
 ) -> tuple[SharedVocabulary | CommonTokens, DraftModel]:
-    """What it shares with the target, whose vocabulary this is, and the draft as a proposer.
+    """The vocabulary shared with the target (given), and the draft as a proposer.
 
     Raises PairError.
     """
@@ -157,7 +162,7 @@ def answer_policy(
 
 
 def weight_shares(models: Models) -> dict[ProposerKind, float]:
-    """What a token of a draft or a head costs at least, in target-only steps.
+    """Least cost of a token of a draft or a head, in target-only steps.
 
     A decode reads all weights once, which is most of what it costs.
     """
@@ -173,8 +178,11 @@ def weight_shares(models: Models) -> dict[ProposerKind, float]:
 def choose_policies(
     models: Models, drafting: Drafting, proposers: Sequence[Proposer]
 ) -> tuple[tuple[DraftPolicy, ThreadPolicy], Profile | None]:
-    """Of drafting and threads, and where what they learn is kept, if it is known of what."""
-    threads = choose_thread_policy(models)
+    """The draft and thread policies, and the profile that keeps what they learn.
+
+    The profile is None if a model has no identity.
+    """
+    threads = _thread_policy(models)
     if drafting.is_off:
         return (FixedDraftPolicy(0), threads), None
     if drafting.draft_tokens is not None:
@@ -197,5 +205,49 @@ def choose_policies(
         except DAMAGES as error:
             logger.warning("%s is damaged and will be replaced: %s", profile.path, error)
             policy = AdaptiveDraftPolicy(shares, models.target.num_threads)
-            threads = choose_thread_policy(models)
+            threads = _thread_policy(models)
     return (policy, threads), profile
+
+
+def choose_threads(model: LlamaModel) -> None:
+    """Let a small model decode with as few threads as are fastest; leave others alone.
+
+    Threads that share a few milliseconds of work spend much of it waiting for each other: a
+    model of some million parameters can be twice as fast on one core as on two.
+
+    Takes some ten decodes of a token. The model's cache must be empty, and is again.
+    """
+    if model.num_weight_bytes > _LARGEST_TRIED_BYTES or model.context_length < 2:
+        return
+    most = model.num_threads
+    counts = [count for count in (1, 2, 4, 8, 16, 32) if count < most] + [most]
+    best_s = dict.fromkeys(counts, float("inf"))
+    for _ in range(_NUM_THREAD_ROUNDS):
+        for count in counts:
+            model.num_threads = count
+            started = time.perf_counter()
+            model.decode([0], 1)
+            best_s[count] = min(best_s[count], time.perf_counter() - started)
+            model.truncate(0)
+    chosen = counts[0]
+    for count in counts:
+        if best_s[count] < _THREADS_MARGIN * best_s[chosen]:
+            chosen = count
+    model.num_threads = chosen
+
+
+def _thread_policy(models: Models) -> ThreadPolicy:
+    """The target's number follows the load, and the others' with it, where nobody set them."""
+    target, draft, head, _ = models
+    if not target.may_change_threads:
+        return FixedThreads(target.num_threads)
+    most_of_draft = 0 if draft is None else draft.num_threads
+
+    def use(count: int) -> None:
+        target.num_threads = count
+        if draft is not None and draft.may_change_threads:
+            draft.num_threads = min(count, most_of_draft)
+        if head is not None:
+            head.num_threads = count
+
+    return AdaptiveThreads(target.num_threads, use, target.lane.was_alone)

@@ -227,7 +227,7 @@ def _check_head(target: Source, head: Source) -> None:
 
 
 def _warn_of_sizes(target: Source, draft: Source) -> None:
-    """Of files: the size of an application's model is its own affair."""
+    """Warn of files with odd sizes; an application chooses its own models' sizes."""
     if target.header is not None and draft.header is not None:
         warning = size_warning(target.header, draft.header)
         if warning:
@@ -247,7 +247,7 @@ def _can_compute_head(source: Source) -> bool:
 
 
 def _for_head(target_options: LlamaOptions) -> LlamaOptions:
-    """Those of a head in a file of its own: the target's settings.
+    """Options for a head in a file of its own: the target's settings.
 
     With RPC servers its layers stay here; the servers are named, since it may share the
     target's output or cache, which are there.

@@ -50,7 +50,7 @@ def with_projector(
     *,
     is_named: bool,
 ) -> Opened:
-    """What is opened with a projector, or else with the one in the target's folder.
+    """Open with the named projector, or with the one in the target's folder.
 
     is_named: whether it was asked for; if not, it is the preset's. opened: may raise
     ProjectorError, in place of which its reason is raised. Without a projector where none was

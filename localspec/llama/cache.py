@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.errors import CacheError
-from localspec.llama.cache_state import CacheState
+from localspec.llama.cache_state import CacheState, PictureSpan, PictureSpans
 from localspec.llama.handle import Handle
 from localspec.llama.library import complaints, llama_cpp
-from localspec.llama.spans import PictureSpan, PictureSpans
 
 _UNKNOWN = -1  # tokens in snapshots, if not even the last state can be used
 _RECURRENT_ONLY = int(llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
@@ -19,7 +18,7 @@ BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
 
 
 class Cache:
-    """One sequence of a handle's context. num_cached: its tokens, and its pictures' cells.
+    """A sequence of a handle's context. num_cached: its tokens, and its pictures' cells.
 
     The keys and values of any token can be removed. A recurrent state cannot be taken back
     token by token: if libllama keeps snapshots (n_rs_seq), it returns to one of the last
@@ -198,7 +197,7 @@ class Cache:
         return state._replace(checkpoint=None if checkpoint is None else checkpoint.copy())
 
     def outline(self) -> CacheState:
-        """What `save_state` would copy now, without the entries: for `reach`."""
+        """The result of `save_state` without the entries: for `reach`."""
         nothing = np.empty(0, dtype=np.uint8)
         return CacheState(self.num_cached, nothing, self._checkpoint, self._spans.copied())
 

@@ -1,13 +1,105 @@
-"""A cached sequence as bytes."""
+"""A cached sequence as bytes, and where the pictures of its text are.
+
+A text's token i is at position i. A picture may take fewer positions than it has cells, as
+where a position has parts for rows and columns (M-RoPE); then all that follows is further in
+front. A model that sees no pictures passes over them: there they take no position at all.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.llama.spans import PictureSpan
+
+class PictureSpan(NamedTuple):
+    """A picture's cells in a row, from a place of the text on.
+
+    num_positions: from its own first one on to that of what follows. last: the last cell's
+    position minus the first one's, as libllama sees it; -1 where it has no entries.
+    """
+
+    begin: int
+    num_cells: int
+    num_positions: int
+    last: int
+
+    @property
+    def end(self) -> int:
+        """The place of what follows."""
+        return self.begin + self.num_cells
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the model has read it, and not passed over it."""
+        return self.num_positions > 0
+
+
+def checked_spans(rows: Iterable[Iterable[int]], num_cached: int) -> tuple[PictureSpan, ...]:
+    """Pictures of a text in a file. Raises ValueError or TypeError for impossible numbers."""
+    spans, end = [PictureSpan(*map(int, numbers)) for numbers in rows], 0
+    for span in spans:
+        is_within = end <= span.begin < span.end <= num_cached
+        most = span.num_positions if span.num_positions < 1 else span.num_cells
+        if not (is_within and 0 <= span.num_positions <= most and -1 <= span.last < most + 1):
+            raise ValueError("a picture is not within the text")
+        end = span.end
+    return tuple(spans)
+
+
+class PictureSpans:
+    """Pictures of a text, ascending."""
+
+    def __init__(self, spans: Iterable[PictureSpan] = ()) -> None:
+        self._spans = list(spans)
+
+    def copied(self) -> tuple[PictureSpan, ...]:
+        """All of them."""
+        return tuple(self._spans)
+
+    def add(self, span: PictureSpan) -> None:
+        """Append a picture."""
+        self._spans.append(span)
+
+    def position(self, place: int) -> int:
+        """The position of what stands at a place: of none within a picture that is read."""
+        return place - sum(
+            min(span.num_cells, place - span.begin) - span.num_positions
+            for span in self._spans
+            if span.end <= place or (span.begin < place and not span.is_read)
+        )
+
+    def last_position(self, place: int) -> int:
+        """The position of the last entry before a place; -1 if there is none."""
+        for span in self._spans:
+            if span.end == place:
+                return self.position(span.begin) + span.last
+        return self.position(place) - 1
+
+    def place_behind(self, last_position: int) -> int:
+        """The place behind the entries up to that position, if no picture is cut by it."""
+        place = last_position + 1
+        for span in self._spans:
+            if self.position(span.begin) <= last_position:
+                place += span.num_cells - span.num_positions
+        return place
+
+    def floor(self, place: int) -> int:
+        """The place, or that in front of the picture that it is within."""
+        for span in self._spans:
+            if span.is_read and span.begin < place < span.end:
+                return span.begin
+        return place
+
+    def cut(self, place: int) -> None:
+        """Forget what is behind a place, which is none that `floor` moves."""
+        self._spans = [
+            span._replace(num_cells=min(span.num_cells, place - span.begin))
+            for span in self._spans
+            if span.begin < place
+        ]
 
 
 class CacheState(NamedTuple):
@@ -27,5 +119,5 @@ class CacheState(NamedTuple):
         return self.data.size + (0 if self.checkpoint is None else self.checkpoint.data.size)
 
     def copy(self) -> CacheState:
-        """The same entries in memory of their own, without the checkpoint's."""
+        """A copy of the entries, without the checkpoint's."""
         return self._replace(data=self.data.copy())

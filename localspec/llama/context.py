@@ -1,4 +1,4 @@
-"""One context of libllama, in which a model or a head computes."""
+"""A context of libllama, in which a model or a head computes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 from localspec.errors import DecodeError, Interrupted
 from localspec.gguf_file.content import FileStates
 from localspec.llama.handle import Handle
-from localspec.llama.joint import LONGEST_STEP, Computing
-from localspec.llama.lane_time import LaneTime
+from localspec.llama.joint import LONGEST_STEP, Computing, LaneTime
 from localspec.llama.library import complaints, llama_cpp
 from localspec.llama.options import LlamaOptions
 
@@ -60,7 +59,7 @@ class LlamaContext:
         self._set_threads(num_tokens)
 
     def _set_threads(self, num_tokens: int) -> None:
-        """Of a decode of so many tokens; those that an application has set stay."""
+        """Set the threads of a decode of so many tokens, unless an application has set them."""
         if self.handle.owner is not None:
             return
         of_several = self._step_threads if num_tokens <= LONGEST_STEP else self._prompt_threads

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class DflashHead(LlamaHead):
-    """One head, whose cache holds a part of the target's text.
+    """A head, whose cache holds a part of the target's text.
 
     Implements `heads.BlockModel`. num_weight_bytes: read to draft one block. row_width: numbers
     of a row that it reads.

@@ -1,4 +1,4 @@
-"""Which decodes of a model are exact, found by decoding the same tokens in different sizes.
+"""Finds which decodes of a model are exact, by decoding the same tokens in several sizes.
 
 A decode of several tokens takes other kernels than one of a single token, and kernels add in
 different orders. Which ones do is decided by the processor, the types of weights and caches,

@@ -22,7 +22,7 @@ from localspec.llama.cache import BYTE_POINTER
 from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import HiddenRows, Rows
-from localspec.llama.lane_time import LaneTime
+from localspec.llama.joint import LaneTime
 from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class HeadCopy(NamedTuple):
-    """What a head had of a text: num_cached entries from begins_at on, and the target's rows.
+    """A head's state of a text: num_cached entries from begins_at on, and the target's rows.
 
     state: the entries, as libllama has them; None where there are none.
     """
@@ -46,7 +46,7 @@ class HeadCopy(NamedTuple):
 
 
 class LlamaHead(LlamaContext):
-    """One trained head and its cache, which holds a part of the target's text.
+    """A trained head and its cache, which holds a part of the target's text.
 
     Implements `heads.HeadModel`. If it has several MTP layers, each drafts one token, and each
     reads the whole text (Step 3.5). begins_at: position in the text of its first entry.
@@ -98,7 +98,7 @@ class LlamaHead(LlamaContext):
         return self.handle.num_sequences
 
     def beside(self, number: int, target: LlamaModel) -> Self:
-        """The same head at another sequence, that of this target."""
+        """A view of this head at the target's sequence."""
         other = copy.copy(self)
         other.lane = target.lane
         other._sequence, other._target_rows = number, target.kept_rows
@@ -107,7 +107,7 @@ class LlamaHead(LlamaContext):
         return other
 
     def copied(self) -> HeadCopy:
-        """What it has of its text, and the rows that it reads on with. From any thread."""
+        """A copy of its state, and of the rows to read on with. From any thread."""
         with self._alone(lane=LaneTime()):
             count = self.num_cached - len(self._drafted)
             return HeadCopy(self._target_rows.copied(), self.begins_at, count, self._state())

@@ -1,24 +1,23 @@
-"""Who computes next, where several texts share contexts, and which decodes are joined.
+"""The line for computing, where several texts share contexts and join their decodes.
 
-Each text has a thread of its own. There is no other: whoever finds nobody at work, and is next,
-works for all that can be joined with it (`joint_costs`). One decode runs at a time, of any
-context, since two would take each other's processors.
+Each text has a thread of its own, and there is no other: the first waiting thread becomes the
+leader, and decodes for every text that can be joined with its own (`joint_costs`). One decode
+runs at a time, of any context, since two would take each other's processors.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from types import FrameType
+from typing import Protocol
 
 from localspec.errors import EngineError
-from localspec.llama.alone import Alone, has_ended
 from localspec.llama.joint_costs import Block, PieceTimes, RowTimes
-from localspec.llama.lane_time import Computes, Interruptible, LaneTime
 
 LONGEST_STEP = 32  # tokens; a larger decode is part of a prompt
 # Of the time of a context's last decode: how long the machine may idle at least until those
@@ -29,12 +28,59 @@ _PATIENCE = 0.5
 # pieces take. Who reads soon writes along, which takes less time than writing later and alone.
 _HURRY_S = 5.0
 _AT_WORK_S = 1.0  # after its last decode a text counts as one that will want another
-_LOOK_S = 1.0  # between two looks at whether a turn has ended without a word
+_LOOK_S = 1.0  # between two looks, if nobody calls
+
+
+@dataclass(slots=True, eq=False)
+class LaneTime:
+    """A text's share of the machine. waited_s: seconds spent waiting for other lanes.
+
+    Each text of a joint decode is charged an equal part. num_shared: decodes that were joint or
+    waited for. last_s: when its last decode ended. reading_s: time spent so far on the current
+    prompt.
+    """
+
+    waited_s: float = 0.0
+    num_shared: int = 0
+    last_s: float = -1e9
+    reading_s: float = 0.0
+    _num_seen: int = 0  # of those that were shared
+
+    def was_alone(self) -> bool:
+        """Whether it had the machine for itself since this was asked last."""
+        seen, self._num_seen = self._num_seen, self.num_shared
+        return seen == self.num_shared
+
+    def clock(self) -> float:
+        """Seconds, monotonic, which stand still while others have the machine."""
+        return time.perf_counter() - self.waited_s
+
+
+class Computes(Protocol):
+    """A text's model. handle: of the context, which other texts share."""
+
+    lane: LaneTime
+
+    @property
+    def handle(self) -> Interruptible: ...
+
+    @property
+    def is_interrupted(self) -> bool: ...
+
+
+class Interruptible(Protocol):
+    """A context whose decode can be ended. graph_size: tokens that are computed at once."""
+
+    graph_size: int
+
+    def interrupt(self) -> None: ...
+
+    def allow(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """What a text waits for: to decode, or to have all contexts for itself.
+    """A text's wish to decode, or to have all contexts for itself.
 
     decode: does it for itself and others, in their order; None for work alone. num_tokens: that
     it decodes. error: of its own part, once it is done.
@@ -59,7 +105,6 @@ class Work:
     error: BaseException | None = None
     called: SimpleQueue[None] = field(default_factory=SimpleQueue)  # to look again
     thread: int = 0  # that waits for it
-    holder: FrameType | None = None  # whose block has all contexts
 
     @property
     def is_long(self) -> bool:
@@ -68,7 +113,7 @@ class Work:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it was done, so that it says what that takes."""
+        """Whether it finished without error, so that its time may be used as a sample."""
         return self.is_done and self.error is None
 
 
@@ -77,8 +122,6 @@ class Computing:
 
     def __init__(self, most_tokens: int) -> None:
         self._most_tokens = most_tokens
-        # Taken and given back in C: an exception of a signal handler cannot come in between, as
-        # it could in the methods of a Condition, and leave it taken for ever.
         self._changing = threading.Lock()
         self._line: list[Work] = []
         self._at_work: Work | None = None
@@ -117,6 +160,7 @@ class Computing:
         is_alone = writing <= {model.lane}
         return min(self._piece_times[model.handle].size(is_alone=is_alone), self._most_tokens)
 
+    @contextlib.contextmanager
     def alone(
         self,
         model: Computes,
@@ -124,18 +168,20 @@ class Computing:
         lane: LaneTime | None = None,
         *,
         is_piece: bool = False,
-    ) -> Alone[Work]:
+    ) -> Iterator[None]:
         """In the block nobody else uses any context. num_tokens: that it decodes.
 
         lane: of the text that waits for that, if it is not the model's own. is_piece: whether
         it is part of a prompt however few these are. Raises as `decode` does.
         """
         work = Work(model, num_tokens, waits=lane or model.lane, is_piece=is_piece)
-        return Alone(work, self._enter, self._leave)
-
-    def _enter(self, work: Work) -> None:
-        self._wait(work)
-        self._begin((work.model,))
+        try:
+            self._wait(work)
+            self._begin((model,))
+            yield
+            work.is_done = True
+        finally:
+            self._leave(work)
 
     def decode(self, work: Work) -> None:
         """Have it decoded, here or by another. Raises what came in the way of its own part.
@@ -144,14 +190,11 @@ class Computing:
         the collector of garbage come to that.
         """
         try:
-            try:
-                self._wait(work)
-                if not work.is_done:
-                    self._lead(work)
-            finally:
-                self._leave(work)
+            self._wait(work)
+            if not work.is_done:
+                self._lead(work)
         finally:
-            self._leave(work)  # since the first can be struck
+            self._leave(work)
         if work.error is not None:
             raise work.error
 
@@ -164,7 +207,11 @@ class Computing:
     def _wait(self, work: Work) -> None:
         """Until it is done, or next."""
         has_waited, work.thread = False, threading.get_ident()
-        self._pass_over(work)
+        if any(other.thread == work.thread for other in tuple(self._line)):
+            raise EngineError(
+                "this thread is in the midst of what it computes for another answer",
+                "Ask in another thread, or when that answer has been read.",
+            )
         self._line.append(work)
         with self._changing:
             if len(self._line) == 1 and self._at_work is None and not self._waits(work):
@@ -182,25 +229,12 @@ class Computing:
                     if first is not None:  # who looked earlier may not know that it is
                         first.called.put(None)
             has_waited = True
-            try:
+            with contextlib.suppress(Empty):
                 work.called.get(timeout=_LOOK_S if patience_s is None else patience_s)
-            except Empty:
-                self._pass_over(work)
         work.began_s = time.perf_counter()
         if has_waited and not work.is_done:
             work.waits.waited_s += work.began_s - work.arrived_s
             work.waits.num_shared += 1
-
-    def _pass_over(self, work: Work) -> None:
-        """Take from the line what has ended without a word."""
-        for other in tuple(self._line):
-            if has_ended(other.holder, work.holder) and other is not work:
-                self._leave(other)
-            elif other.thread == work.thread and other is not work:
-                raise EngineError(
-                    "this thread is in the midst of what it computes for another answer",
-                    "Ask in another thread, or when that answer has been read.",
-                )
 
     def _waits(self, work: Work) -> bool:
         """Whether one that is alone in the line may have to wait for others to come."""
@@ -208,7 +242,7 @@ class Computing:
         return work.is_long or (work.decode is not None and len(expected) > 1)
 
     def _next(self) -> tuple[Work | None, float | None]:
-        """Who is to work; or nobody yet, and the seconds until somebody may be."""
+        """The next work to do; or None, and the seconds until there may be one."""
         now = time.perf_counter()
         soonest: float | None = None
         line = self._line
@@ -303,7 +337,7 @@ class Computing:
         )
 
     def _account(self, parts: list[Work], started: float) -> None:
-        """What the parts have had of the machine."""
+        """Charge the parts for the time that they had the machine."""
         now = time.perf_counter()
         handle = parts[0].model.handle
         if not parts[0].is_long:
@@ -321,10 +355,14 @@ class Computing:
             lane.num_shared += len(parts) > 1
 
     def _leave(self, work: Work) -> None:
-        """Leave the line. Idempotent."""
-        if work.has_left:
-            return
-        while not self._has_left(work):
+        """Leave the line, also where Ctrl-C strikes in the midst of leaving it."""
+        try:
+            self._leave_once(work)
+        finally:
+            self._leave_once(work)
+
+    def _leave_once(self, work: Work) -> None:
+        while not (work.has_left or self._has_left(work)):
             work.called.get()  # another decodes for it
 
     def _has_left(self, work: Work) -> bool:

@@ -1,4 +1,4 @@
-"""Which decodes of several texts are joined: those that then take less time, as was timed here.
+"""Joins decodes of several texts where that takes less time, as timed here.
 
 libllama computes a block in one graph: sequences that follow one another, with as many tokens
 each. Texts that have fewer are padded to that, and so are those in between that want nothing.

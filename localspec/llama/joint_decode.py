@@ -1,10 +1,10 @@
-"""One decode of libllama for several texts of a context."""
+"""Decodes several texts of a context by one call of libllama."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -14,8 +14,7 @@ from localspec.llama.batch import TextPart, TokenBatch
 from localspec.llama.cache import Cache
 from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import OutputRows, TargetRows
-from localspec.llama.joint import Work
-from localspec.llama.lane_time import LaneTime
+from localspec.llama.joint import LaneTime, Work
 from localspec.llama.library import llama_cpp
 from localspec.sampling.distribution import Logits
 
@@ -23,7 +22,7 @@ _FAILED = -3  # libllama's status of a decode that failed in its midst
 
 
 class _JoinedModel(Protocol):
-    """What is used here of a `LlamaModel`."""
+    """The part of `LlamaModel` that is used here."""
 
     handle: Handle
     lane: LaneTime
@@ -111,7 +110,10 @@ def _decode_apart(works: Sequence[Work]) -> None:
 
 
 def _tried(works: Sequence[Work]) -> int:
-    """libllama's status of a decode of all. Who cannot be tried again is done by an error."""
+    """Decode all parts at once; return libllama's status.
+
+    Parts that cannot be tried again are marked as done, with an error.
+    """
     begins = [_model(work)._cache.num_cached for work in works]
     status = _FAILED
     try:
@@ -159,42 +161,34 @@ def _decoded(works: Sequence[Work]) -> int:
         num_tokens = max(work.num_tokens for work in ordered)
     wanted = {work.sequence: work for work in ordered}
     parts = [_part(cache, wanted.get(cache.number), num_tokens) for cache in caches]
-    joint = _Joint(ordered, leader, caches, parts, [])
     if leader._rows is not None:
         leader._rows.begin_decode(is_taken=works[0].takes_rows)
     context, batch = leader.handle.context, leader._batch.joined(parts)
+    given: list[int] = []
     try:
-        # All in C: what a signal handler raises cannot come between a decode and its status.
-        joint.given.extend(map(llama_cpp.llama_decode, [context], [batch]))
-        _record(joint)
-    except BaseException:
-        _record(joint)  # the leader has an error, and the others what was decoded for them
-        raise
+        # All in C: Ctrl-C, which waits for the end of a decode, comes behind its status.
+        given.extend(map(llama_cpp.llama_decode, [context], [batch]))
+    finally:
+        if given:
+            _record(given[0], ordered, leader, caches, parts)
+    return given[0]
+
+
+def _record(
+    status: int,
+    works: Sequence[Work],
+    leader: _JoinedModel,
+    caches: Sequence[Cache],
+    parts: Sequence[TextPart],
+) -> None:
+    """Note what was decoded, and remove what is not wanted of it."""
     leader.handle.num_decodes += 1
-    return joint.given[0]
-
-
-class _Joint(NamedTuple):
-    """A joint decode: a part for each cache. given: libllama's status, once there is one."""
-
-    works: Sequence[Work]
-    leader: _JoinedModel
-    caches: Sequence[Cache]
-    parts: Sequence[TextPart]
-    given: list[int]
-
-
-def _record(joint: _Joint) -> None:
-    """Note what was decoded, and remove what is not wanted of it. May be called again."""
-    if not joint.given:
-        return
-    has_failed = joint.given[0] != 0
-    if not has_failed:
-        _share_out(joint)
-    for cache, part in zip(joint.caches, joint.parts, strict=True):
-        if has_failed:
+    if status == 0:
+        _share_out(works, leader, parts)
+    for cache, part in zip(caches, parts, strict=True):
+        if status != 0:
             cache.begin_decode()  # its state is unknown
-        if part.num_padding or has_failed:
+        if part.num_padding or status != 0:
             cache.keep(cache.num_cached)  # without what is not recorded
 
 
@@ -211,7 +205,7 @@ def _padded(handle: Handle, works: Sequence[Work]) -> list[Cache] | None:
 
 
 def _part(cache: Cache, work: Work | None, num_tokens: int) -> TextPart:
-    """What a sequence decodes: its tokens, and as many as it lacks of any others."""
+    """A sequence's part: its tokens, and padding up to num_tokens."""
     tokens = [0] if work is None else list(work.tokens)
     num_own, num_logits = (0, 0) if work is None else (len(tokens), work.num_logits)
     num_padding = max(num_tokens - num_own, 0)
@@ -219,24 +213,24 @@ def _part(cache: Cache, work: Work | None, num_tokens: int) -> TextPart:
     return TextPart(cache.number, cache.position, tokens, num_logits, num_padding)
 
 
-def _share_out(joint: _Joint) -> None:
+def _share_out(works: Sequence[Work], leader: _JoinedModel, parts: Sequence[TextPart]) -> None:
     """Give each its rows, which are in the order of the parts."""
-    ends = itertools.accumulate(len(part.tokens) for part in joint.parts)
-    found = {part.sequence: (part, end) for part, end in zip(joint.parts, ends, strict=True)}
-    num_rows, first = sum(work.num_logits for work in joint.works), 0
+    ends = itertools.accumulate(len(part.tokens) for part in parts)
+    begins = {
+        part.sequence: end - len(part.tokens) for part, end in zip(parts, ends, strict=True)
+    }
+    num_rows, first = sum(work.num_logits for work in works), 0
     rows = np.empty((0, 0), dtype=np.float32)
     if num_rows:
-        rows = joint.leader._given_logits(num_rows)
-    for work in joint.works:
-        model, (part, end) = _model(work), found[work.sequence]
-        if model._cache.position == part.position:  # not recorded yet
-            if work.num_logits:
-                model._keep_logits(rows[first : first + work.num_logits])
-            if model._rows is not None and work.takes_rows:
-                before = end - len(part.tokens)
-                model._rows.add(model._cache.num_cached, work.num_tokens, before)
-            model._cache.begin_decode()
-            model._cache.add(work.num_tokens)
+        rows = leader._given_logits(num_rows)
+    for work in works:
+        model = _model(work)
+        if work.num_logits:
+            model._keep_logits(rows[first : first + work.num_logits])
+        if model._rows is not None and work.takes_rows:
+            model._rows.add(model._cache.num_cached, work.num_tokens, begins[work.sequence])
+        model._cache.begin_decode()
+        model._cache.add(work.num_tokens)
         work.is_done = True
         first += work.num_logits
 

@@ -18,8 +18,7 @@ from localspec.gguf_file.head_kinds import medusa_names, own_tokens
 from localspec.gguf_file.header import Header, Tensor
 from localspec.gguf_file.tensor_types import BF16, F16, F32, INT64
 from localspec.llama.hidden_rows import HiddenRows, products
-from localspec.llama.joint import Computing
-from localspec.llama.lane_time import LaneTime
+from localspec.llama.joint import Computing, LaneTime
 from localspec.llama.model import LlamaModel
 from localspec.sampling.distribution import Logits
 
@@ -94,7 +93,7 @@ class MedusaHeads:
         """Nothing to do: NumPy computes, from rows that are its own."""
 
     def beside(self, _number: int, target: LlamaModel) -> MedusaHeads:
-        """The same heads beside the target at another sequence."""
+        """A view of these heads at the target's sequence."""
         other = copy.copy(self)
         other._target, other._rows = target, target.kept_rows
         other._row, other._logits = self._row.copy(), self._logits.copy()

@@ -24,25 +24,23 @@ from localspec.llama.cache import Cache
 from localspec.llama.cache_state import CacheState
 from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle
-from localspec.llama.hidden_rows import HiddenRows, OutputRows, TargetRows
-from localspec.llama.joint import LONGEST_STEP
+from localspec.llama.hidden_rows import HiddenRows, OutputRows, Rows, TargetRows
+from localspec.llama.joint import LONGEST_STEP, LaneTime
 from localspec.llama.joint_decode import may_be_joined, work_of
-from localspec.llama.lane_time import LaneTime
 from localspec.llama.library import Llama, kernels, llama_cpp
 from localspec.llama.native import LoadWatch
 from localspec.llama.opening import adopted_handle, load_context, open_watched
 from localspec.llama.options import LlamaOptions, text_batch_size
-from localspec.llama.picture_reading import read_up_to_last_picture
-from localspec.llama.projector import Projector
+from localspec.llama.projector import PicturePart, Projector
 from localspec.llama.vocabulary import LlamaVocabulary
-from localspec.pictures.cells import LAST_CELL
+from localspec.pictures.cells import LAST_CELL, cell_rows
 from localspec.sampling.distribution import Logits
 
 _UNUSED = -1  # in place of the first token that the owner of an adopted `Llama` decodes
 
 
 class LlamaModel(LlamaContext):
-    """One sequence of a llama_cpp context: an implementation of `model.Model`.
+    """A sequence of a llama_cpp context: an implementation of `model.Model`.
 
     Not thread-safe, except for `interrupt`; but others `beside` it may work in other threads
     once it `shares`. Open one with `open` or `adopt`. vision: with which it reads pictures;
@@ -81,7 +79,7 @@ class LlamaModel(LlamaContext):
         self.max_rollback = self._probe_rollback()
 
     def beside(self, number: int, lane: LaneTime) -> LlamaModel:
-        """The same model and context at another sequence, for another text."""
+        """A view of this model at another sequence, for another text."""
         other = copy.copy(self)
         other.lane, other.on_batch = lane, None
         other._cache, other._kept = Cache(self.handle, number), self._kept[:0]
@@ -178,7 +176,7 @@ class LlamaModel(LlamaContext):
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         """Decode as `Model.decode` does. Raises ContextError, DecodeError, or Interrupted."""
         if min(tokens, default=0) <= LAST_CELL:
-            tokens = read_up_to_last_picture(self, tokens, num_logits)
+            tokens = self._up_to_last_picture(tokens, num_logits)
             if not tokens:
                 return self._kept[:0]
         self._check(tokens, num_logits)
@@ -207,6 +205,80 @@ class LlamaModel(LlamaContext):
         if self._computing is None:
             return self._given_logits(num_logits)
         return self._kept[:num_logits]
+
+    def _up_to_last_picture(self, tokens: Sequence[int], num_logits: int) -> Sequence[int]:
+        """Decode tokens and pictures; what is left is text behind the last picture.
+
+        A model that sees nothing passes over pictures. Raises as `LlamaModel.decode`.
+        """
+        vision = self.vision
+        if vision is None and not self.is_blind:
+            raise DecodeError(f"{self.name} was loaded without a projector for pictures")
+        if len(tokens) > self.context_length - self.num_cached:
+            raise ContextError(
+                f"{len(tokens)} tokens and cells to decode after {self.num_cached} cached "
+                f"ones; the context of {self.name} holds {self.context_length}",
+                "Shorten the text or load the model with a larger context.",
+            )
+        rows = list(cell_rows(tokens))
+        if num_logits > len(tokens) - rows[-1].stop:
+            raise DecodeError(f"asked for {num_logits} rows of logits, also within a picture")
+        begin = 0
+        for row in rows:
+            if begin < row.start:
+                self.decode(tokens[begin : row.start], 0)
+            if vision is None:
+                with self._alone():
+                    self._cache.add_picture(len(row), 0, -1)
+            else:
+                self._read_picture(vision.part(tokens[row.start : row.stop]))
+            begin = row.stop
+            self.checkpoint()
+            if self.on_batch is not None:
+                self.on_batch(self.num_cached)
+        return tokens[begin:]
+
+    def _read_picture(self, part: PicturePart) -> None:
+        """Read a part of a picture, wholly or not at all."""
+        count, cache, vision = len(part.cells), self._cache, self.vision
+        assert vision is not None
+        with self._alone(is_piece=True):  # which says nothing of what a prompt's tokens take
+            rows = vision.rows(part, lambda: self.is_interrupted)
+        try:
+            with self._alone(count, is_piece=True):
+                if self._rows is not None:
+                    # A head begins anew behind it: there are no tokens that it could read.
+                    self._rows.begin_decode(is_taken=False)
+                self._decode_picture(vision, part, rows)
+                cache.add_picture(count, part.num_positions, part.last)
+        except BaseException:
+            with self._alone():
+                cache.keep(cache.num_cached)  # without what is not recorded
+            self._forget_rows()
+            raise
+        if self._rows is not None:
+            self._rows.go_on_at(self.num_cached)
+
+    def _decode_picture(self, vision: Projector, part: PicturePart, rows: Rows) -> None:
+        cache = self._cache
+        positions, count = part.positions(cache.position), len(part.cells)
+        context = self.handle.context
+        size = min(self.batch_size, count) if vision.is_causal else count
+        batch = TokenBatch(size, vision.width, rows_alone=True)
+        cache.begin_decode()
+        try:
+            # Where it is not, each cell attends to all others of its part.
+            llama_cpp.llama_set_causal_attn(context, vision.is_causal)
+            for begin in range(0, count, size):
+                end = min(begin + size, count)
+                self._start_decode(end - begin)
+                batch.rows[: end - begin] = rows[begin:end]
+                filled = batch.filled_at(positions[:, begin:end], cache.number)
+                status = llama_cpp.llama_decode(context, filled)
+                self.handle.num_decodes += 1
+                self._check_decoded(status, end - begin, cache.num_cached)
+        finally:
+            llama_cpp.llama_set_causal_attn(context, True)
 
     def _piece_size(self, num_tokens: int) -> int:
         """The most of so many tokens that are decoded at once."""
@@ -312,7 +384,7 @@ class LlamaModel(LlamaContext):
 
     @property
     def kept_rows(self) -> HiddenRows:
-        """Those that a head reads, which has asked for them."""
+        """The hidden rows kept for the head."""
         assert self._rows is not None
         return self._rows
 
@@ -347,7 +419,7 @@ class LlamaModel(LlamaContext):
             return self._cache.save_state()
 
     def outline(self) -> CacheState:
-        """What `save_state` would copy now, without the entries: for `reach`."""
+        """The result of `save_state` without the entries: for `reach`."""
         return self._cache.outline()
 
     def reach(self, state: CacheState, num_tokens: int) -> int:

@@ -64,7 +64,7 @@ class PicturePart:
 
 
 class _Known(NamedTuple):
-    """What stands for a picture. num_bytes: about what keeping it takes."""
+    """A picture's tokens and parts. num_bytes: about the memory that these take."""
 
     tokens: list[int]
     parts: list[PicturePart]
@@ -154,7 +154,7 @@ class Projector:
         return len(tokens), parts
 
     def part(self, cells: Sequence[int]) -> PicturePart:
-        """That of these cells. Raises DecodeError if they are not all of it, or unknown."""
+        """The part with these cells. Raises DecodeError if it is unknown or has others."""
         part = self._parts.get(cells[0])
         if part is None:
             raise DecodeError("the picture of a text is not at hand")
@@ -205,7 +205,7 @@ class Projector:
         return np.ctypeslib.as_array(given, (count, self.width)).copy()
 
     def _known(self, picture: Picture) -> _Known:
-        """What stands for it, which is found once."""
+        """The tokens and parts of a picture, found once."""
         if picture.digest in self._latest:
             self._latest.move_to_end(picture.digest)
             return self._latest[picture.digest]
@@ -230,7 +230,7 @@ class Projector:
     def _tokens_of(
         self, picture: Picture, number: int, chunk: Any, parts: list[PicturePart]
     ) -> Sequence[int]:
-        """Those of one of libmtmd's chunks: ids, or the cells of a part, which is added."""
+        """Tokens of a libmtmd chunk: ids, or the cells of a part, which is added to `parts`."""
         count = self._mtmd.mtmd_input_chunk_get_n_tokens(chunk)
         if self._mtmd.mtmd_input_chunk_get_type(chunk) == self._mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
             size = ctypes.c_size_t()
@@ -325,7 +325,7 @@ class Projector:
 def _goes_on(
     projector: weakref.ref[Projector], _node: object, is_before: int, _data: object
 ) -> bool:
-    """What libmtmd asks at each node: whether to look behind it, and there whether to go on."""
+    """Tell libmtmd at a node whether to ask again behind it, and there whether to go on."""
     alive = projector()
     if alive is None:
         return not is_before

@@ -11,13 +11,12 @@ from typing import Any
 from side_by_side import Timed, read_in_turn
 
 from localspec.checks.prompts import Task, built_in_tasks
-from localspec.engine.arguments import question_messages
+from localspec.engine.base import question_messages
 from localspec.engine.cache_disk import CacheRoom
 from localspec.engine.engine import Engine
 from localspec.engine.exactness_found import prepare_kernels
 from localspec.engine.models import Models
-from localspec.engine.proposer_choice import choose_policies, choose_proposers
-from localspec.engine.thread_choice import choose_threads
+from localspec.engine.proposer_choice import choose_policies, choose_proposers, choose_threads
 from localspec.errors import OptionError
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.cache_state import CacheState
