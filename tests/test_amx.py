@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import signal
 import subprocess
 import sys
 
@@ -18,7 +16,7 @@ from localspec.llama import native
 from localspec.llama.library import amx_is_left_out, system_info
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
-from localspec.llama.quirks import amx, amx_trial
+from localspec.llama.quirks import amx_trial
 
 GGML = native.shared_library(llama_cpp)
 HAS_KERNELS = sys.platform == "linux" and (
@@ -30,11 +28,6 @@ needs_kernels = pytest.mark.skipif(not HAS_KERNELS, reason="this build has no AM
 def names_of_places() -> list[bytes]:
     places = amx_trial.listed(amx_trial.extra_places(GGML))
     return [amx_trial.name_of(GGML, place) for place in places]
-
-
-@pytest.mark.skipif("REPACK = 1" not in system_info(), reason="this build repacks nothing")
-def test_the_places_for_weights_are_found():
-    assert b"CPU_REPACK" in names_of_places()
 
 
 @pytest.mark.process
@@ -66,37 +59,3 @@ def test_a_batch_of_quantised_weights_is_survived_and_right(tmp_path, demo_targe
     spread = in_turn.std()
     assert np.isfinite(together).all()
     assert np.abs(together - in_turn).max() < 0.1 * spread
-
-
-def test_the_trial_tells_right_products_from_wrong_ones(monkeypatch):
-    """With weights where every CPU has them."""
-    cpu = amx_trial.call(GGML, "ggml_backend_dev_by_type", ctypes.c_void_p, (ctypes.c_int, 0))
-    place = amx_trial.call(
-        GGML, "ggml_backend_dev_buffer_type", ctypes.c_void_p, (ctypes.c_void_p, cpu)
-    )
-    assert amx_trial.products_are_right(GGML, place)
-    blocks = amx_trial.q8_blocks
-    monkeypatch.setattr(amx_trial, "q8_blocks", lambda row: blocks([*row[:-1], row[-1] + 40]))
-    assert not amx_trial.products_are_right(GGML, place)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGCHLD")
-def test_a_trial_that_fails_is_noticed_where_children_are_not_waited_for():
-    """The status of a child is 0 then, whatever happened."""
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        assert not amx.are_right("no such library")
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-
-
-def test_no_application_is_started_a_second_time(tmp_path, monkeypatch):
-    """Where Python is a part of it, sys.executable is the application."""
-    application = tmp_path / "application"
-    application.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\necho {amx_trial.RIGHT}\n")
-    application.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(application))
-    assert not amx.are_right(inside.library_path(GGML))
-    assert not (tmp_path / "started").exists()
-    monkeypatch.setattr(sys, "executable", None)
-    assert not amx.are_right(inside.library_path(GGML))

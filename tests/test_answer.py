@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 
 import pytest
 
@@ -56,25 +55,6 @@ def test_a_context_error_has_its_numbers(engine):
     assert copy.copy(caught.value).context_length == length
 
 
-def test_an_answer_is_closed_from_any_thread_while_another_reads(engine):
-    """What was said stays; the engine is free when it returns."""
-    answer = engine.generate_raw(STORY, sampling=GREEDY, ignore_eos=True)
-    begun = threading.Event()
-
-    def read():
-        for _ in answer:
-            begun.set()
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    assert begun.wait(60)
-    answer.close()
-    assert engine.generate_raw(STORY, max_tokens=2).reply().token_ids
-    reader.join()
-    assert answer.reply().finish_reason == "cancelled"
-    assert answer.reply().token_ids
-
-
 def test_the_template_says_whether_it_has_a_switch_for_thoughts(engine):
     """Not so one that names it in a comment, or in a text."""
     assert not engine.has_think_switch
@@ -106,16 +86,3 @@ def test_an_answer_and_its_reply_are_shown_as_their_text(engine):
     long = engine.generate("Tell me a story.", max_tokens=60).reply()
     assert len(repr(long)) < 80
     assert "\n" not in repr(long)
-
-
-def test_an_answer_that_is_being_read_is_shown_without_reading_it(engine):
-    with engine.generate("Tell me a story.", ignore_eos=True) as answer:
-        next(answer)
-        before = repr(answer)
-        assert before == repr(answer) == "<Answer, not read to its end>"
-    assert str(answer) == answer.reply().text != ""
-
-
-def test_an_engine_is_shown_in_one_line(engine):
-    what = f"{engine.description!r}, context of {engine.context_length} tokens"
-    assert repr(engine) == f"<{type(engine).__name__} {what}>"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import tracemalloc
 
 import numpy as np
@@ -12,20 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 import localspec
-from localspec.chat.session import caches_file, read_session
+from localspec.chat.session import caches_file
 from localspec.cli import main
-from localspec.cli.conversation import Conversation
-from localspec.engine.cache_file import head_line, read_caches, write_caches
-from localspec.engine.kept_text import PooledCache
+from localspec.engine.cache_file import PooledCache, head_line, read_caches, write_caches
 from localspec.errors import CacheError
 from localspec.llama.cache_state import CacheState
-from localspec.streaming.options import AnswerOptions
 
 GREEDY = localspec.SamplingParams(temperature=0)
 QUESTIONS = ("Tell me a story about a fox.", "And then?", "What is 2 times 3?")
-
-
-EMPTY = hashlib.sha256().hexdigest()
 
 
 def with_head(data, **changes):
@@ -102,63 +94,6 @@ def test_a_damaged_file_is_of_no_use(kept):
         assert read_caches(path, head["identities"], lambda _size: None) is None
 
 
-def test_a_file_with_another_number_of_states_is_of_no_use(kept):
-    path, _, _ = kept
-    data = path.read_bytes()
-    begin = data.index(b"\n")
-    head = json.loads(data[:begin])
-    assert len(head["sizes"]) == 4  # of target and draft, and their checkpoints
-    nothing = {"num_cached": [None] * 4, "sizes": [0] * 4, "sha256": [EMPTY] * 4}
-    path.write_bytes(with_head(data[: begin + 1], **nothing))
-    assert read_caches(path, head["identities"], lambda _size: None) is None
-    for added in (1, 2):
-        more = {"num_cached": [None], "sizes": [0], "sha256": [EMPTY]}
-        more = {name: head[name] + added * values for name, values in more.items()}
-        path.write_bytes(with_head(data, **more))
-        assert read_caches(path, head["identities"], lambda _size: None) is None
-    path.write_bytes(with_head(data))
-    assert read_caches(path, head["identities"], lambda _size: None) is not None
-
-
-def test_caches_that_are_too_large_are_not_used_and_nothing_else_is_lost(tmp_path, monkeypatch):
-    """Neither the session nor the one that was open before."""
-    for name in ("XDG_DATA_HOME", "HOME", "LOCALAPPDATA"):
-        monkeypatch.setenv(name, str(tmp_path))
-
-    def read(_conversation, stream):
-        return list(stream) and stream.reply()
-
-    def opened(engine, name):
-        conversation = Conversation(
-            engine=engine,
-            chat=engine.chat(),
-            options=AnswerOptions(max_tokens=5),
-            write=read,
-            show_draft=False,
-            keeps_caches=True,
-        )
-        conversation.resume(name, must_exist=False)
-        return conversation
-
-    with localspec.load(draft_tokens=0) as engine:
-        large = opened(engine, "large")
-        large.ask(QUESTIONS[0])
-        large.leave()
-        large.lock.release()
-    with localspec.load(draft_tokens=0, kept_bytes=1000) as engine:
-        conversation = opened(engine, "mine")
-        conversation.ask(QUESTIONS[1])
-        conversation.resume("large", must_exist=True)
-        conversation.ask(QUESTIONS[2])
-        conversation.leave()
-        conversation.lock.release()
-    asked = [
-        [each["content"] for each in read_session(name).messages if each["role"] == "user"]
-        for name in ("mine", "large")
-    ]
-    assert asked == [[QUESTIONS[1]], [QUESTIONS[0], QUESTIONS[2]]]
-
-
 def peak_bytes(work):
     """What `work` returns, and the most that Python and NumPy held more than before."""
     tracemalloc.start()
@@ -210,37 +145,6 @@ def test_nothing_is_kept_of_a_conversation_that_said_nothing(tmp_path):
     with localspec.load(draft_tokens=0) as engine:
         assert not engine.save_caches(engine.chat(), tmp_path / "x")
     assert not (tmp_path / "x").exists()
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no pipes with names")
-def test_what_is_no_regular_file_is_not_replaced(tmp_path):
-    """Once /dev/full was a file, behind this."""
-    pipe, link = tmp_path / "pipe", tmp_path / "link"
-    os.mkfifo(pipe)
-    link.symlink_to(pipe)
-    with localspec.load(draft_tokens=0) as engine:
-        chat = engine.chat()
-        chat.send("Hi", max_tokens=2).reply()
-        for path in (pipe, link, tmp_path):
-            with pytest.raises(FileExistsError, match="not a regular file; name another"):
-                engine.save_caches(chat, path)
-    assert pipe.is_fifo()
-    assert sorted(tmp_path.iterdir()) == [link, pipe]
-
-
-@pytest.mark.skipif(os.name == "nt", reason="links need a right there")
-def test_a_link_stays_one_where_its_file_is_replaced(tmp_path):
-    (tmp_path / "kept").mkdir()
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path / "kept/file")
-    with localspec.load(draft_tokens=0) as engine:
-        chat = engine.chat()
-        chat.send("Hi", max_tokens=2).reply()
-        for _ in range(2):  # the first makes the file
-            engine.save_caches(chat, link)
-            assert engine.load_caches(chat, link)
-    assert link.is_symlink()
-    assert [each.name for each in (tmp_path / "kept").iterdir()] == ["file"]
 
 
 def test_a_session_of_the_command_line_keeps_them(tmp_path, monkeypatch):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
-import threading
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ import localspec
 from engines import PLACES, Owner, answer_of, answered
 from gguf_maker import write_random_model
 from localspec.engine.cache_pool import CachePool, TextPlace
-from localspec.engine.kept_text import PooledCache
 from localspec.errors import CacheError, OptionError
 from localspec.llama.cache_state import CacheState
 from localspec.llama.model import LlamaModel
@@ -107,15 +104,6 @@ def test_the_least_recently_used_text_leaves_first(demo_target):
     assert costs[2] > 50
 
 
-def test_a_check_of_the_engine_leaves_the_chats_their_texts(engine):
-    chat = engine.chat()
-    chat.send(QUESTIONS[0], sampling=GREEDY).reply()
-    with engine.exclusively() as loop:
-        assert loop.target.num_cached == 0
-        loop.target.decode([5, 6, 7], 1)
-    assert decoded_tokens(chat.send(QUESTIONS[1], sampling=GREEDY, max_tokens=1).reply()) < 25
-
-
 def test_the_text_of_a_chat_that_is_gone_is_freed(engine):
     gc.collect()
     before = inside.cache_pool(engine).num_bytes
@@ -126,14 +114,6 @@ def test_the_text_of_a_chat_that_is_gone_is_freed(engine):
     del chat
     gc.collect()
     assert inside.cache_pool(engine).num_bytes == before
-
-
-def test_chats_that_begin_alike_share_what_is_cached(engine):
-    system = "You are a storyteller who knows every animal of the forest and its name."
-    one, other = engine.chat(system=system), engine.chat(system=system)
-    one.send("Hello", max_tokens=3).reply()
-    reply = other.send("Good day", max_tokens=3).reply()
-    assert reply.stats.cached_prompt_tokens > 12
 
 
 def test_a_new_chat_begins_with_a_copy_of_the_text_that_it_shares_most_with(
@@ -207,22 +187,6 @@ def test_a_short_beginning_is_not_worth_a_copy(demo_target):
         answered(engine, owners[0], range(100, 500))
         answered(engine, owners[1], range(600, 630))
         assert answered(engine, owners[2], [*range(100, 110), *range(700, 720)])[1] == 30
-
-
-def test_a_text_that_is_copied_was_used(demo_target):
-    """So it is not the first to leave."""
-    with localspec.load(target=demo_target, draft_tokens=0) as engine:
-        answered(engine, None, range(100, 300))
-        num_bytes = inside.target(engine).state_bytes()
-    budget = int(2.5 * num_bytes)
-    with localspec.load(target=demo_target, draft_tokens=0, kept_bytes=budget) as engine:
-        owners = [Owner() for _ in range(4)]
-        answered(engine, owners[0], range(100, 300))
-        answered(engine, owners[1], range(400, 600))
-        answered(engine, owners[2], [*range(100, 300), 7])  # keeps the second, copies the first
-        answered(engine, owners[3], range(700, 900))  # keeps the third
-        assert answered(engine, owners[0], [*range(100, 300), 8])[1] == 1
-        assert answered(engine, owners[1], [*range(400, 600), 8])[1] == 201
 
 
 @pytest.mark.parametrize("architecture", ["demo", "llama", "mamba"])
@@ -359,23 +323,3 @@ def test_caches_hold_prefixes_of_the_text_whoever_owns_it():
             assert draft.cached == loop.tokens[: draft.num_cached]
             assert step.tokens
         texts[owner] = loop.tokens[:40] if len(loop.tokens) < 50 else loop.tokens[:5]
-
-
-def test_the_memory_of_copies_is_counted_while_another_thread_changes_them():
-    pool, is_over, before = CachePool([], 10**9), threading.Event(), sys.getswitchinterval()
-
-    def change():
-        while not is_over.is_set():
-            owners = [Owner() for _ in range(12)]
-            for owner in owners:
-                pool.put(owner, PooledCache([1], [None]))
-
-    changing = threading.Thread(target=change)
-    sys.setswitchinterval(1e-6)
-    try:
-        changing.start()
-        assert all(pool.num_bytes >= 0 for _ in range(20_000))
-    finally:
-        is_over.set()
-        changing.join()
-        sys.setswitchinterval(before)

@@ -23,14 +23,13 @@ from engines import PLACES, Owner, answered
 from gguf_maker import write_random_model
 from localspec.cli import main
 from localspec.engine.cache_disk import CacheDisk
-from localspec.engine.cache_file import VERSION
+from localspec.engine.cache_file import PooledCache
 from localspec.engine.cache_store import (
     CacheStore,
     kept_files,
     kept_folder,
     kept_sizes,
 )
-from localspec.engine.kept_text import PooledCache
 from localspec.errors import Interrupted, OptionError
 from localspec.llama.cache_state import CacheState
 
@@ -91,20 +90,6 @@ def test_an_engine_goes_on_where_the_one_before_was_closed(place):
         assert asked(engine, TEXT, max_tokens=20)[1] == len(TEXT)
 
 
-def test_what_a_draft_has_read_comes_back(monkeypatch):
-    options = {"draft_tokens": 3, "num_threads": 1, "cache_disk": LARGE}
-    with localspec.load(**options) as engine:
-        said, _ = asked(engine, TEXT, max_tokens=20)
-    with localspec.load(**options) as engine:
-        draft, counts = inside.models(engine).draft, []
-        real = draft.decode
-        monkeypatch.setattr(
-            draft, "decode", lambda tokens, n: counts.append(len(tokens)) or real(tokens, n)
-        )
-        asked(engine, [*TEXT, *said, 7, 8], max_tokens=20)
-    assert 0 < max(counts) < 25
-
-
 def test_other_models_settings_and_owners_find_nothing(load, blurred_draft):
     with load(cache_disk=CacheDisk(LARGE, "one")) as engine:
         asked(engine, TEXT)
@@ -121,18 +106,6 @@ def test_other_models_settings_and_owners_find_nothing(load, blurred_draft):
         assert asked(engine, TEXT)[1] == 1
     named = "".join(path.read_bytes().split(b"\n")[0].decode() for path in kept_files())
     assert '"one"' not in named  # an owner may be known by a secret
-
-
-def test_a_text_that_is_longer_than_the_context_is_left_alone(load):
-    long = [*TEXT, *TEXT]
-    with load(context_length=1024) as engine:
-        asked(engine, long)
-        expected = asked(engine, TEXT[:200])
-    with load(context_length=512) as engine:
-        assert asked(engine, [*TEXT, 7])[1] == 101  # behind the shorter one
-        assert asked(engine, TEXT[:200]) == (expected[0], 1)
-    with load(context_length=2048) as engine:
-        assert asked(engine, long)[1] == 1
 
 
 def test_without_leave_nothing_is_written(load):
@@ -256,28 +229,6 @@ def test_files_that_are_broken_cut_or_foreign_do_no_harm(load, caplog):
     assert "is damaged, and is removed" in caplog.text
 
 
-def test_a_changed_byte_of_a_state_never_reaches_libllama(load):
-    with load() as engine:
-        asked(engine, TEXT)
-    (path,) = kept_files()
-    data = path.read_bytes()
-    path.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
-    with load() as engine:
-        assert asked(engine, TEXT)[1] == len(TEXT)
-        assert not path.exists()
-
-
-def test_a_file_of_another_version_is_left_alone(load):
-    with load() as engine:
-        asked(engine, TEXT)
-    (path,) = kept_files()
-    data = path.read_bytes()
-    path.write_bytes(data.replace(b'"version": %d' % VERSION, b'"version": 9'))
-    with load() as engine:
-        assert asked(engine, TEXT)[1] == len(TEXT)
-        assert path.exists()
-
-
 def test_a_full_disk_is_a_line_in_the_log(load, monkeypatch, caplog):
     def full(*_arguments):
         raise OSError(28, "No space left on device")
@@ -295,15 +246,6 @@ def test_a_full_disk_is_a_line_in_the_log(load, monkeypatch, caplog):
     assert len(kept_files()) == 2  # there was room again
 
 
-def test_a_folder_that_cannot_be_made_is_no_error(load):
-    kept_folder().parent.mkdir(parents=True)
-    kept_folder().write_text("a file")
-    with load() as engine:
-        said = asked(engine, TEXT)[0]
-    with load() as engine:
-        assert asked(engine, TEXT) == (said, len(TEXT))
-
-
 def test_an_answer_ends_the_writing_which_leaves_nothing():
     seen = []
 
@@ -318,36 +260,12 @@ def test_an_answer_ends_the_writing_which_leaves_nothing():
     assert list(kept_folder().iterdir()) == []
 
 
-def test_idle_writing_makes_way_for_an_answer(load, monkeypatch):
-    with load() as engine:
-        asked(engine, TEXT)
-        access = inside.access(engine)
-        turn = access.turn()
-        with turn:
-            access.take(turn, RuntimeError, waits=True)
-            inside.keep_on_disk(engine)  # somebody works
-            assert kept_sizes() == {}
-        real = os.replace
-
-        def interrupted(*arguments):
-            real(*arguments)
-            engine.cancel()
-
-        asked(engine, range(300, 600))
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", interrupted)
-            inside.keep_on_disk(engine)
-        assert len(kept_files()) == 1  # the other waits for the next pause
-        inside.keep_on_disk(engine)
-        assert len(kept_files()) == 2
-
-
 KILLED = """
 import sys, time
 import numpy as np
 from localspec.engine.cache_disk import CacheDisk
 from localspec.engine.cache_store import CacheStore, kept_folder, kept_sizes
-from localspec.engine.kept_text import PooledCache
+from localspec.engine.cache_file import PooledCache
 from localspec.llama.cache_state import CacheState
 
 def check():

@@ -26,12 +26,10 @@ from localspec.cli.verify_report import report_text
 from localspec.errors import OptionError
 from localspec.exactness import Exactness
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.tensor_types import unevenly_repacked
 from localspec.isolated.watch import Watch
 from localspec.llama import exact_probe
 from localspec.llama.options import LlamaOptions
-from localspec.policy.profile import EXACTNESS, Profile
 from localspec.preflight.fit import suited
 from localspec.streaming.options import AnswerOptions
 
@@ -184,14 +182,6 @@ def test_it_can_be_had_in_a_process_of_its_own(q8_target):
     with localspec.IsolatedEngine(target=q8_target, exact=True, draft_tokens=0) as engine:
         assert engine.exactness.all_sizes
         assert engine.generate("Hello!", max_tokens=4).reply().stats.exact
-
-
-def test_what_was_found_is_freed_with_the_costs(demo_target):
-    content = FileContent(check_model_file(demo_target)).digest()
-    profile = Profile([f"{content} · a setting", f"{EXACTNESS} · 0 snapshots"])
-    profile.save({"all_sizes": True})
-    assert profile.path in localspec.disk_usage("demo").costs
-    profile.path.unlink()
 
 
 def test_by_default_nothing_is_promised(engine):

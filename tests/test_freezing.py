@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,6 @@ import pytest
 import localspec
 
 PAGE = Path(__file__).parent.parent / "docs" / "freezing.md"
-
-
-def test_pyinstaller_finds_the_hook():
-    (found,) = [e for e in entry_points(group="pyinstaller40") if "localspec" in e.value]
-    (folder,) = found.load()()
-    assert (Path(folder) / "hook-localspec.py").is_file()
 
 
 @pytest.mark.slow

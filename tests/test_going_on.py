@@ -7,7 +7,6 @@ import functools
 import itertools
 import os
 import random
-import re
 import signal
 
 import pytest
@@ -235,25 +234,6 @@ def test_what_it_is_to_fit_it_fits_in_parts(pair, options):
             assert found is None or found[1] == whole.text
 
 
-@pytest.mark.usefixtures("_grammar")
-def test_behind_thoughts_it_fits_in_parts(tmp_path):
-    """Also where the cut is in the thoughts, which nothing constrains."""
-    path = write_scripted_model(
-        tmp_path / "model.gguf",
-        {"[ask]": "<think>", "<think>": "Hm", "Hm": " ", " ": "…", "…": "</think>"},
-        user_defined=("[ask]", "<think>", "</think>"),
-    )
-    options = {"temperature": 0.0, "choices": ["日本.", "日光!"]}
-    with localspec.load(target=path) as engine:
-        whole = engine.chat(template=THOUGHTFUL + PLAIN).send("x", **options).reply()
-        assert whole.thoughts == "Hm …"
-        assert whole.text in options["choices"]
-        for cuts in all_cuts(len(whole.token_ids)):
-            chat = engine.chat(template=THOUGHTFUL + PLAIN)
-            found = check_parts(chat, whole, cuts, **options)
-            assert found is None or found[1:] == (whole.text, whole.thoughts)
-
-
 @pytest.mark.process
 def test_a_lost_process_leaves_an_answer_that_can_go_on(demo_target):
     question = "Tell me a story about a fox."
@@ -290,26 +270,6 @@ def test_with_a_seed_it_says_what_it_would_have_said(pair, rule):
     assert parts.messages == chat.messages
 
 
-def test_tokens_before_the_cut_count_among_the_least(pair):
-    options = {"temperature": 0.0, "min_tokens": 30}
-    bias = dict.fromkeys(pair.vocabulary.ends(), 100.0)
-    whole = pair.chat().send("x", logit_bias=bias, **options).reply()
-    assert len(whole.token_ids) == 31
-    check_parts(pair.chat(), whole, [7, 9], logit_bias=bias, **options)
-
-
-def test_a_stop_string_that_was_not_asked_for_before_is_looked_for_from_there(files):
-    case = CASES["a stop string"]
-    with localspec.load(target=files["a stop string"]) as engine:
-        chat = engine.chat(template=case.template)
-        assert chat.send("x", temperature=0, max_tokens=4).reply().text == "a STOne ST"
-        list(chat.continue_answer(temperature=0, stop=["one", "STO"]))
-        assert chat.messages[-1]["content"] == "a STOne "
-        chat.send("x", temperature=0, max_tokens=3).reply()
-        list(chat.continue_answer(temperature=0, stop=["STO"]))
-        assert chat.messages[-1]["content"] == "a STOne "
-
-
 @pytest.mark.parametrize("load", PLACES)
 def test_an_answer_that_has_ended_is_not_gone_on_with(files, load):
     """Also if its stream is closed at its last piece."""
@@ -323,23 +283,6 @@ def test_an_answer_that_has_ended_is_not_gone_on_with(files, load):
             assert stream.reply().finish_reason == "stop"
             assert not chat.can_continue
             assert chat.messages[-1]["content"] == whole.text
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_call_that_was_cut_becomes_whole(tmp_path, monkeypatch, name):
-    """Where nothing keeps a call to its form, so that it is known when it is whole."""
-    monkeypatch.setattr("localspec.chat.prompt.is_installed", lambda: False)
-    family = FAMILIES[name]
-    said = ["Oh. ", *spelled(family)] if name in ("Qwen", "Gemma 4") else spelled(family)
-    begin = "t" if name == "gpt-oss" else "[/INST]" if "Mistral" in name else "<0x0A>"
-    path = write_scripted_model(
-        tmp_path / "model.gguf",
-        dict(itertools.pairwise([begin, *said])),
-        control=(*family.marks, "[/INST]"),
-        template=family.template,
-    )
-    with localspec.load(target=path) as engine:
-        check_calls(engine, all_cuts, temperature=0.0, tools=TOOLS)
 
 
 @pytest.mark.usefixtures("_grammar")
@@ -376,18 +319,6 @@ def check_calls(engine, cuts_of, **options):
         if min(cuts) > 0:  # else one can have ended with what was not read
             assert whole_calls(pieces) == (call,)
         assert chat.messages[-1]["tool_calls"][0]["id"] == call.id
-
-
-def spelled(family):
-    """A call's tokens, each once: its marks, and what is between in three parts each."""
-    marks = [mark for mark in family.marks if family.call.count(mark) == 1]
-    texts = re.split("(" + "|".join(map(re.escape, marks or ["no mark"])) + ")", family.call)
-    parts = [
-        part
-        for text in texts
-        for part in ((text,) if text in marks else (text[:9], text[9:17], text[17:]))
-    ]
-    return [part for part in parts if part]
 
 
 FRAGMENTS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import threading
@@ -12,6 +13,11 @@ from hybrid_maker import write_hybrid
 
 import localspec
 from examples import num_examples
+
+needs_timer = pytest.mark.skipif(
+    not hasattr(signal, "setitimer"), reason="no timer of that kind here"
+)
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 GREEDY = localspec.SamplingParams(temperature=0)
 FOX = "Tell me a story about a fox."
@@ -53,74 +59,81 @@ def answers(engine):
     return raw.token_ids, engine.chat().send(OWL, sampling=GREEDY, max_tokens=6).reply().text
 
 
+@contextlib.contextmanager
+def signals(handler):
+    """In the block SIGALRM has that handler."""
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def strike_at_random(work, num_times, check):
+    """Do the work again and again, each time with a signal at a random moment of it."""
+    times = random.Random(17)
+    work()
+    started = time.perf_counter()
+    work()
+    takes_s = time.perf_counter() - started
+    for _ in range(num_times):
+        started = time.perf_counter()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, times.uniform(1e-4, takes_s))
+            work()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            pass
+        else:  # as busy as the machine is now
+            takes_s = time.perf_counter() - started
+        check()
+
+
 @pytest.mark.process
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer of that kind here")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@needs_timer
 @pytest.mark.parametrize("wish", ["ctrl-c", "cancel"])
 @pytest.mark.parametrize("kind", ["pair", "head", "hybrid", "lanes", "isolated"])
 def test_an_interrupted_engine_answers_as_a_fresh_one(loads, kind, wish):
-    """At random moments; the seed is that of the times."""
-    times, num_times = random.Random(17), num_examples(200)
     with loads[kind]() as fresh:
         expected = answers(fresh)
-    num_struck = 0
-    with loads[kind]() as engine:
-        use(engine)
-        started = time.perf_counter()
-        use(engine)
-        takes_s = time.perf_counter() - started
+    struck = []
 
-        def strike(*_signal):
-            nonlocal num_struck
-            num_struck += 1
-            if wish == "ctrl-c":
-                raise KeyboardInterrupt
-            engine.cancel()
+    def strike(*_signal):
+        struck.append(wish)
+        if wish == "ctrl-c":
+            raise KeyboardInterrupt
+        engine.cancel()
 
-        before = signal.signal(signal.SIGALRM, strike)
-        try:
-            for _ in range(num_times):
-                started = time.perf_counter()
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, times.uniform(1e-4, takes_s))
-                    use(engine)
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                except KeyboardInterrupt:
-                    pass
-                else:  # as busy as the machine is now
-                    takes_s = time.perf_counter() - started
-                assert answers(engine) == expected
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-    assert num_struck > 0
+    def check():
+        assert answers(engine) == expected
+
+    with loads[kind]() as engine, signals(strike):
+        strike_at_random(lambda: use(engine), num_examples(200), check)
+    assert struck
 
 
+@needs_timer
 def test_ctrl_c_leaves_the_answers_beside_it(loads):
     """Which go on in another thread, with decodes that both have a part in."""
-    asked = {"sampling": GREEDY, "max_tokens": 15, "queue": True}
-    with loads["lanes"]() as engine:
-        expected = engine.generate_raw(AGAIN, **asked).reply().token_ids
-        ends, wrong = threading.Event(), []
+    endless = localspec.SamplingParams(temperature=0, ignore_eos=True)
+    options = {"sampling": endless, "max_tokens": 15, "queue": True}
+    ends, lengths = threading.Event(), set()
 
-        def read(answer, most):
-            for place, _ in enumerate(answer):
-                if place == most:
-                    signal.raise_signal(signal.SIGINT)
+    def ask():
+        lengths.add(len(engine.generate_raw(AGAIN, **options).reply().token_ids))
 
-        def go_on():
-            while not ends.is_set():
-                found = engine.generate_raw(AGAIN, **asked).reply().token_ids
-                if found != expected:
-                    wrong.append(found)
+    def go_on():
+        while not ends.is_set():
+            ask()
 
-        beside = threading.Thread(target=go_on, daemon=True)
+    with loads["lanes"]() as engine, signals(signal.default_int_handler):
+        beside = threading.Thread(target=go_on)
         beside.start()
-        for number in range(num_examples(100)):
-            with pytest.raises(KeyboardInterrupt):
-                read(engine.generate_raw(AGAIN, **asked), number % 12)
-            assert engine.generate_raw(AGAIN, **asked).reply().token_ids == expected
-        ends.set()
-        beside.join(60)
-        assert not beside.is_alive()
-        assert wrong == []
+        try:
+            strike_at_random(ask, num_examples(200), ask)
+        finally:
+            ends.set()
+            beside.join()
+        assert lengths == {15}
+        assert engine.generate_raw(AGAIN, sampling=GREEDY, max_tokens=8).reply().token_ids

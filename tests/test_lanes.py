@@ -7,7 +7,6 @@ import functools
 import gc
 import threading
 import time
-import weakref
 
 import numpy as np
 import pytest
@@ -16,10 +15,9 @@ from test_sequences import made as made
 import inside
 import localspec
 from engines import sharing_decodes
-from localspec.errors import BusyError, ClosedError, DecodeError, EngineError, Interrupted
+from localspec.errors import BusyError, ClosedError, DecodeError, EngineError
 from localspec.llama import joint, joint_costs, joint_decode
-from localspec.llama.joint import Computing, Work
-from localspec.llama.lane_time import LaneTime
+from localspec.llama.joint import Computing, LaneTime, Work
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 
@@ -86,12 +84,6 @@ def test_answers_share_decodes(plain):
     replies = all_at_once(*(asking(plain, prompt) for prompt in PROMPTS[:3]))
     assert [len(reply.token_ids) for reply in replies] == [40] * 3
     assert plain.num_decodes - before < 100
-
-
-def test_one_alone_has_every_decode(plain):
-    before = plain.num_decodes
-    asking(plain, PROMPTS[0])()
-    assert plain.num_decodes - before == 40
 
 
 @pytest.mark.parametrize(
@@ -240,26 +232,6 @@ def test_an_answer_says_what_it_waited(plain):
         assert stats.decode_time_s < stats.total_time_s
 
 
-def test_a_copy_for_another_text_is_no_time_of_its_own(plain):
-    """Its clock never goes back: whoever copies waits, and not the text that is copied."""
-    with plain.generate_raw(PROMPTS[0], sampling=ENDLESS) as stream:
-        next(stream)
-        model = inside.target(plain)
-        running = threading.Event()
-
-        def decodes():
-            running.set()
-            return asking(plain, PROMPTS[1], max_tokens=60)()
-
-        def copies():
-            running.wait(60)
-            for _ in range(20):
-                model.save_state()
-
-        all_at_once(decodes, copies)
-        assert model.lane.waited_s == 0.0
-
-
 def test_who_finds_no_lane_is_refused_or_waits(plain):
     with contextlib.ExitStack() as stack:
         for prompt in PROMPTS[:3]:
@@ -324,38 +296,6 @@ def test_closing_ends_all_of_them():
     assert found == ["cancelled"] * 3
     with pytest.raises(ClosedError):
         asking(opened, PROMPTS[0])()
-
-
-def test_a_slow_reader_holds_nobody_up(plain):
-    """It has its turn when it comes, and the other does not wait for it."""
-    slow = plain.generate_raw(PROMPTS[0], sampling=ENDLESS)
-    next(slow)
-    before = plain.num_decodes
-    assert len(asking(plain, PROMPTS[1])().token_ids) == 40
-    assert plain.num_decodes - before == 40
-    assert next(slow).token_ids
-    slow.close()
-
-
-def test_a_new_answer_is_a_neighbour_of_those_at_work(plain):
-    """Also where a lane that is further away has a few tokens more of its prompt."""
-    more = {"sampling": ENDLESS, "max_tokens": 400}
-    prompts = [list(range(10, 60)), [7] * 5 + [100], [7] * 8 + [200]]
-    lanes = inside.lanes(plain)
-    running = []
-    for prompt in prompts:
-        running.append(plain.generate_raw(prompt, **more))
-        next(running[-1])
-    assert [lane.decoder.tokens[: len(p)] for lane, p in zip(lanes, prompts, strict=True)] == (
-        prompts
-    )
-    for answer in running:
-        answer.close()
-    with plain.generate_raw(prompts[0], **more) as first:
-        next(first)
-        with plain.generate_raw([7] * 8 + [300], **more) as other:
-            next(other)
-            assert [lane.is_free for lane in lanes] == [False, False, True]
 
 
 def test_a_long_prompt_lets_a_short_one_through(plain):
@@ -432,15 +372,6 @@ def test_conversations_find_their_caches_again_whoever_answers_beside(engine):
     assert all(isinstance(most, int) and most < 40 for most in found), found
 
 
-def test_what_was_decoded_of_nobodys_text_is_found_again(plain):
-    prompt = list(range(100, 300))
-    asking(plain, prompt, max_tokens=1)()
-    with plain.generate_raw(PROMPTS[0], sampling=ENDLESS) as stream:
-        next(stream)
-        reply = asking(plain, [*prompt, 7], max_tokens=1)()
-    assert reply.stats.cached_prompt_tokens >= len(prompt) - 1
-
-
 @pytest.mark.parametrize("draft_tokens", [0, 3])
 def test_what_an_answer_that_goes_on_begins_alike_is_copied(exact_target, draft_tokens):
     """In its midst, with tokens that were drafted behind it; and both say what they would."""
@@ -467,31 +398,6 @@ def test_what_an_answer_that_goes_on_begins_alike_is_copied(exact_target, draft_
     replies = [*found[1], *found[2]]
     assert [reply.token_ids for reply in replies] == expected[1:]
     assert all(reply.stats.cached_prompt_tokens >= 200 for reply in replies)
-
-
-def test_a_conversation_has_one_answer_at_a_time(plain):
-    chat = plain.chat()
-    with chat.send(PROMPTS[0], sampling=ENDLESS) as answer:
-        next(answer)
-        with pytest.raises(BusyError, match="still being answered"):
-            chat.send(PROMPTS[1]).reply()
-        assert next(answer).token_ids
-    assert len(chat.messages) == 2
-    assert chat.send(PROMPTS[1], max_tokens=2).reply().token_ids
-
-
-def test_dropping_the_engine_frees_it():
-    """At once, without its being closed, and without looking for cycles."""
-    opened = localspec.load(context_length=512, parallel=2)
-    all_at_once(*(asking(opened, prompt) for prompt in PROMPTS[:2]))
-    handles = [weakref.ref(model.handle) for model in inside.models(opened).all]
-    gc.collect()
-    gc.disable()
-    try:
-        del opened
-        assert [handle() for handle in handles] == [None, None]
-    finally:
-        gc.enable()
 
 
 def test_texts_are_remembered_for_all_lanes():
@@ -539,37 +445,6 @@ class Text:
             part.is_done = True
 
 
-class LateClock:
-    """A later time for one thread, which was kept from looking."""
-
-    def perf_counter(self):
-        is_late = threading.current_thread().name == "late"
-        return time.perf_counter() + (1000.0 if is_late else 0.0)
-
-
-def test_two_who_think_that_the_other_is_next_do_not_wait_for_ever(monkeypatch):
-    """Who is next hangs on the time at which each looks; then both wait to be called."""
-    monkeypatch.setattr(joint, "time", LateClock())
-    computing, slow, quick = Computing(8), Context(2.0), Context(0.0)
-    texts = [Text(slow), Text(slow), Text(quick), Text(quick)]
-    for text in texts[1::2]:  # which are expected again, and do not come
-        text.decode(computing)
-    for text in texts[::2]:
-        text.decode(computing)
-    first, second = (
-        threading.Thread(target=text.decode, args=(computing,), name=name, daemon=True)
-        for text, name in ((texts[0], "soon"), (texts[2], "late"))
-    )
-    with computing.alone(texts[1], 0):
-        first.start()
-        time.sleep(0.2)  # the first in the line; as yet it would wait for the other text
-        second.start()
-        time.sleep(0.2)
-    for thread in (first, second):
-        thread.join(30)
-        assert not thread.is_alive()
-
-
 class Unwanted(Text):
     """One that is interrupted, by a thread that is held up until others go on, or a while."""
 
@@ -601,24 +476,6 @@ def test_a_late_wish_to_end_a_decode_ends_no_other_texts():
         first.others_go_on.set()
         late.join(30)
         assert not context.is_to_end
-
-
-def test_one_that_came_during_a_decode_waits_for_the_text_that_it_was_for():
-    """Else the two take turns from then on, though they could be joined."""
-    computing, context = Computing(8), Context(1.0)
-    first, second = Text(context), Text(context, 1)
-    first.decode(computing)
-    context.has_begun.clear()
-
-    def twice():
-        first.decode(computing)
-        time.sleep(0.02)  # it draws its token
-        first.decode(computing)
-
-    with at_once(twice):
-        assert context.has_begun.wait(30)
-        second.decode(computing)
-    assert context.num_parts == [1, 1, 2]
 
 
 class InLine:
@@ -672,92 +529,6 @@ def test_nobodys_next_token_waits_for_two_prompts(reading_s, order):
     assert line.end() == order
 
 
-def test_a_prompts_pieces_are_shorter_where_another_text_waits_to_say_more():
-    """And not where others read, too. How many tokens these are is learned from the last."""
-    line = InLine()
-    reader = line.text("prompt", 100, seconds=0.5)
-    line.end()
-    with line.computing.alone(Text(line.context), 0):
-        line.text("other prompt", 100)
-        alone = line.computing.piece_size(reader)
-        line.text("step", 1)
-        assert line.computing.piece_size(reader) < alone
-    line.end()
-
-
-class Clock:
-    """Seconds, more of which pass where a test says so."""
-
-    def __init__(self):
-        self.more_s = 0.0
-
-    def perf_counter(self):
-        return time.perf_counter() + self.more_s
-
-
-@pytest.mark.parametrize("step_s", [0.01, 0.1, 0.4, 2.0])
-def test_pieces_beside_a_writer_do_not_shrink_by_what_any_decode_takes(monkeypatch, step_s):
-    """They take what others may wait, and a step or two; and no fewer tokens than that."""
-    clock, token_s = Clock(), 0.001
-    monkeypatch.setattr(joint, "time", clock)
-    computing, context = Computing(512), Context(0.0)
-    reader, writer = Text(context), Text(context, 7)
-
-    def decode(text, num_tokens):
-        def done(parts):
-            clock.more_s += step_s + token_s * num_tokens
-            for part in parts:
-                part.is_done = True
-
-        work = Work(text, num_tokens, text.lane, done, sequence=text.sequence)
-        work.is_piece = text is reader
-        work.arrived_s = clock.perf_counter()
-        computing.decode(work)
-
-    for _ in range(12):
-        decode(writer, 1)
-        size = computing.piece_size(reader)
-        decode(reader, size)
-    assert token_s * size > 0.3
-    assert step_s + token_s * size < 0.8 + 2.1 * step_s
-
-
-def test_a_piece_that_was_cancelled_says_nothing_of_what_tokens_take(monkeypatch):
-    """Else the next one would be as long as any batch, and writers wait for all of it."""
-    clock = Clock()
-    monkeypatch.setattr(joint, "time", clock)
-    computing, context = Computing(512), Context(0.0)
-    reader, writer = Text(context), Text(context, 7)
-
-    def decode(text, num_tokens, *, error=None):
-        def done(parts):
-            clock.more_s += 1e-5 if error else 0.01 * num_tokens
-            for part in parts:
-                part.error, part.is_done = error, True
-
-        work = Work(text, num_tokens, text.lane, done, sequence=text.sequence)
-        work.is_piece = text is reader
-        work.arrived_s = clock.perf_counter()
-        computing.decode(work)
-
-    for _ in range(3):
-        decode(writer, 1)
-        decode(reader, computing.piece_size(reader))
-    before = computing.piece_size(reader)
-    with pytest.raises(Interrupted):
-        decode(reader, before, error=Interrupted("cancelled"))
-    decode(writer, 1)
-    assert computing.piece_size(reader) == before
-    with pytest.raises(KeyError), computing.alone(reader, 64, is_piece=True):
-        raise KeyError
-    assert computing.piece_size(reader) == before
-    with pytest.raises(KeyError), computing.alone(writer, 1):
-        raise KeyError
-    with computing.alone(reader, 40, is_piece=True):
-        clock.more_s += 0.4
-    assert computing.piece_size(reader) == pytest.approx(before, abs=3)
-
-
 def test_a_thread_that_comes_to_decode_within_a_decode_is_told():
     """A signal handler does, and the collector of garbage, which ends a dropped answer."""
     computing, context = Computing(512), Context(0.0)
@@ -784,57 +555,6 @@ def test_a_thread_that_comes_to_decode_within_a_decode_is_told():
     assert len(errors) == 2
     with computing.alone(other, 0):
         pass
-
-
-def test_a_block_that_another_thread_left_without_its_end_is_passed_over(monkeypatch):
-    """As one whose end was struck, while somebody keeps the exception's traceback."""
-    inside.look_often(monkeypatch)
-    computing, context = Computing(512), Context(0.0)
-    kept, is_taken, may_go = [], threading.Event(), threading.Event()
-
-    def leave():
-        kept.append(computing.alone(Text(context), 0))
-        kept[0].__enter__()
-        is_taken.set()
-        may_go.wait(10)
-
-    leaving = threading.Thread(target=leave)
-    leaving.start()
-    is_taken.wait(10)
-    entered = threading.Event()
-
-    def come():
-        with computing.alone(Text(context, 7), 0):
-            entered.set()
-
-    coming = threading.Thread(target=come)
-    coming.start()
-    assert not entered.wait(0.2)  # its block is at work
-    may_go.set()
-    leaving.join()
-    assert entered.wait(10)
-    coming.join()
-
-
-def test_an_answer_asked_for_by_a_signal_handler_amid_a_decode_is_refused():
-    """Else its thread would wait for itself."""
-    with localspec.load(context_length=512, parallel=2) as opened:
-        target, errors = inside.target(opened), []
-        real, left = target.decode, [4]
-
-        def decode(tokens, num_logits):
-            left[0] -= 1
-            if not left[0]:
-                with inside.computing(target).alone(target, 0):
-                    errors.append(raised(asking(opened, PROMPTS[1], queue=True)))
-            return real(tokens, num_logits)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(target, "decode", decode)
-            first = asking(opened, PROMPTS[0])()
-        assert isinstance(errors[0], EngineError)
-        assert asking(opened, PROMPTS[1])().token_ids
-        assert asking(opened, PROMPTS[0])().token_ids == first.token_ids
 
 
 def raised(work):

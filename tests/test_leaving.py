@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
-import itertools
 import json
-import multiprocessing
 import os
 import pickle
 import signal
@@ -21,8 +19,7 @@ import pytest
 
 import localspec
 from engines import PLACES
-from localspec.errors import EngineError, OptionError
-from spawned import isolate_there
+from localspec.errors import EngineError
 
 GREEDY = localspec.SamplingParams(temperature=0)
 ENDLESS = localspec.SamplingParams(temperature=0, ignore_eos=True)
@@ -77,18 +74,6 @@ def test_a_dropped_engine_frees_its_models(freed):
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_a_vocabulary_keeps_what_it_reads(freed):
-    engine = localspec.load(draft_tokens=0)
-    vocabulary = engine.vocabulary
-    expected = vocabulary.tokenize("A fox", parse_special=False)
-    del engine
-    assert vocabulary.tokenize("A fox", parse_special=False) == expected
-    assert not freed
-    del vocabulary
-    assert len(freed) == 1
-
-
-@pytest.mark.usefixtures("no_collector")
 def test_a_dropped_engine_gives_an_adopted_llama_back(demo_target):
     """Its owner goes on with it, and another engine can have it."""
     llama = llama_cpp.Llama(str(demo_target), n_ctx=256, n_batch=64, verbose=False)
@@ -131,15 +116,6 @@ def test_leaving_the_block_masks_nothing(any_engine, raised):
         any_engine.generate_raw(STORY).reply()
 
 
-def test_a_break_leaves_the_block(any_engine):
-    with any_engine:
-        stream = any_engine.generate_raw(STORY, sampling=ENDLESS)
-        for _ in stream:
-            break
-    assert list(stream) == []
-    assert len(stream.reply().token_ids) == 1
-
-
 def test_leaving_the_block_ends_what_other_threads_read(any_engine):
     """They get the end of their answer, and no other."""
     replies, refusals, begun = [], [], threading.Event()
@@ -161,77 +137,6 @@ def test_leaving_the_block_ends_what_other_threads_read(any_engine):
     thread.join(20)
     assert refusals == ["the engine is closed"]
     assert replies[-1].finish_reason == "cancelled"
-
-
-def test_a_stream_that_another_thread_closes_just_ends(kept_engine):
-    """At whatever moment of its reading; never with an error of Python's."""
-    for delay in range(0, 30_000, 1_000):
-        stream = kept_engine.generate_raw(STORY, sampling=ENDLESS)
-        ends = []
-
-        def read(stream=stream, ends=ends):
-            try:
-                ends.append(sum(1 for _ in stream))
-            except BaseException as error:
-                ends.append(error)
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        for _ in range(delay):
-            pass
-        stream.close()
-        reader.join()
-        assert isinstance(ends[0], int), ends
-        assert stream.reply().finish_reason == "cancelled"
-
-
-@pytest.mark.parametrize("has_begun", [False, True])
-def test_a_signal_handler_that_leaves_the_block_does_not_wait_for_itself(
-    monkeypatch, has_begun
-):
-    """It cannot close what it has interrupted, and says so; the answer ends."""
-    from localspec.llama.model import LlamaModel
-
-    engine = localspec.load(draft_tokens=0)
-    errors, real, numbers = [], LlamaModel.decode, itertools.count()
-
-    def leave(*_signal):
-        try:
-            engine.__exit__(None, None, None)
-        except EngineError as error:
-            errors.append(str(error))
-
-    def decode(*arguments):
-        if next(numbers) == (5 if has_begun else 0):
-            signal.raise_signal(signal.SIGTERM)
-        return real(*arguments)
-
-    monkeypatch.setattr(LlamaModel, "decode", decode)
-    previous = signal.signal(signal.SIGTERM, leave)
-    try:
-        reply = engine.generate_raw(STORY, sampling=ENDLESS).reply()
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-    assert (reply.finish_reason, bool(reply.token_ids)) == ("cancelled", has_begun)
-    (error,) = errors
-    assert "thread that is to close it" in error
-    engine.close()
-
-
-def test_a_stream_that_is_closed_before_it_begins_says_nothing(kept_engine):
-    """No trace but an empty reply, which says how it would have been made."""
-    chat = kept_engine.chat()
-    chat.send("Hello", sampling=GREEDY, max_tokens=3).reply()
-    for seed, rule in ((None, "block"), (7, "coupled")):
-        stream = chat.send("Tell me a story.", seed=seed, logprobs=2)
-        stream.close()
-        reply = stream.reply()
-        assert (reply.text, reply.token_ids, reply.logprobs) == ("", (), ())
-        assert (reply.finish_reason, reply.seed, reply.rule) == ("cancelled", seed, rule)
-        assert reply.stats.completion_tokens == 0
-        assert reply.stats.prompt_tokens == 0  # no prompt was made, even
-        assert list(stream) == []
-    assert (len(chat.messages), chat.num_asked) == (2, 1)
 
 
 def test_a_reply_is_data(kept_engine):
@@ -303,61 +208,6 @@ def test_the_interpreter_ends_quietly(tmp_path, kind, threaded):
     assert (done.stderr, done.returncode) == ("", 0)
 
 
-LATE_WORK = """
-import asyncio, threading
-import localspec
-engine = localspec.load()
-greedy = localspec.SamplingParams(temperature=0)
-def work():
-    threading.main_thread().join()
-    print(engine.vocabulary.tokenize("word " * 500, parse_special=False)[:1] != [])
-    async def ask():
-        reply = await engine.generate_raw("A fox", sampling=greedy, max_tokens=4)
-        return len(reply.token_ids)
-    print(asyncio.run(ask()))
-    print(len(engine.generate_raw("A fox", sampling=greedy, max_tokens=4).reply().token_ids))
-threading.Thread(target=work).start()
-"""
-
-
-@pytest.mark.process
-def test_a_thread_that_outlives_the_main_one_has_all_of_its_engine(tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(LATE_WORK)
-    done = subprocess.run(
-        [sys.executable, path], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.stdout.split(), done.stderr) == (["True", "4", "4"], "")
-
-
-@pytest.mark.process
-def test_an_asynchronous_stream_that_is_left_open_does_not_hold_up_the_exit(tmp_path):
-    """The prompt alone takes seconds; whoever stops the loop does not wait for it."""
-    path = tmp_path / "script.py"
-    path.write_text(
-        """
-import asyncio
-import localspec
-engine = localspec.load()
-seen = []
-stream = engine.generate_raw([5] * 2000, on_prompt=lambda *places: seen.append(places))
-async def begun():
-    while not seen:
-        await asyncio.sleep(0.001)
-loop = asyncio.new_event_loop()
-task = loop.create_task(stream.__anext__())
-loop.run_until_complete(begun())
-print(task.done(), seen[0][0] < seen[0][1], flush=True)
-"""
-    )
-    done = subprocess.run(
-        [sys.executable, path], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0
-    assert done.stdout == "False True\n"
-    assert "Traceback" not in done.stderr
-
-
 def run_in_fork(work):
     """Its exit code: 0 if `work` returned, 9 if it raised; SIGALRM ends one that hangs."""
     child = os.fork()
@@ -392,72 +242,3 @@ def test_a_fork_of_a_process_that_has_loaded_is_told_so(demo_target):
 
     assert run_in_fork(load_here) == 0
     llama.close()
-
-
-@pytest.mark.process
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_fork_leaves_the_block_of_its_parent():
-    """Also where a thread that it does not have was reading."""
-    with localspec.load() as engine:
-        stream, begun = engine.generate_raw(STORY, sampling=ENDLESS), threading.Event()
-
-        def read():
-            for _ in stream:
-                begun.set()
-
-        thread = threading.Thread(target=read)
-        thread.start()
-        assert begun.wait(60)
-
-        def leave():
-            with engine:
-                pass
-
-        assert run_in_fork(leave) == 0
-        stream.cancel()
-        thread.join()
-        assert engine.generate_raw(STORY, max_tokens=3).reply().token_ids
-
-
-@pytest.mark.process
-def test_an_isolated_engine_of_a_daemonic_process_is_refused():
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=isolate_there, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    error = ours.recv()
-    process.join()
-    assert isinstance(error, EngineError)
-    assert "daemonic" in str(error)
-    assert error.hint
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"stop": 5}, "stop string is 5"),
-        ({"stop": ["a", None]}, "stop string is None"),
-        ({"stop": b"x"}, "stop string is"),
-        ({"sampling": {"temperature": 0}}, "sampling is"),
-        ({"max_tokens": True}, "max_tokens is True"),
-        ({"max_tokens": 2.5}, "max_tokens is 2.5"),
-        ({"logprobs": "5"}, "logprobs is '5'"),
-        ({"seed": "abc"}, "seed is 'abc'"),
-        ({"seed": -1}, "seed is -1"),
-        ({"rule": "exact"}, "rule of verification 'exact'"),
-    ],
-)
-def test_options_of_a_wrong_type_are_ours_to_refuse(kept_engine, options, message):
-    with pytest.raises(OptionError, match=message) as caught:
-        kept_engine.generate_raw(STORY, **options).reply()
-    assert caught.value.hint
-
-
-def test_no_stop_string_is_none(kept_engine):
-    reply = kept_engine.generate_raw(STORY, stop=None, sampling=GREEDY, max_tokens=5).reply()
-    assert reply == dataclasses.replace(
-        kept_engine.generate_raw(STORY, sampling=GREEDY, max_tokens=5).reply(),
-        stats=reply.stats,
-    )

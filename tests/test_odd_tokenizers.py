@@ -11,8 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_translated import Pieces, bytes_of, translated
 
-from localspec.errors import PairError
-from localspec.speculative.own_text import TokenMaps
 from localspec.speculative.policy_api import DraftOff
 from toy import TableModel
 
@@ -102,9 +100,3 @@ def test_an_odd_tokenizer_reads_the_very_bytes_or_rests(kind, words, lost, edits
         draft.rows(text, 1)
         assert draft.model.num_cached == len(text)
         assert b"".join(own.pieces[token] for token in table.cached) == bytes_of(target, text)
-
-
-def test_a_draft_whose_only_single_byte_is_a_control_token_is_no_pair():
-    target = Pieces([b"a", b"b", b"ab", b"ba"])
-    with pytest.raises(PairError, match="no tokens of single bytes"):
-        TokenMaps(target, Pieces([b"a", b"ab", b"ba"], controls=(0,)))

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import signal
-import threading
-import weakref
-
 import numpy as np
 import pytest
 from picture_prompts import GREEDY, asked, prompt_of
@@ -15,14 +9,11 @@ from vision_maker import random_picture, write_vision_pair
 
 import inside
 import localspec
-from engines import Owner
 from localspec.errors import DecodeError
-from localspec.llama import projector
 from localspec.llama.library import llama_cpp
 from localspec.pictures.cells import cell_rows
 from localspec.streaming.exchange import PlainExchange
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.prompt import Prompt
 
 
 @pytest.fixture(scope="module")
@@ -89,31 +80,6 @@ def test_an_answer_keeps_its_pictures_at_hand(engine, monkeypatch):
         vision.part(first_part(engine, prompt))
 
 
-def test_pictures_that_are_only_counted_are_forgotten(engine, monkeypatch):
-    picture = random_picture(1)
-    inside.keep_pictures(monkeypatch, 2 * len(picture.rgb))
-    prompt = prompt_of(engine, "see ", picture)
-    vision = inside.target(engine).vision
-    assert vision.part(first_part(engine, prompt)).picture is picture
-    for seed in range(2, 5):
-        engine.vision.cells(random_picture(seed))
-    with pytest.raises(DecodeError, match="not at hand"):
-        vision.part(first_part(engine, prompt))
-
-
-def test_idle_time_keeps_a_cached_picture_that_is_not_at_hand(engine, monkeypatch):
-    inside.keep_pictures(monkeypatch, 1)
-    owner = Owner()
-    prompt = prompt_of(engine, "see ", random_picture(1), "what is it")
-    reply, _ = asked(engine, prompt, owner)
-    more = engine.tokenize("and more")
-    tokens = [*prompt.tokens, *reply.token_ids, *more]
-    engine.vision.cells(random_picture(2))
-    inside.prepare(engine, lambda _: tokens, owner)
-    _, num_decoded = asked(engine, Prompt(tokens, pictures=prompt.pictures), owner)
-    assert num_decoded <= 1 + len(more)
-
-
 def test_texts_are_read_forwards_after_a_picture_was_broken_off(engine):
     """Also where a signal came before that was set back."""
     target = inside.target(engine)
@@ -124,63 +90,3 @@ def test_texts_are_read_forwards_after_a_picture_was_broken_off(engine):
         llama_cpp.llama_set_causal_attn(target.handle.context, False)
         target.begin()
         np.testing.assert_array_equal(target.decode(tokens, 1)[0], expected)
-
-
-def test_a_dropped_engine_that_read_a_picture_is_freed_at_once(files):
-    engine = localspec.load(**files)
-    asked(engine, prompt_of(engine, "see ", random_picture(1), "what is it"))
-    handle = weakref.ref(inside.target(engine).handle)
-    gc.collect()
-    gc.disable()
-    try:
-        del engine
-        assert handle() is None
-    finally:
-        gc.enable()
-
-
-def test_who_keeps_a_projector_keeps_its_model(files):
-    engine = localspec.load(**files)
-    vision, handle = engine.vision, weakref.ref(inside.target(engine).handle)
-    expected = vision.cells(random_picture(1))
-    del engine
-    gc.collect()
-    assert handle() is not None
-    assert len(vision.cells(random_picture(2))) == len(expected)
-    handle().close()
-    with pytest.raises(localspec.ClosedError):
-        vision.cells(random_picture(3))
-
-
-@pytest.mark.process
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_fork_while_pictures_are_looked_at_can_close_the_engine(engine, monkeypatch):
-    vision, inner, go_on = inside.target(engine).vision, threading.Event(), threading.Event()
-
-    def waits(*_arguments):
-        inner.set()
-        go_on.wait()
-        raise RuntimeError("given up")
-
-    monkeypatch.setattr(projector, "cell_numbers", waits)
-    thread = threading.Thread(target=suppressed, args=(vision.cells, random_picture(1)))
-    thread.start()
-    inner.wait()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        try:
-            vision.cells(random_picture(2))
-        except localspec.EngineError:
-            engine.close()
-            os._exit(0)
-        os._exit(1)
-    go_on.set()
-    thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def suppressed(function, *arguments):
-    with pytest.raises(RuntimeError):
-        function(*arguments)

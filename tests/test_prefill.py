@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 
 import pytest
-from simulated import Q4_0, Q4_K, VOCAB, Clock, TimedModel, at_random
 
 import inside
 import localspec
 from gguf_maker import write_random_model
 from localspec.chat.template import BUILT_IN
-from localspec.cli.terminal.dialogue import idle_time
-from localspec.engine.prefill import prepare
-from localspec.errors import BusyError, ContextError, DecodeError
-from localspec.policy.acceptance import RATES
-from localspec.policy.adaptive import AdaptiveDraftPolicy
-from localspec.sampling.chain import SamplerChain
-from localspec.speculative.loop import Request, SpeculativeDecoder
+from localspec.errors import ContextError, DecodeError
 from localspec.speculative.policy_api import (
-    REPLAY_TOKENS,
     FixedDraftPolicy,
-    FixedThreads,
     ProposerKind,
 )
-from localspec.speculative.proposers import DraftModel
-from localspec.speculative.randomness import Randomness
-from localspec.speculative.rules import make_rule
-from localspec.streaming.access import Access, busy
-from toy import all_shared
 
 GREEDY = localspec.SamplingParams(temperature=0)
 STORY = "Tell me a story about a fox."
@@ -225,91 +210,6 @@ def test_a_draft_reads_ahead_only_while_it_follows_the_text(engine):
         inside.loop(engine).draft_policy = own
 
 
-class TypedChat:
-    """Plain answers on a clock of their own; in a pause after each `policy` learns."""
-
-    def __init__(self, agreement):
-        self.clock = Clock()
-        target = TimedModel(self.clock, 1.0, Q4_K)
-        draft = TimedModel(self.clock, 0.12, Q4_0, at_random(agreement), REPLAY_TOKENS)
-        proposer = DraftModel(draft, all_shared(target, draft), lambda token: False)
-        self.policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1}, 1)
-        self.loop = SpeculativeDecoder(
-            target, [proposer], self.policy, FixedThreads(1), None, self.clock
-        )
-        self.tokens = [(7 * i) % VOCAB for i in range(31)] + [0]
-
-    def answer(self, draft_policy, num_tokens=64):
-        """Seconds that it takes."""
-        started = self.clock.now
-        self.loop.draft_policy = draft_policy
-        self.chain = SamplerChain(GREEDY, num_prompt_tokens=len(self.tokens))
-        rule = make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0))
-        self.loop.start(self.tokens)
-        request = Request(self.chain, rule, num_tokens, lambda token: False)
-        for _ in self.loop.steps(request):
-            pass
-        return self.clock.now - started
-
-    def pause(self):
-        self.loop.draft_policy = self.policy
-        # A conversation goes on after what was said.
-        self.tokens = list(self.loop.tokens)
-        prepare(self.loop, self.tokens, self.chain, self.clock)
-
-
-@pytest.mark.parametrize("agreement", [0.0, 0.5, 0.95])
-def test_a_draft_that_rested_is_judged_by_the_answer(agreement):
-    chat = TypedChat(agreement)
-    acceptance = chat.policy.prospects[0].acceptance
-    chat.answer(FixedDraftPolicy(0), 80)
-    chat.pause()
-    assert acceptance.num_seen == 64
-    assert acceptance.weights @ RATES == pytest.approx(agreement, abs=0.15)
-    chat.pause()  # nothing new
-    assert acceptance.num_seen == 64
-    for _ in range(9):
-        chat.answer(FixedDraftPolicy(0), 80)
-        chat.pause()
-    assert acceptance.num_seen == 256  # that is enough
-
-
-@pytest.mark.parametrize(("agreement", "at_most"), [(0.0, 0.5), (0.9, -10.0)])
-def test_what_was_judged_decides_about_the_next_answer(agreement, at_most):
-    """A useless draft is let alone; a good one drafts from its first token on."""
-    chat = TypedChat(agreement)
-    for _ in range(4):
-        target_only_s = chat.answer(FixedDraftPolicy(0))
-        chat.pause()
-    assert chat.answer(chat.policy) - target_only_s < at_most
-
-
-@pytest.mark.usefixtures("nothing_known")
-def test_a_question_ends_the_judging_within_a_decode(monkeypatch):
-    with localspec.load(num_threads=1) as engine:
-        chat, policy, loop = engine.chat(), inside.loop(engine).draft_policy, emptied(engine)
-        inside.loop(engine).draft_policy = FixedDraftPolicy(0)
-        chat.send(STORY, sampling=GREEDY).reply()
-        inside.loop(engine).draft_policy = policy
-        acceptance = policy.prospects[0].acceptance
-        real, sizes = draft_of(loop).decode, []
-
-        def decode(tokens, num_logits):
-            sizes.append(len(tokens))
-            if len(sizes) == 3:
-                engine.cancel()
-            return real(tokens, num_logits)
-
-        monkeypatch.setattr(draft_of(loop), "decode", decode)
-        chat.prepare()
-        check_invariant(loop)
-        assert (len(sizes), acceptance.num_seen) == (3, REPLAY_TOKENS)
-        chat.prepare()  # goes on where it ended
-        check_invariant(loop)
-        assert REPLAY_TOKENS < acceptance.num_seen <= 64
-        assert chat.send(STORY, sampling=GREEDY).reply().text
-
-
 def test_where_nothing_is_drafted_nothing_is_measured(plain, monkeypatch):
     chat, loop = plain.chat(system=SYSTEM), emptied(plain)
     sizes = target_decodes(loop, monkeypatch)
@@ -377,46 +277,6 @@ def test_whatever_ends_it_ends_it_within_a_decode(monkeypatch, decode, ending):
             assert len(prompt) - reply.stats.cached_prompt_tokens < 20
 
 
-def test_what_was_read_before_the_question_came_is_not_read_again(plain, monkeypatch):
-    chat, loop = plain.chat(system=LONG_SYSTEM), emptied(plain)
-    with monkeypatch.context() as patch:
-        reached = hold_at_decode(loop, patch, 3)
-        worker = threading.Thread(target=chat.prepare)
-        worker.start()
-        assert reached.wait(60)
-        stream = chat.send("Hi", sampling=GREEDY, max_tokens=2)
-        list(stream)
-        worker.join(60)
-    assert stream.reply().stats.cached_prompt_tokens == 256
-
-
-def test_a_failing_decode_leaves_caches_right(plain, monkeypatch):
-    chat, loop = plain.chat(system=LONG_SYSTEM), emptied(plain)
-    with monkeypatch.context() as patch:
-        real, count = loop.target.decode, iter(range(10))
-
-        def decode(tokens, num_logits):
-            if next(count) == 2:
-                raise DecodeError("out of memory")
-            return real(tokens, num_logits)
-
-        patch.setattr(loop.target, "decode", decode)
-        with pytest.raises(DecodeError):
-            chat.prepare()
-    check_invariant(loop)
-    fresh = chat.send(STORY, sampling=GREEDY, max_tokens=9).reply()
-    assert fresh.stats.cached_prompt_tokens >= 128
-
-
-def test_an_answer_is_not_disturbed_by_it(engine):
-    chat, other = engine.chat(), engine.chat(system=SYSTEM)
-    stream = chat.send(STORY, sampling=GREEDY, max_tokens=30)
-    next(stream)
-    other.prepare()  # does nothing
-    list(stream)
-    assert stream.reply().finish_reason != "cancelled"
-
-
 def test_answers_that_come_at_any_moment_are_given(engine):
     """As in docs/applications.md: nothing is refused, neither the answer nor the idle work."""
     failed = []
@@ -436,22 +296,6 @@ def test_answers_that_come_at_any_moment_are_given(engine):
     assert failed == []
 
 
-def test_a_cancel_counts_while_the_prompt_is_made(plain, monkeypatch):
-    chat, loop = plain.chat(system=SYSTEM), emptied(plain)
-    tokenize = plain.vocabulary.tokenize
-
-    def cancelled(*arguments, **more):
-        plain.cancel()
-        return tokenize(*arguments, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(plain.vocabulary, "tokenize", cancelled)
-        chat.prepare()
-    assert loop.target.num_cached == 0
-    chat.prepare()
-    assert loop.target.num_cached > 0
-
-
 def test_another_chat_finds_its_caches_again(plain):
     one, other = plain.chat(), plain.chat(system=SYSTEM)
     one.send(STORY, sampling=GREEDY).reply()
@@ -460,43 +304,19 @@ def test_another_chat_finds_its_caches_again(plain):
     assert reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens < 20
 
 
-def test_access_is_refused_by_an_answer_and_given_up_by_idle_work():
-    told = threading.Event()
-    access = Access()
-    answer = access.turn()
-    with access.turn(told.set) as idle:
-        access.take(idle, busy)
-        with pytest.raises(BusyError), access.turn(told.set) as other:
-            access.take(other, busy)
-        assert not told.is_set()
-        worker = threading.Thread(target=access.take, args=(answer, busy))
-        worker.start()
-        assert told.wait(60)
-        assert worker.is_alive()
-    worker.join(60)
-    assert not worker.is_alive()
-    for other in (access.turn(), access.turn(told.set)):
-        with pytest.raises(BusyError), other:
-            access.take(other, busy)
-    answer.end()
-    access.take(access.turn(), busy)
+def test_a_failing_decode_leaves_caches_right(plain, monkeypatch):
+    chat, loop = plain.chat(system=LONG_SYSTEM), emptied(plain)
+    with monkeypatch.context() as patch:
+        real, count = loop.target.decode, iter(range(10))
 
+        def decode(tokens, num_logits):
+            if next(count) == 2:
+                raise DecodeError("out of memory")
+            return real(tokens, num_logits)
 
-def test_the_command_line_s_thread_has_ended_when_the_line_is_there(engine, monkeypatch):
-    chat, loop = engine.chat(system=LONG_SYSTEM), emptied(engine)
-    reached = hold_at_decode(loop, monkeypatch, 2)
-    with idle_time(engine, chat):
-        assert reached.wait(60)
-    assert "localspec-idle" not in [thread.name for thread in threading.enumerate()]
+        patch.setattr(loop.target, "decode", decode)
+        with pytest.raises(DecodeError):
+            chat.prepare()
     check_invariant(loop)
-
-
-def test_what_fails_in_that_thread_is_logged_and_not_shown(engine, caplog, capfd):
-    with localspec.load(draft_tokens=0) as closed:
-        chat = closed.chat()
-    with caplog.at_level(logging.INFO), idle_time(closed, chat):
-        while not caplog.records:
-            threading.Event().wait(0.01)
-    assert "is closed" in str(caplog.records[0].exc_info[1])
-    assert caplog.records[0].levelno == logging.INFO
-    assert capfd.readouterr() == ("", "")
+    fresh = chat.send(STORY, sampling=GREEDY, max_tokens=9).reply()
+    assert fresh.stats.cached_prompt_tokens >= 128

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
-import signal
-import threading
 
 import llama_cpp
 import pytest
@@ -22,8 +19,6 @@ from localspec.cli import main
 from localspec.isolated import process as child_process
 from localspec.llama import native, rpc_backend, rpc_servers
 from localspec.llama.rpc_servers import ask_server
-from localspec.presets.presets import find_preset
-from localspec.server.served_models import ServedModel, ServedModels
 
 pytestmark = [needs_servers, pytest.mark.process]
 
@@ -31,7 +26,6 @@ STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>a
 LONG = localspec.SamplingParams(temperature=0, ignore_eos=True)
 # The same on both sides: which kernels compute is chosen by whether there is a GPU or a server.
 PLAIN = localspec.LlamaOptions(flash_attention="off")
-SHORT = dataclasses.replace(PLAIN, context_length=512)
 
 
 @pytest.fixture(scope="module")
@@ -87,30 +81,6 @@ def test_text_is_that_of_this_machine_and_draft_and_costs_are(servers):
     assert sum(draft.gpu_layers) == 0
 
 
-def test_shares_decide_which_server_has_which_layers(servers):
-    shares = dataclasses.replace(PLAIN, tensor_split=(24.0, 1.0), num_gpu_layers=25)
-    with opened(*servers, target_options=shares) as engine:
-        assert engine.memory().models.models[0].gpu_layers[:2] == (24, 1)
-        assert engine.generate_raw(STORY, temperature=0, max_tokens=5).reply().token_ids
-    few = dataclasses.replace(PLAIN, num_gpu_layers=3)
-    with opened(*servers, target_options=few) as engine:
-        assert sum(engine.memory().models.models[0].gpu_layers[:2]) == 3
-        assert engine.generate_raw(STORY, temperature=0, max_tokens=5).reply().token_ids
-
-
-def test_a_draft_is_on_a_server_where_it_is_told_so(servers):
-    there = dataclasses.replace(PLAIN, rpc=(servers[1].address,))
-    with opened(servers[0], draft_options=there) as engine:
-        target, draft = engine.memory().models.models
-        text = engine.generate_raw(STORY, temperature=0, max_tokens=40).reply().token_ids
-    assert target.gpu_layers[:2] == (target.num_layers, 0)
-    assert draft.gpu_layers[:2] == (0, draft.num_layers)
-    with localspec.load(draft_tokens=3, target_options=PLAIN, draft_options=PLAIN) as engine:
-        assert (
-            engine.generate_raw(STORY, temperature=0, max_tokens=40).reply().token_ids == text
-        )
-
-
 @pytest.mark.parametrize("name", ["qwen35", "gemma4", "qwen3", "dflash"])
 def test_heads_read_a_target_that_is_elsewhere(name, servers, tmp_path, demo_target):
     """Inside its file only if asked for; apart, also one that shares its output or cache."""
@@ -149,11 +119,6 @@ def test_a_server_that_is_not_there_is_named_before_anything_is_loaded(server, s
     assert server.address in found.stderr
 
 
-def test_a_mute_port_is_waited_for_briefly():
-    with answering() as address, pytest.raises(localspec.RpcError, match="did not answer"):
-        localspec.IsolatedEngine(rpc=[address])
-
-
 def test_a_server_of_another_version_is_refused_with_both_versions():
     ours = rpc_backend.protocol_of(inside.library_path(native.shared_library(llama_cpp)))
     answers = device_count(1), device_memory(1 << 30, 1 << 30)
@@ -166,28 +131,6 @@ def test_a_server_of_another_version_is_refused_with_both_versions():
             CliRunner().invoke(main, ["doctor", "--json", "--rpc", address]).output
         )
     assert str(caught.value) in [problem["what"] for problem in found["problems"]]
-
-
-def test_a_server_killed_while_models_are_loaded(server):
-    """From the callback that hears of the load: the loading process dies, this one does not."""
-
-    def kill(share):
-        if share > 0.3:
-            server.kill()
-
-    with pytest.raises(localspec.CrashedError, match=f"{server.address} cannot be reached"):
-        opened(server, progress=kill)
-
-
-def test_a_server_killed_while_a_prompt_is_read(server):
-    with opened(server) as engine:
-        stream = engine.generate_raw(
-            STORY * 60, on_prompt=lambda *_: server.kill(), max_tokens=5
-        )
-        with pytest.raises(localspec.CrashedError, match=server.address):
-            list(stream)
-        server.start()
-        assert engine.generate_raw(STORY, max_tokens=3).reply().token_ids
 
 
 def test_a_server_killed_in_mid_answer(server, servers):
@@ -212,20 +155,6 @@ def test_a_server_killed_in_mid_answer(server, servers):
         assert len(chat.messages) == 4
 
 
-def test_a_server_killed_while_nothing_is_asked(server):
-    """If it is there again the question is answered, else it is named; nothing is lost."""
-    with opened(server) as engine:
-        chat = engine.chat()
-        chat.send("Hello!", max_tokens=5).reply()
-        server.kill()
-        server.start()
-        assert chat.send("Hello again!", sampling=LONG, max_tokens=5).reply().text
-        server.kill()
-        with pytest.raises(localspec.RpcError, match=server.address):
-            chat.send("Are you there?").reply()
-        assert len(chat.messages) == 4
-
-
 @pytest.mark.usefixtures("brief")
 def test_a_server_that_stands_still_is_not_waited_for_for_ever(server):
     """In mid-answer and idle; it goes on afterwards, though its client has gone."""
@@ -244,53 +173,6 @@ def test_a_server_that_stands_still_is_not_waited_for_for_ever(server):
         assert server.process.poll() is None
         with stopped(server):
             engine.close()
-    assert server.process.poll() is None
-
-
-@pytest.mark.usefixtures("brief")
-def test_nobody_waits_long_for_an_answer_that_was_left(server, monkeypatch):
-    """As by a second Ctrl-C, while the server stands still."""
-    monkeypatch.setattr(child_process, "CHILD_PATIENCE_S", 1.0)
-    monkeypatch.setattr(child_process, "CHILD_SILENCE_S", 600.0)
-    with opened(server) as engine:
-        stream = engine.generate_raw(STORY, sampling=LONG)
-        next(stream)
-        with stopped(server):
-            alarm = threading.Timer(
-                0.3, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]
-            )
-            alarm.start()
-            with pytest.raises((KeyboardInterrupt, localspec.CrashedError)):
-                list(stream)
-            alarm.join()
-
-
-def test_a_second_client_is_told_and_harms_nobody(server, monkeypatch):
-    """A server has one client at a time; those who gave up waiting must not end it later."""
-    monkeypatch.setattr(rpc_servers, "SERVER_WAIT_S", 0.5)
-    with opened(server) as engine:
-        stream = engine.generate_raw(STORY, sampling=LONG)
-        next(stream)
-        with pytest.raises(localspec.RpcError, match="did not answer") as caught:
-            ask_server(server.address)
-        assert "one client at a time" in caught.value.hint
-        assert next(stream).token_ids
-        stream.close()
-    for _ in range(3):
-        assert ask_server(server.address).devices
-    with opened(server) as engine:
-        assert engine.generate_raw(STORY, max_tokens=3).reply().token_ids
-    assert server.process.poll() is None
-
-
-def test_a_client_that_is_killed_in_mid_answer_leaves_the_server_running(server):
-    for _ in range(3):
-        with opened(server) as engine:
-            stream = engine.generate_raw(STORY, sampling=LONG)
-            next(stream)
-            inside.system_process(engine).kill()
-            with pytest.raises(localspec.CrashedError, match="which answer now"):
-                list(stream)
     assert server.process.poll() is None
 
 
@@ -319,59 +201,3 @@ def test_commands_use_servers_and_say_where_layers_go(servers):
     for server in servers:
         assert f"{server.address}: llama.cpp RPC server, protocol " in examined
     assert "cannot be reached" not in examined
-
-
-def test_doctor_names_servers_that_do_not_answer(server):
-    server.kill()
-    examined = CliRunner().invoke(main, ["doctor", "--rpc", server.address]).output
-    assert f"Problem    {server.address} cannot be reached" in examined
-
-
-@pytest.mark.slow
-def test_measurements_and_checks_run_where_the_models_are(server, tmp_path):
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("Tell me a story.\n")
-    common = ("--rpc", server.address, "--draft-tokens", "3", "--prompts", str(prompts))
-    measured = CliRunner().invoke(
-        main, ["bench", *common, "--seconds", "60", "--max-tokens", "64", "--json"]
-    )
-    assert measured.exit_code == 0, measured.output
-    assert json.loads(measured.stdout)["costs"]["ratios"][0] == 1.0
-    checked = CliRunner().invoke(main, ["verify", *common, "--seconds", "9", "--details"])
-    assert checked.exit_code in (0, 3), checked.output
-    assert "NOT lossless" not in checked.stdout
-    assert "Vocabulary:" in checked.stdout
-
-
-def test_bench_of_a_server_that_dies_says_so(server):
-    timer = threading.Timer(2.0, server.kill)
-    timer.start()
-    found = CliRunner().invoke(main, ["bench", "--rpc", server.address, "--seconds", "600"])
-    timer.join()
-    assert found.exit_code == 1
-    assert f"{server.address} cannot be reached" in found.stderr
-
-
-@pytest.mark.slow
-def test_models_of_one_server_take_turns_on_it(server, monkeypatch):
-    """`serve` closes the one that is not in use, as where memory is short."""
-    monkeypatch.setattr(rpc_servers, "SERVER_WAIT_S", 0.5)
-    demo = find_preset("demo")
-    models = ServedModels(
-        [
-            ServedModel(dataclasses.replace(demo, name=name, rpc=(server.address,)), 512)
-            for name in ("one", "two")
-        ],
-        takes_any_name=False,
-    )
-
-    async def use() -> None:
-        try:
-            for name in ("one", "two", "one"):
-                async with models.opened(models.named(name)) as engine:
-                    assert engine.generate_raw("Hi", max_tokens=2).reply().token_ids
-                assert [m.name for m in models.all if m.engine is not None] == [name]
-        finally:
-            await models.close()
-
-    asyncio.run(use())

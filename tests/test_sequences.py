@@ -14,7 +14,7 @@ import localspec
 from engines import Owner, answered
 from gguf_maker import write_random_model
 from localspec.errors import OptionError
-from localspec.llama.lane_time import LaneTime
+from localspec.llama.joint import LaneTime
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 
@@ -184,11 +184,3 @@ def test_sequences_are_counted_and_bounded_by_what_is_kept(demo_target):
     for wrong in (0, 17, 2.0):
         with pytest.raises(OptionError, match=f"parallel is {wrong}"):
             localspec.load(**options, parallel=wrong)
-
-
-def test_more_sequences_than_a_step_has_rows(demo_target):
-    """libllama would end the process."""
-    options = LlamaOptions(context_length=8, num_sequences=16, max_outputs=1)
-    model = LlamaModel.open(demo_target, options)
-    assert model.beside(15, LaneTime()).decode([5, 6, 7], 1).shape[0] == 1
-    model.close()

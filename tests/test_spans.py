@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.llama.spans import PictureSpan, PictureSpans
+from localspec.llama.cache_state import PictureSpan, PictureSpans
 
 
 @pytest.mark.parametrize("place", [10, 11, 60, 110, 115])

@@ -9,8 +9,6 @@ import sys
 
 import pytest
 
-from localspec.llama.quirks.spinning import spinning_briefly
-
 SCRIPT = """
 import os
 before = dict(os.environ)
@@ -45,19 +43,3 @@ def test_what_the_user_has_set_stays():
     assert told(GOMP_SPINCOUNT="77")["GOMP_SPINCOUNT"] == "77"
     assert told(OMP_WAIT_POLICY="active")["OMP_WAIT_POLICY"] == "ACTIVE"
     assert told(OMP_WAIT_POLICY="active")["GOMP_SPINCOUNT"] != "3000"
-
-
-def test_the_environment_is_left_as_it_was_after_an_error(monkeypatch):
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    seen = []
-
-    def fail() -> None:
-        with spinning_briefly():
-            seen.append(os.environ["GOMP_SPINCOUNT"])
-            raise ImportError
-
-    with pytest.raises(ImportError):
-        fail()
-    assert seen == ["3000"]
-    assert "GOMP_SPINCOUNT" not in os.environ

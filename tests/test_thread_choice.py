@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.engine import thread_choice
+from localspec.engine import proposer_choice
 
 
 class TimedModel:
@@ -18,7 +18,7 @@ class TimedModel:
         self.num_cached = 0
         self.num_decodes = 0
         self._milliseconds, self._now = milliseconds, 0.0
-        monkeypatch.setattr(thread_choice.time, "perf_counter", lambda: self._now)
+        monkeypatch.setattr(proposer_choice.time, "perf_counter", lambda: self._now)
 
     def decode(self, tokens, num_logits):
         assert self.num_cached == 0
@@ -44,5 +44,5 @@ class TimedModel:
 )
 def test_the_fewest_that_are_fastest(milliseconds, chosen, monkeypatch):
     model = TimedModel(milliseconds, monkeypatch)
-    thread_choice.choose_threads(model)
+    proposer_choice.choose_threads(model)
     assert (model.num_threads, model.num_cached) == (chosen, 0)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import signal
 import sys
 import threading
 import time
 
 import pytest
 
-import inside
 import localspec
 from localspec.errors import BusyError, EngineError
-from localspec.streaming.access import busy
 from spawned import ALIKE, answer_there, load_again_and_again
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -122,21 +119,6 @@ def test_a_fork_is_refused_and_harms_nothing(busy):
         assert first + "".join(piece.text for piece in stream) == expected.text
         again = engine.generate_raw(prompt, sampling=GREEDY, max_tokens=20).reply()
         assert again.token_ids == expected.token_ids
-
-
-@pytest.mark.process
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_fork_in_idle_time_can_close_the_engine():
-    """The thread that works there has not come along."""
-    with localspec.load() as engine, inside.access(engine).turn(engine.cancel) as idle:
-        inside.access(engine).take(idle, busy)
-        child = os.fork()
-        if child == 0:
-            signal.alarm(20)
-            engine.close()
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.process

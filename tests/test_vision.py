@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from mtmd_by_hand import MARKER, logits_by_hand
 from picture_prompts import asked, prompt_of
-from vision_maker import KINDS, random_picture, write_projector, write_vision_pair
+from vision_maker import KINDS, random_picture, write_vision_pair
 
 import inside
 import localspec
 from engines import Owner
 from localspec.errors import Interrupted
-from localspec.llama import joint
-from localspec.llama.lane_time import LaneTime
 from localspec.llama.options import LlamaOptions
-from localspec.pictures.cells import cell_numbers, cell_rows, end_of_part, without_cells
+from localspec.pictures.cells import cell_numbers, cell_rows
 from localspec.streaming.prompt import Prompt
 
 
@@ -63,18 +58,6 @@ def test_logits_behind_pictures_are_llama_cpps_own(engine, size):
         np.testing.assert_array_equal(row, expected)
 
 
-def test_a_picture_takes_what_stands_for_it_in_llama_cpp(engine):
-    picture = random_picture(3)
-    with engine.exclusively():
-        _, ids, _ = logits_by_hand(inside.target(engine), MARKER, [picture])
-    tokens = engine.vision.cells(picture)
-    assert [max(token, -1) for token in tokens] == ids[1:]  # without bos
-    assert engine.vision.cells(picture) == tokens
-    other = engine.vision.cells(random_picture(4))
-    assert [max(token, -1) for token in other] == ids[1:]
-    assert not {t for t in tokens if t < 0} & {t for t in other if t < 0}
-
-
 def test_the_second_question_about_a_picture_decodes_what_is_new(engine):
     owner = Owner()
     prompt = prompt_of(engine, "see ", random_picture(1), "what is it")
@@ -87,17 +70,6 @@ def test_the_second_question_about_a_picture_decodes_what_is_new(engine):
     with engine.exclusively():
         pass
     assert asked(engine, longer)[0].token_ids == second.token_ids
-
-
-def test_another_picture_is_another_text(engine):
-    first = prompt_of(engine, "see ", random_picture(1), "what is it")
-    other = prompt_of(engine, "see ", random_picture(2), "what is it")
-    alone = asked(engine, other)[0].token_ids
-    asked(engine, first)
-    reply, num_decoded = asked(engine, other)
-    assert reply.token_ids == alone
-    before = next(place for place, token in enumerate(other.tokens) if token < 0)
-    assert num_decoded == len(other.tokens) - before
 
 
 def test_a_cut_within_a_picture_comes_in_front_of_it(engine):
@@ -167,27 +139,6 @@ def test_a_picture_that_does_not_come_with_its_prompt_is_refused(engine):
 
 def _last_cell(prompt):
     return max(place for place, token in enumerate(prompt.tokens) if token < 0)
-
-
-def test_cells_in_a_list():
-    one, two = cell_numbers(b"one", 3), cell_numbers(b"two", 2)
-    assert not {*one} & {*two}
-    assert max(*one, *two) < -(2**31)
-    tokens = [7, *one, *two, 8, 9, *two]
-    assert list(cell_rows(tokens)) == [range(1, 4), range(4, 6), range(8, 10)]
-    assert [end_of_part(tokens, place) for place in range(10)] == [
-        0,
-        1,
-        4,
-        4,
-        4,
-        6,
-        6,
-        7,
-        8,
-        10,
-    ]
-    assert without_cells(tokens) == [7, 8, 9]
 
 
 @pytest.mark.process
@@ -272,41 +223,6 @@ def test_reading_a_picture_can_be_cancelled(engine):
         np.testing.assert_array_equal(target.decode(prompt.tokens, 1)[0], again)
 
 
-def test_what_encoding_a_picture_takes_says_nothing_of_a_prompts_tokens(tmp_path, monkeypatch):
-    """Prompts are read in pieces that take as long as others may wait."""
-    target, mmproj = write_vision_pair(tmp_path, "gemma3", side=192)
-    clock = SlowlyEncoded()
-    monkeypatch.setattr(joint, "time", clock)
-    options = {"target": target, "mmproj": mmproj, "draft_tokens": 0, "memory": False}
-    with localspec.load(**options, parallel=2) as engine:
-        vision = inside.target(engine).vision
-        monkeypatch.setattr(vision, "rows", clock.delayed(vision.rows))
-        asked(engine, prompt_of(engine, "see ", random_picture(1), "what is it"))
-        assert clock.late_s
-        reader = SimpleNamespace(handle=inside.target(engine).handle, lane=LaneTime())
-        with engine.generate_raw("and so", max_tokens=50) as answer:
-            next(answer)
-            piece_size = inside.computing(inside.target(engine)).piece_size(reader)
-        assert piece_size >= 32
-
-
-class SlowlyEncoded:
-    """A clock by which encoding a picture takes 100 s."""
-
-    def __init__(self):
-        self.late_s = 0.0
-
-    def perf_counter(self):
-        return time.perf_counter() + self.late_s
-
-    def delayed(self, rows):
-        def encoded(*given):
-            self.late_s += 100.0
-            return rows(*given)
-
-        return encoded
-
-
 def test_a_decode_that_fails_within_a_picture_leaves_nothing_of_it(engine, monkeypatch):
     prompt = prompt_of(engine, "see ", random_picture(8), "what is it")
     target = inside.target(engine)
@@ -326,35 +242,6 @@ def test_a_decode_that_fails_within_a_picture_leaves_nothing_of_it(engine, monke
 
 def broken_rows(*_arguments):
     raise RuntimeError("broken")
-
-
-def test_a_picture_of_a_model_without_a_projector_is_refused(pair, engine):
-    prompt = prompt_of(engine, "see ", random_picture(1), "what is it")
-    with localspec.load(target=pair[0], mmproj="none", draft_tokens=0) as blind:
-        assert blind.vision is None
-        with pytest.raises(localspec.OptionError, match="loaded without a projector"):
-            asked(blind, prompt)
-
-
-def test_the_memory_of_an_engine_has_its_projectors(engine):
-    memory = engine.memory().models
-    assert memory.roles == ("target", "mmproj")
-    assert memory.models[1].weights_bytes > 100_000
-
-
-def test_another_files_projector_is_refused(pair, tmp_path):
-    target, _ = pair
-    with pytest.raises(localspec.ModelFileError, match="no projector"):
-        localspec.load(target=target, mmproj=target)
-    wide = write_projector(tmp_path / "mmproj.gguf", "idefics3", width=96)
-    with pytest.raises(localspec.PairError, match="width"):
-        localspec.load(target=target, mmproj=wide)
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 60), (60, 1), (7, 400), (3000, 60)])
-def test_pictures_of_odd_sizes_are_read(engine, size):
-    prompt = prompt_of(engine, "see ", random_picture(1, *size), "what is it")
-    assert asked(engine, prompt, max_tokens=2)[0].token_ids
 
 
 def test_a_picture_that_is_all_length_is_refused(engine):

@@ -8,14 +8,12 @@ import pytest
 from head_maker import write_head_model
 from picture_prompts import GREEDY, asked, prompt_of
 from vision_maker import (
-    KINDS,
     random_picture,
     write_projector,
     write_vision_pair,
     write_vision_tokenizer,
 )
 
-import inside
 import localspec
 from engines import Owner
 from gguf_maker import write_spm_model
@@ -67,7 +65,8 @@ def files_of_draft(folder, name):
     scope="module",
     params=[
         *HEADS,
-        *(f"{kind} {how}" for kind in KINDS for how in ("draft", "translated", "lookup")),
+        *("gemma3 draft", "gemma3 lookup", "qwen2vl_merger draft", "qwen3vl_merger lookup"),
+        "idefics3 translated",
     ],
 )
 def files(request, tmp_path_factory):
@@ -109,7 +108,7 @@ def plain(files):
         return greedy, ids(talked(engine, sampling=SAMPLED, seed=7))
 
 
-@pytest.mark.parametrize("count", [1, 3, 8])
+@pytest.mark.parametrize("count", [1, 5])
 def test_answers_about_pictures_are_plain_decodings(files, plain, count):
     with localspec.load(**files, draft_tokens=count, num_threads=1, memory=False) as engine:
         greedy = talked(engine, sampling=GREEDY)
@@ -119,28 +118,9 @@ def test_answers_about_pictures_are_plain_decodings(files, plain, count):
     assert sum(reply.stats.num_draft_tokens for reply in greedy) > 0
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_other_rules_repeat_with_pictures(files, rule):
-    with localspec.load(**files, draft_tokens=3, num_threads=1, memory=False) as engine:
-        asked_so = {"sampling": SAMPLED, "seed": 7, "rule": rule}
-        assert ids(talked(engine, **asked_so)) == ids(talked(engine, **asked_so))
-
-
 def test_answers_at_once_about_pictures(files, plain):
     opened = localspec.load(**files, draft_tokens=3, parallel=2, num_threads=1)
     with opened as engine, ThreadPoolExecutor(2) as pool:
         talks = [pool.submit(talked, engine, sampling=GREEDY) for _ in range(2)]
         for talk in talks:
             assert ids(talk.result()) == plain[0]
-
-
-def test_what_was_prepared_with_pictures_is_the_same_text(files, plain):
-    """An idle engine reads ahead, pictures as well, and measures steps behind them."""
-    with localspec.load(**files, num_threads=1, memory=False) as engine:
-        owner = Owner()
-        prompt = prompt_of(engine, "see see see ", random_picture(1), "what is it what is it")
-        engine.vision.show(prompt.pictures)
-        inside.prepare(engine, lambda _: prompt.tokens[:-3], owner)
-        reply, num_decoded = asked(engine, prompt, owner, **ASKED)
-    assert reply.token_ids == plain[0][0]
-    assert num_decoded == 3
