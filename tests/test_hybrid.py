@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 

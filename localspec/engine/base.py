@@ -21,8 +21,7 @@ from localspec.chat.turns import question_message, system_messages
 from localspec.errors import ClosedError, EngineError, OptionError
 from localspec.fork_guard import OwnProcess
 from localspec.sampling.params import SamplingParams
-from localspec.speculative.randomness import Randomness
-from localspec.speculative.rules import make_rule
+from localspec.speculative.rules import rule_name
 from localspec.streaming.access import Access, EngineTurn
 from localspec.streaming.answer import Answer, PieceReader
 from localspec.streaming.answer_run import AnswerState
@@ -169,10 +168,8 @@ class BaseEngine(abc.ABC):
         options = exchange.options
         self._check_options(options)
         sampling = options.sampling_from(self.sampling)
-        seed, is_greedy = options.seed, sampling.is_greedy
-        drawn = Randomness(0 if seed is None else seed)
-        rule = make_rule(options.rule, is_greedy=is_greedy, seed=seed, randomness=drawn)
-        state = AnswerState(options, sampling, rule.name)
+        rule = rule_name(options.rule, is_greedy=sampling.is_greedy, seed=options.seed)
+        state = AnswerState(options, sampling, rule)
         turn = self._access.turn(is_shared=True)
         pieces = turn.of(self._pieces(turn, exchange, state))
         if exchange.place is not None:

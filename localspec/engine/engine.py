@@ -225,7 +225,7 @@ class Engine(BaseEngine):
                 sampling, num_tokens - prompt.num_said, constraint, prompt.num_said
             ),
             rule=make_rule(
-                options.rule,
+                state.rule,
                 is_greedy=sampling.is_greedy,
                 seed=options.seed,
                 randomness=Randomness(seed, turn, prompt.num_said),

@@ -39,10 +39,8 @@ class Rule(Protocol):
         """Judge the proposal. targets: one row more than it has tokens."""
 
 
-def make_rule(
-    name: RuleName | None, *, is_greedy: bool, seed: int | None, randomness: Randomness
-) -> Rule:
-    """The rule of that name. By default greedy at temperature 0, coupled with a seed, or block.
+def rule_name(name: RuleName | None, *, is_greedy: bool, seed: int | None) -> RuleName:
+    """The rule asked for, or by default greedy (temperature 0), coupled (a seed) or block.
 
     At temperature 0 every rule is greedy. Raises OptionError for an unknown name, or greedy
     at another temperature.
@@ -55,12 +53,20 @@ def make_rule(
     if name == "greedy" and not is_greedy:
         raise OptionError("the rule greedy needs temperature 0", "Set it, or choose another.")
     if is_greedy:
-        return _Matching("greedy", verify.argmax)
-    if name == "coupled" or (name is None and seed is not None):
-        return _Matching("coupled", randomness.gumbel_max)
-    if name == "token":
-        return _Sampling("token", verify.token, randomness)
-    return _Sampling("block", verify.block, randomness)
+        return "greedy"
+    return name or ("block" if seed is None else "coupled")
+
+
+def make_rule(
+    name: RuleName | None, *, is_greedy: bool, seed: int | None, randomness: Randomness
+) -> Rule:
+    """The rule that `rule_name` chooses, with its random numbers. Raises as it does."""
+    chosen = rule_name(name, is_greedy=is_greedy, seed=seed)
+    if chosen == "greedy":
+        return _Matching(chosen, verify.argmax)
+    if chosen == "coupled":
+        return _Matching(chosen, randomness.gumbel_max)
+    return _Sampling(chosen, verify.token if chosen == "token" else verify.block, randomness)
 
 
 class _Matching:
