@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import re
 import sys
 from dataclasses import replace
 
-import llama_cpp
 import numpy as np
 import psutil
 import pytest
@@ -23,11 +21,10 @@ from localspec.engine.vision import has_room_on_gpu
 from localspec.errors import MemoryLimitError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.projector import checked_projector
-from localspec.llama.devices import Device, cpu_buffer_type
+from localspec.llama.devices import Device
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
-from localspec.llama.params import model_params
-from localspec.llama.placement import MAIN_MEMORY, experts_pattern, place_layers
+from localspec.llama.placement import MAIN_MEMORY, place_layers
 from localspec.preflight.fit import (
     check_room,
     fitting_preset,
@@ -195,23 +192,6 @@ def test_experts_stay_in_main_memory_before_layers_do(mixture):
         assert not plan.room.shortages(memory)
     [options] = [model.options for model in planned([(mixture,)], room(0))[0].models]
     assert options == LlamaOptions(num_gpu_layers=0)
-
-
-def test_libllama_is_told_which_experts(mixture):
-    """A list that ends with nulls, and lives as long as the parameters do."""
-    params = model_params(LlamaOptions(num_cpu_moe_layers=2))
-    words = ctypes.cast(params.tensor_buft_overrides, ctypes.POINTER(ctypes.c_void_p * 4))[0]
-    pattern = ctypes.string_at(words[0]).decode()
-    assert words[1] == cpu_buffer_type(llama_cpp) != 0
-    assert words[2:] == [None, None]
-    names = [t.name for t in mixture.tensors if re.search(pattern, t.name)]
-    assert sorted(names) == sorted(
-        f"blk.{layer}.ffn_{kind}_exps.weight"
-        for layer in (0, 1)
-        for kind in ("gate", "up", "down")
-    )
-    assert not re.search(experts_pattern(2), "blk.11.ffn_up_exps.weight")
-    assert not model_params(LlamaOptions()).tensor_buft_overrides
 
 
 def test_a_mixture_with_its_experts_apart_says_the_same(mixture_file, caplog):

@@ -222,10 +222,6 @@ class _Kind:
     tasks: list[Task] = field(default_factory=list)
 
     @property
-    def next_task(self) -> Task:
-        return self.tasks[len(self.found.answers) % len(self.tasks)]
-
-    @property
     def needs_more(self) -> bool:
         num_stretches = len(self.found.stretches)
         is_narrow = self.reach <= NARROW and num_stretches >= NOT_FEW
@@ -300,7 +296,7 @@ class _BenchRun:
         known = [f"{name} {estimate.value:.2f}" for name, estimate in estimates if estimate]
         self.watch.progress("; ".join((f"writing {kind.found.kind}", *known)), None)
         self.engine._draft_policy = turns = TurnTaking(self.policy)
-        task = kind.next_task
+        task = kind.tasks[len(kind.found.answers) % len(kind.tasks)]
         answer = task.ask(self.engine, **self.asked)
         try:
             with self.ended.obeyed(answer.cancel):

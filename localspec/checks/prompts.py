@@ -78,7 +78,11 @@ def built_in_tasks() -> tuple[Task, ...]:
     source = (resources.files("localspec.checks") / "prompts.toml").read_text(encoding="utf-8")
     entries = parse_toml(source)
     return tuple(
-        Task(kind, tuple(_messages(entry.pop("turns"))), _read_json(entry))
+        Task(
+            kind,
+            tuple(_messages(entry.pop("turns"))),
+            {name: json.loads(text) for name, text in entry.items()},
+        )
         for kind in KINDS
         for entry in entries.get(kind, ())
     )
@@ -87,10 +91,6 @@ def built_in_tasks() -> tuple[Task, ...]:
 def _messages(turns: Sequence[str]) -> list[dict[str, str]]:
     roles = zip(cycle(("user", "assistant")), turns, strict=False)
     return [{"role": role, "content": text.strip()} for role, text in roles]
-
-
-def _read_json(entry: Mapping[str, str]) -> dict[str, Any]:
-    return {name: json.loads(text) for name, text in entry.items()}
 
 
 def own_tasks(path: Path) -> tuple[Task, ...]:

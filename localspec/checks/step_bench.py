@@ -125,17 +125,12 @@ class _Timer:
 
 
 def _timed(model: Model, num_cached: int, size: int) -> float:
-    _fill(model, num_cached)
-    started = time.perf_counter()
-    model.decode([1] * size, size)
-    return time.perf_counter() - started
-
-
-def _fill(model: Model, num_cached: int) -> None:
-    """Cut the cache to that many tokens, and decode those that are missing."""
     model.truncate(min(model.num_cached, num_cached))
     if missing := num_cached - model.num_cached:
         model.decode([1] * missing, 0)
+    started = time.perf_counter()
+    model.decode([1] * size, size)
+    return time.perf_counter() - started
 
 
 def _timed_draft(draft: DraftModel, num_cached: int) -> float:

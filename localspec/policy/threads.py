@@ -227,7 +227,11 @@ class AdaptiveThreads:
         if number.is_known:
             return self._mean(number)
         # Fewer threads than were ever timed: as if none of their time were spent waiting.
-        larger = self._next_larger(number)
+        known = [other for other in self._numbers if other.is_known] or self._numbers[:1]
+        larger = min(
+            (other for other in known if other.count >= number.count),
+            key=lambda other: other.count,
+        )
         return larger.least * larger.count / number.count
 
     def _optimistic(self, number: Threads) -> float:
@@ -238,14 +242,6 @@ class AdaptiveThreads:
         best = min(self._now.least / gain, number.least)
         share = _KNOWN_STEPS / (_KNOWN_STEPS + number.num_steps)
         return share * best + (1.0 - share) * number.least if number.is_known else best
-
-    def _next_larger(self, number: Threads) -> Threads:
-        """The smallest timed number above it; at the beginning the largest of all."""
-        known = [other for other in self._numbers if other.is_known] or self._numbers[:1]
-        return min(
-            (other for other in known if other.count >= number.count),
-            key=lambda other: other.count,
-        )
 
     def as_dict(self) -> dict[str, Any]:
         """The content to save for the next process, in JSON's types."""

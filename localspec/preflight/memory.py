@@ -105,7 +105,10 @@ def estimate_memory(
     contexts = _contexts(header, options)
     with_head = contexts.head is not None
     weights = placement.weights_bytes(header, with_head=with_head)
-    weights[MAIN_MEMORY] += growth_bytes(header, repacked)
+    weights[MAIN_MEMORY] += sum(  # repacked weights may be larger
+        int(tensor.size_bytes * (repacked.get(type_name(tensor.kind), 1.0) - 1))
+        for tensor in _products(header)
+    )
     caches = placement.nowhere()
     for layer, size in enumerate(_layer_cache_bytes(header, options)):
         caches[placement.layers[layer]] += size
@@ -235,14 +238,6 @@ def repacked_bytes(header: Header, repacked: Mapping[str, float]) -> int:
     """The size of the weights in the file that ggml's CPU backend repacks."""
     return sum(
         tensor.size_bytes for tensor in _products(header) if type_name(tensor.kind) in repacked
-    )
-
-
-def growth_bytes(header: Header, repacked: Mapping[str, float]) -> int:
-    """How much larger the repacked weights become."""
-    return sum(
-        int(tensor.size_bytes * (repacked.get(type_name(tensor.kind), 1.0) - 1))
-        for tensor in _products(header)
     )
 
 
