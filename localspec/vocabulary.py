@@ -50,9 +50,6 @@ class Vocabulary(Protocol):
     def is_control(self, token: int) -> bool:
         """Whether the token is one of those: it steers the model."""
 
-    def max_text_bytes(self, num_tokens: int) -> int:
-        """The most bytes that a text of so many tokens can have."""
-
 
 def with_bos(tokens: list[int], vocabulary: Vocabulary) -> list[int]:
     """The tokens, with bos in front if every text starts with it."""

@@ -350,24 +350,6 @@ def test_fenced_objects_of_calls_in_front_of_a_text(name, is_kept, is_cut):
     assert read(name, whole, use=one, is_kept=is_kept) == ("", "", [CALLED])
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_fenced_object_of_a_call_in_front_of_a_call_in_the_familys_form(name, is_kept):
-    """Its opening is one token, with which the call in the fence was only text."""
-    form = form_of(FAMILIES[name].template)
-    if form.is_single:
-        pytest.skip("one call per answer")
-    for before in ("", "I call it:\n"):
-        stream = CallStream(Calls(form, USE, grammar=CallGrammar("") if is_kept else None))
-        parts = []
-        for text in (before, f"{fenced(NOW)}\n", FAMILIES[name].call):
-            parts += stream.push(Part(text, is_thought=False)) if text else []
-        parts += stream.finish(is_cut=False)
-        found = whole_calls(part.call for part in parts)
-        assert [(call.name, call.arguments) for call in found] == [CALLED_NOW, CALLED]
-        assert "".join(part.text for part in parts) == before.strip()
-
-
 def test_half_a_fenced_call_that_was_let_go_is_text_once():
     """A thought between its halves ends what may be a call."""
     stream = CallStream(Calls(form_of(FAMILIES["Qwen"].template), USE))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 
 import pytest
@@ -103,38 +102,6 @@ def test_more_digits_are_none(engine):
     assert fits(engine, {"type": "string"}, json.dumps("1" * 99 + '"' + "2" * 99))
     for longer in ({"const": 10**35}, {"enum": [10**35, 7]}):  # which say so
         assert fits(engine, longer, str(10**35))
-
-
-@pytest.mark.parametrize("name", ["number", "above", "cents", "kinds"])
-def test_mask_validate_and_commit_agree_at_the_bounds(engine, name):
-    """Along answers that are made of digits wherever they can be."""
-    random_ = random.Random(3)
-    texts = engine.vocabulary.spelled_out()
-    numeric = {t for t, text in enumerate(texts) if re.fullmatch(rb"[0-9.eE+-]+", text)}
-    others = [t for t, text in enumerate(texts) if text[:1].isdigit()][:40]
-    fresh = constraint_of(engine, {"type": "array", "items": NUMBERS[name], "maxItems": 2})
-    for _ in range(6):
-        constraint, said = fresh.copy(), []
-        for _ in range(90):
-            mask = constraint.mask()
-            if mask is None:
-                break
-            allowed = mask.nonzero()[0].tolist()
-            digits = [t for t in allowed if t in numeric]
-            for token in random_.sample(others, 6) + random_.sample(
-                allowed, min(3, len(allowed))
-            ):
-                assert constraint.validate([token]) == mask[token], (said, texts[token])
-                if not mask[token]:
-                    with pytest.raises(ConstraintError):
-                        constraint.copy().commit([token])
-            said.append(
-                random_.choice(digits if digits and random_.random() < 0.97 else allowed)
-            )
-            assert fresh.validate([*said, single(engine, "0")]) == len(said) + bool(
-                constraint.validate([said[-1], single(engine, "0")]) == 2
-            )
-            constraint.commit(said[-1:])
 
 
 def test_a_bound_moves_no_law(engine):

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from click.testing import CliRunner, Result
 
 from gguf_maker import write_random_model
-from localspec.chat.template import BUILT_IN
-from localspec.checks.prompts import read_prompts
 from localspec.cli import main
 
 NAMES = ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
@@ -81,20 +76,3 @@ def test_characters_that_the_output_lacks_are_replaced(home, arguments, encoding
     assert done.exit_code == 0, done.stderr_bytes
     assert b"Traceback" not in done.stderr_bytes
     assert_written(done.stdout_bytes, written)
-
-
-def test_a_mark_of_byte_order_is_no_part_of_a_text(home, tmp_path):
-    """Editors of Windows begin UTF-8 with one: prompts, templates, presets."""
-    prompts, template = tmp_path / "prompts.txt", tmp_path / "template.jinja"
-    prompts.write_text("One.\nTwo.\n", encoding="utf-8-sig")
-    assert read_prompts(prompts) == ["One.", "Two."]
-    counts = []
-    for encoding in ("utf-8", "utf-8-sig"):
-        template.write_text(BUILT_IN["chatml"], encoding=encoding)
-        options = ("--preset", "mine", "--chat-template", template, "--max-tokens", 1, "--json")
-        counts.append(json.loads(run("utf-8", "generate", *options).stdout))
-    assert counts[0]["prompt_tokens"] == counts[1]["prompt_tokens"]
-    presets = Path(json.loads(run("utf-8", "doctor", "--json").stdout)["presets_file"])
-    presets.write_text(presets.read_text("utf-8"), encoding="utf-8-sig")
-    assert run("utf-8", "models", "path", "mine").exit_code == 0
-    assert run("utf-8", "models", "add", "more", "--target", "mine").exit_code == 0

@@ -192,21 +192,6 @@ def test_a_control_text_cannot_be_joined_around_a_picture(prompt_of, demo_vocabu
     )
 
 
-def test_results_of_tools_may_be_pictures(prompt_of, in_words):
-    call = {"id": "1", "function": {"name": "look", "arguments": {}}}
-    messages = [
-        {"role": "user", "content": "Look."},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": [text("seen:"), openai(RED)]},
-    ]
-    template = (
-        "{% for m in messages %}{{ m.role }}{{ m.content | tojson }}"
-        "{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{% endfor %}"
-    )
-    prompt = prompt_of(messages, template=template, vision=Eyes())
-    assert re.search(r'tool"seen:.?\[3\].?"$', in_words(prompt.tokens))
-
-
 def test_a_blind_model_gets_a_note_of_an_earlier_picture_and_no_later_one(prompt_of, in_words):
     shown = user(text(WORDS), openai(RED))
     later = [{"role": "assistant", "content": "Red."}, {"role": "user", "content": "Sure?"}]

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.streaming.answer_text import AnswerText
-from localspec.streaming.stops import StopSearch
+from localspec.streaming.answer_text import AnswerText, StopSearch
 from localspec.streaming.thinking import Part, Thoughts
 
 

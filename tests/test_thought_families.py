@@ -67,26 +67,6 @@ MODELS = {
             "<|return|>",
         ),
     ),
-    "Solar": Model(
-        template(
-            "<|begin|>user<|content|>X<|end|>",
-            "<|begin|>assistant<|content|>X<|end|>",
-            "<|begin|>assistant",
-        ),
-        "<|begin|>user<|content|>hi<|end|><|begin|>assistant<|content|>Hello.<|end|>"
-        "<|begin|>user<|content|>and<|end|><|begin|>assistant",
-        {
-            "t": "<|think|>",
-            "<|think|>": "Hm.",
-            "Hm.": "<|end|>",
-            "<|end|>": "<|begin|>",
-            "<|begin|>": "assistant",
-            "assistant": "<|content|>",
-            "<|content|>": "Hello.",
-            "Hello.": "<|flush|>",
-        },
-        control=("<|begin|>", "<|think|>", "<|content|>", "<|end|>", "<|calls|>", "<|flush|>"),
-    ),
     "Gemma 4": Model(
         template("<|turn>user\nX<turn|>\n", "<|turn>model\nX<turn|>\n", "<|turn>model\n")
         + "{# <|channel>thought<channel|> #}",
@@ -102,33 +82,6 @@ MODELS = {
         },
         control=("<|turn>", "<turn|>"),
         user_defined=("<|channel>", "<channel|>"),
-    ),
-    "Command-R": Model(
-        template(
-            "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>X<|END_OF_TURN_TOKEN|>",
-            "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_RESPONSE|>X<|END_RESPONSE|>"
-            "<|END_OF_TURN_TOKEN|>",
-            "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
-        )
-        + "{# <|START_THINKING|><|END_THINKING|> #}",
-        "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>hi<|END_OF_TURN_TOKEN|>"
-        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_RESPONSE|>Hello.<|END_RESPONSE|>"
-        "<|END_OF_TURN_TOKEN|>"
-        "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>and<|END_OF_TURN_TOKEN|>"
-        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
-        {
-            "<|CHATBOT_TOKEN|>": "<|START_THINKING|>",
-            "<|START_THINKING|>": "Hm.",
-            "Hm.": "<|END_THINKING|>",
-            "<|END_THINKING|>": "<|START_RESPONSE|>",
-            "<|START_RESPONSE|>": "Hello.",
-            "Hello.": "<|END_RESPONSE|>",
-        },
-        control=(
-            "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|USER_TOKEN|>",
-            "<|CHATBOT_TOKEN|>", "<|START_THINKING|>", "<|END_THINKING|>",
-            "<|START_RESPONSE|>", "<|END_RESPONSE|>",
-        ),
     ),
     "Mistral": Model(
         # Its own template refuses an empty answer, too.

@@ -62,7 +62,6 @@ def fitting_prompt(
     raises.
     """
     capacity = engine.context_length
-    _check_length(engine, asked)
     prompts: dict[int, Prompt] = {}  # by the number of turns that leave
 
     def length(num_leaving: int) -> int:
@@ -76,10 +75,14 @@ def fitting_prompt(
     num_leaving = num_to_forget(sizes, length, capacity - needed, capacity // 2)
     num_tokens = length(num_leaving)
     if num_tokens >= capacity:
-        what = (
-            f"the message makes a prompt of {num_tokens} tokens; the context holds {capacity}"
+        is_with_system = asked[0]["role"] == "system"
+        shorter = "Shorten it or the system message" if is_with_system else "Shorten it"
+        raise ContextError(
+            f"the message makes a prompt of {num_tokens} tokens; the context holds {capacity}",
+            longer_context(shorter, engine),
+            num_tokens=num_tokens,
+            context_length=capacity,
         )
-        raise _too_long(engine, asked, what, num_tokens)
     return prompts[num_leaving], num_leaving
 
 
@@ -105,32 +108,6 @@ def num_to_forget(
     numbers = range(len(sizes))  # all of them, if none of these is enough
     first = min(begin + 1, len(sizes))
     return bisect_left(numbers, -kept, lo=first, key=lambda number: -length(number))
-
-
-def _check_length(engine: ChatBackend, asked: Sequence[Message]) -> None:
-    """Refuse what cannot fit however it is tokenised, before that takes its time."""
-    capacity = engine.context_length
-    longest = engine.vocabulary.max_text_bytes(capacity)
-    length = sum(len(each["content"].encode(errors="replace")) for each in asked)
-    if length > longest:
-        what = (
-            f"the message has {length} bytes; the {capacity} tokens of the context "
-            f"cannot hold more than {longest}"
-        )
-        raise _too_long(engine, asked, what)
-
-
-def _too_long(
-    engine: ChatBackend, asked: Sequence[Message], what: str, num_tokens: int | None = None
-) -> ContextError:
-    has_system = asked[0]["role"] == "system"
-    shorter = "Shorten it or the system message" if has_system else "Shorten it"
-    return ContextError(
-        what,
-        longer_context(shorter, engine),
-        num_tokens=num_tokens,
-        context_length=engine.context_length,
-    )
 
 
 def longer_context(shorter: str, engine: ChatBackend) -> str:

@@ -12,7 +12,6 @@ from localspec.chat.shown import (
     Given,
     Shown,
     given_in,
-    is_checked,
     joined,
     shown_in,
     with_shown,
@@ -115,8 +114,10 @@ def _checked(number: int, message: object, count: int) -> Message:
     if is_tool:
         shown = [each._replace(is_result=True) for each in shown_in(checked)]
         checked = with_shown(checked, shown)
-    if is_checked(message.get("pictures")):
-        checked = with_shown(checked, shown_in(message))
+    pictures = message.get("pictures")
+    # Those of a message that was checked before: JSON has no tuples.
+    if isinstance(pictures, tuple) and all(isinstance(each, Shown) for each in pictures):
+        checked = with_shown(checked, pictures)
     if is_tool:
         call_id, name = message.get("tool_call_id"), message.get("name")
         named = {"name": name} if isinstance(name, str) else {}
@@ -161,7 +162,14 @@ def _found_in(number: int, part: object, *, is_asked: bool) -> str | Given:
         if isinstance(text, str):
             return str(text)
         if "image" in kind:
-            return _picture(number, part, is_asked=is_asked)
+            try:
+                return given_in(part)
+            except OptionError as error:
+                if not is_asked:
+                    return PICTURE_NOTE
+                raise OptionError(
+                    f"message {number} has an image in it: {error}", error.hint
+                ) from error
         for word, what in _OTHER_PARTS:
             if word not in kind:
                 continue
@@ -175,14 +183,3 @@ def _found_in(number: int, part: object, *, is_asked: bool) -> str | Given:
         f"message {number} has a part that is not a text: {part!r:.80}",
         'Give {"type": "text", "text": "…"}.',
     )
-
-
-def _picture(number: int, part: Mapping[str, Any], *, is_asked: bool) -> str | Given:
-    try:
-        return given_in(part)
-    except OptionError as error:
-        if not is_asked:
-            return PICTURE_NOTE
-        raise OptionError(
-            f"message {number} has an image in it: {error}", error.hint
-        ) from error

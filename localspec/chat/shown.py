@@ -69,11 +69,6 @@ def attached_pictures(images: Iterable[PictureSource]) -> list[Shown]:
     return [Shown(0, Picture.read(each)) for each in images]
 
 
-def is_checked(shown: object) -> bool:
-    """Whether they are pictures of a message that was checked before: JSON has no tuples."""
-    return isinstance(shown, tuple) and all(isinstance(each, Shown) for each in shown)
-
-
 def given_in(part: Mapping[str, Any]) -> Given:
     """The picture in a part of a message. Raises OptionError if there is none.
 
@@ -239,7 +234,5 @@ def in_front(messages: Sequence[Message]) -> list[Message]:
     """The messages with all pictures before their texts."""
     return [
         with_shown(dict(each), (one._replace(at=0) for one in shown_in(each)))
-        if shown_in(each)
-        else each
         for each in messages
     ]

@@ -155,7 +155,9 @@ class ChatTemplate:
         in_parts: bool,
     ) -> str:
         """The template's text. in_parts: whether each content is a list of one text."""
-        given = [_in_parts(each) if in_parts else dict(each) for each in messages]
+        given = [dict(each) for each in messages]
+        for each in given if in_parts else ():
+            each["content"] = [{"type": "text", "text": each["content"]}]
         pieces, length = [], 0
         try:
             for piece in self._template.generate(messages=given, **variables):
@@ -163,9 +165,10 @@ class ChatTemplate:
                     raise Interrupted("making a prompt was cancelled")
                 length += len(piece)
                 if length > MAX_PROMPT:
-                    raise _TooLong(f"it writes more than {MAX_PROMPT} characters")
+                    why = _Refused(f"it writes more than {MAX_PROMPT} characters")
+                    raise _unusable(why, TemplateLimitError)
                 pieces.append(piece)
-        except Interrupted:
+        except (Interrupted, TemplateLimitError):
             raise
         # The template is foreign code: whatever it raises is its own failure.
         except Exception as error:
@@ -173,16 +176,8 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _in_parts(message: Message) -> dict[str, Any]:
-    return {**message, "content": [{"type": "text", "text": message["content"]}]}
-
-
 class _Refused(Exception):
     """The template was stopped: by its own words, or at a bound."""
-
-
-class _TooLong(_Refused):
-    """The template was stopped at MAX_PROMPT: fewer messages may fit."""
 
 
 class _Generation(Extension):
@@ -231,10 +226,9 @@ def _raise_exception(message: object) -> NoReturn:
     raise _Refused(str(message))
 
 
-def _unusable(error: Exception) -> TemplateError:
+def _unusable(error: Exception, kind: type[TemplateError] = TemplateError) -> TemplateError:
     why = str(error) if isinstance(error, _Refused) else f"{type(error).__name__}: {error}"
     shown = "".join(each if each.isprintable() else " " for each in why[:_MAX_REASON])
-    kind = TemplateLimitError if isinstance(error, _TooLong) else TemplateError
     return kind(
         f"the chat template cannot be used: {shown}",
         f"Give another, as template=chatml: {', '.join(BUILT_IN)}, or Jinja source.",

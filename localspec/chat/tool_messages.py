@@ -96,16 +96,13 @@ def as_text(message: Message) -> Message:
     if message["role"] == "tool":
         before, behind = {"content": "<tool_response>\n"}, {"content": "\n</tool_response>"}
         return {"role": "user", **joined([before, message, behind], "")}
-    calls = [{"content": _call_as_text(call)} for call in message.get("tool_calls", ())]
+    calls = []
+    for call in message.get("tool_calls", ()):
+        name, given = call["function"]["name"], call["function"]["arguments"]
+        written = given if isinstance(given, str) else json.dumps(given)
+        calls.append({"content": f"<tool_call>\n{name}({written})\n</tool_call>"})
     said = [message] if message["content"] or shown_in(message) or not calls else []
     return {"role": message["role"], **joined([*said, *calls], "\n")}
-
-
-def _call_as_text(call: Mapping[str, Any]) -> str:
-    function = call["function"]
-    arguments = function["arguments"]
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return f"<tool_call>\n{function['name']}({written})\n</tool_call>"
 
 
 def call_message(text: str, calls: Sequence[ToolCall], thoughts: str) -> Message:

@@ -56,7 +56,8 @@ def readable_schema(schema: Mapping[str, Any], *, is_strict: bool) -> Readable:
         patterns.update(
             (word, str(node[word])) for word in ("pattern", "format") if word in node
         )
-        joins |= _joins(node)
+        options = node.keys() & {"anyOf", "oneOf", "$ref"}
+        joins |= "allOf" in node or bool(options and node.keys() & (_HOLDING - options))
 
     found = changed_schema(schema, change)
     if joins and len(patterns) > _MAX_PATTERNS:
@@ -66,12 +67,6 @@ def readable_schema(schema: Mapping[str, Any], *, is_strict: bool) -> Readable:
             "Write one pattern that says it all, or leave out the joining.",
         )
     return Readable(found, tuple(sorted(passed_over)))
-
-
-def _joins(node: Node) -> bool:
-    """Whether several schemas may hold for the same value here."""
-    options = node.keys() & {"anyOf", "oneOf", "$ref"}
-    return "allOf" in node or bool(options and node.keys() & (_HOLDING - options))
 
 
 def changed_schema(schema: Mapping[str, Any], change: Callable[[Node], None]) -> Node:

@@ -94,7 +94,13 @@ def schema_text(schema: object) -> str:
     that is not a schema, and for a dataclass of which Pydantic makes none.
     """
     if isinstance(schema, str):
-        found = _parsed(schema)
+        try:
+            found = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise ConstraintError(
+                f"the JSON schema is not JSON: {error}",
+                "Compare its braces, commas and quotes.",
+            ) from error
     elif isinstance(schema, Mapping):
         found = dict(schema)
     elif hasattr(schema, "model_json_schema"):
@@ -154,15 +160,6 @@ def _close(node: Node) -> None:
     """An object has the fields of its class, and no others."""
     if node.get("type") == "object" and isinstance(node.get("properties"), Mapping):
         node.setdefault("additionalProperties", False)
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConstraintError(
-            f"the JSON schema is not JSON: {error}", "Compare its braces, commas and quotes."
-        ) from error
 
 
 def _lark_of(choices: Sequence[str]) -> str:

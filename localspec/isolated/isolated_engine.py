@@ -414,9 +414,6 @@ class RemoteVocabulary:
     def is_control(self, token: int) -> bool:
         return bool(self._ask("is_control", token))
 
-    def max_text_bytes(self, num_tokens: int) -> int:
-        return int(self._ask("max_text_bytes", num_tokens))
-
 
 def _begin_in(channel: Channel, number: int, prompt: Prompt, *asked: Any) -> None:
     """Begin an answer in the child, which has seen most pictures before: they are megabytes."""

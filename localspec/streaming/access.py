@@ -3,9 +3,8 @@
 A conversation has a line of its own, for one answer at a time. Idle work makes way for an
 answer.
 
-A signal handler can raise between any two instructions, also between taking a right and being
-able to give it back. So nobody gives it back: a turn is over when its work is over, and whoever
-comes next checks that.
+A signal handler can raise between any two instructions. So nobody gives a right back: a turn is
+over when its work is over, and the next in line checks that.
 """
 
 from __future__ import annotations
@@ -144,8 +143,14 @@ class Access:
                 raise Interrupted("an answer was cancelled before its turn")
             if first.make_way:
                 first.make_way()
-            elif self._are_ended_here(turn, before[: self.num_places]):
-                raise _waits_for_itself()
+            else:
+                # It would wait for what only this thread could end.
+                ended_here = [other.is_ended_here for other in before[: self.num_places]]
+                if all(ended_here) if turn.is_shared else any(ended_here):
+                    raise EngineError(
+                        "this thread waits for an answer that it has to read to its end itself",
+                        "Finish or close that answer first, or read it in a thread of its own.",
+                    )
             with contextlib.suppress(Empty):
                 turn.called.get(timeout=_LOOK_S)
 
@@ -168,12 +173,6 @@ class Access:
         if turn.is_shared and has_room and all(other.is_shared for other in before):
             return []
         return before
-
-    @staticmethod
-    def _are_ended_here(turn: EngineTurn, working: list[EngineTurn]) -> bool:
-        """Whether it waits for what only this thread could end."""
-        ended_here = [other.is_ended_here for other in working]
-        return all(ended_here) if turn.is_shared else any(ended_here)
 
     def _present(self) -> list[EngineTurn]:
         """The turns that are not over."""
@@ -198,10 +197,3 @@ in_use = functools.partial(
     "the engine is producing another answer",
     "Finish or close that answer first; an engine does one at a time.",
 )
-
-
-def _waits_for_itself() -> EngineError:
-    return EngineError(
-        "this thread waits for an answer that it has to read to its end itself",
-        "Finish or close that answer first, or read it in a thread of its own.",
-    )

@@ -12,12 +12,11 @@ from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Meter, Provenance, Stats, Step
 from localspec.speculative.policy_api import RuleName
-from localspec.streaming.answer_text import AnswerText, Said
+from localspec.streaming.answer_text import AnswerText, Said, checked_stop_strings
 from localspec.streaming.cancellation import Cancellation
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import FinishReason, Piece, Reply, StepFacts
-from localspec.streaming.stops import checked_stop_strings
 from localspec.streaming.thinking import Part
 from localspec.vocabulary import WholeVocabulary
 

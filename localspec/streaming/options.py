@@ -15,7 +15,7 @@ from localspec.constraints.spec import (
 from localspec.errors import OptionError, check_keywords, require_unicode
 from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.speculative.policy_api import Drafting, ProposerName, RuleName
-from localspec.streaming.stops import checked_stop_strings
+from localspec.streaming.answer_text import checked_stop_strings
 from localspec.tools.tool import Tool, ToolChoice, ToolUse, checked_tools, tool_use
 
 if TYPE_CHECKING:

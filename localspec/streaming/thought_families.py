@@ -1,7 +1,7 @@
 """How each family of models marks what it thinks and what it says.
 
-Some put tags around their thoughts and speak after them; others write messages whose heads say
-what they are. Some marks are control tokens, others are plain text.
+Some put tags around their thoughts, others write messages whose heads say what they are. Some
+marks are control tokens, others are plain text.
 """
 
 from __future__ import annotations

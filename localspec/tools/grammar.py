@@ -46,7 +46,16 @@ def call_grammar(
     for number, tool in enumerate(use.callable):
         head = "" if form.recipient else spell.of(form.head.replace("NAME", tool.name))
         rules.append(f"call_{number}: {head} args_{number} {spell.of(form.tail)}".rstrip())
-        rules += _arguments(form, number, tool, schema_of(tool), spell)
+        name, schema = f"args_{number}", schema_of(tool)
+        if form.notation == "gemma":
+            rules += gemma_rules(name, schema, spell)
+        elif form.notation == "tags":
+            kinds = _kinds(tool.parameters)
+            rules += tag_rules(
+                name, schema if properties_of(schema) else kinds or schema, spell
+            )
+        else:
+            rules.append(json_rule(name, schema))
     if form.recipient:
         start, triggers = _messages(use, spell)
         return CallGrammar("\n".join([*start, *rules]) + "\n", triggers, has_frame=True)
@@ -119,18 +128,6 @@ def _messages(use: ToolUse, spell: GrammarTexts) -> tuple[list[str], tuple[str, 
         spell.until("rest", "<|end|>"),
         *rules,
     ], ()
-
-
-def _arguments(
-    form: CallForm, number: int, tool: Tool, schema: Schema, spell: GrammarTexts
-) -> list[str]:
-    name = f"args_{number}"
-    if form.notation == "gemma":
-        return gemma_rules(name, schema, spell)
-    if form.notation == "tags":
-        kinds = _kinds(tool.parameters)
-        return tag_rules(name, schema if properties_of(schema) or not kinds else kinds, spell)
-    return [json_rule(name, schema)]
 
 
 def _kinds(schema: Schema) -> Schema:

@@ -13,14 +13,10 @@ def first_of(marks: Iterable[str], text: str) -> str | None:
 def num_unfinished(marks: Collection[str], text: str) -> int:
     """Length of the longest end of the text with which a mark may begin."""
     longest = min(len(text), max(map(len, marks), default=1) - 1)
-    return next(
-        (
-            size
-            for size in range(longest, 0, -1)
-            if any(len(mark) > size and text.endswith(mark[:size]) for mark in marks)
-        ),
-        0,
-    )
+    for size in range(longest, 0, -1):
+        if any(len(mark) > size and text.endswith(mark[:size]) for mark in marks):
+            return size
+    return 0
 
 
 class JsonReader:

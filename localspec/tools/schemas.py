@@ -168,7 +168,11 @@ def fits(
 
 def _fits(value: object, schema: Schema, root: Schema, depth: int, known: _DoFit) -> bool:
     values, types, options = choices(schema), types_of(schema), alternatives(schema)
-    if values is not None and not any(_is_same(value, each) for each in values):
+    # In JSON, true is not 1.
+    is_bool = isinstance(value, bool)
+    if values is not None and not any(
+        value == each and is_bool == isinstance(each, bool) for each in values
+    ):
         return False
     if types and not any(_has_type(value, kind) for kind in types):
         return False
@@ -214,8 +218,3 @@ def _has_type(value: object, kind: object) -> bool:
     if kind == "integer":
         return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     return isinstance(value, _TYPES.get(kind, (object,)))
-
-
-def _is_same(one: object, other: object) -> bool:
-    """Whether two values are equal in JSON, where true is not 1."""
-    return one == other and isinstance(one, bool) == isinstance(other, bool)

@@ -120,7 +120,8 @@ def _tagged(rule: str, value: object, root: Schema) -> list[str]:
     rules = []
     if free:
         written.append(f'"\\n" {rule}_json {json.dumps(_CLOSING)}')
-        rules.append(json_rule(f"{rule}_json", _with_definitions({"anyOf": free}, root)))
+        definitions = {word: root[word] for word in _DEFINITIONS if word in root}
+        rules.append(json_rule(f"{rule}_json", {**definitions, "anyOf": free}))
     return [f"{rule}_value: {' | '.join(written)}", *rules] if written else []
 
 
@@ -255,9 +256,3 @@ def _listed(opening: str, items: Iterable[str | None], closing: str) -> str | No
         return None
     inside = ' "," '.join(filter(None, written))
     return f"{json.dumps(opening)} {inside} {json.dumps(closing)}"
-
-
-def _with_definitions(value: object, schema: Schema) -> Schema:
-    """The schema of an argument, with what it may refer to."""
-    found = value if isinstance(value, Mapping) else {}
-    return {**{word: schema[word] for word in _DEFINITIONS if word in schema}, **found}

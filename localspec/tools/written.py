@@ -70,6 +70,7 @@ def read_unmarked(text: str, tools: Sequence[Tool]) -> list[Written] | None:
     with two braces, as Qwen2.5-Coder's template shows it.
     """
     calls: list[Written] = []
+    schemas = {tool.name: tool.parameters for tool in tools}
     rest = text
     while rest := _FENCES.sub("", rest):
         inner = _DOUBLED.sub("", rest)
@@ -77,20 +78,20 @@ def read_unmarked(text: str, tools: Sequence[Tool]) -> list[Written] | None:
         rest = behind if inner == rest else behind.removeprefix("}")
         objects = value if isinstance(value, list) else [value]
         found = [_of_object(each, tools) for each in objects]
-        written = [each for each in found if each is not None and _is_fit(each, tools)]
-        if not objects or len(written) < len(objects):
+        for each in found:
+            if each is None:
+                return None
+            schema = schemas[each.name]
+            if not fits(json.loads(each.json), schema, schema):
+                return None
+            calls.append(each)
+        if not objects:
             return None
-        calls += written
     return calls or None
 
 
 _FENCES = re.compile(r"\A\s*(?:(?:```(?:json)?|</?tools>)\s*)*", re.IGNORECASE)
 _DOUBLED = re.compile(r"\A\{\s*(?=\{)")
-
-
-def _is_fit(written: Written, tools: Sequence[Tool]) -> bool:
-    schema = next(tool.parameters for tool in tools if tool.name == written.name)
-    return fits(json.loads(written.json), schema, schema)
 
 
 def read_message(text: str, tools: Sequence[Tool]) -> list[Written] | None:
