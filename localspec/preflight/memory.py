@@ -296,16 +296,17 @@ def graph_bytes(
     """
     shape = ModelShape(header)
     batch, cells = graph_batch_size(flash_attention, context_length), num_cells(context_length)
-    # At once: gate, up and their product; the layer's input, norm, residual and result,
-    # which in a model of fewer layers are fewer: its last one has max_outputs rows only.
-    streams = min(4, shape.num_layers) * shape.width
+    # At once: gate, up and their product; the tokens' embeddings, which llama.cpp keeps from
+    # October 2026 on; the layer's input, norm, residual and result. In a model of fewer layers
+    # they are fewer: its last one has max_outputs rows only.
+    streams = min(5, 2 * shape.num_layers - 1) * shape.width
     feed_forward = 3 * shape.hidden + shape.num_experts_used * shape.width + streams
     queries = shape.num_heads * shape.key_width
     attention = 2 * queries + streams
     if flash_attention == "off":
         keys = max(shape.kv_heads(), default=0) * shape.key_width
         scores = shape.num_heads * cells
-        attention = scores + 2 * (queries + keys) + 3 * shape.width
+        attention = scores + 2 * (queries + keys) + 4 * shape.width
     logits = max_outputs * len(header.tokens)
     return max(max(feed_forward, attention) * batch, logits) * _FLOAT + _mask_bytes(
         shape, context_length, flash_attention
