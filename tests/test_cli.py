@@ -77,17 +77,6 @@ def test_generate_stops_at_a_stop_string():
     assert cut.stdout.strip() == whole.partition(". ")[0].strip()
 
 
-def test_generate_puts_files_before_the_prompt(tmp_path):
-    notes = tmp_path / "notes.txt"
-    notes.write_text("remember the milk")
-    with_file = json.loads(run("generate", "--json", *TERSE, "-f", notes, "Why?").stdout)
-    typed = "notes.txt:\n```\nremember the milk\n```\n\nWhy?"
-    assert (
-        with_file["text"] == json.loads(run("generate", "--json", *TERSE, typed).stdout)["text"]
-    )
-    assert with_file["prompt_tokens"] > 20
-
-
 def asked(stdin: str | None, *arguments: object) -> tuple[str, int]:
     """The answer, and how many tokens were asked."""
     result = run("generate", "--json", *TERSE, *arguments, stdin=stdin)
@@ -96,30 +85,17 @@ def asked(stdin: str | None, *arguments: object) -> tuple[str, int]:
     return answer["text"], answer["prompt_tokens"]
 
 
-def test_generate_puts_what_is_piped_in_before_the_prompt_as_a_file(tmp_path):
+def test_generate_puts_files_and_a_pipe_before_the_prompt(tmp_path):
+    """Without a prompt the last of them is the prompt."""
     notes = tmp_path / "notes.txt"
     notes.write_text("remember the milk")
     log = "stdin:\n```\nerror 7\n```\n\n"
     file = "notes.txt:\n```\nremember the milk\n```\n\n"
-    assert asked("error 7\n", "Why?") == asked(None, f"{log}Why?")
     assert asked("error 7\n", "-f", notes, "Why?") == asked(None, f"{file}{log}Why?")
     assert asked("error 7", "-f", "-", "-f", notes, "Why?") == asked(None, f"{log}{file}Why?")
-    assert asked(" \n", "Why?") == asked(None, "Why?")
-
-
-def test_without_a_prompt_the_last_text_is_the_prompt(tmp_path):
-    notes, question = tmp_path / "notes.txt", tmp_path / "question.txt"
-    notes.write_text("remember the milk")
-    question.write_text("Why?")
-    file = "notes.txt:\n```\nremember the milk\n```\n\n"
-    whole = asked(None, f"{file}Why?")
-    assert asked(None, "-f", question) == asked(None, "Why?")
-    assert asked(None, "-f", notes, "-f", question) == whole
-    assert asked("Why?", "-f", notes) == whole
-    assert asked("Why?", "-f", notes, "-f", "-") == whole
-    assert asked("Why?", "-f", "-") == asked(None, "Why?")
-    raw = asked(None, "--raw", "Why?")
-    assert asked(None, "--raw", "-f", question) == asked("Why?", "--raw") == raw
+    assert asked(" \n", "Why?") == asked("Why?", "-f", "-") == asked(None, "Why?")
+    assert asked("Why?", "-f", notes) == asked(None, f"{file}Why?")
+    assert asked(None, "--raw", "-f", notes) == asked("remember the milk", "--raw")
 
 
 def test_generate_refuses_an_image_by_its_kind(tmp_path):
@@ -178,25 +154,6 @@ def test_chat_tells_once_that_turns_are_forgotten():
     result = run("chat", "--ctx", 200, "--max-tokens", 30, stdin=lines)
     assert result.exit_code == 0
     assert result.stderr.count("oldest turns are dropped") == 1
-
-
-def test_show_draft_marks_every_token_and_explains_the_marks():
-    # What is measured in the midst of an answer must not decide a near tie between the two.
-    asked = (
-        "--temperature",
-        0,
-        "--draft-tokens",
-        3,
-        "--threads",
-        1,
-        "Tell me a story about a fox.",
-    )
-    result, plain = run("generate", "--show-draft", *asked), run("generate", *asked)
-    for meaning in ("drafted and accepted", "rejected", "fully accepted", "nothing was"):
-        assert meaning in result.stderr
-    assert result.stdout.startswith("[")
-    bare = result.stdout.translate(str.maketrans("", "", "()[]{}"))
-    assert bare == plain.stdout.translate(str.maketrans("", "", "()[]{}"))
 
 
 @pytest.mark.parametrize(

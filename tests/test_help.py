@@ -67,12 +67,6 @@ def test_no_option_is_missing_or_shown_twice():
         assert sorted(shown) == sorted(visible)
 
 
-@pytest.mark.parametrize("words", [(), ("models",)], ids=str)
-def test_summaries_are_whole(words):
-    for columns in (80, 50):
-        assert "..." not in help_of(*words, columns=columns).partition("Commands:")[2]
-
-
 @pytest.mark.parametrize("words", [(), *all_commands(main)], ids=" ".join)
 def test_nothing_is_wider_than_a_terminal(words):
     assert max(map(len, help_of(*words).splitlines())) <= 80

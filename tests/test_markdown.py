@@ -265,13 +265,8 @@ def test_nothing_is_lost_and_nothing_is_obeyed(text):
         assert [c for c in bare if c in "ab日👩"] == letters
 
 
-def test_a_line_without_end_is_written_in_time():
+@pytest.mark.parametrize("marker", ["*a ", "`", "[", "**a", "_a"])
+def test_a_line_without_end_is_written_in_time(marker):
     """Markers of which no partner comes."""
-    for text in (
-        "*a " * 20_000,
-        "a" + "`" * 20_000,
-        "[" * 20_000,
-        "**a" * 20_000,
-        "_a" * 20_000,
-    ):
-        assert len(written(text, size=50)) >= len(text) // 2
+    text = "a" + marker * 1000
+    assert len(written(text, size=50)) >= len(text) // 2

@@ -76,7 +76,7 @@ def test_all_files_of_text_are_read_alike(tmp_path, encoding):
             read(path)
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("encoding", ["utf-16", "cp1252"])
 def test_schemas_grammars_and_templates_of_a_command(tmp_path, encoding):
     schema = {"type": "object", "properties": {"größe": {"const": "é"}}}
     schema |= {"required": ["größe"], "additionalProperties": False}

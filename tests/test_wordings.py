@@ -87,6 +87,7 @@ def run(*arguments: object) -> Result:
         ("generate x --mirostat 2", "mirostat cannot be set"),
         ("generate x --ban 'several tokens'", "--ban 'several tokens' is"),
         ("generate x --logit-bias nope", "'nope' is not ID=NUMBER"),
+        ("generate x --logit-bias 999999=1", "of a vocabulary of"),
         ("generate x --tensor-split nope", "'nope' is not a list of numbers"),
         ("generate x --draft-tokens nope", "'nope' is neither a whole number nor auto"),
         ("generate x --draft-tokens 17", "draft tokens is 17"),

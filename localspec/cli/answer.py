@@ -15,33 +15,50 @@ from localspec.cli.standard_streams import is_terminal
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
     from localspec.streaming.answer import Answer
-    from localspec.streaming.reply import Reply
+    from localspec.streaming.reply import Piece, Reply
+
+
+class PlainView:
+    """Shows an answer as text; its thoughts go to stderr.
+
+    Control characters are made visible. show_draft: whether each token is marked by where it
+    came from.
+    """
+
+    def __init__(self, *, show_draft: bool) -> None:
+        self._show_draft = show_draft
+        self._said = text_writer(err=False)
+        # One writer wraps all text on the same terminal.
+        self._are_one = is_terminal(sys.stdout) and is_terminal(sys.stderr)
+        self._thought = self._said if self._are_one else text_writer(err=True)
+        self._was_thought: bool | None = None
+
+    def push(self, piece: Piece) -> None:
+        """Show one more piece."""
+        if not piece.text:
+            return
+        is_other = self._was_thought is not None and self._was_thought != piece.is_thought
+        if is_other and (self._was_thought or self._are_one):
+            self._thought("\n", None)
+        self._was_thought = piece.is_thought
+        text, colour = mark(piece) if self._show_draft else (printable(piece.text), None)
+        write = self._thought if piece.is_thought else self._said
+        write(text, colour)
+
+    def finish(self) -> None:
+        """End the line."""
+        if self._was_thought and not self._are_one:
+            self._thought("\n", None)
+        self._said("\n", None)
 
 
 def write_answer(answer: Answer, *, show_draft: bool) -> Reply:
-    """Print an answer with control characters made visible; its thoughts go to stderr.
-
-    Ctrl-C stops it and keeps the text so far.
-    """
-    said = text_writer(err=False)
-    # One writer wraps all text on the same terminal.
-    are_one = is_terminal(sys.stdout) and is_terminal(sys.stderr)
-    thought = said if are_one else text_writer(err=True)
-    was_thought: bool | None = None
+    """Print an answer as it comes. Ctrl-C stops it and keeps the text so far."""
+    view = PlainView(show_draft=show_draft)
     with cancel_on_interrupt(answer.cancel), answer:
         for piece in answer:
-            if not piece.text:
-                continue
-            is_other = was_thought is not None and was_thought != piece.is_thought
-            if is_other and (was_thought or are_one):
-                thought("\n", None)
-            was_thought = piece.is_thought
-            text, colour = mark(piece) if show_draft else (printable(piece.text), None)
-            write = thought if piece.is_thought else said
-            write(text, colour)
-    if was_thought and not are_one:
-        thought("\n", None)
-    said("\n", None)
+            view.push(piece)
+    view.finish()
     return answer.reply()
 
 

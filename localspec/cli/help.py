@@ -22,11 +22,31 @@ _NO_MODEL = {
     "generate": "Put a prompt of several words in quotes.",
     "chat": "To ask one question: localspec generate -m MODEL PROMPT.",
 }
-_WHOLE = 1000  # characters of a command's summary: it is wrapped, never cut
+_WHOLE = 1000  # characters of a command's summary
 
 
-class Command(click.Command):
-    """A command with its options in groups. Its errors say where a model belongs."""
+class _Grouped(click.Command):
+    """A command that shows its options in groups, and its whole summary in a list."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the groups that the command has options in."""
+        rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:  # as of a hidden one
+                rows[getattr(param, "heading", HEADINGS[0])].append(record)
+        for heading, records in rows.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+    def get_short_help_str(self, limit: int = _WHOLE) -> str:
+        """The summary, wrapped and never cut."""
+        return super().get_short_help_str(_WHOLE)
+
+
+class Command(_Grouped):
+    """A command whose errors say where a model belongs."""
 
     allow_extra_args = True  # `parse_args` refuses them, and says where they belong
 
@@ -50,9 +70,6 @@ class Command(click.Command):
             ctx.fail(f"{message} {self._place_of(extra, ctx.params.get('prompt'))}".strip())
         return extra
 
-    def _param_names(self) -> set[str | None]:
-        return {param.name for param in self.params}
-
     def _instead_of(self, theirs: str) -> str:
         """Our words for an option of another program; empty if there are none."""
         names = {opt for param in self.params for opt in (*param.opts, *param.secondary_opts)}
@@ -70,16 +87,12 @@ class Command(click.Command):
             return _NO_MODEL.get(self.name or "", "")
         if prompt is not None:
             return f"The model is given by -m {model}."
-        if "draft" in self._param_names():
+        if any(param.name == "draft" for param in self.params):
             return f"The draft model is given by --draft {model}."
         return f"To look at a model: localspec explain {model}."
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the groups that the command has options in."""
-        _write_options(self, ctx, formatter)
 
-
-class Group(click.Group):
+class Group(_Grouped, click.Group):
     """Several commands, each with its whole summary.
 
     elsewhere: names of commands in other programs, or MODEL for the name of any model, and the
@@ -110,20 +123,8 @@ class Group(click.Group):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups, then the commands."""
-        _write_options(self, ctx, formatter)
+        super().format_options(ctx, formatter)
         self.format_commands(ctx, formatter)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one or more lines for each command."""
-        names = self.list_commands(ctx)
-        commands = {name: self.get_command(ctx, name) for name in names}
-        rows = [
-            (name, command.get_short_help_str(limit=_WHOLE))
-            for name, command in commands.items()
-            if command is not None and not command.hidden
-        ]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
 
 
 def _is_model(word: str) -> bool:
@@ -132,17 +133,3 @@ def _is_model(word: str) -> bool:
         source = parse_source(word, "target")
         return not isinstance(source, LocalModel) or source.path.suffix.lower() == ".gguf"
     return False
-
-
-def _write_options(
-    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
-) -> None:
-    rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS}
-    for param in command.get_params(ctx):
-        record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
-        if record is not None:  # as of a hidden one
-            rows[getattr(param, "heading", HEADINGS[0])].append(record)
-    for heading, records in rows.items():
-        if records:
-            with formatter.section(heading):
-                formatter.write_dl(records)

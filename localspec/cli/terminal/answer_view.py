@@ -1,36 +1,14 @@
-"""Shows an answer while it is generated: rendered with its thoughts, or token by token."""
+"""Shows an answer while it is generated, rendered and with its thoughts."""
 
 from __future__ import annotations
 
 import os
 
 from localspec.cli.conversation import ThoughtView
-from localspec.cli.screen import mark, printable
+from localspec.cli.screen import printable
 from localspec.cli.terminal.markdown import MarkdownWriter
 from localspec.cli.terminal.wrapping import Style, terminal_writer
 from localspec.streaming.reply import Piece
-
-
-class MarkedView:
-    """Raw text, each token marked by where it came from; thoughts on their own lines."""
-
-    def __init__(self) -> None:
-        self._out = terminal_writer(err=False)
-        self._shown: Piece | None = None
-
-    def push(self, piece: Piece) -> None:
-        """Show one more piece."""
-        if not piece.text:
-            return
-        if self._shown is not None and self._shown.is_thought != piece.is_thought:
-            self._out.newline()
-        self._shown = piece
-        text, colour = mark(piece)
-        self._out.lines(text, Style(color=colour))
-
-    def finish(self) -> None:
-        """End the line."""
-        self._out.newline()
 
 
 class RenderedView:

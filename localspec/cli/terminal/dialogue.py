@@ -18,12 +18,12 @@ import click
 
 from localspec.chat.attachment import HEAD_BYTES, is_readable_picture, refuse_media
 from localspec.chat.chat import Chat
-from localspec.cli.answer import note_limits
+from localspec.cli.answer import PlainView, note_limits
 from localspec.cli.conversation import Conversation
 from localspec.cli.interrupt import cancel_on_interrupt, told_to_end
 from localspec.cli.screen import error_lines, note, status_line
 from localspec.cli.standard_streams import echo_off, modes_kept
-from localspec.cli.terminal.answer_view import MarkedView, RenderedView
+from localspec.cli.terminal.answer_view import RenderedView
 from localspec.cli.terminal.chat_commands import COMMANDS, Leave, attach_file, run_command
 from localspec.cli.terminal.line_editor import LineEditor
 from localspec.cli.waiting import waiting
@@ -88,7 +88,7 @@ def show_answer(conversation: Conversation, answer: Answer) -> Reply:
     Ctrl-C stops it at once and keeps the text so far.
     """
     view = (
-        MarkedView()
+        PlainView(show_draft=True)
         if conversation.show_draft
         else RenderedView(conversation.think, conversation.text_so_far)
     )
