@@ -85,7 +85,7 @@ def _samples(tensor: Tensor) -> list[tuple[int, int]]:
 def require_unwritten(states: FileStates) -> None:
     """Raise ModelFileError if one of these files was written to since.
 
-    One that was removed or replaced by another stays as it was for whoever has it mapped.
+    A file that was removed or replaced stays as it was where it is mapped.
     """
     for path, before in states.items():
         now = _state(path)

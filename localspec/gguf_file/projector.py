@@ -23,7 +23,7 @@ _BEST = ("f16", "bf16", "q8_0", "f32")  # types by name, the one to take first
 
 @dataclass(frozen=True, slots=True)
 class ProjectorFacts:
-    """kind: llama.cpp's name of it. widths: those that its last layers could have."""
+    """A projector's kind as llama.cpp names it, and the widths that its rows could have."""
 
     kind: str
     widths: frozenset[int]
@@ -37,7 +37,7 @@ def checked_projector(path: Path) -> Header:
 
 
 def check_projector(header: Header) -> None:
-    """Raise ModelFileError if a header is of another file, or of one that is blind."""
+    """Raise ModelFileError if the file is no projector, or none for pictures."""
     path = header.path
     if header.architecture != "clip":
         what = header.architecture or "without an architecture"
@@ -63,7 +63,7 @@ def projector_facts(header: Header) -> ProjectorFacts:
 
 
 def require_projector_of(target: Header, projector: Header) -> None:
-    """Raise PairError if its rows are not as wide as those that the target reads."""
+    """Raise PairError if a projector's rows are not as wide as the target's embeddings."""
     width = target.number(f"{target.architecture}.embedding_length")
     if width not in projector_facts(projector).widths:
         stated = projector.number("clip.vision.projection_dim")

@@ -65,7 +65,7 @@ class ModelShape:
         return heads[: len(heads) - shared]
 
     def head_kv_heads(self) -> list[int]:
-        """As `kv_heads` for each layer of a head, all of which attend: (num_head_layers,)."""
+        """KV heads of each layer of a trained head, all of which attend: (num_head_layers,)."""
         if self.architecture.head_graph is HeadGraph.SHARED:
             return [0] * self.num_head_layers
         return self.stated_kv_heads()[self.num_layers :]

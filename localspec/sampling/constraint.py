@@ -45,7 +45,7 @@ class Constraint(Protocol):
         """An independent copy in the same state."""
 
     def forced(self) -> list[int]:
-        """Tokens that spell what has to come next; others may spell it too.
+        """Tokens that spell the only text that may come next; others may spell it too.
 
         The last of them may be a token that ends the answer.
         """

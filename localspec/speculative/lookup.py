@@ -3,11 +3,11 @@
 Saxena, "Prompt Lookup Decoding" (2023), and Oliaro et al., "SuffixDecoding" (arXiv
 2411.04975), which looks into earlier texts as well. It costs almost nothing, and pays where
 text is copied: summaries, edits, code, the same files again. The index of the text grows with
-it and shrinks when the text is cut. What leaves the text stays in a memory; a reference, such
+it and shrinks when the text is cut. A part that is cut off stays in a memory; a reference, such
 as the expected text of the answer, is searched as well.
 
-What is proposed follows from these texts alone, and each token is proposed as certain, so what
-was remembered changes how many tokens a step emits, never which.
+Proposals follow from these texts alone, and each token is proposed as certain. So the memory
+changes how many tokens a step emits, never which.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class TextMemory:
                 self._used[bisect.bisect_right(self._begins, found.position) - 1] = self._now
 
     def _append(self, tokens: array[int], num_new: int) -> None:
-        """Add a part, of which so many tokens are not known yet."""
+        """Add a part if at least one of its tokens is new."""
         if num_new <= 0:
             return
         self._begins.append(len(self.index))
@@ -295,11 +295,11 @@ class Lookup(Proposer):
         self._expected.clear()
 
     def _join_forced(self, chain: SamplerChain) -> None:
-        """Where nothing that may come was found, look behind what has to come."""
+        """Search behind the forced tokens, unless an allowed continuation was found."""
         assert chain.constraint is not None
         first = self._next(0)
         forced = chain.constraint.forced()[: MAX_DRAFT_TOKENS - 1]
-        # What has to come is surer than where a text may go on.
+        # A forced token is surer than a resumed occurrence.
         is_of_use = (
             first is not None
             and not self._found.is_resumed
@@ -351,7 +351,7 @@ class Lookup(Proposer):
         return ReplayScores(chances, 0)
 
     def truncate(self, num_tokens: int) -> None:
-        """Forget the text beyond its first num_tokens, but for what is remembered of it."""
+        """Forget the text beyond its first num_tokens; a longer part goes to the memory."""
         if self.memory is not None and len(self._own) - num_tokens > MAX_DRAFT_TOKENS:
             self.memory.add(self._own.text[max(num_tokens - SIZES[-1], 0) :])
         self._cut(num_tokens)
@@ -363,7 +363,7 @@ class Lookup(Proposer):
             self._own.truncate(num_tokens)
 
     def _read(self, tokens: Sequence[int]) -> None:
-        """Read what is new of the text, and learn whether it is what was found."""
+        """Read the new tokens of the text, and learn whether they are those that were found."""
         num_read = len(self._own)
         if num_read == len(tokens):
             return
@@ -381,7 +381,7 @@ class Lookup(Proposer):
         self._own.read(new)
 
     def _look(self, end: array[int], num_forced: int) -> Found:
-        """Search for this end of the text, of which the last tokens have to come yet."""
+        """Search for this end of the text; its last num_forced tokens are not emitted yet."""
         num_tokens = len(self._own) + num_forced
         with contextlib.nullcontext() if self.memory is None else self.memory.lock:
             found = self._longest(end)

@@ -34,7 +34,7 @@ class Model(Protocol):
     def max_rollback(self) -> int:
         """The most tokens of the last decode that `truncate` takes back and keeps the rest.
 
-        0 for what is recurrent and has no snapshots: it comes back to a checkpoint only.
+        0 for a recurrent model without snapshots, which only goes back to a checkpoint.
         """
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
@@ -42,20 +42,20 @@ class Model(Protocol):
 
         Returns (num_logits, vocab) float32, a view that may be written to and is valid until
         the next decode.
-        On any error the cache is as it was before the call, or empty as in `truncate`, or holds
-        some of these tokens, too: never one that rows are asked for.
+        On any error the cache is as it was before the call, or empty as in `truncate`, or also
+        holds some of these tokens, but none of the last num_logits.
         """
 
     def truncate(self, num_cached: int) -> None:
         """Keep the first num_cached tokens of the cache, or fewer where they are not whole.
 
-        Some caches have lost what a part of them would need: a sliding window's older
-        entries, a recurrent state. Then what is left is that of the last checkpoint, or
-        nothing, and the rest is decoded again. Raises CacheError for more than are cached.
+        A sliding window's older entries or a recurrent state may be lost. Then the cache goes
+        back to the last checkpoint or is emptied, and the rest is decoded again. Raises
+        CacheError for more than are cached.
         """
 
     def checkpoint(self) -> None:
-        """Remember the cache as it is: a later `truncate` keeps that much, unless it cuts it.
+        """Remember the cache as it is: a later `truncate` can go back to it.
 
-        One at a time; for what can be cut anywhere there is nothing to do.
+        There is one checkpoint at a time. A cache that can be cut anywhere needs none.
         """

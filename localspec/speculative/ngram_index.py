@@ -44,8 +44,8 @@ def run_hashes(end: Sequence[int]) -> list[int]:
 class NgramIndex:
     """A text, and where its runs of tokens are.
 
-    A signal handler's exception may end any change half way; whoever comes next then links
-    all of the text anew.
+    A signal handler's exception may end any change half way; the next call then links all of
+    the text again.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class NgramIndex:
         return found
 
     def _hashes_from(self, first: int, size: int) -> NDArray[np.uint32]:
-        """Hashes of the runs that end at `first` and behind it, of which each is whole."""
+        """Hashes of the runs that end at `first` or later, all of them whole."""
         begin = max(first - size + 1, 0)
         return hashes_of(np.array(self.text[begin:], np.int32), size)[first - begin :]
 

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Protocol, get_args
 from localspec.errors import OptionError
 
 MAX_DRAFT_TOKENS = 16
-CERTAIN_CONFIDENCE = 1.0  # of a proposer that knows what has to come
+CERTAIN_CONFIDENCE = 1.0  # of a proposer of forced tokens
 # The most tokens that a draft model judges at once; each takes a row of logits.
 REPLAY_TOKENS = 8
 

@@ -220,7 +220,7 @@ class DraftModel(Proposer):
     def _rows_together(
         self, missing: Sequence[int], num_rows: int
     ) -> Iterable[tuple[int, Logits]]:
-        """Rows after the last num_rows of the tokens, by one decode: those that it gives."""
+        """Decode tokens at once; rows after the last num_rows of them, each with its index."""
         return enumerate(self._decoded(missing, num_rows))
 
     def _decoded(self, missing: Sequence[int], num_rows: int) -> Logits:
@@ -241,7 +241,7 @@ class DraftModel(Proposer):
             self._keep(num_tokens - self.begins_at)
 
     def _keep(self, num_tokens: int) -> None:
-        """Forget what it has read beyond the first num_tokens of what it reads."""
+        """Keep the first num_tokens that the model has read, counted from `begins_at`."""
         self.model.truncate(min(self.model.num_cached, num_tokens))
 
 

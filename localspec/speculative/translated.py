@@ -83,7 +83,7 @@ class TranslatedModel:
                 yield place, self._renamed(rows[num_logits - length], place)
 
     def _decode(self, tokens: Sequence[int], begin: int, row: int | None) -> None:
-        """Append tokens; the row after the last of them becomes that of `_rows`."""
+        """Append tokens, and write the row after the last of them to `_rows[row]`."""
         model, text = self.own_model, self.text
         self._append(tokens, begin)
         if row is not None and not text.own:
