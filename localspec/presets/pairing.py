@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -61,16 +62,9 @@ def choose_draft(
                 return ChosenDraft(path, None, "")
             break
         if translated is None and share <= _LARGEST_TRANSLATED_SHARE:
-            translated = _translated(target, path, other)
+            with contextlib.suppress(PairError):
+                translated = ChosenDraft(path, _common(target, other), "")
     return translated or ChosenDraft(None, None, why_not)
-
-
-def _translated(target: Header, path: Path, draft: Header) -> ChosenDraft | None:
-    try:
-        found = compare_vocabularies(target, draft)
-    except PairError:
-        return None
-    return ChosenDraft(path, found, "") if isinstance(found, CommonTokens) else None
 
 
 def _why_too_large(draft: str, share: float) -> str:
@@ -96,11 +90,15 @@ def compare_vocabularies(target: Header, draft: Header) -> SharedVocabulary | Co
 
     Raises PairError if that is too little.
     """
-    theirs, own = HeaderVocabulary(target), HeaderVocabulary(draft)
     try:
-        return shared_vocabulary(theirs, own)
+        return shared_vocabulary(HeaderVocabulary(target), HeaderVocabulary(draft))
     except PairError:
-        return common_tokens(theirs.spelled_out(), own.spelled_out())
+        return _common(target, draft)
+
+
+def _common(target: Header, draft: Header) -> CommonTokens:
+    theirs, own = HeaderVocabulary(target), HeaderVocabulary(draft)
+    return common_tokens(theirs.spelled_out(), own.spelled_out())
 
 
 def size_warning(target: Header, draft: Header) -> str:
@@ -128,8 +126,8 @@ class DraftHere:
 def draft_here(target: Header) -> DraftHere | None:
     """Find a draft for a target: a model of a preset, or a file beside the target's own.
 
-    Which one: see `choose_draft`. None if there is none that pays by its size, or the target
-    has a head that drafts. Reads headers alone, and uses no network.
+    The choice is that of `choose_draft`. None if no model pays by its size, or the target has a
+    head that drafts. Reads headers alone, and uses no network.
     """
     return _draft_here(target, _header)
 
@@ -154,7 +152,7 @@ def drafts_for_presets() -> dict[str, DraftHere]:
             if not missing_files(preset):
                 here = _draft_here(read(path_of(preset.target)), read)
                 found |= {} if here is None else {name: here}
-        except LocalspecError:  # of which those are told who want to use it
+        except LocalspecError:  # told when the preset is used
             continue
     return found
 
