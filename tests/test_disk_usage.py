@@ -142,22 +142,6 @@ def test_removing_a_preset_frees_its_caches_and_costs_too(hub: StandinHub, prese
     assert len(list(profiles_folder().glob("*.json"))) == 1
 
 
-def test_what_another_preset_with_the_same_models_has_stays(preset):
-    for name in ("mine", "twin"):
-        models = (f"--{role}={model.path}" for role, model in preset.by_role().items())
-        assert run("models", "add", name, *models).exit_code == 0
-    use(localspec.find_preset("mine"), "mine")
-    assert localspec.disk_usage("mine").num_bytes == 0
-    assert run("models", "remove", "twin", "--yes").exit_code == 0
-    assert caches_file("mine").exists()
-    kept = localspec.disk_usage("mine")
-    assert all((kept.caches, kept.costs))
-    done = run("models", "remove", "mine", "--yes")
-    assert f"{readable_bytes(kept.num_bytes)} freed" in done.stderr
-    assert not caches_file("mine").exists()
-    assert preset.target.path.exists()
-
-
 def test_fetched_files_are_freed(hub: StandinHub):
     paths = localspec.download("qwen2-7b")
     size = sum(path.stat().st_size for path in paths)

@@ -158,31 +158,3 @@ def test_a_presets_head_proposes(headed, proposer):
     stats = stats_of("--preset", "headed", "--proposer", proposer)
     assert stats["steps_per_proposer"]["head"] > 0
     assert stats["num_draft_tokens"] > 0
-
-
-def test_the_option_names_a_head(headed_files):
-    files = ("--target", headed_files.target, "--head", headed_files.head)
-    assert list(stats_of(*files, "--proposer", "head")["steps_per_proposer"]) == ["head"]
-    lookup_alone = stats_of(*files, "--proposer", "lookup")["steps_per_proposer"]
-    assert "head" not in lookup_alone
-
-
-def test_doctor_says_whether_heads_can_run(headed, monkeypatch):
-    """Where a function is looked up that no libllama has, and where all are there."""
-    from localspec.llama.quirks import nextn
-
-    assert "Heads         trained heads can draft here" in run("doctor").stdout
-    assert json.loads(run("doctor", "--json").stdout)["missing_head_functions"] == []
-    known = nextn.HEAD_FUNCTIONS["get_ctx_other"]
-    monkeypatch.setitem(nextn.HEAD_FUNCTIONS, "absent", ("_Z6absentv", "?absent@@", *known[2:]))
-    nextn.missing_functions.cache_clear()
-    try:
-        assert "Heads         off: this libllama lacks llama_absent" in run("doctor").stdout
-        found = json.loads(run("doctor", "--json").stdout)
-        assert found["missing_head_functions"] == ["llama_absent"]
-        monkeypatch.setattr(nextn, "LAYER_FUNCTIONS", ("absent",))
-        nextn.missing_functions.cache_clear()
-        assert "for EAGLE-3 and DFlash this libllama lacks llama_absent" in run("doctor").stdout
-    finally:
-        monkeypatch.undo()
-        nextn.missing_functions.cache_clear()

@@ -56,19 +56,6 @@ def test_every_preset_is_complete(preset):
             assert file.size_bytes > 3 * 10**7
 
 
-def test_presets_of_families_that_see_have_a_projector():
-    """Each its own, since the width of the model is part of it; a variant has its preset's."""
-    sees = re.compile(r"(gemma-[34]|qwen3\.[568]|smolvlm2)-")
-    seeing = {name: one.mmproj for name, one in PRESETS.items() if sees.match(name)}
-    assert [name for name, one in PRESETS.items() if one.mmproj] == list(seeing)
-    for mmproj in seeing.values():
-        (file,) = mmproj.files
-        assert file.name.startswith("mmproj-")
-        assert 10**8 < file.size_bytes < 2 * 10**9
-    plain = [mmproj.files[0].sha256 for name, mmproj in seeing.items() if "@" not in name]
-    assert len(set(plain)) == len(plain) == 15
-
-
 def test_one_content_has_one_name():
     """A hash that stands twice stands for the same file, so nothing was copied wrongly."""
     files = {file for preset in PRESETS.values() for file in hub_files(preset.models)}
