@@ -19,13 +19,11 @@ from localspec.chat.chat import Chat
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn
 from localspec.cli import launch
-from localspec.engine import loading
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.engine import Engine
 from localspec.engine.lane import Lane
 from localspec.engine.models import Models
-from localspec.isolated import child
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.isolated.process import Channel, ChildProcess
 from localspec.llama import joint, projector
@@ -115,13 +113,6 @@ def profile(engine: Engine) -> Profile | None:
 def save_profile(engine: Engine) -> None:
     """Keep what was learned now, as each answer does at its end."""
     engine._save_profile()
-
-
-def keep_answers_settings(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    """Have the engine leave `on_batch` alone, which a test has set itself."""
-    for lane in engine._lanes:
-        patch.setattr(lane, "use", lambda *_arguments: None)
-        patch.setattr(lane, "use_usual", lambda: None)
 
 
 def constraint(engine: Engine, options: AnswerOptions, prompt: Prompt) -> Constraint | None:
@@ -223,11 +214,6 @@ def is_awaited(answer: Answer) -> bool:
 # speculative
 
 
-def last_probs(loop: SpeculativeDecoder) -> Any:
-    """The target's distributions of the latest tokens, with which the draft is judged."""
-    return loop._probs
-
-
 def replace_truncation(
     truncate: Callable[[SpeculativeDecoder, int], None], patch: pytest.MonkeyPatch
 ) -> None:
@@ -262,11 +248,6 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint, "_IDLE_SHARE", 20.0)
 
 
-def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have who waits for the machine look a hundred times a second who has it."""
-    monkeypatch.setattr(joint, "_LOOK_S", 0.01)
-
-
 def is_in_line(computing: joint.Computing, work: joint.Work) -> bool:
     """Whether a work waits to be done: tests have several come in an order of theirs."""
     return work in computing._line
@@ -286,16 +267,6 @@ def num_in_line(line: joint.Computing) -> int:
 def keep_pictures(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     """A projector keeps so many bytes of pictures that no answer holds: tests exceed it."""
     monkeypatch.setattr(projector, "KEPT_PICTURE_BYTES", num_bytes)
-
-
-def keep_sent_pictures(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
-    """Let a process of its own keep pictures of so many bytes."""
-    monkeypatch.setattr(child, "KEPT_PICTURE_BYTES", num_bytes)
-
-
-def replace_open_target(monkeypatch: pytest.MonkeyPatch, opened: Callable[..., Any]) -> None:
-    """Open targets with another function."""
-    monkeypatch.setattr(loading, "_open_target", opened)
 
 
 def library_path(library: ctypes.CDLL) -> str:

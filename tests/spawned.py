@@ -76,11 +76,3 @@ def load_again_and_again(connection: Connection) -> None:
         del engine
         gc.collect()  # else what grows is the heap of Python between its own collections
     connection.send(Usage.now())
-
-
-def isolate_there(connection: Connection) -> None:
-    """Send back what an isolated engine raises here."""
-    try:
-        localspec.IsolatedEngine()
-    except localspec.LocalspecError as error:
-        connection.send(error)

@@ -35,75 +35,39 @@ THINKING = f"{THOUGHTFUL}{PLAIN}<think>{{{{ '\n' }}}}"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """said: the tokens of an answer, each with one successor; a byte's token as <0xE6>."""
+    """spelled: the tokens of an answer, each with one successor; a byte's token as <0xE6>."""
 
-    said: list[str]
+    spelled: str  # with | between two
     text: str
     thoughts: str = ""
     template: str = PLAIN
     stop: tuple[str, ...] = ()
     shows_all: bool = False  # and nothing else, wherever it is cut
 
+    @property
+    def said(self):
+        return self.spelled.split("|")
+
 
 CASES = {
     "characters": Case(
-        [
-            "é",
-            "<0xE6>",
-            "<0x97>",
-            "<0xA5>",
-            "-",
-            "<0xF0>",
-            "<0x9F>",
-            "<0x99>",
-            "<0x82>",
-            ".",
-        ],
-        "é日-🙂.",
-        shows_all=True,
+        "é|<0xE6>|<0x97>|<0xA5>|-|<0xF0>|<0x9F>|<0x99>|<0x82>|.", "é日-🙂.", shows_all=True
     ),
-    "bytes that are no character": Case(
-        ["A", "<0xE6>", "<0x97>", "B", "<0xF0>"], "A\ufffdB\ufffd"
-    ),
+    "bytes that are no character": Case("A|<0xE6>|<0x97>|B|<0xF0>", "A\ufffdB\ufffd"),
     "marks of several tokens": Case(
-        [
-            "<",
-            "th",
-            "ink",
-            ">",
-            "Hm",
-            "<0xE2>",
-            "<0x80>",
-            "<0xA6>",
-            "</",
-            "thi",
-            "nk>",
-            "\n\n",
-            "Hi",
-            "!",
-        ],
+        "<|th|ink|>|Hm|<0xE2>|<0x80>|<0xA6>|</|thi|nk>|\n\n|Hi|!",
         "Hi!",
         "Hm…",
         THOUGHTFUL + PLAIN,
     ),
-    "thoughts that the prompt opens": Case(
-        ["Hm", ".</", "thin", "k>", " ", "Hi", "!"], "Hi!", "Hm.", THINKING
-    ),
-    "what is no mark": Case(
-        ["<", "thin", "ly", ">", "Hi"], "<thinly>Hi", "", THOUGHTFUL + PLAIN
-    ),
-    "a stop string": Case(
-        ["a S", "TO", "ne S", "T", "O", "P b"], "a STOne ", stop=("STOP", "xy")
-    ),
-    "a stop string of characters": Case(
-        ["S", "<0xE6>", "<0x97>", "<0xA5>", "T"], "", stop=("S日",)
-    ),
+    "thoughts that the prompt opens": Case("Hm|.</|thin|k>| |Hi|!", "Hi!", "Hm.", THINKING),
+    "what is no mark": Case("<|thin|ly|>|Hi", "<thinly>Hi", "", THOUGHTFUL + PLAIN),
+    "a stop string": Case("a S|TO|ne S|T|O|P b", "a STOne ", stop=("STOP", "xy")),
+    "a stop string of characters": Case("S|<0xE6>|<0x97>|<0xA5>|T", "", stop=("S日",)),
     "a stop string in thoughts": Case(
-        ["Hm", ".S", "T", "OP", "</think>", "Hi"], "Hi", "Hm.STOP", THINKING, ("STOP",)
+        "Hm|.S|T|OP|</think>|Hi", "Hi", "Hm.STOP", THINKING, ("STOP",)
     ),
-    "none across the marks": Case(
-        ["Hm", ".ST", "</thi", "nk>", "OP"], "OP", "Hm.ST", THINKING, ("STOP",)
-    ),
+    "none across the marks": Case("Hm|.ST|</thi|nk>|OP", "OP", "Hm.ST", THINKING, ("STOP",)),
 }
 
 
