@@ -239,7 +239,7 @@ def test_a_load_that_finds_no_memory_is_tried_with_fewer_layers(
     first, second, third, of_draft = (options.num_gpu_layers for options in found)
     assert first == 9 > second > third > 0
     assert of_draft == 3
-    [told, _] = [one.message for one in caplog.records if one.name.endswith("fitting")]
+    [told, _] = [one.message for one in caplog.records if one.name.endswith("loading")]
     assert "CUDA0 has no memory" in told
     assert f"{second} of 9 of the target, 3 of 3 of the draft" in told
 
