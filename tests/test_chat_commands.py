@@ -17,7 +17,7 @@ from localspec.chat.template import BUILT_IN
 from localspec.cli import main
 from localspec.cli.conversation import Conversation
 from localspec.cli.terminal import dialogue
-from localspec.cli.terminal.answer_view import RenderedView
+from localspec.cli.terminal.markdown import RenderedView
 from localspec.speculative.metrics import Provenance
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.reply import Piece

@@ -257,7 +257,7 @@ def _show_answer(text: str, write: Callable[[str, str | None], None]) -> None:
         write(f"{printable(text)}\n\n", None)
         return
     # Imported here: a pipe does not need the libraries that draw.
-    from localspec.cli.terminal.answer_view import RenderedView
+    from localspec.cli.terminal.markdown import RenderedView
     from localspec.speculative.metrics import Provenance
     from localspec.streaming.reply import Piece
 

@@ -23,9 +23,9 @@ from localspec.cli.conversation import Conversation
 from localspec.cli.interrupt import cancel_on_interrupt, told_to_end
 from localspec.cli.screen import error_lines, note, status_line
 from localspec.cli.standard_streams import echo_off, modes_kept
-from localspec.cli.terminal.answer_view import RenderedView
 from localspec.cli.terminal.chat_commands import COMMANDS, Leave, attach_file, run_command
 from localspec.cli.terminal.line_editor import LineEditor
+from localspec.cli.terminal.markdown import RenderedView
 from localspec.cli.waiting import waiting
 from localspec.engine.base import BaseEngine
 from localspec.errors import ContextError, LocalspecError

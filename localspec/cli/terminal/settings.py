@@ -13,6 +13,7 @@ from localspec.cli.flags import ours_for
 from localspec.cli.options import SAMPLING_KEYWORDS
 from localspec.errors import OptionError, perhaps
 from localspec.sampling.params import SamplingParams, check_has_distribution
+from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import rule_name
 from localspec.streaming.options import AnswerOptions
 
@@ -91,6 +92,7 @@ def _known(name: str) -> str:
 def _check_answerable(options: AnswerOptions) -> None:
     """Raise OptionError for options that the next answer would refuse."""
     assert options.sampling is not None
+    Randomness(options.seed or 0)  # which has a range
     rule_name(options.rule, is_greedy=options.sampling.is_greedy, seed=options.seed)
 
 
