@@ -12,7 +12,7 @@
     │   └── UnknownPresetError  an unknown name (also an OptionError)
     ├── DownloadError      files that could not be fetched, or are wrong
     ├── TemplateError      a chat template is missing or broken
-    │   └── TemplateLimitError  it exceeds the bounds of its work
+    │   └── TemplateLimitError  it writes too long a prompt
     ├── ContextError       more tokens than the context holds
     ├── SessionError       a conversation on disk that cannot be read or written
     ├── DecodeError        libllama refused or failed a decode
@@ -110,11 +110,11 @@ class DownloadError(LocalspecError):
 
 
 class TemplateError(LocalspecError):
-    """A chat template is missing, broken, or exceeds its bounds."""
+    """A chat template is missing or broken, or writes too long a prompt."""
 
 
 class TemplateLimitError(TemplateError):
-    """A chat template exceeds its bounds of work: fewer messages may help."""
+    """A chat template writes too long a prompt: fewer messages may help."""
 
 
 class ContextError(LocalspecError):

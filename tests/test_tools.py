@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
 import json
@@ -280,27 +279,6 @@ def test_what_is_refused(engine, options, what):
     with pytest.raises(OptionError) as caught:
         engine.generate([QUESTION], **options).reply()
     assert what in f"{caught.value} {caught.value.hint}"
-
-
-@pytest.mark.process
-@needs_grammar
-def test_another_process_calls_alike(files, demo_draft, engine):
-    ask = {"tools": TOOLS, "tool_choice": "required", "rule": "coupled", **STEADY}
-    expected = engine.generate([QUESTION], **ask).reply()
-    with localspec.IsolatedEngine(target=files["Qwen"], draft=demo_draft) as isolated:
-        assert isolated.takes_tools
-        chat = isolated.chat()
-
-        async def talk():
-            reply = await chat.send(QUESTION["content"], **ask)
-            results = {call.id: "sunny" for call in reply.tool_calls}
-            return reply, await chat.send_tool_results(results, tools=[], max_tokens=5)
-
-        reply, answer = asyncio.run(talk())
-        assert [(c.name, c.json) for c in reply.tool_calls] == [
-            (c.name, c.json) for c in expected.tool_calls
-        ]
-        assert answer.text
 
 
 def test_no_text_of_a_tool_speaks_for_the_template(engine):

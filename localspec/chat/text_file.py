@@ -14,8 +14,7 @@ _ENCODINGS = {
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
-MARKS = tuple(_ENCODINGS)
-WIDE_MARKS = MARKS[1:]
+WIDE_MARKS = tuple(_ENCODINGS)[1:]
 ONE_BYTE = "cp1252"  # all of Latin-1's letters, and the quotes and dashes of Windows
 # Bytes that no text has, whatever its encoding; escapes and form feeds some have.
 _CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")

@@ -84,9 +84,7 @@ class AnswerRun:
     not_kept: tuple[str, ...]  # of what the answer was to fit
     exact: bool  # see `Stats.exact`
     waited: Callable[[], float] = float  # 0.0
-    before: list[Part] = field(
-        default_factory=list
-    )  # certain parts of the answer that is continued
+    before: list[Part] = field(default_factory=list)  # of the answer that is continued
     parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
