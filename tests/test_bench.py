@@ -129,9 +129,9 @@ def test_what_is_known_is_kept_whenever_it_ends(few):
             parts.add((found.costs is not None, num_kinds))
             told = json.loads(json.dumps(bench_json(found)))
             assert (told["partial"], told["ended_by"]) == (True, "interrupt")
-            first, *_, last = bench_text(found, engine, details=True).splitlines()
-            assert "Stopped after " in last
-            assert first.startswith("Not enough text") == (found.over_all is None)
+            shown = bench_text(found, engine, details=True)
+            assert "Stopped after " in shown
+            assert shown.startswith("Not enough text") == (found.over_all is None)
         assert engine.generate_raw("A fox", max_tokens=5).reply().token_ids
     assert {(False, 0), (True, 2)} <= parts
 
