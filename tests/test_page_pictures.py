@@ -8,7 +8,7 @@ import json
 import shutil
 
 import pytest
-from page_driver import ask, visitor
+from page_driver import ask, set_option, visitor
 from PIL import Image
 from vision_maker import write_vision_pair
 
@@ -46,6 +46,7 @@ def running(tmp_path_factory):
 def page(browser, running):
     with visitor(browser, running.url) as page:
         page.select_option("#model", "seer")
+        set_option(page, "max_tokens", "8")  # or a second question may not fit
         yield page
 
 
@@ -89,6 +90,8 @@ def test_pictures_are_shown_removed_sent_and_kept(page, tmp_path):
     assert page.locator("#files img").count() == 0
     page.reload()
     page.wait_for_selector('#messages img[alt="blue.png"]')
+    page.wait_for_selector("#model option", state="attached")
+    page.select_option("#model", "seer")
     assert page.evaluate("document.querySelector('#messages img').naturalWidth") == 48
     with page.expect_request("**/v1/chat/completions") as asked:
         ask(page, "And now?")

@@ -170,7 +170,7 @@ class Served:
         self._clock = time.monotonic
         self._sent_s = 0.0  # when text of the answer was sent last
 
-    def vocabulary(self, method: str, arguments: Sequence[Any], **keywords: Any) -> Any:
+    def vocabulary(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         """The result of a method of the vocabulary."""
         return getattr(self._engine.vocabulary, method)(*arguments, **keywords)
 

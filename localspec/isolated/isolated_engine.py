@@ -107,18 +107,16 @@ class IsolatedEngine(BaseEngine):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        return RemoteVocabulary(self._ask_vocabulary, self._facts)  # kept it would keep this
+        ask = functools.partial(self._ask, "vocabulary")
+        return RemoteVocabulary(ask, self._facts)  # kept it would keep this
 
     @property
     def vision(self) -> Vision | None:
-        return RemoteVision(self._ask_cells, self._cells) if self._facts.can_see else None
+        ask = functools.partial(self._ask, "cells")
+        return RemoteVision(ask, self._cells) if self._facts.can_see else None
 
-    def _ask_cells(self, picture: Picture) -> list[int]:
-        tokens: list[int] = self._running().ask("cells", picture)
-        return tokens
-
-    def _ask_vocabulary(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        return self._running().ask("vocabulary", method, arguments, **keywords)
+    def _ask(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        return self._running().ask(method, *arguments, **keywords)
 
     @property
     def _reading_progress(self) -> tuple[int, int]:
@@ -143,7 +141,7 @@ class IsolatedEngine(BaseEngine):
         return found
 
     def memory(self) -> EngineMemory:
-        memory: EngineMemory = self._running().ask("memory")
+        memory: EngineMemory = self._ask("memory")
         return memory
 
     def remember(self, text: str | Sequence[int]) -> None:
