@@ -131,7 +131,7 @@ def _dataclass_schema(kind: type) -> Mapping[str, Any]:
     except ImportError as error:
         raise ConstraintError(
             f"Pydantic makes the JSON schema of {kind.__name__}, and is not installed",
-            "Install it: pip install pydantic. Or give the schema as a dict.",
+            "Install it: pip install 'localspec[grammar]'. Or give the schema as a dict.",
         ) from error
     try:
         return TypeAdapter(kind).json_schema()
