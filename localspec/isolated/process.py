@@ -9,14 +9,15 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.engine.sources import servers_used
-from localspec.errors import ClosedError, CrashedError, EngineError, RpcError
+from localspec.errors import ClosedError, CrashedError, EngineError, LocalspecError, RpcError
 from localspec.isolated.facts import EngineFacts
 from localspec.llama.rpc_servers import ask_servers
 from localspec.preflight.plan import MOST_PARALLEL
@@ -36,11 +37,15 @@ _WRITING_S = 120.0  # in addition, where it keeps caches on disk
 CHILD_SILENCE_S = 600.0
 
 
-def _serve(name: str, *arguments: Any) -> None:
+def _serve(name: str, pipes: Sequence[Connection], *arguments: Any) -> None:
     """Run a function of `child`, whose module loads libllama: in the child, not here."""
-    from localspec.isolated import child
-
-    getattr(child, name)(*arguments)
+    try:
+        from localspec.isolated import child
+    except LocalspecError as error:
+        for pipe in pipes:
+            pipe.send((0, "error", error))
+    else:
+        getattr(child, name)(pipes, *arguments)
 
 
 class _Child:
