@@ -118,7 +118,7 @@ def test_a_bound_moves_no_law(engine):
         assert len(texts) == 1
 
 
-@pytest.mark.parametrize("name", [*FORMATS])
+@pytest.mark.parametrize("name", sorted(FORMATS))
 def test_formats_that_are_kept_to_are_known_to_llguidance(name):
     raw = llguidance.LLMatcher.grammar_from_json_schema(json.dumps({"format": name}))
     assert llguidance.LLMatcher.validate_grammar(raw) == ""
