@@ -169,7 +169,7 @@ TWICE = """
 import localspec
 for name in ("load", "load", "IsolatedEngine"):
     try:
-        getattr(localspec, name)()
+        getattr(localspec, name)(parallel=8)
     except localspec.EngineError as error:
         print(error)
 """

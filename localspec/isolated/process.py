@@ -43,7 +43,8 @@ def _serve(name: str, pipes: Sequence[Connection], *arguments: Any) -> None:
         from localspec.isolated import child
     except LocalspecError as error:
         for pipe in pipes:
-            pipe.send((0, "error", error))
+            with contextlib.suppress(OSError):  # the other end closes once it knows
+                pipe.send((0, "error", error))
     else:
         getattr(child, name)(pipes, *arguments)
 
