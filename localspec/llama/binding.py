@@ -75,8 +75,7 @@ class Library:
 
 def find_library() -> Library:
     """The libllama to use. Raises EngineError if there is none."""
-    chosen = os.environ.get("LLAMA_CPP_LIB_PATH")
-    if chosen is not None:
+    if chosen := os.environ.get("LLAMA_CPP_LIB_PATH"):
         if _file("llama", Path(chosen)) is None:
             raise EngineError(
                 f"LLAMA_CPP_LIB_PATH={chosen} has no libllama", "Unset it, or correct it."
