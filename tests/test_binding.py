@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import platform
 import re
@@ -73,6 +74,15 @@ def test_the_library_is_looked_for_in_order(install, monkeypatch, system):
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(prebuilt.parent))
     with pytest.raises(EngineError, match=re.escape(f"{prebuilt.parent} has no libllama")):
         binding.find_library()
+
+
+def test_without_llama_cpp_python_that_is_said(install, monkeypatch):
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(install("lib/libllama.so")))
+    monkeypatch.delitem(sys.modules, "llama_cpp._ctypes_extensions")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    words = "libllama cannot be loaded: llama-cpp-python is not installed"
+    with pytest.raises(EngineError, match=words), binding.given_library():
+        pass
 
 
 def module_of(size: int, flags_at: int) -> types.SimpleNamespace:

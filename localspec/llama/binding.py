@@ -118,7 +118,8 @@ def given_library() -> Iterator[Library]:
 def _prepare(library: Library) -> None:
     """Let llama_cpp, when it is imported, load the library, whatever functions it lacks."""
     spec = importlib.util.find_spec("llama_cpp")
-    assert spec is not None, "llama-cpp-python is required"
+    if spec is None:
+        raise ImportError("llama-cpp-python is not installed")
     # The module that loads is imported alone: its package does not run yet.
     sys.modules["llama_cpp"] = importlib.util.module_from_spec(spec)
     try:
