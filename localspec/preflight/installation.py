@@ -255,7 +255,7 @@ def _build(found: Installation) -> Iterator[Problem]:
         yield Problem(
             f"the processor has {', '.join(missing)}, and this build of llama.cpp does not "
             "use it",
-            f"Build it here: CMAKE_ARGS=-DGGML_NATIVE=ON {reinstall}",
+            f"Build it here, with a C++ compiler: CMAKE_ARGS=-DGGML_NATIVE=ON {reinstall}",
         )
     if found.amx_is_left_out:
         yield Problem(
