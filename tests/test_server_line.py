@@ -211,7 +211,7 @@ def test_a_long_prompt_tells_how_far_it_is(endless, caplog):
     assert len(progress) > 1
     assert all(each["processed"] <= each["total"] for each in progress)
     first, *_, last = (each["left_s"] for each in progress)
-    assert first > last >= 0  # in tenths of seconds
+    assert first >= last >= 0  # in tenths of seconds: a quick machine has none left at once
     lines = [each for each in caplog.messages if each.startswith("reading ")]
     assert [re.sub(r"\d+", "9", each) for each in lines] == [
         "reading 9 9 tokens, about 9 minutes"
