@@ -1,4 +1,4 @@
-"""What PyInstaller packs with localspec beside what it finds by itself (docs/freezing.md)."""
+"""Files that PyInstaller packs with localspec beside those it finds (docs/freezing.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which libllama llama-cpp-python binds, and whether its functions and structures fit.
+"""Choice of the libllama that llama-cpp-python binds, and a check that it fits.
 
 llama-cpp-python loads the library that it built, and fails without one. Here it is given the
 first of: the library in the folder LLAMA_CPP_LIB_PATH, the one that it built, and the one in

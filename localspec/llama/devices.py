@@ -42,7 +42,7 @@ def device_pointers(lib: Any) -> list[int]:
 
 
 def list_devices(lib: Any) -> tuple[Device, ...]:
-    """Those devices, in the same order."""
+    """List the devices of `device_pointers`, in the same order."""
     text, pointer = ctypes.c_char_p, ctypes.c_void_p
     name = ggml_function(lib, "ggml_backend_dev_name", text, pointer)
     about = ggml_function(lib, "ggml_backend_dev_description", text, pointer)

@@ -65,7 +65,7 @@ def report_aborts(tell: Callable[[str], None]) -> None:
 
 
 def kernels() -> str:
-    """What decides which kernels compute: libllama and the processor, in words."""
+    """Name libllama and the processor, which decide what kernels compute, in words."""
     processor = platform.processor() or platform.machine()
     return f"{loaded.library.origin}, {system_info()} · {processor}"
 
