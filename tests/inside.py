@@ -6,9 +6,10 @@ tests/test_quality.py refuse it. What the public interface says as well is asked
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,25 @@ def computing(model: LlamaModel) -> joint.Computing:
     """The line of those that share a context: tests have several come in an order of theirs."""
     assert model._computing is not None
     return model._computing
+
+
+@contextlib.contextmanager
+def struck_when_at_work(line: joint.Computing) -> Iterator[None]:
+    """In the block Ctrl-C comes as soon as it is somebody's turn to compute, once."""
+    lock = line._changing
+
+    class Striking:
+        def __enter__(self) -> None:
+            lock.acquire()
+
+        def __exit__(self, *_error: object) -> None:
+            lock.release()
+            if line._at_work is not None:
+                line._changing = lock
+                raise KeyboardInterrupt
+
+    line._changing = Striking()
+    yield
 
 
 def num_in_line(line: joint.Computing) -> int:

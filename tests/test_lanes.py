@@ -529,6 +529,14 @@ def test_nobodys_next_token_waits_for_two_prompts(reading_s, order):
     assert line.end() == order
 
 
+def test_a_piece_that_is_interrupted_as_its_turn_begins_took_no_time():
+    """Else the next ones would wait for hours, since a piece's time is owed to others."""
+    computing, text = Computing(512), Text(Context(0.0))
+    with inside.struck_when_at_work(computing), pytest.raises(KeyboardInterrupt):
+        computing.decode(Work(text, 100, text.lane, lambda parts: None))
+    assert text.lane.reading_s < 1.0
+
+
 def test_a_thread_that_comes_to_decode_within_a_decode_is_told():
     """A signal handler does, and the collector of garbage, which ends a dropped answer."""
     computing, context = Computing(512), Context(0.0)

@@ -223,8 +223,8 @@ class Computing:
             with self._changing:
                 if self._at_work is None:
                     first, patience_s = self._next()
-                    if first is work:
-                        self._at_work = work
+                    if first is work:  # at once, so that no interrupted work began at 0
+                        self._at_work, work.began_s = work, time.perf_counter()
                         break
                     if first is not None:  # who looked earlier may not know that it is
                         first.called.put(None)
