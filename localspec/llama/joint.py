@@ -190,11 +190,14 @@ class Computing:
         the collector of garbage come to that.
         """
         try:
-            self._wait(work)
-            if not work.is_done:
-                self._lead(work)
+            try:
+                self._wait(work)
+                if not work.is_done:
+                    self._lead(work)
+            finally:
+                self._leave(work)
         finally:
-            self._leave(work)
+            self._leave(work)  # Ctrl-C may have struck before the first began
         if work.error is not None:
             raise work.error
 

@@ -168,9 +168,12 @@ def _decoded(works: Sequence[Work]) -> int:
     try:
         # All in C: Ctrl-C, which waits for the end of a decode, comes behind its status.
         given.extend(map(llama_cpp.llama_decode, [context], [batch]))
-    finally:
-        if given:
+        _record(given[0], ordered, leader, caches, parts)
+    except BaseException:
+        if given:  # again: Ctrl-C may have struck in the midst, and it is for others, too
             _record(given[0], ordered, leader, caches, parts)
+        raise
+    leader.handle.num_decodes += 1
     return given[0]
 
 
@@ -181,8 +184,7 @@ def _record(
     caches: Sequence[Cache],
     parts: Sequence[TextPart],
 ) -> None:
-    """Note what was decoded, and remove what is not wanted of it."""
-    leader.handle.num_decodes += 1
+    """Note what was decoded, and remove what is not wanted of it. May be called again."""
     if status == 0:
         _share_out(works, leader, parts)
     for cache, part in zip(caches, parts, strict=True):
@@ -216,21 +218,21 @@ def _part(cache: Cache, work: Work | None, num_tokens: int) -> TextPart:
 def _share_out(works: Sequence[Work], leader: _JoinedModel, parts: Sequence[TextPart]) -> None:
     """Give each its rows, which are in the order of the parts."""
     ends = itertools.accumulate(len(part.tokens) for part in parts)
-    begins = {
-        part.sequence: end - len(part.tokens) for part, end in zip(parts, ends, strict=True)
-    }
+    found = {part.sequence: (part, end) for part, end in zip(parts, ends, strict=True)}
     num_rows, first = sum(work.num_logits for work in works), 0
     rows = np.empty((0, 0), dtype=np.float32)
     if num_rows:
         rows = leader._given_logits(num_rows)
     for work in works:
-        model = _model(work)
-        if work.num_logits:
-            model._keep_logits(rows[first : first + work.num_logits])
-        if model._rows is not None and work.takes_rows:
-            model._rows.add(model._cache.num_cached, work.num_tokens, begins[work.sequence])
-        model._cache.begin_decode()
-        model._cache.add(work.num_tokens)
+        model, (part, end) = _model(work), found[work.sequence]
+        if model._cache.position == part.position:  # not recorded yet
+            if work.num_logits:
+                model._keep_logits(rows[first : first + work.num_logits])
+            if model._rows is not None and work.takes_rows:
+                before = end - len(part.tokens)
+                model._rows.add(model._cache.num_cached, work.num_tokens, before)
+            model._cache.begin_decode()
+            model._cache.add(work.num_tokens)
         work.is_done = True
         first += work.num_logits
 
