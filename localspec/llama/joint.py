@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from localspec.errors import EngineError
@@ -78,6 +77,16 @@ class Interruptible(Protocol):
     def allow(self) -> None: ...
 
 
+def _shut() -> threading.Lock:
+    """Make a lock that is taken.
+
+    A SimpleQueue waits for ever where a signal handler outlasts its timeout (CPython 3.11).
+    """
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 @dataclass(slots=True, eq=False)
 class Work:
     """A text's wish to decode, or to have all contexts for itself.
@@ -103,8 +112,13 @@ class Work:
     is_done: bool = False
     has_left: bool = False
     error: BaseException | None = None
-    called: SimpleQueue[None] = field(default_factory=SimpleQueue)  # to look again
+    called: threading.Lock = field(default_factory=_shut)  # released: to look again
     thread: int = 0  # that waits for it
+
+    def call(self) -> None:
+        """Have its thread look again."""
+        with contextlib.suppress(RuntimeError):  # it was called before, and has not looked yet
+            self.called.release()
 
     @property
     def is_long(self) -> bool:
@@ -230,10 +244,9 @@ class Computing:
                         self._at_work, work.began_s = work, time.perf_counter()
                         break
                     if first is not None:  # who looked earlier may not know that it is
-                        first.called.put(None)
+                        first.call()
             has_waited = True
-            with contextlib.suppress(Empty):
-                work.called.get(timeout=_LOOK_S if patience_s is None else patience_s)
+            work.called.acquire(timeout=_LOOK_S if patience_s is None else patience_s)
         work.began_s = time.perf_counter()
         if has_waited and not work.is_done:
             work.waits.waited_s += work.began_s - work.arrived_s
@@ -366,7 +379,7 @@ class Computing:
 
     def _leave_once(self, work: Work) -> None:
         while not (work.has_left or self._has_left(work)):
-            work.called.get()  # another decodes for it
+            work.called.acquire()  # another decodes for it
 
     def _has_left(self, work: Work) -> bool:
         """Leave unless another decodes for it; whether it has left."""
@@ -387,7 +400,7 @@ class Computing:
     def _call_all(self) -> None:
         """Have everybody in the line look again."""
         for each in self._line:
-            each.called.put(None)
+            each.call()
 
     def _has_worked(self, work: Work) -> None:
         """Note when, and for how long."""
