@@ -11,11 +11,13 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Protocol
 
 from localspec.errors import EngineError
+from localspec.llama.alone import Alone, has_ended
 from localspec.llama.joint_costs import Block, PieceTimes, RowTimes
 
 LONGEST_STEP = 32  # tokens; a larger decode is part of a prompt
@@ -114,6 +116,7 @@ class Work:
     error: BaseException | None = None
     called: threading.Lock = field(default_factory=_shut)  # released: to look again
     thread: int = 0  # that waits for it
+    holder: FrameType | None = None  # whose block has all contexts
 
     def call(self) -> None:
         """Have its thread look again."""
@@ -174,7 +177,6 @@ class Computing:
         is_alone = writing <= {model.lane}
         return min(self._piece_times[model.handle].size(is_alone=is_alone), self._most_tokens)
 
-    @contextlib.contextmanager
     def alone(
         self,
         model: Computes,
@@ -182,20 +184,18 @@ class Computing:
         lane: LaneTime | None = None,
         *,
         is_piece: bool = False,
-    ) -> Iterator[None]:
+    ) -> Alone[Work]:
         """In the block nobody else uses any context. num_tokens: that it decodes.
 
         lane: of the text that waits for that, if it is not the model's own. is_piece: whether
         it is part of a prompt however few these are. Raises as `decode` does.
         """
         work = Work(model, num_tokens, waits=lane or model.lane, is_piece=is_piece)
-        try:
-            self._wait(work)
-            self._begin((model,))
-            yield
-            work.is_done = True
-        finally:
-            self._leave(work)
+        return Alone(work, self._enter, self._leave)
+
+    def _enter(self, work: Work) -> None:
+        self._wait(work)
+        self._begin((work.model,))
 
     def decode(self, work: Work) -> None:
         """Have it decoded, here or by another. Raises what came in the way of its own part.
@@ -224,11 +224,7 @@ class Computing:
     def _wait(self, work: Work) -> None:
         """Until it is done, or next."""
         has_waited, work.thread = False, threading.get_ident()
-        if any(other.thread == work.thread for other in tuple(self._line)):
-            raise EngineError(
-                "this thread is in the midst of what it computes for another answer",
-                "Ask in another thread, or when that answer has been read.",
-            )
+        self._pass_over(work)
         self._line.append(work)
         with self._changing:
             if len(self._line) == 1 and self._at_work is None and not self._waits(work):
@@ -246,11 +242,23 @@ class Computing:
                     if first is not None:  # who looked earlier may not know that it is
                         first.call()
             has_waited = True
-            work.called.acquire(timeout=_LOOK_S if patience_s is None else patience_s)
+            if not work.called.acquire(timeout=_LOOK_S if patience_s is None else patience_s):
+                self._pass_over(work)
         work.began_s = time.perf_counter()
         if has_waited and not work.is_done:
             work.waits.waited_s += work.began_s - work.arrived_s
             work.waits.num_shared += 1
+
+    def _pass_over(self, work: Work) -> None:
+        """Take from the line the blocks that have ended without a word."""
+        for other in tuple(self._line):
+            if has_ended(other.holder, work.holder) and other is not work:
+                self._leave(other)
+            elif other.thread == work.thread and other is not work:
+                raise EngineError(
+                    "this thread is in the midst of what it computes for another answer",
+                    "Ask in another thread, or when that answer has been read.",
+                )
 
     def _waits(self, work: Work) -> bool:
         """Whether one that is alone in the line may have to wait for others to come."""
