@@ -379,13 +379,7 @@ class Computing:
             lane.num_shared += len(parts) > 1
 
     def _leave(self, work: Work) -> None:
-        """Leave the line, also where Ctrl-C strikes in the midst of leaving it."""
-        try:
-            self._leave_once(work)
-        finally:
-            self._leave_once(work)
-
-    def _leave_once(self, work: Work) -> None:
+        """Leave the line. Called twice: Ctrl-C may strike in the midst of the first time."""
         while not (work.has_left or self._has_left(work)):
             work.called.acquire()  # another decodes for it
 
