@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import plant_bugs
 import pytest
 
 import localspec
 
-SCRIPT = Path(__file__).parent.parent / "scripts/develop/plant_bugs.py"
+SCRIPT = Path(plant_bugs.__file__)
 
 
 def test_every_bug_has_one_place():
     package = Path(localspec.__file__).parent
-    bugs = runpy.run_path(str(SCRIPT))["BUGS"]
+    bugs = plant_bugs.known_bugs()
     counts = {bug.name: (package / bug.file).read_text("utf-8").count(bug.old) for bug in bugs}
     assert counts == dict.fromkeys(counts, 1)
     assert len(counts) >= 30
@@ -24,7 +24,7 @@ def test_every_bug_has_one_place():
 
 @pytest.mark.process
 def test_every_bug_has_a_test_that_runs_by_default():
-    tests = {bug.test for bug in runpy.run_path(str(SCRIPT))["BUGS"]}
+    tests = {bug.test for bug in plant_bugs.known_bugs()}
     found = subprocess.run(
         [sys.executable, "-m", "pytest", "-n0", "--collect-only", "-q", *sorted(tests)],
         cwd=SCRIPT.parents[2], capture_output=True, text=True, check=False,
