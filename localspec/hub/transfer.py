@@ -13,8 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO
 
 from localspec.atomic_write import sync_folder
 from localspec.errors import DownloadError
@@ -49,15 +48,13 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
-# The methods of this queue are C functions: Ctrl-C cannot come in between.
-Events: TypeAlias = "SimpleQueue[Progress | DownloadJob]"
 
 
 class DownloadJob(threading.Thread):
-    """A thread that downloads a file, and then sets `path` or `failure`.
+    """A thread that downloads a file, and then sets `path` or `failure`, and `is_over`.
 
-    candidate: another program's file that may have the content. events: gets the job's
-    progress, and the job itself when it ends. cancelled: ends the job.
+    candidate: another program's file that may have the content. progress: the latest. news: set
+    when there is a later one, and at the end. cancelled: ends the job.
     """
 
     def __init__(
@@ -65,42 +62,46 @@ class DownloadJob(threading.Thread):
         remote: RemoteFile,
         place: Place,
         candidate: ForeignFile | None,
-        events: Events,
+        news: threading.Event,
         cancelled: threading.Event,
     ) -> None:
         super().__init__(name=f"download-{remote.file.name}", daemon=True)
         self.remote = remote
         self.path = Path()
         self.failure: Exception | None = None
+        self.is_over = False
+        self.progress = self._progress("waiting", 0)
         self._place = place
         self._candidate = candidate
-        self._events = events
+        self._news = news
         self._cancelled = cancelled
 
     def run(self) -> None:
         """Fetch the file, and report how it goes."""
         slot = self._place.slot(self.remote)
         try:
-            self._tell("waiting", 0)
             self.path = self._in_place(slot)
             self._tell("done", self.remote.size_bytes)
         except OSError as error:
             self.failure = disk_error(error, slot.content)
         except Exception as error:
             self.failure = error
-        self._events.put(self)
+        self.is_over = True
+        self._news.set()
 
     def _tell(self, state: str, num_bytes: int) -> None:
         """Report progress. Raises DownloadError if the job was cancelled."""
         if self._cancelled.is_set():
             raise DownloadError("the download was stopped", "Run it again to continue.")
-        self._events.put(
-            Progress(
-                file=self.remote.file,
-                state=state,
-                received_bytes=num_bytes,
-                total_bytes=self.remote.size_bytes,
-            )
+        self.progress = self._progress(state, num_bytes)
+        self._news.set()
+
+    def _progress(self, state: str, num_bytes: int) -> Progress:
+        return Progress(
+            file=self.remote.file,
+            state=state,
+            received_bytes=num_bytes,
+            total_bytes=self.remote.size_bytes,
         )
 
     def _in_place(self, slot: Slot) -> Path:
@@ -291,7 +292,9 @@ class RemoteSource:
         raise HubBusyError(f"the answer ended after {len(data)} of {size} bytes", None)
 
 
-def has_checksum(path: Path, checksum: str, on_bytes: Callable[[int], None]) -> bool:
+def has_checksum(
+    path: Path, checksum: str, on_bytes: Callable[[int], None] = lambda _num_bytes: None
+) -> bool:
     """Whether the file has that sha256, or git blob id. on_bytes: gets each piece's length."""
     if len(checksum) == 64:
         digest = hashlib.sha256()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from queue import Empty, SimpleQueue
 
 from localspec.errors import DownloadError, OptionError
 from localspec.gguf_file.projector import named_projectors
@@ -24,7 +22,7 @@ from localspec.hub.cache import (
     free_bytes,
 )
 from localspec.hub.hub_file import HubFile, HubModel, choose_quantization, is_of_model
-from localspec.hub.transfer import DownloadJob, Events, OnProgress, Progress
+from localspec.hub.transfer import DownloadJob, OnProgress, Progress
 from localspec.presets.located import path_of
 from localspec.presets.preset import LocalModel, PackagedModel, Preset, hub_files
 from localspec.presets.presets import load_presets, no_such_preset, stands_for
@@ -132,14 +130,13 @@ def run_download(plan: DownloadPlan, on_progress: OnProgress, *, reuse: bool) ->
     candidates = plan.elsewhere if reuse else {}
     fetched = [remote for remote in plan.missing if remote.file not in candidates]
     check_disk(_num_bytes(fetched, plan.place), plan.place.root)
-    events: Events = SimpleQueue()
-    cancelled = threading.Event()
+    news, cancelled = threading.Event(), threading.Event()
     jobs = [
-        DownloadJob(remote, plan.place, candidates.get(remote.file), events, cancelled)
+        DownloadJob(remote, plan.place, candidates.get(remote.file), news, cancelled)
         for remote in (*plan.unchecked, *plan.missing)
     ]
     try:
-        _run_together(jobs, events, on_progress)
+        _run_together(jobs, news, on_progress)
     finally:
         cancelled.set()
         end = time.monotonic() + _JOIN_S
@@ -150,43 +147,26 @@ def run_download(plan: DownloadPlan, on_progress: OnProgress, *, reuse: bool) ->
     return [paths[file] for file in plan.files]
 
 
-def _run_together(jobs: Sequence[DownloadJob], events: Events, on_progress: OnProgress) -> None:
+def _run_together(
+    jobs: Sequence[DownloadJob], news: threading.Event, on_progress: OnProgress
+) -> None:
     """Run the jobs, a few at a time. Raises the first failure."""
-    waiting, running = list(jobs), set[DownloadJob]()
-    latest: dict[HubFile, Progress] = {}
+    waiting, running = list(jobs), list[DownloadJob]()
     while waiting or running:
         while waiting and len(running) < _MAX_AT_ONCE:
-            job = waiting.pop(0)
-            running.add(job)
-            job.start()
-        news, ended = _taken(events)
-        latest |= news
+            running.append(waiting.pop(0))
+            running[-1].start()
+        # Not a SimpleQueue: in CPython 3.11 a long signal handler makes it forget its timeout.
+        news.wait(BEAT_S)
+        news.clear()
         # Without news, the same again: the caller may want to stop the download.
-        for progress in (news or latest).values():
-            on_progress(progress)
-        for job in ended:
-            running.remove(job)
-            latest.pop(job.remote.file, None)
-            if job.failure is not None:
-                raise job.failure
-
-
-def _taken(events: Events) -> tuple[dict[HubFile, Progress], list[DownloadJob]]:
-    """The latest progress of each file, so that a slow reader is never behind; and ended jobs.
-
-    Waits a moment if there are none.
-    """
-    news: dict[HubFile, Progress] = {}
-    ended: list[DownloadJob] = []
-    with contextlib.suppress(Empty):
-        event = events.get(timeout=BEAT_S)
-        while True:
-            if isinstance(event, Progress):
-                news[event.file] = event
-            else:
-                ended.append(event)
-            event = events.get_nowait()
-    return news, ended
+        for job in running[:]:
+            is_over = job.is_over  # asked first, so that its last progress is told
+            on_progress(job.progress)
+            if is_over:
+                running.remove(job)
+                if job.failure is not None:
+                    raise job.failure
 
 
 def _files_of(source: str | Preset, on_progress: OnProgress, *, mmproj: bool) -> list[HubFile]:
