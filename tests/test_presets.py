@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import localspec
+from localspec.cli import main
 from localspec.errors import OptionError, PresetError
 from localspec.hub.hub_file import HubFile, HubModel
 from localspec.presets.located import locate, preset_state
@@ -93,12 +95,15 @@ def llm_fox(tmp_path, monkeypatch, demo_draft) -> Path:
     return Path(model)
 
 
-def of_package(sha256: str, extra: str = "") -> Preset:
-    text = (
+def fox_table(sha256: str, extra: str = "") -> str:
+    return (
         '[fox]\ndescription = "A fox"\ncontext_length = 64\n[fox.target]\n'
         f'packaged = "fox.gguf"\npackage = "llm-fox"\nsha256 = "{sha256}"\nextra = "{extra}"\n'
     )
-    return read_presets("mine.toml", text, {})["fox"]
+
+
+def of_package(sha256: str, extra: str = "") -> Preset:
+    return read_presets("mine.toml", fox_table(sha256, extra), {})["fox"]
 
 
 def test_a_file_of_another_package_is_found_by_name_and_checked_by_its_digest(llm_fox):
@@ -112,6 +117,22 @@ def test_a_file_of_another_package_is_found_by_name_and_checked_by_its_digest(ll
         with pytest.raises(PresetError, match="sha256 is not 0000") as caught:
             refused(of_package("0" * 64))
         assert caught.value.hint.endswith("--force-reinstall --no-deps llm-fox")
+
+
+def test_verify_names_all_damaged_files(users_file, llm_fox, demo_draft, tmp_path):
+    """Also behind a file of a package, or of the user's own."""
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(demo_draft.read_bytes()[:-4096])
+    users_file.write_text(
+        fox_table("0" * 64)
+        + f'[cut]\ndescription = "d"\ncontext_length = 5\n[cut.target]\npath = "{cut}"\n'
+    )
+    done = CliRunner().invoke(main, ["models", "verify"])
+    assert done.exit_code == 1
+    assert done.stdout.split("\n")[-3:] == ["fox: damaged", "cut: damaged", ""]
+    assert "demo: ok" in done.stdout
+    assert f"damaged: {llm_fox}, {cut}" in done.stderr
+    assert "--force-reinstall --no-deps llm-fox" in done.stderr
 
 
 def test_a_package_that_is_missing_is_named_with_what_installs_it():

@@ -214,16 +214,14 @@ def verify_files(*, presets: tuple[str, ...]) -> None:
         if presets
         else [p for p in load_presets().values() if preset_state(p).state == "ready"]
     )
-    damaged: dict[Path, None] = {}
+    damaged: dict[Path, str] = {}
     for preset in chosen:
-        found = damaged_files(preset, lambda _num_bytes: None)
+        found = damaged_files(preset)
         click.echo(f"{preset.name}: {'damaged' if found else 'ok'}")
-        damaged |= dict.fromkeys(found)
+        damaged |= found
     if damaged:
-        raise DownloadError(
-            f"damaged: {', '.join(map(str, damaged))}",
-            "Remove them (localspec models remove PRESET) and download again.",
-        )
+        hints = dict.fromkeys(damaged.values())
+        raise DownloadError(f"damaged: {', '.join(map(str, damaged))}", " ".join(hints))
 
 
 def _fits(state: PresetState, room: MemoryRoom) -> bool | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.errors import DownloadError, PresetError
+from localspec.errors import DownloadError, ModelFileError, PresetError
 from localspec.gguf_file.check import check_embedder_file, check_model_file, check_parts
 from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import Header, read_source_header
@@ -144,7 +144,7 @@ def _checked(model: PackagedModel) -> Path:
 @functools.lru_cache
 def _has_content(path: Path, _changed: int, sha256: str) -> bool:
     """Read once in a process, unless the file changes."""
-    return has_checksum(path, sha256, lambda _num_bytes: None)
+    return has_checksum(path, sha256)
 
 
 def cached_quantization(model: Quantized) -> HubModel | None:
@@ -263,25 +263,28 @@ def remove_preset(removal: Removal) -> int:
     return sum(cache.remove(file) for file in removal.owned)
 
 
-def damaged_files(preset: Preset, on_bytes: Callable[[int], None]) -> list[Path]:
-    """Read all files of a preset, and return those with wrong content.
+def damaged_files(preset: Preset) -> dict[Path, str]:
+    """Read all files of a preset; those with wrong content, each with what to do about it.
 
-    Of files that are not on the hub, the headers are checked. on_bytes: called with the length
-    of each piece read. Raises PresetError if files are missing, ModelFileError for a local one.
+    Of files that are not on the hub and have no sha256, the headers are checked. Raises
+    PresetError if files are missing.
     """
-    paths = locate(preset)
-    for role, model in preset.by_role().items():
-        if not isinstance(model, HubModel):
-            role_header(paths[role], role)
-    cache = HubCache()
-    damaged = []
-    for file in hub_files(preset.models):
-        named = cache.find(file)
-        if named is None:
-            continue
-        checksum = file.sha256 or named.resolve().name  # the cache names content by its sum
-        if not has_checksum(named, checksum, on_bytes):
-            damaged.append(named)
+    if preset_state(preset).state != "ready":
+        locate(preset)  # raises
+    again = f"Remove it (localspec models remove {preset.name}) and download it again."
+    cache, damaged = HubCache(), {}
+    for role, model in used_models(preset).items():
+        if isinstance(model, HubModel):
+            for file in model.files:
+                named = cache.find(file)
+                # The cache names content by its sum.
+                if named and not has_checksum(named, file.sha256 or named.resolve().name):
+                    damaged[named] = again
+        else:
+            try:
+                role_header(path_of(model), role)
+            except (ModelFileError, PresetError) as error:
+                damaged[model.path] = error.hint
     return damaged
 
 
