@@ -116,7 +116,7 @@ def test_nothing_imports_the_top_of_the_house():
         ("psutil", {"machine"}),
         ("gguf", {"gguf_file.tensor_types"}),
         ("rich", {"cli.download", "cli.terminal.markdown", "cli.terminal.wrapping"}),
-        ("pygments", {"cli.terminal.highlighting"}),
+        ("pygments", {"cli.terminal.markdown"}),
         ("prompt_toolkit", {"cli.terminal.line_editor"}),
         ("matplotlib", {"cli.bench_report"}),
         ("starlette", {n for n in MODULES if n.split(".")[0] == "server"}),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -198,34 +196,3 @@ def test_told_to_end_it_ends_the_program_and_the_server(tmp_path):
     code, _ = ended(process)
     assert code == 130
     assert not listens(port)
-
-
-LONG_PROMPT = """
-message[0]["content"] = "fox " * 1500
-request.data = json.dumps({"model": model, **fields}).encode()
-urllib.request.urlopen(request, timeout=120).read()
-"""
-
-
-def test_the_terminals_title_says_what_the_server_reads(tmp_path):
-    """The screen is the program's, and the server's log cannot be seen."""
-    installed(tmp_path, "claude", LONG_PROMPT)
-    ours, theirs = os.openpty()
-    words = ("claude", "demo", "--port", str(free_port()))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "localspec", *words],
-        cwd=tmp_path,
-        env={**os.environ, **ELSEWHERE, "PATH": str(tmp_path)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    said = b""
-    with open(ours, "rb", buffering=0) as screen, contextlib.suppress(OSError):  # at its end
-        while part := screen.read(4096):
-            said += part
-    assert process.wait(180) == 0, said
-    titles = re.findall(rb"\x1b\]2;localspec ([^\x07]*)\x07", said)
-    assert re.fullmatch(rb"reading 1 \d{3} tokens.*", titles[0]), said
-    assert titles[-1] == b""

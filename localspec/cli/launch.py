@@ -15,12 +15,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
+import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import click
 
@@ -29,7 +28,6 @@ from localspec.cli.help import Command
 from localspec.cli.interrupt import told_to_end
 from localspec.cli.options import SERVED_CONTEXT, model_argument, shared
 from localspec.cli.serve import DEFAULT_PORT, opencode_settings, require_server, usual_name
-from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
 from localspec.errors import LocalspecError, OptionError
 from localspec.presets.presets import stands_for
@@ -38,7 +36,6 @@ _HOST = "127.0.0.1"
 _KEY = "local"  # a server without keys takes any
 _LOOK_S = 0.2  # between two looks whether the server is ready
 _END_S = 60.0  # for the server to end
-_KEPT_LINES = 100  # of what the server says
 
 
 class ServerFound(NamedTuple):
@@ -167,11 +164,11 @@ def _server(model: str | None, context_length: int | None, port: int) -> Iterato
     if context_length is not None:
         words += ["--ctx", str(context_length)]
     offer_download(model or usual_name())
-    with _started(words) as (process, said):
+    with _started(words) as (process, log):
         with waiting(lambda: "Starting the server …"):
             while (found := _models_at(port)) is None:
                 if process.poll() is not None:
-                    raise _failed(said)
+                    raise _failed(log)
                 time.sleep(_LOOK_S)
         yield _chosen(found, None, None, port)
 
@@ -233,63 +230,42 @@ def _chosen(
 
 
 @contextlib.contextmanager
-def _started(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], deque[str]]]:
-    """A server, and the last lines that it says; it has ended behind the block.
+def _started(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """Run a server while the block runs; with the file that it writes its log to.
 
-    It is in a group of its own, so that Ctrl-C reaches the program alone. A signal to end ends
-    the block.
+    It is in a process group of its own, so that Ctrl-C reaches the agent alone. A signal to
+    end ends the block.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "localspec", *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,
-        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # of Windows
-    )
-    said = deque[str](maxlen=_KEPT_LINES)
-    follower = threading.Thread(target=_follow, args=(process, said), daemon=True)
-    follower.start()
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "localspec", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # of Windows
+        )
 
-    def leave(_number: int) -> None:
-        raise click.Abort
+        def leave(_number: int) -> None:
+            raise click.Abort
 
-    try:
-        with told_to_end(leave):
-            yield process, said
-    finally:
-        process.send_signal(signal.SIGTERM if sys.platform == "win32" else signal.SIGINT)
         try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        follower.join()
+            with told_to_end(leave):
+                yield process, log
+        finally:
+            process.send_signal(signal.SIGTERM if sys.platform == "win32" else signal.SIGINT)
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
-def _follow(process: subprocess.Popen[str], said: deque[str]) -> None:
-    """Keep what a server says; the terminal's title says which prompt it reads.
-
-    The screen is the program's, so nothing else can.
-    """
-    assert process.stdout is not None
-    has_title = is_terminal(sys.stderr) and sys.platform != "win32"
-    shown = ""
-    for line in process.stdout:
-        said.append(line.rstrip())
-        title = said[-1] if line.startswith("reading ") else ""
-        if has_title and title != shown:
-            # At once, so that it does not stand amid what the program writes.
-            os.write(sys.stderr.fileno(), f"\x1b]2;localspec {title}\x07".encode())
-            shown = title
-
-
-def _failed(said: Sequence[str]) -> LocalspecError:
+def _failed(log: IO[bytes]) -> LocalspecError:
     """The error of a server that could not start."""
-    lines = {line.partition(": ")[0]: line.partition(": ")[2] for line in said}
+    log.seek(0)
+    said = log.read().decode(errors="replace").splitlines()
+    lines = {kind: rest for kind, _, rest in (line.partition(": ") for line in said)}
     error = lines.get("Error") or (said[-1] if said else "")
     return LocalspecError(
         f"the server did not start: {error}",

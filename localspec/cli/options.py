@@ -39,22 +39,19 @@ if TYPE_CHECKING:
     from localspec.streaming.options import AnswerOptions
 
 
-def _draft_tokens(text: str) -> int | None:
-    return None if text == "auto" else int(text)
-
-
 def _servers(text: str) -> tuple[str, ...]:
     """Comma-separated addresses of RPC servers; "none" means no server."""
     return () if text == "none" else checked_addresses(text.split(","))
 
 
-def _shares(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split(",")))
-
-
 def _bias(text: str) -> tuple[int, float]:
     token, _, number = text.partition("=")
     return int(token), float(number)
+
+
+def _row(help: str, **more: Any) -> dict[str, Any]:
+    """An option's help, and what else click is told."""
+    return {"help": help, **more}
 
 
 class _ProposerChoice(click.Choice):  # type: ignore[type-arg]
@@ -73,6 +70,8 @@ SERVED_CONTEXT = "Context in tokens. [default: the preset's, or the model's own 
 MODEL_NAMES = "a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT"
 _MODEL = {"metavar": "MODEL", "shell_complete": complete_model}
 _FILE = {"type": click.Path(path_type=Path), "metavar": "FILE"}
+_MANY = {"multiple": True, "metavar": "TEXT"}
+_AUTO = {"default": "auto", "show_default": True}
 _DEFAULTS = SamplingParams()
 
 # Options of llama.cpp that are refused with the reason.
@@ -85,102 +84,85 @@ _REFUSED = (
 # the default of a number of SamplingParams, too.
 _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
     "Options": {
-        "json_schema": {
-            **_FILE,
-            "help": "The answer is JSON that matches the schema in this file.",
-        },
-        "strict": {
-            "is_flag": True,
-            "help": "With --json-schema: fail if a part of the schema cannot be enforced.",
-        },
-        "regex": {
-            "metavar": "REGEX",
-            "help": "The whole answer matches this regular expression.",
-        },
-        "grammar": {
-            **_FILE,
-            "help": "The answer matches the grammar in this file, .lark or .gbnf.",
-        },
-        "choices": {
-            "flags": ("--choice",),
-            "multiple": True,
-            "metavar": "TEXT",
-            "help": "The answer is one of the choices. Repeatable.",
-        },
-        "seconds": {
-            "type": click.FloatRange(min=1),
-            "show_default": True,
-            "help": "The time limit, once the models are loaded. Then the results so far are "
-            "printed.",
-        },
+        "json_schema": _row(
+            "The answer is JSON that matches the schema in this file.", **_FILE
+        ),
+        "strict": _row(
+            "With --json-schema: fail if a part of the schema cannot be enforced.", is_flag=True
+        ),
+        "regex": _row("The whole answer matches this regular expression.", metavar="REGEX"),
+        "grammar": _row(
+            "The answer matches the grammar in this file, .lark or .gbnf.", **_FILE
+        ),
+        "choices": _row(
+            "The answer is one of the choices. Repeatable.", **_MANY, flags=["--choice"]
+        ),
+        "seconds": _row(
+            "The time limit, once the models are loaded. Then the results so far are printed.",
+            type=click.FloatRange(min=1),
+            show_default=True,
+        ),
     },
     "Model": {
-        "preset": {
-            "metavar": "NAME",
-            "shell_complete": complete_preset,
-            "help": "A named pair; 'localspec models' lists all.",
-        },
-        "target": {
+        "preset": _row(
+            "A named pair; 'localspec models' lists all.",
+            metavar="NAME",
+            shell_complete=complete_preset,
+        ),
+        "target": _row(
+            f"The model whose answers you get: {MODEL_NAMES}, or a preset, for its target.",
             **_MODEL,
-            "help": f"The model whose answers you get: {MODEL_NAMES}, or a preset, for its "
-            "target.",
-        },
-        "draft": {
+        ),
+        "draft": _row("A small model of the same family, named like the target.", **_MODEL),
+        "head": _row(
+            "A trained head (MTP, EAGLE-3, DFlash, Medusa) for the target, in a file of its "
+            "own. [default: the one in the target's file, if there is one]",
             **_MODEL,
-            "help": "A small model of the same family, named like the target.",
-        },
-        "head": {
-            **_MODEL,
-            "help": "A trained head (MTP, EAGLE-3, DFlash, Medusa) for the target, in a file "
-            "of its own. [default: the one in the target's file, if there is one]",
-        },
-        "mmproj": {
-            **_MODEL,
-            "help": "The projector with which the target sees images, named like the target. "
+        ),
+        "mmproj": _row(
+            "The projector with which the target sees images, named like the target. "
             "[default: the preset's, or a file mmproj*.gguf beside the target's]",
-        },
-        "context_length": {
-            "type": click.IntRange(min=1),
-            "help": "Context in tokens. [default: the preset's or the model's]",
-        },
-        "force": {"is_flag": True, "help": "Load even if memory seems too small."},
+            **_MODEL,
+        ),
+        "context_length": _row(
+            "Context in tokens. [default: the preset's or the model's]",
+            type=click.IntRange(min=1),
+        ),
+        "force": _row("Load even if memory seems too small.", is_flag=True),
     },
     "Drafting": {
-        "proposer": {
-            "type": _ProposerChoice(get_args(ProposerName)),
-            "default": "auto",
-            "show_default": True,
-            "help": "What drafts: auto (whichever pays), the draft model, a trained head, "
-            "lookup (text that repeats), or none.",
-        },
-        "draft_tokens": {
-            "type": Parsed(_draft_tokens, "is neither a whole number nor auto"),
-            "metavar": "N|auto",
-            "default": "auto",
-            "show_default": True,
-            "help": f"Tokens drafted per step, 0 to {MAX_DRAFT_TOKENS}, or auto: as many as "
-            "pay.",
-        },
-        "no_draft": {"is_flag": True, "help": "Plain decoding: the same as --draft-tokens 0."},
-        "rule": {
-            "type": click.Choice(get_args(RuleName)),
-            "help": "The rule that accepts or rejects draft tokens. [default: greedy at "
-            "temperature 0, coupled with a seed, else block]",
-        },
+        "proposer": _row(
+            "What drafts: auto (whichever pays), the draft model, a trained head, lookup (text "
+            "that repeats), or none.",
+            type=_ProposerChoice(get_args(ProposerName)),
+            **_AUTO,
+        ),
+        "draft_tokens": _row(
+            f"Tokens drafted per step, 0 to {MAX_DRAFT_TOKENS}, or auto: as many as pay.",
+            type=Parsed(
+                lambda text: None if text == "auto" else int(text),
+                "is neither a whole number nor auto",
+            ),
+            metavar="N|auto",
+            **_AUTO,
+        ),
+        "no_draft": _row("Plain decoding: the same as --draft-tokens 0.", is_flag=True),
+        "rule": _row(
+            "The rule that accepts or rejects draft tokens. [default: greedy at temperature 0, "
+            "coupled with a seed, else block]",
+            type=click.Choice(get_args(RuleName)),
+        ),
     },
     "Prompt and answer": {
-        "system": {"metavar": "TEXT", "help": "The system message."},
-        "template_name": {
-            "flags": flags_of("template"),
-            "metavar": "NAME|FILE",
-            "shell_complete": complete_template,
-            "help": f"{', '.join(BUILT_IN)}, or a Jinja file. [default: the model file's own]",
-        },
-        "max_tokens": {
-            "type": int,
-            "help": "The most tokens of an answer. [default: what fits]",
-        },
-        "seed": {"type": int, "help": "Makes the answer repeatable. [default: random]"},
+        "system": _row("The system message.", metavar="TEXT"),
+        "template_name": _row(
+            f"{', '.join(BUILT_IN)}, or a Jinja file. [default: the model file's own]",
+            flags=flags_of("template"),
+            metavar="NAME|FILE",
+            shell_complete=complete_template,
+        ),
+        "max_tokens": _row("The most tokens of an answer. [default: what fits]", type=int),
+        "seed": _row("Makes the answer repeatable. [default: random]", type=int),
     },
     "Sampling": {
         "temperature": "0 is greedy.",
@@ -199,24 +181,21 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
         "dry_penalty_last_n": "How many tokens DRY searches for repeats.",
         "min_tokens": "The answer has at least so many tokens.",
         "ignore_eos": "Go on where the model would end.",
-        "logit_bias": {
-            "type": Parsed(_bias, "is not ID=NUMBER, such as 42=-1.5 or 42=-inf."),
-            "multiple": True,
-            "metavar": "ID=NUMBER",
-            "help": "Added to a token's logit; -inf bans the token. Repeatable.",
-        },
-        "ban": {
-            "multiple": True,
-            "metavar": "TEXT|ID",
-            "help": "A token never to say, by its text or id. Repeatable.",
-        },
-        "dry_sequence_breakers": {
-            "flags": ("--dry-sequence-breaker",),
-            "multiple": True,
-            "metavar": "TEXT",
-            "help": 'A text that ends a repeated sequence; "none" for none. Repeatable. '
+        "logit_bias": _row(
+            "Added to a token's logit; -inf bans the token. Repeatable.",
+            type=Parsed(_bias, "is not ID=NUMBER, such as 42=-1.5 or 42=-inf."),
+            **_MANY | {"metavar": "ID=NUMBER"},
+        ),
+        "ban": _row(
+            "A token never to say, by its text or id. Repeatable.",
+            **_MANY | {"metavar": "TEXT|ID"},
+        ),
+        "dry_sequence_breakers": _row(
+            'A text that ends a repeated sequence; "none" for none. Repeatable. '
             f"[default: {' '.join(map(ascii, _DEFAULTS.dry_sequence_breakers))}]",
-        },
+            **_MANY,
+            flags=["--dry-sequence-breaker"],
+        ),
         **{name: {"hidden": True} for name in _REFUSED},
     },
     "Device": {
@@ -226,11 +205,10 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
         "num_gpu_layers": "Layers on GPUs; the others stay in main memory. [default: as many "
         "as fit]",
         "draft_num_gpu_layers": "Layers of the draft model on GPUs. [default: --gpu-layers]",
-        "cpu_moe": {
-            "is_flag": True,
-            "help": "Keep the target's experts in main memory. [default: those that do not "
-            "fit]",
-        },
+        "cpu_moe": _row(
+            "Keep the target's experts in main memory. [default: those that do not fit]",
+            is_flag=True,
+        ),
         "flash_attention": "Flash attention, for both models; auto: off on a CPU, unless it "
         "saves much memory. [default: auto]",
         "cache_type_k": "Type of the cached keys. [default: f16]",
@@ -240,27 +218,28 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
         "use_mmap": "Map the files, or read them into memory. [default: map large ones]",
         "use_mlock": "Keep the models from being swapped out.",
         "main_gpu": "The one GPU to use. [default: all of them]",
-        "rpc": {
-            "type": Parsed(_servers, "is no list of addresses"),
-            "metavar": "HOST:PORT,…",
-            "help": "llama.cpp RPC servers that hold layers of the target, too. [default: the "
+        "rpc": _row(
+            "llama.cpp RPC servers that hold layers of the target, too. [default: the "
             "preset's]",
-        },
-        "tensor_split": {
-            "type": Parsed(_shares, "is not a list of numbers, such as 3,1"),
-            "default": (),
-            "metavar": "A,B,…",
-            "help": "Shares of the RPC servers, then of the GPUs, in their order. [default: by "
-            "free memory]",
-        },
+            type=Parsed(_servers, "is no list of addresses"),
+            metavar="HOST:PORT,…",
+        ),
+        "tensor_split": _row(
+            "Shares of the RPC servers, then of the GPUs, in their order. [default: by free "
+            "memory]",
+            type=Parsed(
+                lambda text: tuple(map(float, text.split(","))),
+                "is not a list of numbers, such as 3,1",
+            ),
+            default=(),
+            metavar="A,B,…",
+        ),
         "repack": "Keep weights in an order that suits the processor. [default: yes, "
         "unless --exact needs another]",
         "exact": "Answer the same to the bit with any draft, number of threads or cached "
         "text, perhaps more slowly. [default: no]",
     },
-    "Output": {
-        "show_draft": {"is_flag": True, "help": "Colour tokens by where they came from."},
-    },
+    "Output": {"show_draft": _row("Colour tokens by where they came from.", is_flag=True)},
 }
 _LOADING = ("draft", "head", "mmproj", "draft_tokens", "proposer", "context_length", "force")
 _CONSTRAINTS = ("json_schema", "strict", "regex", "grammar", "choices")

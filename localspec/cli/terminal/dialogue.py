@@ -44,8 +44,7 @@ def converse(conversation: Conversation) -> None:
     meanwhile = functools.partial(idle_time, conversation.engine, conversation.chat)
 
     def leave(number: int) -> None:
-        # An exception, so that the terminal is restored.
-        editor.end(SystemExit(128 + number))
+        raise SystemExit(128 + number)  # on whose way the terminal is restored
 
     with told_to_end(leave), modes_kept():
         for text in editor.messages(prefill, meanwhile):

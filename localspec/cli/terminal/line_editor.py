@@ -44,8 +44,6 @@ class LineEditor:
 
     def __init__(self, commands: Mapping[str, Values]) -> None:
         self._session = _session(commands) if can_edit() else None
-        self._is_reading = False
-        self._ending: BaseException | None = None
 
     def messages(
         self,
@@ -82,31 +80,7 @@ class LineEditor:
             if prefill:
                 click.echo(printable(prefill))
             return input(PROMPT) or prefill
-        self._is_reading = True
-        try:
-            return self._session.prompt(PROMPT, default=prefill, pre_run=self._leave)
-        finally:
-            self._is_reading = False
-            if self._ending is not None:
-                raise self._ending
-
-    def end(self, ending: BaseException) -> None:
-        """Raise the exception, from a signal handler: at once, or when the prompt is left.
-
-        Inside the prompt's event loop it could come anywhere, and look like an error of that.
-        """
-        if self._session is None or not self._is_reading:
-            raise ending
-        self._ending = ending
-        if self._session.app.loop is not None:
-            self._session.app.loop.call_soon_threadsafe(self._leave)
-
-    def _leave(self) -> None:
-        """Leave the prompt if an exception is waiting."""
-        if self._session is not None and self._ending is not None:
-            app = self._session.app
-            if app.is_running and not app.is_done:
-                app.exit(result="")
+        return self._session.prompt(PROMPT, default=prefill)
 
 
 def _session(commands: Mapping[str, Values]) -> PromptSession[str]:
