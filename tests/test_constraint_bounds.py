@@ -11,8 +11,7 @@ from call_families import FAMILIES
 import inside
 from localspec.constraints import number_bound
 from localspec.constraints.guidance import not_kept, problem_with
-from localspec.constraints.readable_schema import FORMATS
-from localspec.constraints.spec import ConstraintSpec, with_spacing
+from localspec.constraints.spec import FORMATS, ConstraintSpec, with_spacing
 from localspec.errors import ConstraintError
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt

@@ -24,7 +24,7 @@ from localspec.cli.flags import (
     with_all,
 )
 from localspec.cli.waiting import waiting
-from localspec.constraints.gbnf import is_gbnf
+from localspec.constraints.spec import is_gbnf
 from localspec.errors import OptionError
 from localspec.llama.options import ALL_LAYERS, LlamaOptions
 from localspec.presets.presets import DEFAULT_PRESET

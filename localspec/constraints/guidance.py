@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localspec.constraints.gbnf import for_converter
 from localspec.constraints.number_bound import NumberBound
-from localspec.constraints.spec import ConstraintSpec, Kind, with_spacing
+from localspec.constraints.spec import ConstraintSpec, Kind, for_converter, with_spacing
 from localspec.constraints.spelling import Spelling
 from localspec.errors import ConstraintError
 from localspec.sampling.constraint import Constraint, Mask

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from localspec.constraints import gbnf
-from localspec.constraints.readable_schema import (
-    Node,
-    Readable,
-    changed_schema,
-    readable_schema,
-)
 from localspec.errors import ConstraintError, OptionError, require_unicode
 
 # Bytes of a schema or grammar, which llguidance reads in about a second on a slow machine.
@@ -70,11 +64,11 @@ def _checked(name: str, text: object, *, is_strict: bool) -> ConstraintSpec:
     if not text.strip():
         raise ConstraintError(f"{name} is empty", "Write one, or leave it out.")
     require_unicode(name, text, ConstraintError)
-    is_gbnf = name == "grammar" and gbnf.is_gbnf(text)
-    num_bytes, most = len(text.encode()), gbnf.MAX_GBNF_BYTES if is_gbnf else MAX_BYTES
+    is_in_gbnf = name == "grammar" and is_gbnf(text)
+    num_bytes, most = len(text.encode()), MAX_GBNF_BYTES if is_in_gbnf else MAX_BYTES
     if num_bytes > most:
         raise ConstraintError(
-            f"{'the GBNF grammar' if is_gbnf else name} has {num_bytes} bytes; "
+            f"{'the GBNF grammar' if is_in_gbnf else name} has {num_bytes} bytes; "
             f"{most} are the most",
             "Shorten it.",
         )
@@ -82,7 +76,7 @@ def _checked(name: str, text: object, *, is_strict: bool) -> ConstraintSpec:
         return ConstraintSpec("json_schema", text, is_strict)
     if name == "regex":
         return ConstraintSpec("regex", text)
-    return ConstraintSpec("gbnf" if is_gbnf else "lark", text)
+    return ConstraintSpec("gbnf" if is_in_gbnf else "lark", text)
 
 
 def schema_text(schema: object) -> str:
@@ -173,3 +167,149 @@ def _lark_of(choices: Sequence[str]) -> str:
     if len(lark) > MAX_BYTES:
         raise ConstraintError(f"the choices have {len(lark)} bytes", "Offer fewer.")
     return lark
+
+
+# The formats that llguidance knows.
+FORMATS = {
+    "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
+}  # fmt: skip
+# What Rust's expressions lack: lookaround and backreferences.
+_UNREADABLE = re.compile(r"(?<!\\)(?:\\\\)*(\(\?<?[=!]|\\[1-9])")
+# To find out whether n patterns can match one text, llguidance takes 2 ** n steps.
+_MAX_PATTERNS = 12
+# Keywords that hold together with those of other schemas for the same value.
+_HOLDING = {
+    "allOf", "$ref", "pattern", "format", "properties", "patternProperties", "items",
+    "prefixItems", "additionalProperties",
+}  # fmt: skip
+_NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+_DATA = {"const", "enum", "default", "examples", "example", "x-guidance"}
+
+Node = dict[str, Any]
+
+
+class Readable(NamedTuple):
+    """A schema that can be read. passed_over: the parts of the original that it lacks."""
+
+    schema: Node
+    passed_over: tuple[str, ...]
+
+
+def readable_schema(schema: Mapping[str, Any], *, is_strict: bool) -> Readable:
+    """The schema without formats that are not known, which say nothing but what a text is for.
+
+    Unless it is strict, without patterns that cannot be read, too. Raises ConstraintError for
+    a schema that is nested too deeply, or joins many patterns.
+    """
+    passed_over: set[str] = set()
+    patterns: set[tuple[str, object]] = set()
+    joins = False
+
+    def change(node: Node) -> None:
+        nonlocal joins
+        form, pattern = node.get("format"), node.get("pattern")
+        if isinstance(form, str) and form not in FORMATS:
+            del node["format"]
+            passed_over.add(f"format {form}")
+        if not is_strict and isinstance(pattern, str) and _UNREADABLE.search(pattern):
+            del node["pattern"]
+            passed_over.add(f"pattern {pattern}")
+        patterns.update(
+            (word, str(node[word])) for word in ("pattern", "format") if word in node
+        )
+        options = node.keys() & {"anyOf", "oneOf", "$ref"}
+        joins |= "allOf" in node or bool(options and node.keys() & (_HOLDING - options))
+
+    found = changed_schema(schema, change)
+    if joins and len(patterns) > _MAX_PATTERNS:
+        raise ConstraintError(
+            f"the JSON schema joins parts (allOf, $ref) and has {len(patterns)} patterns and "
+            f"formats; {_MAX_PATTERNS} are the most where several may hold for one text",
+            "Write one pattern that says it all, or leave out the joining.",
+        )
+    return Readable(found, tuple(sorted(passed_over)))
+
+
+def changed_schema(schema: Mapping[str, Any], change: Callable[[Node], None]) -> Node:
+    """A copy in which `change` has had every object that may be a schema, the inner ones first.
+
+    Names and data are told from schemas. Raises ConstraintError for a schema that is nested too
+    deeply.
+    """
+    try:
+        return _changed(schema, change)
+    except RecursionError as error:
+        raise ConstraintError(
+            "the JSON schema is nested too deeply", "Make it flatter."
+        ) from error
+
+
+def _changed(schema: Mapping[str, Any], change: Callable[[Node], None]) -> Node:
+    node: Node = {}
+    for keyword, value in schema.items():
+        if keyword in _NAMED and isinstance(value, Mapping):
+            node[keyword] = {name: _part(each, change) for name, each in value.items()}
+        else:
+            node[keyword] = value if keyword in _DATA else _part(value, change)
+    change(node)
+    return node
+
+
+def _part(value: Any, change: Callable[[Node], None]) -> Any:
+    if isinstance(value, Mapping):
+        return _changed(value, change)
+    if isinstance(value, list | tuple):
+        return [_part(each, change) for each in value]
+    return value
+
+
+# The converter's time grows with the square of it: seconds for the worst of this size.
+MAX_GBNF_BYTES = 32 << 10
+_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_PART = re.compile(
+    r'(?P<text>"(?:\\.|[^"\\])*")|(?P<set>\[(?:\\.|[^\]\\])*\])|\#[^\n]*|(?P<any>\.)', re.DOTALL
+)
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([\[\]])|.)", re.DOTALL)
+# Characters that mean something else in a character set of Rust's.
+_SIGN = re.compile(r"(?P<first>\A\[\^?)-|(?P<twice>[&~-])(?P=twice)")
+
+
+def is_gbnf(grammar: str) -> bool:
+    """Whether a grammar has a rule of GBNF: name ::= …"""
+    return _RULE.search(grammar) is not None
+
+
+def for_converter(gbnf: str) -> str:
+    """The grammar without what the converter would give another meaning.
+
+    Raises ValueError for an escape that is not a character.
+    """
+    readable = _PART.sub(_readable_part, gbnf)
+    readable.encode()  # an escape may spell half a character
+    return readable
+
+
+def _readable_part(found: re.Match[str]) -> str:
+    part = found[0]
+    if found["any"]:
+        return r"[^\x00]"  # its own "." does not match the end of a line
+    if found["text"]:
+        return _ESCAPE.sub(lambda escape: escape[3] or _character(escape), part)
+    if found["set"]:
+        return _SIGN.sub(_plain_sign, _ESCAPE.sub(_character, part))
+    return part
+
+
+def _character(escape: re.Match[str]) -> str:
+    """A character whose zeros the converter would drop, written otherwise."""
+    digits = escape[1] or escape[2]
+    if digits is None:
+        return escape[0]
+    code = int(digits, 16)
+    return f"\\x{code:02x}" if code < 0x100 else chr(code)
+
+
+def _plain_sign(found: re.Match[str]) -> str:
+    if found["twice"]:
+        return f"{found['twice']}\\x{ord(found['twice']):02x}"
+    return rf"{found['first']}\x2d"

@@ -32,8 +32,7 @@ from localspec.server.question import (
     template_variables,
 )
 from localspec.server.refusal import RequestError
-from localspec.server.served_embedder import ServedEmbedder
-from localspec.server.served_file import ServedFile
+from localspec.server.served_embedder import ServedEmbedder, ServedFile
 from localspec.server.served_models import ServedModel, ServedModels
 from localspec.server.tool_fields import openai_tools
 from localspec.streaming.thought_families import FAMILIES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,13 +14,44 @@ import numpy as np
 from localspec.engine.embedder import Embedded, located_embedder
 from localspec.errors import CrashedError
 from localspec.gguf_file.check import check_embedder_file
-from localspec.gguf_file.shape import context_to_open
+from localspec.gguf_file.header import Header
+from localspec.gguf_file.shape import ModelShape, context_to_open
+from localspec.hub.hub_file import HubModel
 from localspec.isolated.process import IsolatedEmbedder
 from localspec.preflight.embedder_memory import embedder_bytes
+from localspec.presets.preset import Preset
 from localspec.presets.presets import load_presets, stands_for
 from localspec.server.event_loop import in_thread
 from localspec.server.refusal import stopping
-from localspec.server.served_file import ServedFile
+
+
+class ServedFile:
+    """A model under its name. preset: which says more of it, if any.
+
+    file_name: without its folders. created: Unix time of the file. num_trained: tokens of
+    context that the model was trained for. width: numbers of a row. chat_template: its source,
+    or "". pinned: sha256 of its files, if the preset states them.
+    """
+
+    def __init__(self, name: str, header: Header, preset: Preset | None) -> None:
+        self.name = name
+        info = header.path.stat()
+        self.file_name = header.path.name
+        self.created, self.size_bytes = int(info.st_mtime), info.st_size
+        shape = ModelShape(header)
+        self.architecture = header.architecture
+        self.num_trained, self.width = shape.context_length, shape.width
+        self.num_parameters = sum(math.prod(tensor.shape) for tensor in header.tensors)
+        self.chat_template = str(header.metadata.get("tokenizer.chat_template", ""))
+        target = None if preset is None else preset.target
+        self.quantization = "" if target is None else target.quantization
+        files = target.files if isinstance(target, HubModel) else ()
+        self.pinned = [file.sha256 for file in files]
+
+    def is_called(self, name: str | None) -> bool:
+        """Whether the model has that name. Ollama's clients add a tag to each."""
+        return name in (self.name, f"{self.name}:latest")
+
 
 # Texts of one call of the process, for which other requests wait. One decode takes as many.
 _MOST_TEXTS, _MOST_CHARACTERS = 16, 4000

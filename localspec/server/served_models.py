@@ -26,8 +26,7 @@ from localspec.presets.preset import LocalModel, Preset, Role
 from localspec.presets.source import parse_source
 from localspec.sampling.params import SamplingParams
 from localspec.server.refusal import RequestError
-from localspec.server.served_embedder import ServedEmbedder
-from localspec.server.served_file import ServedFile
+from localspec.server.served_embedder import ServedEmbedder, ServedFile
 from localspec.speculative.prefix import common_length
 
 _MOST_TEXTS = 32  # that are remembered; how many caches are kept depends on the memory

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from localspec.streaming.thinking import Part
 from localspec.tools.arguments import READERS, ArgumentReader
 from localspec.tools.calls import CallPiece, Calls
+from localspec.tools.forms import Written, read_unmarked
 from localspec.tools.partial_text import ObjectEnd, first_of, num_unfinished
 from localspec.tools.tool import Tool
-from localspec.tools.written import Written, read_unmarked
 
 _STARTS = ("```", "<tools>")  # with which calls may begin behind a text
 _FENCES = ("```json", "<tools>", "</tools>")

@@ -14,7 +14,8 @@ from typing import Any
 from localspec.tools.partial_text import ObjectEnd, num_unfinished
 from localspec.tools.schemas import branches, choices, fits, properties_of, takes_text
 from localspec.tools.tool import Tool, json_text, json_value
-from localspec.tools.values import QUOTE, in_tags
+
+QUOTE = '<|"|>'  # around a text in Gemma's notation
 
 
 class ArgumentReader(abc.ABC):
@@ -125,6 +126,11 @@ class GemmaArguments(_Stepwise):
         text, self._step = self._quoted(end), self._item
         self._at += len(QUOTE)
         return f'{text}"'
+
+
+def in_tags(value: object) -> str:
+    """A value as it stands between Qwen3-Coder's tags."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 _FUNCTION_END = "</function>"

@@ -1,20 +1,32 @@
 """A grammar for an answer that may or must call tools, in llguidance's dialect of Lark.
 
 From the moment a call begins, its name is one of the tools' and its arguments fit the schema.
-What is said before is free, unless a call must be made.
+What is said before is free, unless a call must be made. Arguments are JSON, or in a family's
+own notation. There, lengths and patterns of texts are not kept to, and a text, name or choice
+that holds the notation's end of a text cannot be written.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from localspec.errors import ConstraintError
+from localspec.tools.arguments import QUOTE, in_tags
 from localspec.tools.forms import CallForm
-from localspec.tools.schemas import Schema, properties_of, takes_text
+from localspec.tools.schemas import (
+    Schema,
+    alternatives,
+    branches,
+    choices,
+    properties_of,
+    resolved,
+    takes_text,
+    types_of,
+)
 from localspec.tools.tool import Tool, ToolUse
-from localspec.tools.values import GrammarTexts, gemma_rules, json_rule, tag_rules
 
 
 class CallGrammar(NamedTuple):
@@ -140,3 +152,232 @@ def _kinds(schema: Schema) -> Schema:
 
 
 _NO_TEXTS = ["object", "array", "number", "boolean", "null"]
+
+
+# As templates render them, so that what a model wrote and what it reads next are alike.
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_MAX_DEPTH = 32
+_DEFINITIONS = ("$defs", "definitions")
+
+
+class GrammarTexts:
+    """How texts stand in a grammar. tokens: ids of marks that are entries of the vocabulary."""
+
+    def __init__(self, tokens: Mapping[str, int]) -> None:
+        self._tokens = tokens
+        marks = sorted(tokens, key=len, reverse=True)
+        self._parts = re.compile("(" + "|".join(map(re.escape, marks)) + ")") if marks else None
+
+    def of(self, text: str) -> str:
+        """The text, with its marks as entries; "" for none."""
+        parts = self._parts.split(text) if self._parts is not None else [text]
+        return " ".join(
+            f"<[{self._tokens[part]}]>" if part in self._tokens else json.dumps(part)
+            for part in parts
+            if part
+        )
+
+    def has(self, mark: str) -> bool:
+        """Whether the mark is an entry."""
+        return mark in self._tokens
+
+    def until(self, name: str, end: str) -> str:
+        """A rule of that name: any text up to that one, which belongs to it."""
+        if self.has(end):
+            # What reads it back does not see whether the end is an entry or spelled out.
+            text, spelled = f"{name.upper()}_TEXT", re.escape(end).replace("/", "\\/")
+            holding = f"~/(.|\\n)*{spelled}(.|\\n)*/"
+            return f"{name}: {text}? {self.of(end)}\n{text}: /(.|\\n)+/ & {holding}"
+        return f"{name}[lazy]: /(.|\\n)*/ {json.dumps(end)}"
+
+
+def json_rule(name: str, schema: Schema) -> str:
+    """A value of the schema, in one line.
+
+    Of what the schema asks of llguidance, only whether it passes over keywords is heard.
+    """
+    wishes = schema.get("x-guidance")
+    is_lenient = isinstance(wishes, Mapping) and wishes.get("lenient") is True
+    ours = {**_SPACING, "lenient": is_lenient}
+    return f"{name}: %json {json.dumps({**schema, 'x-guidance': ours})}"
+
+
+def tag_rules(name: str, schema: Schema, spell: GrammarTexts) -> list[str]:
+    """Each argument between tags of its own: required ones, then any of the others.
+
+    A schema that names none, and does not refuse others, takes any. Raises ConstraintError for
+    a required one that cannot be written.
+    """
+    if not properties_of(schema) and schema.get("additionalProperties") is not False:
+        value = f"{name.upper()}_ANY"
+        any_one = f'("<parameter=" /[^>\\n]+/ ">" {value})*'
+        return [f"{name}: {any_one}", f"{value}: {_TAGGED_TEXT}"]
+    rules: list[str] = []
+    required: list[str] = []
+    others: list[str] = []
+    for number, (key, value) in enumerate(properties_of(schema).items()):
+        rule = f"{name}_{number}"
+        found = _tagged(rule, resolved(value, schema), schema) if ">\n" not in key else []
+        if found:
+            rules += [f"{rule}: {json.dumps(f'<parameter={key}>')} {rule}_value", *found]
+            (required if key in schema.get("required", ()) else others).append(rule)
+        elif key in schema.get("required", ()):
+            raise _unwritable(key)
+    any_other = f"({' | '.join(others)})*" if others else ""
+    return [f"{name}: {' '.join([*required, any_other])}".rstrip() or f'{name}: ""', *rules]
+
+
+_CLOSING = "\n</parameter>\n"
+# Any text but one that holds the tag by itself, with which it would end.
+_TAGGED_TEXT = r"/\n(.|\n)*\n<\/parameter>\n/ & ~/\n(.|\n)*<\/parameter>(.|\n)(.|\n)+/"
+
+
+def _tagged(rule: str, value: object, root: Schema) -> list[str]:
+    """The rules of what stands behind an opening tag; none if no value can be written."""
+    found = branches(value, root)
+    free = [each for each in found if choices(each) is None and each is not False]
+    if any(takes_text(each, root) is not False for each in free):
+        return [f"{rule}_value: {rule.upper()}", f"{rule.upper()}: {_TAGGED_TEXT}"]
+    texts = [in_tags(choice) for each in found for choice in choices(each) or ()]
+    written = [
+        json.dumps(f"\n{text}{_CLOSING}") for text in texts if "</parameter>" not in text
+    ]
+    rules = []
+    if free:
+        written.append(f'"\\n" {rule}_json {json.dumps(_CLOSING)}')
+        definitions = {word: root[word] for word in _DEFINITIONS if word in root}
+        rules.append(json_rule(f"{rule}_json", {**definitions, "anyOf": free}))
+    return [f"{rule}_value: {' | '.join(written)}", *rules] if written else []
+
+
+def _unwritable(name: str) -> ConstraintError:
+    return ConstraintError(
+        f"the model's notation of calls cannot say {name!r:.80}, or any value of it",
+        "Rename it, or choose its values without the model's marks.",
+    )
+
+
+def gemma_rules(name: str, schema: Schema, spell: GrammarTexts) -> list[str]:
+    """Gemma 4's notation, in which only texts are quoted, by <|"|>."""
+    quote = spell.of(QUOTE)
+    rules = [
+        f"{name}_string: {quote} {name}_text",
+        spell.until(f"{name}_text", QUOTE),
+        f"{name}_any: {name}_string | {name}_plain | {name}_list | {name}_object",
+        f'{name}_plain: %json {{"type": ["number", "boolean", "null"]}}',
+        f'{name}_list: "[" ({name}_any ("," {name}_any)*)? "]"',
+        f'{name}_object: "{{" ({name}_pair ("," {name}_pair)*)? "}}"',
+        f'{name}_pair: (/[A-Za-z0-9_.$-]+/ | {name}_string) ":" {name}_any',
+    ]
+    writer = _GemmaWriter(name, schema, quote)
+    arguments = writer.value(schema, 0)
+    if arguments is None:
+        raise _unwritable(name)
+    return [f"{name}: {arguments}", *writer.rules, *rules]
+
+
+class _GemmaWriter:
+    """Writes the rules of one tool's arguments.
+
+    Each schema has one rule, to which all that refer to it do: so a schema may refer to itself.
+    None stands for what cannot be written.
+    """
+
+    def __init__(self, name: str, root: Schema, quote: str) -> None:
+        self.rules: list[str] = []
+        self._name = name
+        self._root = root
+        self._quote = quote
+        self._names: dict[int, str | None] = {}  # of rules, by the identity of their schema
+
+    def value(self, schema: object, depth: int) -> str | None:
+        """The name of the rule for a value of the schema."""
+        schema = resolved(schema, self._root)
+        if schema is False:
+            return None
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+            return f"{self._name}_any"
+        if id(schema) not in self._names:
+            name = self._names[id(schema)] = f"{self._name}_{len(self._names)}"
+            written = self._written(schema, depth)
+            if written is None:
+                self._names[id(schema)] = None
+            else:
+                self.rules.append(f"{name}: {written}")
+        return self._names[id(schema)]
+
+    def _written(self, schema: Schema, depth: int) -> str | None:
+        if (values := choices(schema)) is not None:
+            return _either(map(self._constant, values))
+        if (options := alternatives(schema)) is not None:
+            return _either(self.value(each, depth + 1) for each in options)
+        kinds = types_of(schema) or ["anything"]
+        return _either(self._of_type(kind, schema, depth) for kind in kinds)
+
+    def _of_type(self, kind: object, schema: Schema, depth: int) -> str | None:
+        if kind == "object":
+            return self._object(schema, depth)
+        if kind == "array":
+            item = self.value(schema.get("items"), depth + 1)
+            return '"[]"' if item is None else f'"[" ({item} ("," {item})*)? "]"'
+        if kind == "string":
+            return f"{self._name}_string"
+        if kind in ("integer", "number", "boolean", "null"):
+            return f"%json {json.dumps({**schema, 'type': kind})}"
+        return f"{self._name}_any"
+
+    def _constant(self, value: object) -> str | None:
+        if isinstance(value, str):
+            text = f"{json.dumps(value)} " if value else ""
+            return None if QUOTE in value else f"{self._quote} {text}{self._quote}"
+        if isinstance(value, list):
+            return _listed("[", map(self._constant, value), "]")
+        if isinstance(value, Mapping):
+            pairs = (_pair(self._key(key), self._constant(value[key])) for key in value)
+            return _listed("{", pairs, "}")
+        return json.dumps(json.dumps(value))
+
+    def _key(self, key: str) -> str | None:
+        """A name and its colon; quoted if it would end elsewhere."""
+        if key and key == key.strip() and not key.startswith((QUOTE, "}")) and ":" not in key:
+            return json.dumps(f"{key}:")
+        quoted = self._constant(key)
+        return None if quoted is None else f'{quoted} ":"'
+
+    def _object(self, schema: Schema, depth: int) -> str | None:
+        properties = properties_of(schema)
+        if not properties:
+            is_empty = schema.get("additionalProperties") is False
+            return '"{}"' if is_empty else f"{self._name}_object"
+        required, others = [], []
+        for key, value in properties.items():
+            pair = _pair(self._key(key), self.value(value, depth + 1))
+            if key in schema.get("required", ()):
+                required.append(pair)
+            elif pair is not None:
+                others.append(pair)
+        if None in required:
+            return None
+        first, rest = ' "," '.join(filter(None, required)), " | ".join(others)
+        if not rest:
+            return f'"{{" {first} "}}"'
+        if first:
+            return f'"{{" {first} ("," ({rest}))* "}}"'
+        return f'"{{" (({rest}) ("," ({rest}))*)? "}}"'
+
+
+def _pair(key: str | None, value: str | None) -> str | None:
+    return None if key is None or value is None else f"{key} {value}"
+
+
+def _either(options: Iterable[str | None]) -> str | None:
+    written = [option for option in options if option is not None]
+    return f"({' | '.join(written)})" if written else None
+
+
+def _listed(opening: str, items: Iterable[str | None], closing: str) -> str | None:
+    written = list(items)
+    if None in written:
+        return None
+    inside = ' "," '.join(filter(None, written))
+    return f"{json.dumps(opening)} {inside} {json.dumps(closing)}"
