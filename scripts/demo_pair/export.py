@@ -14,7 +14,6 @@ from .quantisation import packed_iq4_nl
 from .tokenizer import CHAT_TEMPLATE, END_OF_TEXT, IM_END, SPECIAL
 
 _FILE_TYPES = {
-    Kind.F32: gguf.LlamaFileType.ALL_F32,
     Kind.F16: gguf.LlamaFileType.MOSTLY_F16,
     Kind.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
     Kind.IQ4_NL: gguf.LlamaFileType.MOSTLY_IQ4_NL,
@@ -22,39 +21,29 @@ _FILE_TYPES = {
 }
 
 
-def export(
-    model: Llama,
-    tokenizer: Tokenizer,
-    path: Path,
-    *,
-    name: str,
-    kind: Kind,
-) -> None:
+# Some builds of llama.cpp crash on batches of types that have an AMX kernel: these have none.
+_OF_MODELS, _OF_HEADS = Kind.IQ4_NL, Kind.Q5_1
+
+
+def export(model: Llama, tokenizer: Tokenizer, path: Path, *, name: str) -> None:
     """Write `model` to `path`; norms stay float32, there is no separate output matrix."""
     shape = model.shape
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_description("Tiny demo model of localspec; knows a few topics only.")
-    _add_header(writer, shape, name, kind)
+    _add_header(writer, shape, name, _OF_MODELS)
     writer.add_block_count(shape.layers)
     writer.add_feed_forward_length(shape.hidden)
     _add_tokenizer(writer, tokenizer)
-    write_tensors(writer, model.state_dict(), kind)
+    write_tensors(writer, model.state_dict(), _OF_MODELS)
 
 
-def export_head(
-    head: EagleHead, tokenizer: Tokenizer, path: Path, *, name: str, matrices: Kind
-) -> None:
+def export_head(head: EagleHead, tokenizer: Tokenizer, path: Path, *, name: str) -> None:
     """Write an EAGLE-3 head to `path`; it has no embedding and no output matrix of its own."""
     writer = gguf.GGUFWriter(path, "eagle3")
     writer.add_description("EAGLE-3 head of localspec's demo target.")
-    add_head_header(writer, head, name, matrices)
+    add_head_header(writer, head, name, _OF_HEADS)
     _add_tokenizer(writer, tokenizer)
-    write_tensors(writer, head.state_dict(), matrices)
-
-
-def export_exact(model: Llama, tokenizer: Tokenizer, path: Path) -> None:
-    """Write `model` without any loss, for comparisons."""
-    export(model, tokenizer, path, name=path.stem, kind=Kind.F32)
+    write_tensors(writer, head.state_dict(), _OF_HEADS)
 
 
 def add_head_header(

@@ -133,7 +133,7 @@ def drafted(head: EagleHead, target: Llama, batch: Batch) -> Iterator[tuple[Tens
             yield wanted, target.head(states[:, :-1][learned]).float()
 
 
-def head_loss(head: EagleHead, target: Llama, batch: Batch) -> Tensor:
+def head_loss(head: EagleHead, batch: Batch, target: Llama) -> Tensor:
     """Mean divergence from the target's probabilities, later rounds weighing less."""
     total, weights = torch.zeros(()), 0.0
     for r, (wanted, logits) in enumerate(drafted(head, target, batch)):
@@ -146,22 +146,3 @@ def head_loss(head: EagleHead, target: Llama, batch: Batch) -> Tensor:
         total = total + ROUND_DECAY**r * divergence
         weights += ROUND_DECAY**r
     return total / weights
-
-
-@torch.no_grad()
-def head_acceptance(
-    head: EagleHead, target: Llama, batches: list[Batch], temperature: float
-) -> list[float]:
-    """Share of tokens that the rule `token` keeps in each round, while all before it were kept.
-
-    At temperature 0: equal best tokens.
-    """
-    kept: list[list[Tensor]] = [[] for _ in range(head.shape.rounds)]
-    for batch in batches:
-        for r, (wanted, logits) in enumerate(drafted(head, target, batch)):
-            if temperature == 0:
-                kept[r].append((wanted.argmax(-1) == logits.argmax(-1)).float())
-            else:
-                laws = [(rows / temperature).softmax(-1) for rows in (wanted, logits)]
-                kept[r].append(torch.minimum(*laws).sum(-1))
-    return [float(torch.cat(rows).mean()) for rows in kept]

@@ -1,4 +1,4 @@
-"""Makes the demo's files: corpus, tokenizer, target, EAGLE-3 head, draft, report.
+"""Makes the demo's files: corpus, tokenizer, target, draft, EAGLE-3 head.
 
     python scripts/demo_pair/make.py --out localspec/demo [--minutes N]
 
@@ -9,39 +9,31 @@ that was stopped goes on where it was. `--minutes` shortens (or bounds) the trai
 import argparse
 import math
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from gguf import GGMLQuantizationType as Kind
 from tokenizers import Tokenizer
+from torch import nn
 
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from demo_pair import dataset, tokenizer
 from demo_pair.corpus.conversation import conversation_at
-from demo_pair.export import export, export_exact, export_head
+from demo_pair.export import export, export_head
 from demo_pair.head import HEAD, EagleHead, head_loss
 from demo_pair.model import DRAFT, TARGET, Llama
-from demo_pair.report import (
-    acceptance_lines,
-    head_lines,
-    loss_lines,
-    parity_lines,
-    speed_lines,
-    topic_lines,
-    transcript_lines,
-)
 from demo_pair.training import (
     DRAFT_RECIPE,
     HEAD_RECIPE,
     TARGET_RECIPE,
     YOUNG_LAYERS,
     YOUNG_RECIPE,
+    Loss,
     Recipe,
     Trainer,
+    answer_loss,
     distillation_loss,
 )
 
@@ -63,12 +55,17 @@ def make_tokenizer(build: Path) -> Tokenizer:
 
 
 def learn(
-    model: Llama, words: Tokenizer, recipe: Recipe, checkpoint: Path, minutes: float
+    model: nn.Module,
+    words: Tokenizer,
+    recipe: Recipe,
+    checkpoint: Path,
+    minutes: float,
+    loss: Loss = answer_loss,
 ) -> None:
     """Train a model on the corpus to the end of its schedule."""
     trainer = Trainer(model, words, recipe, checkpoint, minutes)
     trainer.resume()
-    trainer.train()
+    trainer.train(loss)
 
 
 def make_target(build: Path, words: Tokenizer, minutes: float) -> Llama:
@@ -78,7 +75,6 @@ def make_target(build: Path, words: Tokenizer, minutes: float) -> Llama:
     model = Llama(TARGET)
     model.grow(young)
     learn(model, words, TARGET_RECIPE, build / "target.pt", minutes * (1 - YOUNG_SHARE))
-    export_exact(model, words, build / "target-f32.gguf")
     model.bake_quantised()
     return model.eval()
 
@@ -87,10 +83,8 @@ def make_draft(build: Path, words: Tokenizer, target: Llama, minutes: float) -> 
     """Distil the draft from the finished target."""
     model = Llama(DRAFT)
     model.begin_like(target)
-    trainer = Trainer(model, words, DRAFT_RECIPE, build / "draft.pt", minutes)
-    trainer.resume()
-    trainer.train(distillation_loss(target))
-    export_exact(model, words, build / "draft-f32.gguf")
+    loss = distillation_loss(target)
+    learn(model, words, DRAFT_RECIPE, build / "draft.pt", minutes, loss)
     model.bake_quantised()
     return model.eval()
 
@@ -98,47 +92,25 @@ def make_draft(build: Path, words: Tokenizer, target: Llama, minutes: float) -> 
 def make_head(build: Path, words: Tokenizer, target: Llama, minutes: float) -> EagleHead:
     """Distil the EAGLE-3 head from the finished target."""
     head = EagleHead(target.shape, HEAD)
-    trainer = Trainer(head, words, HEAD_RECIPE, build / "head.pt", minutes)
-    trainer.resume()
-    trainer.train(lambda head, batch: head_loss(head, target, batch))
+    loss = partial(head_loss, target=target)
+    learn(head, words, HEAD_RECIPE, build / "head.pt", minutes, loss)
     return head.eval()
 
 
 def write_pair(out: Path, words: Tokenizer, target: Llama, draft: Llama) -> None:
-    """Both files, in types that no build of llama.cpp crashes at."""
+    """Both files."""
     out.mkdir(parents=True, exist_ok=True)
     for role, model in (("target", target), ("draft", draft)):
-        path, name = out / f"{role}.gguf", f"localspec demo {role}"
-        export(model, words, path, name=name, kind=Kind.IQ4_NL)
+        export(model, words, out / f"{role}.gguf", name=f"localspec demo {role}")
 
 
 def write_head(out: Path, words: Tokenizer, head: EagleHead) -> None:
     """The head's file; all together must be small enough for the wheel."""
     path = out / "head.gguf"
-    export_head(head, words, path, name="localspec demo head", matrices=Kind.Q5_1)
+    export_head(head, words, path, name="localspec demo head")
     size = sum(path.stat().st_size for path in out.glob("*.gguf"))
     if size > MAX_BYTES:
         raise ValueError(f"the files take {size} bytes, more than {MAX_BYTES}")
-
-
-def pair_report(
-    out: Path, build: Path, words: Tokenizer, target: Llama, draft: Llama
-) -> Iterator[str]:
-    """The figures of target and draft, of which docs/demo-pair.md quotes some."""
-    yield from parity_lines(build, words, (target, draft))
-    yield from loss_lines(out, build, words)
-    yield from acceptance_lines(out, words)
-    yield from speed_lines(out)
-    yield from topic_lines(out)
-    yield from transcript_lines(out)
-
-
-def write_report(path: Path, lines: Iterator[str]) -> None:
-    """Print the lines as they come, and keep them."""
-    with path.open("w", encoding="utf-8") as file:
-        for line in lines:
-            print(line, flush=True)
-            print(line, file=file)
 
 
 def main() -> None:
@@ -166,11 +138,8 @@ def main() -> None:
     target = make_target(options.build, words, options.minutes * (1 - HEAD_SHARE - DRAFT_SHARE))
     draft = make_draft(options.build, words, target, options.minutes * DRAFT_SHARE)
     write_pair(options.out, words, target, draft)
-    pair_lines = pair_report(options.out, options.build, words, target, draft)
-    write_report(options.build / "report.txt", pair_lines)
     head = make_head(options.build, words, target, options.minutes * HEAD_SHARE)
     write_head(options.out, words, head)
-    write_report(options.build / "head-report.txt", head_lines(words, target, head))
 
 
 if __name__ == "__main__":

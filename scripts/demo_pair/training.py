@@ -160,7 +160,7 @@ class Trainer:
             optimiser.zero_grad()
         return loss.item()
 
-    def train(self, loss_of: Loss = answer_loss) -> None:
+    def train(self, loss_of: Loss) -> None:
         """Run to the end of the schedule, with a log line and a checkpoint now and then."""
         batches = self._batches()
         losses: list[float] = []
