@@ -16,20 +16,133 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import statistics
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from comparison import report, workers
-from comparison.contender import Setup
-from comparison.duel import Duel, fight
+from comparison import localspec_side
+from comparison.contender import Answer, Contender, Request, Setup
 from comparison.llama_programs import Bench, Server, Simple, UnsureServer
 from comparison.llama_tools import RPC_SERVER, Tools, build, default_folder
 from comparison.options import add_common, prompts_of, run, setup_of
+from comparison.report import header
 from comparison.rpc_server import running_servers
+from localspec.errors import LocalspecError
 
 PARTS = ("plain", "equal", "default", "sampled", "tax")
+_WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """The two sides, and the temperature."""
+
+    title: str
+    ours: Contender
+    theirs: Contender
+    temperature: float
+
+
+@dataclass(slots=True)
+class Side:
+    """Everything one contender answered, in order."""
+
+    name: str
+    answers: list[Answer] = field(default_factory=list)
+    peak_bytes: int | None = None
+
+    @property
+    def speeds(self) -> list[float]:
+        return [answer.tokens_per_s for answer in self.answers]
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Kept ÷ proposed, None if nothing was proposed."""
+        drafted = sum(answer.num_drafted for answer in self.answers)
+        return sum(answer.num_kept for answer in self.answers) / drafted if drafted else None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Both sides; their answers of the same index were given one right after the other."""
+
+    title: str
+    ours: Side
+    theirs: Side
+
+    @property
+    def ratios(self) -> list[float]:
+        """Our speed ÷ theirs, for each question of each round."""
+        pairs = zip(self.ours.speeds, self.theirs.speeds, strict=True)
+        return [ours / theirs for ours, theirs in pairs]
+
+    @property
+    def median_ratio(self) -> float:
+        return statistics.median(self.ratios)
+
+
+def fight(duel: Duel, prompts: Sequence[str], *, max_tokens: int, num_rounds: int) -> Outcome:
+    """Load both, ask both everything num_rounds times, by turns first and second.
+
+    Raises LocalspecError if one of them fails, answers with too few tokens to measure, or
+    proposes nothing where it should.
+    """
+    ours, theirs = Side(duel.ours.name), Side(duel.theirs.name)
+    with duel.ours, duel.theirs:
+        order = [(duel.ours, ours), (duel.theirs, theirs)]
+        warm_up = Request(prompts[0], _WARM_UP_TOKENS, duel.temperature, seed=0)
+        for contender, _ in order:
+            contender.answer(warm_up)
+        for number in range(num_rounds):
+            for prompt in prompts:
+                request = replace(warm_up, prompt=prompt, max_tokens=max_tokens, seed=number)
+                for contender, side in order:
+                    side.answers.append(_checked(contender.answer(request), side.name))
+                order.reverse()
+            print(f"{duel.title}: round {number + 1} of {num_rounds}", file=sys.stderr)
+    for contender, side in order:
+        side.peak_bytes = contender.peak_bytes
+        if contender.must_draft and side.acceptance_rate is None:
+            raise LocalspecError(
+                f"{side.name} proposed nothing", "Does the draft fit the target?"
+            )
+    return Outcome(duel.title, ours, theirs)
+
+
+def _checked(answer: Answer, name: str) -> Answer:
+    if answer.num_tokens < 2 or answer.tokens_per_s <= 0.0:
+        raise LocalspecError(
+            f"an answer of {name} has {answer.num_tokens} tokens, too few to measure",
+            "Choose prompts that call for longer answers (--prompts, --chat).",
+        )
+    return answer
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Medians (smallest … largest), accepted ÷ proposed, peak memory of the process."""
+    lines = [
+        "| what | one side | tokens/s | kept | MiB | against | tokens/s | kept | MiB | ratio |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for outcome in outcomes:
+        sides = " | ".join(_cells(side) for side in (outcome.ours, outcome.theirs))
+        ratio = f"**{outcome.median_ratio:.2f}** ({_spread(outcome.ratios, 2)})"
+        lines.append(f"| {outcome.title} | {sides} | {ratio} |")
+    return "\n".join(lines)
+
+
+def _cells(side: Side) -> str:
+    speed = f"{statistics.median(side.speeds):.1f} ({_spread(side.speeds, 1)})"
+    rate = side.acceptance_rate
+    kept = "-" if rate is None else f"{rate:.2f}"
+    peak = "-" if side.peak_bytes is None else f"{side.peak_bytes / 2**20:.0f}"
+    return f"{side.name} | {speed} | {kept} | {peak}"
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    return f"{min(values):.{digits}f} … {max(values):.{digits}f}"
 
 
 def duels(
@@ -40,20 +153,26 @@ def duels(
     other: what the programs load, the same on other RPC servers, which take one client each.
     """
     if "plain" in parts:
-        ours, theirs = workers.localspec_plain(setup), Bench(tools, other)
+        ours, theirs = localspec_side.localspec_plain(setup), Bench(tools, other)
         yield Duel("plain", ours, theirs, temperature=0.0)
     if not setup.drafts:
         return
     for count in counts if "equal" in parts else ():
         for temperature, program in ((0.0, Simple), (0.0, Server), (1.0, Server)):
-            ours, theirs = workers.localspec_fixed(setup, count), program(tools, other, count)
+            ours, theirs = (
+                localspec_side.localspec_fixed(setup, count),
+                program(tools, other, count),
+            )
             yield Duel(f"{_title(temperature)}, equal K", ours, theirs, temperature)
     temperatures = [0.0] * ("default" in parts) + [0.8, 1.0] * ("sampled" in parts)
     for temperature in temperatures:
-        ours, theirs = workers.localspec_default(setup), Server(tools, other, None)
+        ours, theirs = localspec_side.localspec_default(setup), Server(tools, other, None)
         yield Duel(f"{_title(temperature)}, defaults", ours, theirs, temperature)
     if "tax" in parts:
-        resting, plain = workers.localspec_resting(setup), workers.localspec_plain(other)
+        resting, plain = (
+            localspec_side.localspec_resting(setup),
+            localspec_side.localspec_plain(other),
+        )
         yield Duel("what is not used", resting, plain, temperature=0.0)
         unsure, alone = UnsureServer(tools, setup), Server(tools, other.alone(), None)
         yield Duel("what is not used", unsure, alone, temperature=0.0)
@@ -78,9 +197,9 @@ def compare(asked: argparse.Namespace) -> None:
             fight(duel, prompts, max_tokens=asked.max_tokens, num_rounds=asked.rounds)
             for duel in duels(asked.parts, asked.draft_tokens, sides[0], sides[1], tools)
         ]
-    print(report.header(sides[0], ["python", *sys.argv]))
+    print(header(sides[0], ["python", *sys.argv]))
     print(f"- llama.cpp: {tools.system_info}\n")
-    print(report.table(outcomes))
+    print(table(outcomes))
 
 
 def main() -> None:

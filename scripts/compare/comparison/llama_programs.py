@@ -10,10 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from comparison.child import Child
 from comparison.contender import Answer, Request, Setup
 from comparison.llama_tools import Tools
-from comparison.server_process import ServerProcess
+from comparison.processes import Child, ServerProcess
 from localspec.errors import LocalspecError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import head_facts
@@ -153,15 +152,6 @@ class UnsureServer(Server):
         self.name += ", drafter never sure"
         self.must_draft = False
         self._command = [*self._command, "--spec-draft-p-min", "2"]
-
-
-def server_as_it_comes(tools: Tools, setup: Setup) -> ServerProcess:
-    """llama-server with its defaults: its slots, and its store of old prompts."""
-    threads = str(setup.num_threads)
-    command: list[str | Path] = [tools.path("llama-server"), "-m", setup.target]
-    command += ["-c", str(setup.context_length), "-t", threads, "-tb", threads]
-    command += [*_layers("-ngl", setup), *_drafting(setup, None)]
-    return ServerProcess("llama-server", command)
 
 
 def server_of_slots(program: Path, setup: Setup, num_slots: int) -> ServerProcess:

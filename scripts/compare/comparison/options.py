@@ -29,22 +29,22 @@ OPENINGS = (
 _INSIDE = Path()
 
 
-def add_files(parser: argparse.ArgumentParser) -> None:
-    """Files and machine."""
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """The target, and the machine."""
     add = parser.add_argument
-    add("--target", type=Path, help="GGUF file (default: the demo pair)")
-    add("--draft", type=Path, help="GGUF file")
-    head = "a head drafts (MTP, EAGLE-3, DFlash): that in the target's, or in this GGUF file"
-    add("--head", type=Path, nargs="?", const=_INSIDE, metavar="FILE", help=head)
+    add("--target", type=Path, help="GGUF file (default: the demo's)")
     add("--threads", type=positive, default=num_usable_cores(), help="default: as localspec")
     add("--ctx", type=positive, default=2048, help="context in tokens (default: %(default)s)")
-    add("--gpu-layers", type=int, help="of both models (default: what each side takes itself)")
+    add("--gpu-layers", type=int, help="of each model (default: what each side takes itself)")
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     """Files, machine and amount of work."""
-    add_files(parser)
+    add_target(parser)
     add = parser.add_argument
+    add("--draft", type=Path, help="GGUF file")
+    head = "a head drafts (MTP, EAGLE-3, DFlash): that in the target's, or in this GGUF file"
+    add("--head", type=Path, nargs="?", const=_INSIDE, metavar="FILE", help=head)
     add(
         "--prompts",
         type=Path,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comparison.server_process import ServerProcess
+from comparison.processes import ServerProcess
 from localspec.checks.prompts import Task
 from real_text.sides import Answered, num_drafted
 
