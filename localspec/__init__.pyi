@@ -45,15 +45,17 @@ from localspec.hub.transfer import Progress as Progress
 from localspec.isolated.isolated_engine import IsolatedEngine as IsolatedEngine
 from localspec.llama.options import LlamaOptions as LlamaOptions
 from localspec.pictures.picture import Picture as Picture
-from localspec.preflight.embedder_memory import EmbedderFacts as EmbedderFacts
 from localspec.preflight.explanation import (
+    ExpectedGain as ExpectedGain,
     Explanation as Explanation,
     ModelFacts as ModelFacts,
     explain as explain,
 )
-from localspec.preflight.explanation import ExpectedGain as ExpectedGain
-from localspec.preflight.memory import MemoryEstimate as MemoryEstimate
-from localspec.preflight.room import PairMemory as PairMemory
+from localspec.preflight.free_memory import PairMemory as PairMemory
+from localspec.preflight.memory import (
+    EmbedderFacts as EmbedderFacts,
+    MemoryEstimate as MemoryEstimate,
+)
 from localspec.preflight.plan import AtOnce as AtOnce
 from localspec.presets.downloads import download as download
 from localspec.presets.located import (

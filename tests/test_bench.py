@@ -17,8 +17,8 @@ from localspec.checks import bench, step_bench
 from localspec.checks.bench import Bench, KindSpeed, Outcome, run_bench
 from localspec.checks.limit import EndedBy
 from localspec.checks.prompts import KINDS, Task, built_in_tasks
+from localspec.checks.rounds import SHORTEST_ANSWER, Stretch
 from localspec.checks.step_bench import DecodeCosts
-from localspec.checks.turns import SHORTEST_ANSWER, Stretch
 from localspec.cli import main
 from localspec.cli.bench_report import bench_json, bench_text, verdict
 from localspec.isolated.watch import Watch

@@ -53,7 +53,7 @@ def plain_texts(q8_target):
     found = {}
     for name, asked in ASKED.items():
         with localspec.load(
-            target=q8_target, exact=True, draft_tokens=0, num_threads=2
+            target=q8_target, exact=True, draft_tokens=0, num_threads=1
         ) as engine:
             found[name] = engine.generate(QUESTION, max_tokens=80, **asked).reply().token_ids
     return found
@@ -69,7 +69,7 @@ def test_texts_are_the_same_with_any_draft(
         "head": {"head": demo_head},
         "lookup": {"proposer": "lookup"},
     }[draft]
-    with localspec.load(target=q8_target, exact=True, num_threads=2, **helps) as engine:
+    with localspec.load(target=q8_target, exact=True, num_threads=1, **helps) as engine:
         assert engine.exactness.all_sizes
         for count in (1, 2, 4, 8, None):  # the later ones from a cached prompt
             reply = engine.generate(
@@ -79,7 +79,7 @@ def test_texts_are_the_same_with_any_draft(
             assert reply.stats.exact
 
 
-@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("num_threads", [2, 3])
 def test_texts_are_the_same_with_any_number_of_threads(
     q8_target, demo_draft, plain_texts, num_threads
 ):
@@ -111,7 +111,7 @@ def test_equal_types_of_keys_and_values_are_not_exact_behind_512_cells(q8_target
     """What the probe is for: up to 256 tokens all of these rows are equal."""
     options = LlamaOptions(cache_type_k="f16", cache_type_v="f16")
     with pytest.raises(OptionError, match="cannot be exact here: rows of a decode"):
-        localspec.load(target=q8_target, exact=True, target_options=options, num_threads=2)
+        localspec.load(target=q8_target, exact=True, target_options=options, num_threads=1)
 
 
 def test_a_float_model_is_refused_with_the_reason(tmp_path, demo_target):
@@ -148,9 +148,9 @@ def test_an_applications_model_keeps_its_settings(demo_target):
 
 
 def test_it_is_probed_once(q8_target, monkeypatch):
-    localspec.load(target=q8_target, exact=True, num_threads=2).close()
+    localspec.load(target=q8_target, exact=True, num_threads=1).close()
     monkeypatch.setattr(exact_probe, "probe_exactness", lambda *_: pytest.fail("again"))
-    with localspec.load(target=q8_target, exact=True, num_threads=2) as engine:
+    with localspec.load(target=q8_target, exact=True, num_threads=1) as engine:
         assert str(engine.exactness) == "all sizes"
 
 
@@ -192,7 +192,7 @@ def test_by_default_nothing_is_promised(engine):
 
 
 def test_it_is_shown(q8_target):
-    with localspec.load(target=q8_target, exact=True, num_threads=2) as engine:
+    with localspec.load(target=q8_target, exact=True, num_threads=1) as engine:
         stats = engine.generate("Hello!", max_tokens=4).reply().stats
     assert status_line(stats, 512, 100).split(" · ")[-2] == "exact"
     assert any(line.startswith("exact: ") for line in stats_lines(stats, 512))
@@ -200,7 +200,7 @@ def test_it_is_shown(q8_target):
 
 def test_verify_counts_rows_that_are_equal(q8_target, demo_draft):
     with localspec.load(
-        target=q8_target, draft=demo_draft, exact=True, num_threads=2
+        target=q8_target, draft=demo_draft, exact=True, num_threads=1
     ) as engine:
         prompts = [
             engine.vocabulary.tokenize(text, parse_special=False)
@@ -209,13 +209,14 @@ def test_verify_counts_rows_that_are_equal(q8_target, demo_draft):
         report = selfcheck.check(
             engine,
             prompts,
-            seconds=60,
+            seconds=600,
             watch=Watch(lambda _stage, _seconds_left: None),
             options=AnswerOptions(),
         )
         text = report_text(report, engine, details=False)
     rounding = report.rounding
-    assert rounding.num_equal == rounding.num_rows > 0
+    assert report.ended_by is None
+    assert rounding.num_equal == rounding.num_rows > 100
     assert f"Equal to the bit: {rounding.num_rows} of {rounding.num_rows} rows" in text
 
 
@@ -228,7 +229,7 @@ def test_explain_says_what_it_takes_and_whether_it_was_enough(q8_target):
     known, line = exact()
     if known is None:
         assert "with --exact: flash attention, bf16 keys; the first load with it tests" in line
-        localspec.load(target=q8_target, exact=True, num_threads=2).close()
+        localspec.load(target=q8_target, exact=True, num_threads=1).close()
     assert exact()[0].all_sizes
     assert "found exact on this machine" in exact()[1]
 
@@ -251,10 +252,10 @@ def test_other_architectures_are_exact_or_the_reason_is_told(
     path = requantised(whole, tmp_path / "q8.gguf", llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0)
     if reason:
         with pytest.raises(OptionError, match=reason):
-            localspec.load(target=path, exact=True, num_threads=2)
+            localspec.load(target=path, exact=True, num_threads=1)
         return
     texts = set()
-    with localspec.load(target=path, exact=True, num_threads=2) as engine:
+    with localspec.load(target=path, exact=True, num_threads=1) as engine:
         for count in (0, 1, 3, None):
             answer = engine.generate_raw(
                 "abcabcabcabc", max_tokens=40, temperature=0.8, seed=2, draft_tokens=count
@@ -286,7 +287,7 @@ if first:
     other = draft if first == ["file"] else llama_cpp.Llama(draft, n_ctx=64, verbose=False)
     localspec.load(target=other, draft_tokens=0).close()
 try:
-    engine = localspec.load(target=target, draft=draft, exact=True, num_threads=2)
+    engine = localspec.load(target=target, draft=draft, exact=True, num_threads=1)
 except LocalspecError as error:
     print(json.dumps(str(error)))
 else:

@@ -26,9 +26,9 @@ from localspec.llama.batch import TokenBatch
 from localspec.llama.joint import Computing, LaneTime
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
+from localspec.preflight.free_memory import MemoryRoom, Planned
 from localspec.preflight.memory import cache_bytes
 from localspec.preflight.plan import plan_layers
-from localspec.preflight.room import MemoryRoom, Planned
 
 WITH_SNAPSHOTS = ("qwen35", "lfm2", "nemotron_h")
 ALL = (*WITH_SNAPSHOTS, "granitehybrid")

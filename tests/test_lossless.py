@@ -23,7 +23,7 @@ from localspec.engine.engine import Engine
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
-from localspec.preflight.room import with_suited_attention
+from localspec.preflight.free_memory import with_suited_attention
 from localspec.sampling.chain import SamplerChain
 
 GREEDY = localspec.SamplingParams(temperature=0)

@@ -9,8 +9,7 @@ import pytest
 from measure_memory import measured_peak_bytes
 
 from localspec.gguf_file.check import check_model_file
-from localspec.preflight.fit import room_here
-from localspec.preflight.room import Planned, pair_memory
+from localspec.preflight.free_memory import Planned, free_memory, pair_memory
 from shape_pair.bigrams import TextSpec
 from shape_pair.pair import PairSpec, make_pair
 
@@ -26,7 +25,7 @@ def test_the_estimate_is_what_a_process_takes(tmp_path, demo_target, demo_draft,
         text = TextSpec(entropy=0.0, agreement=(0.9,), segment=64, period=64, seed=1)
         pair = make_pair(PairSpec("tiny", "tiny", "Q8_0", "Q4_K_M", text), tmp_path)
     estimated = pair_memory(
-        [Planned(check_model_file(path)) for path in pair], context_length, room_here()
+        [Planned(check_model_file(path)) for path in pair], context_length, free_memory()
     )
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         measured = pool.apply(measured_peak_bytes, (*pair, context_length))

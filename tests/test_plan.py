@@ -26,17 +26,16 @@ from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import MAIN_MEMORY, place_layers
 from localspec.preflight.fit import (
-    check_room,
+    check_fit,
     fitting_preset,
     largest_context,
     most_gpu_layers,
     plan_here,
-    room_here,
 )
+from localspec.preflight.free_memory import MemoryRoom, Planned, free_memory, pair_memory
 from localspec.preflight.installation import inspect_installation
 from localspec.preflight.memory import estimate_memory, projector_memory
 from localspec.preflight.plan import MARGIN_BYTES, plan_layers
-from localspec.preflight.room import MemoryRoom, Planned, pair_memory
 
 CONTEXT = 1024
 
@@ -154,15 +153,15 @@ def test_memory_of_gpus_and_main_memory_are_two_budgets_and_a_pair_may_use_both(
         (needed - 1, free - MARGIN_BYTES, False),
     ):
         here = room(beyond_margin, main_bytes=main_bytes)
-        monkeypatch.setattr("localspec.preflight.fit.room_here", lambda _rpc, here=here: here)
+        monkeypatch.setattr("localspec.preflight.fit.free_memory", lambda _rpc, here=here: here)
         plan = plan_here(
             [Planned(check_model_file(target), LlamaOptions(context_length=CONTEXT))]
         )
         if fits:
-            check_room(plan)
+            check_fit(plan)
         else:
             with pytest.raises(MemoryLimitError, match=r"; free are 0\.0 GB of main memory$"):
-                check_room(plan)
+                check_fit(plan)
 
 
 def test_the_margin_is_used_where_the_main_memory_is_too_small(header):
@@ -225,7 +224,7 @@ def opened(monkeypatch):
 
 
 def see(monkeypatch, where):
-    monkeypatch.setattr("localspec.preflight.fit.room_here", lambda _rpc=(): where)
+    monkeypatch.setattr("localspec.preflight.fit.free_memory", lambda _rpc=(): where)
 
 
 def test_a_load_that_finds_no_memory_is_tried_with_fewer_layers(
@@ -282,7 +281,7 @@ def test_explain_and_doctor_show_the_plan_of_each_device(
     draft = check_model_file(demo_draft)
     of_draft = planned([(header, LlamaOptions(num_gpu_layers=0)), (draft,)], room(1 << 40))[1]
     where = room(of_draft.gpu_bytes[0] + taken(header, 4))
-    monkeypatch.setattr("localspec.preflight.explanation.room_here", lambda _rpc=(): where)
+    monkeypatch.setattr("localspec.preflight.explanation.free_memory", lambda _rpc=(): where)
     command = ["explain", "--target", str(target), "--draft", str(demo_draft), "--ctx", "1024"]
     shown = CliRunner().invoke(main, command).output
     assert re.search(r"of main memory, .* free: 5 of 9 layers of the target \(.*B\)\n", shown)
@@ -295,7 +294,7 @@ def test_explain_and_doctor_show_the_plan_of_each_device(
     models = json.loads(CliRunner().invoke(main, [*command, "--json"]).output)["memory"]
     assert [model["gpu_layers"] for model in models["models"]] == [[4], [3]]
     for module in ("fit", "installation"):
-        monkeypatch.setattr(f"localspec.preflight.{module}.room_here", lambda _rpc=(): where)
+        monkeypatch.setattr(f"localspec.preflight.{module}.free_memory", lambda _rpc=(): where)
     assert inspect_installation(()).plans["demo"].models[1].gpu_layers == (3,)
     shown = CliRunner().invoke(main, ["doctor"]).output
     assert re.search(r"Layers +demo at a context of 2048: fits\n", shown)
@@ -329,7 +328,7 @@ def test_a_context_that_cannot_fit_is_refused_with_one_that_does(long_model):
     fitting = int(re.search(r"up to (\d+) tokens", caught.value.hint)[1])
     assert 0 < fitting < 1 << 30
     model = Planned(check_model_file(long_model))
-    room = room_here()
+    room = free_memory()
     assert pair_memory([model], fitting, replace(room, main_bytes=room.main_bytes * 2))
 
 
@@ -417,16 +416,16 @@ def test_what_lacks_on_a_gpu_is_said_with_the_layers_that_fit(target, monkeypatc
     free = pair_memory([Planned(header, half)], 2048, roomy).gpu_bytes[0]
     room = replace(LARGE, gpus=(gpu("CUDA0", free),))
     assert most_gpu_layers([Planned(header, all_of_them)], 2048, room) == 5
-    monkeypatch.setattr("localspec.preflight.fit.room_here", lambda _rpc=(): room)
+    monkeypatch.setattr("localspec.preflight.fit.free_memory", lambda _rpc=(): room)
     with pytest.raises(MemoryLimitError) as caught:
-        check_room(plan_here([Planned(header, all_of_them)]))
+        check_fit(plan_here([Planned(header, all_of_them)]))
     assert re.fullmatch(
         r"target.gguf need 0\.\d GB on CUDA0 at a context of 2048 tokens; free are "
         r"0\.\d GB on CUDA0",
         str(caught.value),
     )
     assert "5 layers on GPUs (num_gpu_layers=…)" in caught.value.hint
-    check_room(plan_here([Planned(header, half)]))
+    check_fit(plan_here([Planned(header, half)]))
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from localspec.llama.devices import REMOTE, Device
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import MAIN_MEMORY, is_in_main_memory, place_layers
 from localspec.llama.rpc_servers import Protocol, ask_server, ask_servers
+from localspec.preflight.free_memory import MemoryRoom, Planned
 from localspec.preflight.plan import plan_layers
-from localspec.preflight.room import MemoryRoom, Planned
 
 GIB = 1 << 30
 

@@ -115,7 +115,7 @@ def test_the_projector_beside_the_model_is_used_and_none_is_none(pair):
 @pytest.mark.parametrize(
     ("where", "error"),
     [
-        ("loading.check_room", MemoryLimitError),
+        ("loading.check_fit", MemoryLimitError),
         ("loading.open_projector", MemoryLimitError),
         ("loading.open_projector", ModelFileError),
         ("loading.open_projector", OptionError),

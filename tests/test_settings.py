@@ -18,15 +18,15 @@ from hollow_model import SHAPES, write_hollow_model
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
-from localspec.preflight.fit import room_here
-from localspec.preflight.memory import compute_bytes
-from localspec.preflight.room import (
+from localspec.preflight.free_memory import (
     Planned,
+    free_memory,
     pair_memory,
     suited_attention,
     with_suited_attention,
     with_suited_mapping,
 )
+from localspec.preflight.memory import compute_bytes
 
 GREEDY = localspec.SamplingParams(temperature=0.0)
 _REPACKED = dict.fromkeys(("Q4_0", "Q4_K", "IQ4_NL"), 1.0)
@@ -107,7 +107,7 @@ def test_a_small_file_is_read_and_a_large_one_mapped(tmp_path, demo_target):
 
 
 @pytest.mark.skipif(
-    not room_here().repacked,
+    not free_memory().repacked,
     reason="this processor repacks no weights",
 )
 def test_loading_goes_by_it_and_so_does_the_estimate(caplog, demo_target):
@@ -116,7 +116,7 @@ def test_loading_goes_by_it_and_so_does_the_estimate(caplog, demo_target):
     assert any("CPU model buffer size" in line for line in caplog.messages)
     assert not any("CPU_Mapped" in line for line in caplog.messages)
 
-    room = room_here()
+    room = free_memory()
     header = check_model_file(demo_target)
     read, mapped = (
         pair_memory([Planned(header, options)], 512, room)

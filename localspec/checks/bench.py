@@ -22,8 +22,8 @@ from localspec.checks.ratio_estimate import (
     estimate_ratio,
     in_equal_parts,
 )
+from localspec.checks.rounds import SHORTEST_ANSWER, Rounds, Stretch
 from localspec.checks.step_bench import DecodeCosts, measure_steps
-from localspec.checks.turns import SHORTEST_ANSWER, Stretch, TurnTaking
 from localspec.engine.engine import Engine
 from localspec.errors import ContextError, Interrupted, OptionError
 from localspec.isolated.watch import Watch
@@ -295,7 +295,7 @@ class _BenchRun:
         estimates = ((name, each.found.estimate) for name, each in self.kinds.items())
         known = [f"{name} {estimate.value:.2f}" for name, estimate in estimates if estimate]
         self.watch.progress("; ".join((f"writing {kind.found.kind}", *known)), None)
-        self.engine._draft_policy = turns = TurnTaking(self.policy)
+        self.engine._draft_policy = turns = Rounds(self.policy)
         task = kind.tasks[len(kind.found.answers) % len(kind.tasks)]
         answer = task.ask(self.engine, **self.asked)
         try:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         ModelFacts,
         ProjectorReport,
     )
-    from localspec.preflight.room import MemoryRoom, PairMemory
+    from localspec.preflight.free_memory import MemoryRoom, PairMemory
 
 _NOT_MEASURED = "not measured on this machine yet; run: localspec bench"
 

@@ -20,8 +20,8 @@ from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
 from localspec.errors import DownloadError, LocalspecError, PresetError
 from localspec.hub.hub_file import HubModel
-from localspec.preflight.fit import fits_by_size, room_here
-from localspec.preflight.room import MemoryRoom
+from localspec.preflight.fit import fits_by_size
+from localspec.preflight.free_memory import MemoryRoom, free_memory
 from localspec.presets import located
 from localspec.presets.folder_import import (
     FolderContent,
@@ -85,7 +85,7 @@ def models(context: click.Context, *, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    room = room_here()
+    room = free_memory()
     states = sorted(list_models(), key=lambda state: _STATES.index(state.state))
     drafts = drafts_for_presets()
     if as_json:

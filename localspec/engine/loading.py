@@ -35,7 +35,8 @@ from localspec.llama.placement import is_on_gpus, place_layers, usable_gpus
 from localspec.llama.quirks import tiled_kernels
 from localspec.llama.rpc_servers import reset_lines_at_end
 from localspec.preflight.content import content_of_adopted
-from localspec.preflight.fit import check_room, plan_here, suited, target_context_length
+from localspec.preflight.fit import check_fit, plan_here, suited, target_context_length
+from localspec.preflight.free_memory import Planned
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.plan import (
     check_parallel,
@@ -43,7 +44,6 @@ from localspec.preflight.plan import (
     reserved_bytes,
     with_sequences,
 )
-from localspec.preflight.room import Planned
 from localspec.presets.folder_import import note_used
 from localspec.presets.presets import common_servers
 from localspec.sampling.params import SamplingParams
@@ -355,7 +355,7 @@ def _open_fitting(
         files.append(Planned(projector, role="mmproj"))
     plan = plan_here(files)
     if not force:
-        check_room(plan)
+        check_fit(plan)
     fewer = plan.fewer()
     while True:
         planned = iter(plan.models)

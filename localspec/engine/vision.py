@@ -19,7 +19,7 @@ from localspec.gguf_file.projector import (
     require_free_of_place,
     require_projector_of,
 )
-from localspec.preflight.fit import room_here
+from localspec.preflight.free_memory import free_memory
 from localspec.preflight.memory import projector_memory
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def open_projector(
         header.path,
         target.handle,
         num_threads=target.num_threads,
-        use_gpu=options.num_gpu_layers != 0 and has_room_on_gpu(header, room_here().gpus),
+        use_gpu=options.num_gpu_layers != 0 and has_room_on_gpu(header, free_memory().gpus),
     )
     try:
         # Now that the system has the file at hand.

@@ -19,7 +19,7 @@ BATCH_SIZE = 512  # tokens that one call of libllama takes
 # flash attention 4.3). In contexts above 8192 they are fewer, so that the scores take no more
 # memory. Prompts are read more slowly then, of a 1.5B model 33 ms a token in steps of 32 and 28
 # in those of 128, but flash attention would make all other decodes slower (see
-# `preflight.room`).
+# `preflight.free_memory`).
 _STEP_WITHOUT_FLASH, _LEAST_WITHOUT_FLASH = 128, 32
 _SCORES_WITHOUT_FLASH = 8192 * _STEP_WITHOUT_FLASH  # of a head
 

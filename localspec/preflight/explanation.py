@@ -35,19 +35,17 @@ from localspec.policy.speedup import (
     break_even_acceptance,
     expected_speedup,
 )
-from localspec.preflight.embedder_memory import EmbedderFacts, embedder_facts
 from localspec.preflight.fit import (
     exact_settings,
     fitting_preset,
     found_exactness,
     largest_context,
     most_gpu_layers,
-    room_here,
     target_context_length,
 )
-from localspec.preflight.memory import DEFAULT_KEPT_BYTES
+from localspec.preflight.free_memory import MemoryRoom, PairMemory, Planned, free_memory
+from localspec.preflight.memory import DEFAULT_KEPT_BYTES, EmbedderFacts, embedder_facts
 from localspec.preflight.plan import AtOnce, planned_at_once
-from localspec.preflight.room import MemoryRoom, PairMemory, Planned
 from localspec.presets.located import (
     FoundHeader,
     find_model,
@@ -226,7 +224,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     chosen, found, projector, projector_header = _found(preset, target, draft, head, mmproj)
     vocabulary, misfit = _compared(found)
     asked = replace(asked, rpc=common_servers(rpc, chosen), tensor_split=tuple(tensor_split))
-    room = room_here(asked.rpc)
+    room = free_memory(asked.rpc)
     wanted = _wanted(found, replace(asked, context_length=None), projector_header)
     usual_length = None if chosen is None else chosen.context_length
     length = target_context_length(found["target"].header, context_length or usual_length)

@@ -10,41 +10,24 @@ from localspec.exactness import Exactness
 from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import DEFAULT_CONTEXT_LENGTH, ModelShape, context_to_open
-from localspec.gguf_file.tensor_types import repacked_types, unevenly_repacked
 from localspec.hub.hub_file import HubModel
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import is_in_main_memory, usable_gpus
 from localspec.llama.quirks.tiled_kernels import are_tiled
-from localspec.machine import memory_here
 from localspec.policy.profile import is_of_exactness, kept_profiles
-from localspec.preflight.plan import Plan, largest, plan_layers
-from localspec.preflight.room import (
+from localspec.preflight.free_memory import (
     MemoryRoom,
     Planned,
     Shortage,
+    free_memory,
     suited_options,
 )
+from localspec.preflight.plan import Plan, largest, plan_layers
 from localspec.presets.preset import Preset
 from localspec.presets.presets import load_presets
 
 _CONTEXT_STEP = 256  # tokens
 _OVER_FILES = 1.2  # a preset's memory over its files' size, as a rule of thumb
-
-
-def room_here(rpc: Sequence[str] = ()) -> MemoryRoom:
-    """The room on this machine now, and on RPC servers at these addresses.
-
-    Raises RpcError for a server that cannot be used.
-    """
-    from localspec.llama.library import devices, rpc_servers, system_info  # loads libllama
-
-    remote = [device for server in rpc_servers(rpc) for device in server.devices]
-    return MemoryRoom(
-        main_bytes=memory_here().available_bytes,
-        gpus=(*remote, *usable_gpus(devices())),
-        repacked=repacked_types(system_info()),
-        uneven=unevenly_repacked(system_info()),
-    )
 
 
 def uses_gpu(options: LlamaOptions) -> bool:
@@ -57,7 +40,7 @@ def uses_gpu(options: LlamaOptions) -> bool:
 def suited(options: LlamaOptions, header: Header, context_length: int) -> LlamaOptions:
     """The options, with open choices made to suit the file on this machine."""
     asked = replace(options, context_length=context_length)
-    chosen, _ = suited_options(asked, header, room_here(), uses_gpu=uses_gpu(options))
+    chosen, _ = suited_options(asked, header, free_memory(), uses_gpu=uses_gpu(options))
     return replace(chosen, context_length=options.context_length)
 
 
@@ -156,10 +139,10 @@ def plan_here(models: Sequence[Planned]) -> Plan:
     target = models[0]
     context_length = target_context_length(target.header, target.options.context_length)
     rpc = dict.fromkeys(address for model in models for address in model.options.rpc)
-    return plan_layers(models, context_length, room_here(tuple(rpc)))
+    return plan_layers(models, context_length, free_memory(tuple(rpc)))
 
 
-def check_room(plan: Plan) -> None:
+def check_fit(plan: Plan) -> None:
     """Raise MemoryLimitError for models that do not fit, with hints at what would."""
     if shortages := plan.room.shortages(plan.memory):
         names = " and ".join(model.header.path.name for model in plan.wanted)

@@ -22,9 +22,9 @@ from localspec.llama.placement import usable_gpus
 from localspec.llama.rpc_servers import RpcServer, ask_servers
 from localspec.machine import Cores, Memory, cores_here, memory_here
 from localspec.policy.profile import is_of_exactness, kept_profiles, profiles_folder
-from localspec.preflight.fit import plan_here, room_here
+from localspec.preflight.fit import plan_here
+from localspec.preflight.free_memory import MemoryRoom, PairMemory, Planned, free_memory
 from localspec.preflight.plan import MARGIN_BYTES, Plan
-from localspec.preflight.room import MemoryRoom, PairMemory, Planned
 from localspec.presets.located import locate, missing_files, role_header
 from localspec.presets.pairing import DraftHere, drafts_for_presets
 from localspec.presets.preset import hub_files
@@ -131,7 +131,7 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
         rpc_faults=rpc_faults,
         cores=cores_here(),
         memory=memory_here(),
-        room=room_here(),
+        room=free_memory(),
         plans={name: plan.memory for name, plan in plans.items()},
         rooms={name: plan.room for name, plan in plans.items()},
         cache=_cache_state(),

@@ -7,6 +7,7 @@ scores of all heads. `measure_memory` in scripts/ compares them with the size of
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from typing import NamedTuple
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.head import HeadFacts, head_facts
 from localspec.gguf_file.header import Header, Tensor
-from localspec.gguf_file.shape import ModelShape
+from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.gguf_file.tensor_types import bytes_per_value, type_name
 from localspec.llama.options import (
     BATCH_SIZE,
@@ -22,16 +23,19 @@ from localspec.llama.options import (
     ROWS_BATCH_SIZE,
     FlashAttention,
     LlamaOptions,
+    embedding_batch_size,
     graph_batch_size,
     num_cells,
 )
 from localspec.llama.placement import MAIN_MEMORY, Placement
 from localspec.pictures.picture import KEPT_PICTURE_BYTES, KEPT_ROW_BYTES
+from localspec.presets.located import find_model, read_model_header
 from localspec.speculative.policy_api import REPLAY_TOKENS
 
 DEFAULT_KEPT_BYTES = 2**30  # at most, for the caches of waiting conversations
 
 _FLOAT, _HALF = 4, 2  # bytes
+SMALL_BYTES = 2 << 20  # a model's buffers that are too small to be listed: measured
 _ACTIVATION = "q8_0"  # the type of ggml's copies for products
 # Numbers of a projector's header: side of its pictures and of a patch, and its layers.
 _OF_PICTURES = (
@@ -340,3 +344,46 @@ def _products(header: Header) -> list[Tensor]:
         and tensor.shape[1] % 8 == 0
         and (shared_head or tensor.name != "token_embd.weight")
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedderFacts:
+    """A model for vectors. context_length: tokens of a text. needed_bytes: memory in use."""
+
+    name: str
+    is_here: bool
+    size_bytes: int
+    context_length: int
+    needed_bytes: int
+
+
+def embedder_facts(model: str | os.PathLike[str]) -> EmbedderFacts:
+    """The model that `load_embedder` would open. Of a missing file only the header is fetched.
+
+    Raises PresetError, OptionError, ModelFileError or DownloadError.
+    """
+    found = read_model_header(find_model(model, "target"), embeds=True)
+    header = found.header
+    length = context_to_open(None, ModelShape(header).context_length, header.path.name)
+    return EmbedderFacts(
+        name=header.path.name,
+        is_here=found.is_here,
+        size_bytes=found.size_bytes,
+        context_length=length,
+        needed_bytes=embedder_bytes(header, length),
+    )
+
+
+def embedder_bytes(header: Header, context_length: int) -> int:
+    """Memory of a model for vectors, for texts of that length; at most a fifth too much."""
+    shape, batch = ModelShape(header), embedding_batch_size(header, context_length)
+    streams = 4 * shape.width
+    queries = 2 * shape.num_heads * shape.key_width
+    logits = caches = 0
+    if "bert" not in header.architecture:  # whose rows have no logits, and no cache
+        logits = len(header.tokens)
+        caches = cache_bytes(header, LlamaOptions(context_length=context_length))
+    # The logits, which libllama computes, and hands out once more; and the attention's mask.
+    rows = max(3 * shape.hidden + streams, queries + streams, logits) + logits
+    compute = batch * (rows + context_length) * _FLOAT
+    return header.weights_bytes + caches + compute + vocabulary_bytes(header) + SMALL_BYTES

@@ -17,7 +17,7 @@ from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.shape import ModelShape
 from localspec.llama.options import DEFAULT_SNAPSHOTS, LlamaOptions
 from localspec.llama.placement import chosen_gpus, has_experts, place_layers
-from localspec.preflight.room import MemoryRoom, PairMemory, Planned, pair_memory
+from localspec.preflight.free_memory import MemoryRoom, PairMemory, Planned, pair_memory
 
 MOST_PARALLEL = 16
 _KEPT_PART = 8  # caches of texts that wait take up to 1/8 of a server's memory

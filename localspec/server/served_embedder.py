@@ -18,7 +18,7 @@ from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.hub.hub_file import HubModel
 from localspec.isolated.process import IsolatedEmbedder
-from localspec.preflight.embedder_memory import embedder_bytes
+from localspec.preflight.memory import embedder_bytes
 from localspec.presets.preset import Preset
 from localspec.presets.presets import load_presets, stands_for
 from localspec.server.event_loop import in_thread

@@ -19,8 +19,7 @@ import psutil
 
 from localspec.gguf_file.check import check_model_file
 from localspec.machine import peak_memory_bytes
-from localspec.preflight.fit import room_here
-from localspec.preflight.room import Planned, pair_memory
+from localspec.preflight.free_memory import Planned, free_memory, pair_memory
 from localspec.presets.located import locate
 from localspec.presets.presets import find_preset
 from shape_pair.bigrams import TextSpec
@@ -70,7 +69,7 @@ def main() -> None:
     print(f"{'pair':14} {'context':>8} {'estimate':>9} {'measured':>9} {'ratio':>6}")
     for name, (target, draft), context_length in pairs(folder):
         models = [Planned(check_model_file(path)) for path in (target, draft)]
-        estimated = pair_memory(models, context_length, room_here()).peak_bytes
+        estimated = pair_memory(models, context_length, free_memory()).peak_bytes
         # Spawned: a process that knows nothing of this one's memory.
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             measured = pool.apply(measured_peak_bytes, (target, draft, context_length))

@@ -22,11 +22,18 @@ from typing import NamedTuple
 
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
-from localspec.gguf_file.tensor_types import type_name
+from localspec.gguf_file.tensor_types import repacked_types, type_name, unevenly_repacked
 from localspec.llama.devices import Device
 from localspec.llama.options import FlashAttention, LlamaOptions
-from localspec.llama.placement import chosen_gpus, is_in_main_memory, place_layers
+from localspec.llama.placement import (
+    chosen_gpus,
+    is_in_main_memory,
+    place_layers,
+    usable_gpus,
+)
+from localspec.machine import memory_here
 from localspec.preflight.memory import (
+    SMALL_BYTES,
     MemoryEstimate,
     compute_bytes,
     estimate_memory,
@@ -37,7 +44,6 @@ from localspec.presets.preset import Role
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS
 
 _PROCESS_BYTES = 8 << 20  # code that is paged in: measured
-_SMALL_BYTES = 2 << 20  # a model's buffers that are too small to be listed: measured
 # Memory that attention without the fused kernel may take more: 32 heads need as much in
 # contexts of up to 32768 tokens.
 _MOST_BYTES = 128 << 20
@@ -72,6 +78,22 @@ class MemoryRoom:
         return found
 
 
+def free_memory(rpc: Sequence[str] = ()) -> MemoryRoom:
+    """The free memory of this machine now, and of RPC servers at these addresses.
+
+    Raises RpcError for a server that cannot be used.
+    """
+    from localspec.llama.library import devices, rpc_servers, system_info  # loads libllama
+
+    remote = [device for server in rpc_servers(rpc) for device in server.devices]
+    return MemoryRoom(
+        main_bytes=memory_here().available_bytes,
+        gpus=(*remote, *usable_gpus(devices())),
+        repacked=repacked_types(system_info()),
+        uneven=unevenly_repacked(system_info()),
+    )
+
+
 class Shortage(NamedTuple):
     """A place with too little free memory. gpu: its name, or "" for main memory."""
 
@@ -99,7 +121,7 @@ class PairMemory:
     @property
     def needed_bytes(self) -> int:
         """Memory that must be free, all places together."""
-        return _PROCESS_BYTES + sum(_SMALL_BYTES + m.needed_bytes for m in self.models)
+        return _PROCESS_BYTES + sum(SMALL_BYTES + m.needed_bytes for m in self.models)
 
     @property
     def gpu_bytes(self) -> tuple[int, ...]:
@@ -123,7 +145,7 @@ class PairMemory:
     @property
     def peak_bytes(self) -> int:
         """The largest size of the process, without the interpreter."""
-        return _PROCESS_BYTES + sum(_SMALL_BYTES + m.peak_bytes for m in self.models)
+        return _PROCESS_BYTES + sum(SMALL_BYTES + m.peak_bytes for m in self.models)
 
 
 def pair_memory(models: Sequence[Planned], context_length: int, room: MemoryRoom) -> PairMemory:

@@ -8,7 +8,7 @@ import pytest
 from simulated import FLAT, METAL, Q4_0, VOCAB, Clock, Machine, Text, answer, at_random
 
 from localspec.checks.ratio_estimate import estimate_ratio
-from localspec.checks.turns import Stretch, TurnTaking
+from localspec.checks.rounds import Rounds, Stretch
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.speculative.policy_api import (
     DraftOff,
@@ -53,7 +53,7 @@ def policy():
 CONTEXT = PolicyContext(9, 8, 100, (ProposerState(8),))
 
 
-def take(turns: TurnTaking, plain, drafting) -> None:
+def take(turns: Rounds, plain, drafting) -> None:
     """A turn of each side, by the seconds of its steps; of a plain one three quarters count."""
     for seconds in plain:
         assert turns.choose(CONTEXT).draft_off is DraftOff.SET_TO_ZERO
@@ -64,7 +64,7 @@ def take(turns: TurnTaking, plain, drafting) -> None:
 
 
 def test_the_first_step_of_each_turn_is_not_counted(policy):
-    turns = TurnTaking(policy)
+    turns = Rounds(policy)
     turns.learn(record(100.0))  # the prompt
     plain, drafting = (50.0, 1.0, 2.0, 3.0, 2.0, 2.0), (60.0, 4.0, 5.0, 4.0, 7.0)
     for _ in range(2):
@@ -82,7 +82,7 @@ def test_the_first_step_of_each_turn_is_not_counted(policy):
 
 def test_to_read_the_prompt_counts_for_the_whole_answer(policy):
     """Wherever that comes; each stretch has its share."""
-    turns = TurnTaking(policy)
+    turns = Rounds(policy)
     turns.learn(record(100.0))
     take(turns, (50.0, 1.0, 2.0, 3.0, 2.0, 2.0), ())
     turns.learn(record(80.0, 4, 0, num_read=200))  # half of it before the target's decode
@@ -103,7 +103,7 @@ def ratios(policy, text: Text, machine: Machine):
     true = plain_s / (seconds(copy.deepcopy(policy), texts) - prompts_s)
     stretches = []
     for each in texts:
-        turns = TurnTaking(policy)
+        turns = Rounds(policy)
         answer(turns, each, machine, Clock())
         stretches += turns.stretches
     found = estimate_ratio(

@@ -1,10 +1,9 @@
-"""Plain decoding and a draft policy take turns within one answer, and both are timed.
+"""Rounds of plain steps and of drafting steps within one answer, both of which are timed.
 
-Both sides meet the same text and the same moment of the machine, nothing is copied or decoded
-twice, and what a plain turn writes the next one goes on with. The first step of a turn is not
-counted: it pays for the change, as a draft reads the tokens that were written meanwhile. A
-longer read, as of the prompt, belongs to the whole answer; each stretch counts its share of it
-by tokens.
+Both sides meet the same text and the same moment of the machine, and nothing is decoded twice.
+The first step of each side is not counted: it pays for the change, as a draft reads the tokens
+that were written meanwhile. A longer read, as of the prompt, belongs to the whole answer; each
+round counts its share of it by tokens.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from localspec.speculative.policy_api import (
 )
 
 _PLAIN_STEPS = 6
-_LONG_READ = 16  # tokens above which a draft reads more than a plain turn and its own tokens
+_LONG_READ = 16  # tokens above which a draft reads more than plain steps and its own tokens
 _DRAFTING_STEPS = 3  # at least, and until they have written so many tokens:
 _DRAFTING_TOKENS = 16
-SHORTEST_ANSWER = 1 + _PLAIN_STEPS + _DRAFTING_TOKENS  # that has a turn of each side
+SHORTEST_ANSWER = 1 + _PLAIN_STEPS + _DRAFTING_TOKENS  # tokens of an answer with a round
 
 
 @dataclass(slots=True)
-class _Turn:
-    """The steps of a turn; tokens and seconds are of all but the first."""
+class _Side:
+    """The steps of one side of a round; tokens and seconds are of all but the first."""
 
     num_steps: int = 0
     num_tokens: int = 0
@@ -46,7 +45,7 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A turn of each side. drafting_s: seconds for num_tokens; plain_token_s: for one."""
+    """A measured round. drafting_s: seconds for num_tokens; plain_token_s: for one token."""
 
     num_tokens: int
     plain_token_s: float
@@ -58,12 +57,12 @@ class Stretch:
         return self.num_tokens * self.plain_token_s
 
 
-class TurnTaking(DraftPolicy):
-    """Plain steps and steps of another policy in turn; the policy learns from its own alone."""
+class Rounds(DraftPolicy):
+    """Rounds of plain steps and steps of a policy, which learns from its own alone."""
 
     def __init__(self, policy: DraftPolicy) -> None:
         self._policy = policy
-        self._plain, self._drafting = _Turn(), _Turn()
+        self._plain, self._drafting = _Side(), _Side()
         self._is_prefill = True
         self._stretches: list[Stretch] = []
         self._num_tokens = 0  # of the answer, behind the prompt's own
@@ -119,7 +118,7 @@ class TurnTaking(DraftPolicy):
         is_over = self._drafting.num_steps > _DRAFTING_STEPS
         if is_over and self._drafting.num_tokens >= _DRAFTING_TOKENS:
             self._stretches += self._last()
-            self._plain, self._drafting = _Turn(), _Turn()
+            self._plain, self._drafting = _Side(), _Side()
 
     @property
     def _is_plain(self) -> bool:
