@@ -1,29 +1,4 @@
-"""Everything localspec raises on purpose.
-
-    LocalspecError
-    ├── OptionError        a value outside its range (also a ValueError)
-    │   ├── UnknownKeywordError  an unknown keyword (also a TypeError)
-    │   └── ConstraintError    a constraint that cannot be enforced
-    ├── ModelFileError     a path without a model that can be run
-    │   └── ModelNotFoundError  the file does not exist (also an OptionError)
-    ├── MemoryLimitError   models that need more memory than there is
-    ├── PairError          target and draft do not fit together
-    ├── PresetError        an unknown or malformed preset, or files not there yet
-    │   └── UnknownPresetError  an unknown name (also an OptionError)
-    ├── DownloadError      files that could not be fetched, or are wrong
-    ├── TemplateError      a chat template is missing or broken
-    │   └── TemplateLimitError  it writes too long a prompt
-    ├── ContextError       more tokens than the context holds
-    ├── SessionError       a conversation on disk that cannot be read or written
-    ├── DecodeError        libllama refused or failed a decode
-    │   └── Interrupted    the decode, or making the prompt, was cancelled
-    ├── CacheError         the KV cache cannot be cut back as asked
-    └── EngineError        an engine that cannot do this now
-        ├── BusyError      it is producing another answer
-        ├── ClosedError    it was closed, or is being closed
-        ├── RpcError       one of its RPC servers cannot be used
-        ├── CrashedError   the process of an isolated engine ended: ask again
-        └── ForkedError    it belongs to the process that this one was forked from
+"""Everything localspec raises on purpose: `LocalspecError`s.
 
 Each has a message (what is wrong, with the values) and a hint (what to do next), which survive
 pickle and copy, as on the way from another process.

@@ -513,7 +513,10 @@ def test_a_symbolic_link_in_the_way_is_not_followed(hub: StandinHub, tmp_path, p
     part.parent.mkdir(parents=True)
     way = part if what == "part" else part.with_suffix("")
     way.symlink_to(precious if what == "part" else tmp_path / "nothing")
-    with pytest.raises(DownloadError, match="symbolic link"):
+    if what == "part":
         localspec.download("qwen2-7b")
+    else:
+        with pytest.raises(DownloadError, match="symbolic link"):
+            localspec.download("qwen2-7b")
     assert precious.read_bytes() == b"mine"
     assert not (tmp_path / "nothing").exists()

@@ -14,7 +14,7 @@ import re
 import shutil
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from localspec.atomic_write import names_device, write_whole
 from localspec.chat.shown import Shown, shown_in, with_shown
-from localspec.errors import OptionError, SessionError, perhaps
+from localspec.errors import DAMAGES, OptionError, SessionError, perhaps
 from localspec.pictures.picture import MAX_PICTURE_PIXELS, Picture
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from localspec.chat.template import Message
 
 FORMAT, VERSION = "localspec-session", 1
-_KEYS = {"role", "content"}  # of each message
-_MORE = {"tool_calls", "tool_call_id", "name", "reasoning_content", "pictures"}  # of some
 _DIGEST = re.compile("[0-9a-f]{64}")
 _MOST_PICTURE_BYTES = 4 * MAX_PICTURE_PIXELS  # more than any picture takes as a PNG
 # No sign that a file system or a shell takes for something else, and no blank at the ends.
@@ -63,16 +61,8 @@ class Session:
 
     def as_json(self) -> bytes:
         """The session as it is kept in its file."""
-        content = {
-            "format": FORMAT,
-            "version": VERSION,
-            "messages": self.messages,
-            "num_asked": self.num_asked,
-            "num_forgotten": self.num_forgotten,
-            "pending": self.pending,
-        }
-        if self.pending_pictures:
-            content["pending_pictures"] = list(self.pending_pictures)
+        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        del content["name"]
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         # A message can hold half of a surrogate pair, which UTF-8 cannot: Python's escape for
         # it is JSON's, too.
@@ -241,47 +231,29 @@ def _session(name: str, path: Path, content: Any) -> Session:
             f"this localspec reads version {VERSION}",
             "Use the localspec that wrote it, or another name.",
         )
-    messages = content.get("messages")
-    num_asked, num_forgotten = content.get("num_asked"), content.get("num_forgotten")
-    pending, shown = content.get("pending"), content.get("pending_pictures", [])
-    if not (
-        isinstance(messages, list)
-        and all(_is_message(message) for message in messages)
-        and is_count(num_asked)
-        and is_count(num_forgotten)
-        and isinstance(pending, str)
-        and _are_digests(shown)
-    ):
+    try:
+        messages, pending = content["messages"], content["pending"]
+        counts = content["num_asked"], content["num_forgotten"]
+        shown = tuple(content.get("pending_pictures", ()))
+        texts = [message[key] for message in messages for key in ("role", "content")]
+        places = [
+            (place["sha256"], place["at"], len(message["content"]))
+            for message in messages
+            for place in message.get("pictures", ())
+        ]
+        digests = [*shown, *(digest for digest, _, _ in places)]
+        is_right = (
+            isinstance(messages, list)
+            and all(isinstance(text, str) for text in (*texts, pending))
+            and all(map(is_count, counts))
+            and all(map(_DIGEST.fullmatch, digests))  # they become names of files
+            and all(type(at) is int and 0 <= at <= length for _, at, length in places)
+        )
+    except DAMAGES:
+        is_right = False
+    if not is_right:
         raise _unreadable(path, "its messages, counts or pending are not what they should be")
-    return Session(name, messages, num_asked, num_forgotten, pending, tuple(shown))
-
-
-def _is_message(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() >= _KEYS
-        and value.keys() <= _KEYS | _MORE
-        and all(isinstance(value[name], str) for name in _KEYS)
-        and isinstance(value.get("pictures", []), list)
-        and all(_is_place(each, len(value["content"])) for each in value.get("pictures", ()))
-    )
-
-
-def _is_place(value: object, length: int) -> bool:
-    """Whether it can be a picture's place in a content of that length."""
-    return (
-        isinstance(value, dict)
-        and value.keys() == {"at", "sha256"}
-        and type(value["at"]) is int
-        and 0 <= value["at"] <= length
-        and _are_digests([value["sha256"]])
-    )
-
-
-def _are_digests(values: object) -> bool:
-    return isinstance(values, list) and all(
-        isinstance(each, str) and _DIGEST.fullmatch(each) for each in values
-    )
+    return Session(name, messages, *counts, pending, shown)
 
 
 def _pictures_folder(session: Path) -> Path:

@@ -204,22 +204,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _to_json(
-    value: Any,
-    indent: int | None = None,
-    *,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-    ensure_ascii: bool = False,
-) -> str:
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
     """JSON without the escapes for HTML of Jinja's own filter."""
-    return json.dumps(
-        value,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-        ensure_ascii=ensure_ascii,
-    )
+    return json.dumps(value, indent=indent, **{"ensure_ascii": False, **options})
 
 
 def _raise_exception(message: object) -> NoReturn:

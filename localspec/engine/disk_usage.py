@@ -87,8 +87,8 @@ def free_disk(preset: str | Preset, *uses: DiskUse) -> int:
     }
     for path in doomed:
         path.unlink(missing_ok=True)
-    freed = located.remove_preset(located.removal_of(preset)) if "files" in uses else 0
-    return freed + sum(doomed.values())
+    owned = located.removal_of(preset).owned if "files" in uses else ()
+    return sum(map(HubCache().remove, owned)) + sum(doomed.values())
 
 
 def _contents(preset: Preset) -> list[str]:

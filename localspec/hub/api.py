@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from localspec._version import __version__
 from localspec.errors import DownloadError, OptionError
-from localspec.hub.hub_file import HubFile, choose_quantization
+from localspec.hub.hub_file import HubFile
 
 Result = TypeVar("Result")
 OnWait = Callable[[], None]
@@ -174,15 +174,6 @@ def list_files(
                 )
             )
     return files
-
-
-def find_quantization(repo: str, quantization: str) -> list[HubFile]:
-    """The parts of the repository's model whose names have that quantization.
-
-    Raises DownloadError if there is none, or more than one.
-    """
-    files = {file.file: file for file in list_files(repo)}
-    return [files[name] for name in choose_quantization(repo, quantization, list(files))]
 
 
 def without_secrets(text: str) -> str:

@@ -207,7 +207,9 @@ class DownloadJob(threading.Thread):
 
         Raises DownloadError; received bytes stay unless they are wrong.
         """
-        with _open_part(part) as file:
+        if part.is_symlink():  # to somebody else's file, which stays as it is
+            part.unlink()
+        with part.open("ab") as file:
             if _size(file) > self.remote.size_bytes:
                 file.truncate(0)
             is_resumed = _size(file) > 0
@@ -310,15 +312,3 @@ def has_checksum(
 
 def _size(file: BinaryIO) -> int:
     return os.fstat(file.fileno()).st_size
-
-
-def _open_part(path: Path) -> BinaryIO:
-    """The part file, to be appended to; created if it does not exist.
-
-    Never through a symbolic link: it could lead to somebody else's file.
-    """
-    if path.is_symlink():
-        raise DownloadError(f"{path} is a symbolic link", "Remove it and try again.")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    return os.fdopen(os.open(path, flags, 0o644), "ab")

@@ -13,7 +13,7 @@ from localspec.gguf_file.check import check_embedder_file, check_model_file, che
 from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import Header, read_source_header
 from localspec.gguf_file.projector import check_projector, checked_projector
-from localspec.hub.api import find_quantization, remote_file
+from localspec.hub.api import list_files, remote_file
 from localspec.hub.cache import HubCache
 from localspec.hub.hub_file import HubFile, HubModel, all_parts, choose_quantization
 from localspec.hub.transfer import RemoteSource, has_checksum
@@ -71,7 +71,7 @@ def locate_source(text: str, role: Role) -> Path:
     missing.
     """
     named = parse_source(text, role)
-    model = cached_quantization(named) if isinstance(named, Quantized) else named
+    model = _known(named)
     if model is None or missing_files(model):
         if isinstance(named, Quantized):  # with the sign of a head, or of a projector
             text = f"{named.repo}:{named.quantization}"
@@ -89,8 +89,7 @@ def is_missing(name: str) -> bool:
     presets, meant = load_presets(), stands_for(name)
     if meant in presets:
         return bool(missing_files(presets[meant]))
-    named = parse_source(name, "target")
-    model = cached_quantization(named) if isinstance(named, Quantized) else named
+    model = _known(parse_source(name, "target"))
     return model is None or bool(missing_files(model))
 
 
@@ -147,14 +146,16 @@ def _has_content(path: Path, _changed: int, sha256: str) -> bool:
     return has_checksum(path, sha256)
 
 
-def cached_quantization(model: Quantized) -> HubModel | None:
-    """The model among the files of its repository that are here, if it is there."""
-    names = HubCache().file_names(model.repo)
+def _known(named: PresetModel | Quantized) -> PresetModel | None:
+    """The model itself, or that of a quantisation if its files are here."""
+    if not isinstance(named, Quantized):
+        return named
+    names = HubCache().file_names(named.repo)
     try:
-        chosen = choose_quantization(model.repo, model.quantization, names)
+        chosen = choose_quantization(named.repo, named.quantization, names)
     except DownloadError:
         return None
-    return HubModel(files=tuple(HubFile(repo=model.repo, file=name) for name in chosen))
+    return HubModel(files=tuple(HubFile(repo=named.repo, file=name) for name in chosen))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +236,7 @@ def preset_state(preset: str | Preset) -> PresetState:
 
 
 def removal_of(preset: Preset) -> Removal:
-    """The effect of `remove_preset`. Models outside of the cache stay."""
+    """The effect of removing a preset. Models outside of the cache stay."""
     cache = HubCache()
     owned: dict[HubFile, int] = {}
     shared: dict[HubFile, list[str]] = {}
@@ -255,12 +256,6 @@ def removal_of(preset: Preset) -> Removal:
         elif cache.find(file):
             foreign.append(file)
     return Removal(owned=owned, shared=shared, foreign=foreign)
-
-
-def remove_preset(removal: Removal) -> int:
-    """Delete what the removal owns; returns the freed bytes."""
-    cache = HubCache()
-    return sum(cache.remove(file) for file in removal.owned)
 
 
 def damaged_files(preset: Preset) -> dict[Path, str]:
@@ -319,8 +314,7 @@ def read_model_header(
 ) -> FoundHeader:
     """Read the header of a model, or a projector; of files on the hub nothing else is fetched.
 
-    embeds: whether it may be an embedder. Raises ModelFileError or
-    DownloadError.
+    embeds: whether it may be an embedder. Raises ModelFileError or DownloadError.
     """
     if isinstance(model, HubModel) and missing_files(model):
         remotes = [remote_file(file) for file in model.files]
@@ -352,18 +346,20 @@ def find_model(text: str | os.PathLike[str], role: Role) -> PresetModel:
     OptionError or DownloadError.
     """
     named = parse_source(text, role)
-    if not isinstance(named, Quantized):
-        return named
-    here = cached_quantization(named)
-    return here or HubModel(files=tuple(find_quantization(named.repo, named.quantization)))
+    model = _known(named)
+    if model is None:
+        assert isinstance(named, Quantized)
+        listed = {file.file: file for file in list_files(named.repo)}
+        chosen = choose_quantization(named.repo, named.quantization, list(listed))
+        model = HubModel(files=tuple(listed[name] for name in chosen))
+    return model
 
 
 def read_model_headers(models: Mapping[Role, PresetModel]) -> dict[Role, FoundHeader]:
     """`read_model_header` of each; a head that was given as a draft is under its own role."""
     found = {role: read_model_header(model, role) for role, model in models.items()}
-    draft = found.get("draft")
-    facts = None if draft is None else head_facts(draft.header)
-    if draft is not None and facts is not None and facts.is_apart and "head" not in found:
-        found = {**found, "head": draft}
-        del found["draft"]
+    if "draft" in found and "head" not in found:
+        facts = head_facts(found["draft"].header)
+        if facts is not None and facts.is_apart:
+            found["head"] = found.pop("draft")
     return found
