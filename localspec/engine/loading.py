@@ -268,7 +268,7 @@ def _open_head(
     source: Source, target: LlamaModel, progress: Callable[[float], None]
 ) -> LlamaHead | MedusaHeads:
     """The head in a file of its own, or in the target's."""
-    from localspec.llama.head_opening import open_head
+    from localspec.llama.head import open_head
     from localspec.llama.medusa import MedusaHeads
 
     assert source.header is not None

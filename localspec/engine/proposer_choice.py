@@ -128,7 +128,7 @@ def proposers_beside(proposers: Sequence[Proposer], models: Models) -> list[Prop
 
 
 def _of_head(head: LlamaHead | MedusaHeads, is_end: Callable[[int], bool]) -> Proposer:
-    from localspec.llama.dflash import DflashHead  # loads libllama
+    from localspec.llama.head import DflashHead  # loads libllama
     from localspec.llama.medusa import MedusaHeads
 
     if isinstance(head, DflashHead | MedusaHeads):

@@ -47,13 +47,12 @@ class Architecture:
 
     has_snapshots: libllama can keep the last states (llm_arch_supports_rs_rollback).
     is_head: its files hold a head and no layers of a model. head_of: the architecture that it
-    drafts for, if not its own. is_head_required: a file whose header states MTP layers does
-    not load without their tensors. is_cropped: a head's decode gives rows of its outputs
-    only, and ends the process if asked for rows of all tokens; other heads give rows of all
-    tokens, and wrong ones if asked for those of outputs. loaded_anyway: prefixes of the names
-    of tensors of an MTP layer that are loaded without the head, too. gives_layers: libllama
-    gives the inputs of its layers; for other architectures it ends the process. gives_last: it
-    also gives the output of the last layer.
+    drafts for, if not its own. is_cropped: a head's decode gives rows of its outputs only, and
+    ends the process if asked for rows of all tokens; other heads give rows of all tokens, and
+    wrong ones if asked for those of outputs. loaded_anyway: prefixes of the names of tensors of
+    an MTP layer that are loaded without the head, too. gives_layers: libllama gives the inputs
+    of its layers; for other architectures it ends the process. gives_last: it also gives the
+    output of the last layer.
     """
 
     state: State = State.NONE
@@ -61,7 +60,6 @@ class Architecture:
     head_graph: HeadGraph = HeadGraph.NONE
     is_head: bool = False
     head_of: str = ""
-    is_head_required: bool = False
     is_cropped: bool = False
     loaded_anyway: tuple[str, ...] = ()
     gives_layers: bool = False
@@ -72,9 +70,8 @@ _PLAIN = Architecture()
 _RECURRENT = Architecture(state=State.ALL)
 _HYBRID = Architecture(state=State.SOME)
 _HYBRID_BACK = Architecture(state=State.SOME, has_snapshots=True)
-_NO_GRAPH = Architecture(is_head_required=True)
 _ONE = Architecture(head_graph=HeadGraph.ONE)
-_ONE_HYBRID = replace(_HYBRID_BACK, head_graph=HeadGraph.ONE, is_head_required=True)
+_ONE_HYBRID = replace(_HYBRID_BACK, head_graph=HeadGraph.ONE)
 _GIVES = Architecture(gives_layers=True)
 _GIVES_LAST = Architecture(gives_layers=True, gives_last=True)
 
@@ -89,7 +86,6 @@ _ATTENTION = ("attn_q_norm", "attn_k_norm", "attn_gate")
 
 _SPECIAL = {
     "arwkv7": _RECURRENT,
-    "bailingmoe2": _NO_GRAPH,
     "bailingmoe3": _giving(replace(_HYBRID_BACK, head_graph=HeadGraph.ONE)),
     "cohere2moe": replace(_ONE, loaded_anyway=_TABLES),
     "deepseek2": _ONE,
@@ -97,17 +93,14 @@ _SPECIAL = {
     "deepseek4": _giving(replace(_HYBRID_BACK, head_graph=HeadGraph.ONE, is_cropped=True)),
     "dflash": Architecture(head_graph=HeadGraph.BLOCK, is_head=True),
     "eagle3": Architecture(head_graph=HeadGraph.LAYERS, is_head=True),
-    "exaone-moe": _NO_GRAPH,
-    "exaone4": _NO_GRAPH,
     "falcon-h1": _HYBRID,
     "gemma4": _GIVES_LAST,
     "gemma4-assistant": Architecture(
         head_graph=HeadGraph.SHARED, is_head=True, head_of="gemma4", is_cropped=True
     ),
     "glm-dsa": _ONE,
-    "glm4": _NO_GRAPH,
     "glm4moe": _ONE,
-    "glm5-next": replace(_HYBRID_BACK, is_head_required=True),
+    "glm5-next": _HYBRID_BACK,
     "gpt-oss": _GIVES_LAST,
     "granitehybrid": _HYBRID,
     "hunyuan-dense": _GIVES,
@@ -127,7 +120,7 @@ _SPECIAL = {
     "minimax-m2": _GIVES,
     "muse-glimmer": _GIVES,
     "nanbeige": _GIVES,
-    "nemotron_h": _giving(replace(_HYBRID_BACK, is_head_required=True)),
+    "nemotron_h": _giving(_HYBRID_BACK),
     "nemotron_h_moe": _giving(_ONE_HYBRID),
     "plamo2": _HYBRID,
     "qwen3": _GIVES,

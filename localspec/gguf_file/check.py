@@ -80,7 +80,6 @@ def check_parts(parts: Sequence[Header], *, embeds: bool = False) -> Header:
             f"{path} is damaged: its block_count is {count}, more than {_MAX_LAYERS}",
             "Download or convert it again.",
         )
-    _check_stated_head(header)
     return header
 
 
@@ -112,20 +111,6 @@ def _check_text_alone(header: Header) -> None:
             "such a file",
             "Use the language model by itself, as repositories of the hub have it beside "
             "an mmproj file: localspec download owner/repo:Q4_K_M.",
-        )
-
-
-def _check_stated_head(header: Header) -> None:
-    """Raise ModelFileError if libllama would not find the tensors of stated MTP layers."""
-    shape = ModelShape(header)
-    if shape.num_head_layers == 0 or not shape.architecture.is_head_required:
-        return
-    needed = f"blk.{shape.num_layers}.nextn.eh_proj.weight"
-    if all(tensor.name != needed for tensor in header.tensors):
-        raise ModelFileError(
-            f"{header.path} states {shape.num_head_layers} MTP layers and lacks their tensors: "
-            f"llama.cpp does not load such a file of {header.architecture!r}",
-            "Choose a file with its MTP layers, or one that was converted without (--no-mtp).",
         )
 
 

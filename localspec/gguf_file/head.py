@@ -1,37 +1,83 @@
 """Trained heads in GGUF files, checked by their header before libllama sees the file.
 
-libllama ends the process if the tensors of a head were not loaded, if its architecture has no
-graph for it, or if a file with nothing but a head is used as a model.
+An MTP head lies in its target's file, or in one of its own. The others have an architecture and
+a file of their own. EAGLE-3 (arXiv 2503.01840) is one layer that reads, at each token, the
+inputs of some layers of its target. The layers of DFlash (arXiv 2602.06036) read the same, and
+draft a whole block in one decode, of the last token and masks. libllama tells two further kinds
+of it apart by their tensors: DSpark (a Markov head corrects each row by the likeliest token of
+the row before, and a confidence head says how likely each token is right) and DFlash2 (a
+selector scores pairs of the best tokens of neighbouring rows). Both may lack what they share
+with their target: the token embeddings and the output layer. The latter may know some of the
+target's tokens only.
+
+Head k of Medusa (arXiv 2401.10774, section 2.1) reads what its target's output layer reads, h,
+and predicts the token k + 1 positions behind the one that this layer predicts: output_k(r(h)),
+where each residual block is r(h) = h + SiLU(W h + b). libllama knows no such heads; the layout
+of these files is ours:
+
+- `general.architecture` is "medusa", `medusa.block_count` the number of heads,
+  `medusa.residual_count` that of residual blocks in each, `medusa.embedding_length` the width;
+- `blk.K.residual.J.weight` (width, width) and `.bias` (width,), `blk.K.output.weight` (tokens,
+  width), as F32, F16 or BF16;
+- `d2t`, int64 (tokens,), the tokens that they know if not all; and the tokenizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from localspec.errors import ModelFileError
-from localspec.gguf_file.architectures import HEADS_APART, HeadGraph
-from localspec.gguf_file.head_kinds import (
-    OWN_TOKENS,
-    READ_BY_ROWS,
-    BlockFacts,
-    block_facts,
-    block_refusals,
-    layers_misfits,
-    layers_read,
-    medusa_misfits,
-    medusa_refusals,
-)
+from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
 from localspec.gguf_file.shape import ModelShape, whole_numbers
+from localspec.gguf_file.tensor_types import BF16, F16, F32
 
+OWN_TOKENS = "d2t"
+_TABLE, _OUTPUT = "token_embd.weight", "output.weight"
+_MARKOV, _SELECTOR, _CONFIDENCE = "markov_w1.weight", "selector_hidden.weight", "conf_proj"
+# Tensors of which a draft reads a few rows.
+_READ_BY_ROWS = {
+    _TABLE,
+    OWN_TOKENS,
+    _MARKOV,
+    "selector_predecessor.weight",
+    "selector_successor.weight",
+}
+_USUAL_BLOCK = 16  # tokens, if a header says nothing
+_NO_TOKEN = -1
 # Tensors of each MTP layer that libllama's graphs use without checking that they are there.
 _NEEDED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
-_NEEDED_MORE = {"mimo2": ("attn_qkv", "ffn_gate", "ffn_up", "ffn_down")}
 # Share of tokens that two copies of one tokenizer may spell differently.
 _MAX_DIFFERENT = 0.01
+
+
+class BlockFacts(NamedTuple):
+    """How a DFlash head drafts a block.
+
+    kind: its name in the field. mask: the token in place of those that are to be drafted. size:
+    tokens that it was trained to decode at once, the last token of the text included.
+    first_row: of the rows of a decode, the first that drafts a token. num_candidates: tokens of
+    each row that the selector of DFlash2 scores; 0 without one. has_confidences: whether it
+    says how likely each token is right. is_causal: whether a token attends to those before it
+    only.
+    """
+
+    kind: str
+    mask: int
+    size: int
+    first_row: int
+    num_candidates: int
+    has_confidences: bool
+    is_causal: bool
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that it can draft at once."""
+        return self.size - self.first_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,70 +118,18 @@ class HeadFacts:
                 return f"an EAGLE-3 {reads}"
             most = self.block.most_tokens
             return f"a {self.block.kind} {reads} and drafts up to {most} tokens at once"
-        if self.graph is HeadGraph.OUTPUT:
-            return f"{self.num_layers} Medusa head{'s' if self.num_layers > 1 else ''}"
-        return _layers(self.num_layers)
+        what = "Medusa head" if self.graph is HeadGraph.OUTPUT else "MTP layer"
+        return f"{self.num_layers} {what}{'s' if self.num_layers > 1 else ''}"
 
 
 def head_facts(header: Header) -> HeadFacts | None:
     """The facts of the head in a model's file or in its own file; None if there is none."""
     shape = ModelShape(header)
-    known, graph = shape.architecture, shape.architecture.head_graph
-    if shape.num_head_layers == 0 and not known.is_head:
+    if shape.num_head_layers == 0 and not shape.architecture.is_head:
         return None
     sizes = {tensor.name: tensor.size_bytes for tensor in header.tensors}
-    if graph in HEADS_APART:
-        return _facts_apart(header, graph, sizes)
-    num_chained = shape.num_head_layers if graph is HeadGraph.CHAIN else 1
-    own = {name for name in sizes if known.is_head or _layer(shape, name) >= 0}
-    read = {name for name in own if num_chained == 1 or _layer(shape, name) <= 0}
-    if not any("nextn.shared_head_head" in name for name in read):
-        read.add("output.weight" if "output.weight" in sizes else "token_embd.weight")
-    read = {name for name in read if "nextn.embed_tokens" not in name}  # except for a row
-    return HeadFacts(
-        graph=graph,
-        num_layers=shape.num_head_layers,
-        num_bytes=sum(sizes[name] for name in own),
-        num_read_bytes=sum(sizes.get(name, 0) for name in read),
-        why_not=next(_refusals(header, shape, sizes.keys()), ""),
-        is_apart=_is_apart(shape, sizes.keys()),
-        num_chained=num_chained,
-        is_cropped=known.is_cropped,
-    )
-
-
-def _facts_apart(header: Header, graph: HeadGraph, sizes: Mapping[str, int]) -> HeadFacts:
-    """The facts of a head with an architecture of its own."""
-    shape = ModelShape(header)
-    if graph is HeadGraph.OUTPUT:
-        values = sum(prod(t.shape) for t in header.tensors if t.name != OWN_TOKENS)
-        num_bytes = 4 * values  # float32
-        return HeadFacts(
-            graph=graph,
-            num_layers=shape.num_blocks,
-            num_bytes=num_bytes,
-            num_read_bytes=num_bytes // max(shape.num_blocks, 1),
-            why_not=next(medusa_refusals(header), ""),
-        )
-    block = block_facts(header) if graph is HeadGraph.BLOCK else None
-    # EAGLE-3 combines the rows of layers once for each token of the text.
-    unread = READ_BY_ROWS if block else READ_BY_ROWS | {"fc.weight"}
-    return HeadFacts(
-        graph=graph,
-        num_layers=shape.num_blocks,
-        layers_read=layers_read(shape),
-        num_bytes=sum(sizes.values()),
-        num_read_bytes=sum(size for name, size in sizes.items() if name not in unread),
-        why_not=next(block_refusals(header), "") if block else "",
-        is_cropped=block is not None and not block.num_candidates,
-        block=block,
-    )
-
-
-def _layer(shape: ModelShape, name: str) -> int:
-    """Number of the MTP layer that a tensor belongs to; negative if to none."""
-    block = shape.block_of(name)
-    return -1 if block is None else block - shape.num_layers
+    kind = _KINDS.get(shape.architecture.head_graph, _MTP)
+    return kind.facts(header, shape, sizes, next(kind.refusals(header), ""))
 
 
 def check_target(header: Header) -> None:
@@ -153,105 +147,9 @@ def head_misfit(target: Header, head: Header) -> str:
     facts = head_facts(head)
     if facts is None:
         return f"{head.path.name} has no head"
-    misfits = _MISFITS.get(facts.graph, _own_misfits)
-    reasons = (facts.why_not, *misfits(target, head), _vocabulary_misfit(target, head))
+    misfits = _KINDS.get(facts.graph, _MTP).misfits(target, head)
+    reasons = (facts.why_not, *misfits, _vocabulary_misfit(target, head))
     return next(filter(None, reasons), "")
-
-
-def _is_apart(shape: ModelShape, names: Collection[str]) -> bool:
-    """Whether it is a head alone: libllama's test, and architectures that are heads."""
-    return (
-        shape.architecture.is_head
-        or shape.num_layers == 0
-        or "blk.0.attn_norm.weight" not in names
-    )
-
-
-def _refusals(header: Header, shape: ModelShape, names: Collection[str]) -> Iterator[str]:
-    """Why libllama would refuse the head, or end the process over it."""
-    architecture, graph = header.architecture, shape.architecture.head_graph
-    count = shape.num_head_layers
-    if graph is HeadGraph.NONE:
-        what = "heads" if shape.architecture.is_head else "MTP layers"
-        yield f"{what} of {architecture!r} cannot be used"
-    elif graph is HeadGraph.SHARED:
-        if count != shape.num_blocks:
-            yield f"its header states {count} MTP layers, it has {shape.num_blocks}"
-        if shape.row_width == shape.width:
-            yield "its header does not state the width of the target's rows"
-        return
-    missing = [
-        name
-        for block in range(shape.num_layers, shape.num_blocks)
-        for part in (*_NEEDED, *_NEEDED_MORE.get(architecture, ()))
-        if (name := f"blk.{block}.{part}.weight") not in names
-    ]
-    if missing:
-        yield f"its header states {_layers(count)}, and the file lacks {missing[0]}"
-    if graph is HeadGraph.ONE and count > 1:
-        yield f"{_layers(count)} of {architecture!r} cannot be used, only one"
-    if architecture == "deepseek2" and (
-        not shape.is_latent or shape.stated("attention.temperature_scale")
-    ):
-        yield "MTP layers of 'deepseek2' can be used with plain latent attention only"
-
-
-def _layers(count: int) -> str:
-    return f"{count} MTP layer{'s' if count > 1 else ''}"
-
-
-def _own_misfits(target: Header, head: Header) -> Iterator[str]:
-    """Why a head of its target's architecture cannot draft for it."""
-    if target.architecture != head.architecture:
-        yield _other_architecture(target, head)
-    ours, theirs = ModelShape(target), ModelShape(head)
-    for what, one, other in (
-        ("rows of width", ours.row_width, theirs.row_width),
-        ("a number of layers of", ours.num_layers, theirs.num_layers),
-        ("a number of attention heads of", ours.num_heads, theirs.num_heads),
-        ("keys of width", ours.key_width, theirs.key_width),
-        ("values of width", ours.value_width, theirs.value_width),
-    ):
-        if one != other:
-            yield f"it was made for a model with {what} {other}, the target has {one}"
-
-
-def _shared_misfits(target: Header, head: Header) -> Iterator[str]:
-    """Why a head that attends with its target's keys and values cannot draft for it."""
-    ours, theirs = ModelShape(target), ModelShape(head)
-    if target.architecture != theirs.architecture.head_of:
-        yield _other_architecture(target, head)
-        return
-    if ours.row_width != theirs.row_width:
-        yield (
-            f"it was made for a model with rows of width {theirs.row_width}, "
-            f"the target has {ours.row_width}"
-        )
-    windowed = whole_numbers(ours.stated("attention.sliding_window_pattern"))
-    if windowed[-2:] != (True, False) or ours.num_blocks < 2:
-        yield "it needs a target whose last layer sees the whole text, and the one before not"
-        return
-    kinds = whole_numbers(theirs.stated("attention.sliding_window_pattern"))
-    for is_windowed, other in zip(kinds, theirs.stated_kv_heads(), strict=False):
-        one = ours.stated_kv_heads()[-2 if is_windowed else -1]
-        if one != other:
-            yield f"its layers share {other} heads of keys, the target's have {one}"
-    for key in ("key_length", "value_length", "key_length_swa", "value_length_swa"):
-        stated, wanted = (shape.stated(f"attention.{key}") for shape in (ours, theirs))
-        if stated != wanted:
-            yield f"its attention.{key} is {wanted}, the target's {stated}"
-
-
-_MISFITS = {
-    HeadGraph.SHARED: _shared_misfits,
-    HeadGraph.LAYERS: layers_misfits,
-    HeadGraph.BLOCK: layers_misfits,
-    HeadGraph.OUTPUT: medusa_misfits,
-}
-
-
-def _other_architecture(target: Header, head: Header) -> str:
-    return f"it is of {head.architecture!r}, the target of {target.architecture!r}"
 
 
 def _vocabulary_misfit(target: Header, head: Header) -> str:
@@ -269,3 +167,219 @@ def _vocabulary_misfit(target: Header, head: Header) -> str:
         f"{len(different)} of its {ours.size} tokens differ from the target's: "
         f"{token} is {other!r}, and {one!r} there"
     )
+
+
+# --- MTP layers ---
+
+
+def _mtp_facts(
+    header: Header, shape: ModelShape, sizes: Mapping[str, int], why_not: str
+) -> HeadFacts:
+    known = shape.architecture
+    num_chained = shape.num_head_layers if known.head_graph is HeadGraph.CHAIN else 1
+    own = {name for name in sizes if known.is_head or _mtp_layer(shape, name) >= 0}
+    read = {name for name in own if num_chained == 1 or _mtp_layer(shape, name) <= 0}
+    if not any("nextn.shared_head_head" in name for name in read):
+        read.add(_OUTPUT if _OUTPUT in sizes else _TABLE)
+    read = {name for name in read if "nextn.embed_tokens" not in name}  # except for a row
+    return HeadFacts(
+        graph=known.head_graph,
+        num_layers=shape.num_head_layers,
+        num_bytes=sum(sizes[name] for name in own),
+        num_read_bytes=sum(sizes.get(name, 0) for name in read),
+        why_not=why_not,
+        # As libllama tests it; and architectures that are heads.
+        is_apart=known.is_head or not shape.num_layers or "blk.0.attn_norm.weight" not in sizes,
+        num_chained=num_chained,
+        is_cropped=known.is_cropped,
+    )
+
+
+def _mtp_layer(shape: ModelShape, name: str) -> int:
+    """Number of the MTP layer that a tensor belongs to; negative if to none."""
+    block = shape.block_of(name)
+    return -1 if block is None else block - shape.num_layers
+
+
+def _mtp_refusals(header: Header) -> Iterator[str]:
+    """Why libllama would refuse MTP layers, or end the process over them."""
+    shape, names = ModelShape(header), header.by_name()
+    known, count = shape.architecture, shape.num_head_layers
+    if known.head_graph is HeadGraph.NONE:
+        what = "heads" if known.is_head else "MTP layers"
+        yield f"{what} of {header.architecture!r} cannot be used"
+    if known.head_graph is HeadGraph.SHARED:
+        return
+    for block in range(shape.num_layers, shape.num_blocks):
+        for part in _NEEDED:
+            if (name := f"blk.{block}.{part}.weight") not in names:
+                yield f"its header states MTP layers, and the file lacks {name}"
+    if known.head_graph is HeadGraph.ONE and count > 1:
+        yield f"{count} MTP layers of {header.architecture!r} cannot be used, only one"
+
+
+def _mtp_misfits(target: Header, head: Header) -> Iterator[str]:
+    ours, theirs = ModelShape(target), ModelShape(head)
+    if target.architecture != (theirs.architecture.head_of or head.architecture):
+        yield f"it is of {head.architecture!r}, the target of {target.architecture!r}"
+    if ours.row_width != theirs.row_width:
+        yield (
+            f"it was made for a model with rows of width {theirs.row_width}, "
+            f"the target has {ours.row_width}"
+        )
+
+
+# --- EAGLE-3 and DFlash ---
+
+
+def block_facts(header: Header) -> BlockFacts:
+    """How the head in a file drafts a block, by the same facts as libllama."""
+    shape, names = ModelShape(header), header.by_name()
+    is_dflash2 = _SELECTOR in names
+    is_dspark = _MARKOV in names and not is_dflash2
+    mask = header.metadata.get("tokenizer.ggml.mask_token_id")
+    from_anchor = shape.stated("sample_from_anchor") in (None, True)
+    return BlockFacts(
+        kind="DFlash2" if is_dflash2 else "DSpark" if is_dspark else "DFlash",
+        mask=mask if isinstance(mask, int) else _NO_TOKEN,
+        size=shape.most("block_size") or _USUAL_BLOCK,
+        first_row=0 if is_dspark and from_anchor else 1,
+        num_candidates=shape.most("selector_top_k") if is_dflash2 else 0,
+        has_confidences=is_dspark and f"{_CONFIDENCE}.weight" in names,
+        is_causal=shape.stated("attention.causal") is True,
+    )
+
+
+def _layers_facts(
+    header: Header, shape: ModelShape, sizes: Mapping[str, int], why_not: str
+) -> HeadFacts:
+    is_block = shape.architecture.head_graph is HeadGraph.BLOCK
+    block = block_facts(header) if is_block else None
+    # EAGLE-3 combines the rows of layers once for each token of the text.
+    unread = _READ_BY_ROWS if block else _READ_BY_ROWS | {"fc.weight"}
+    return HeadFacts(
+        graph=shape.architecture.head_graph,
+        num_layers=shape.num_blocks,
+        layers_read=_layers_read(shape),
+        num_bytes=sum(sizes.values()),
+        num_read_bytes=sum(size for name, size in sizes.items() if name not in unread),
+        why_not=why_not,
+        is_cropped=block is not None and not block.num_candidates,
+        block=block,
+    )
+
+
+def _layers_read(shape: ModelShape) -> tuple[int, ...]:
+    """The target's layers that a head reads, in the order of their rows side by side."""
+    return whole_numbers(shape.stated("target_layers"))
+
+
+def _block_refusals(header: Header) -> Iterator[str]:
+    shape = ModelShape(header)
+    if shape.most("hyper_connection.count"):
+        yield "DSpark heads of DeepSeek V4's layers cannot be used"
+    if not _layers_read(shape):
+        yield "its header does not state which layers of its target it reads"
+    if not 0 <= block_facts(header).mask < len(header.tokens):
+        yield "its header names no token as the mask"
+
+
+def _layers_misfits(target: Header, head: Header) -> Iterator[str]:
+    """Why a head that reads inputs of layers cannot draft for a target."""
+    ours, theirs = ModelShape(target), ModelShape(head)
+    known, layers = ours.architecture, _layers_read(theirs)
+    is_eagle = theirs.architecture.head_graph is HeadGraph.LAYERS
+    wanted = theirs.stated("target_hidden_size") if is_eagle else theirs.width
+    if not known.gives_layers or ours.row_width != ours.width:
+        yield f"libllama gives nothing of the layers of {target.architecture!r}"
+    if wanted != ours.width:
+        yield f"it was made for a model of width {wanted}, the target's is {ours.width}"
+    if min(layers, default=0) < 0 or max(layers, default=0) > ours.num_layers:
+        yield f"it reads layers {layers}, the target has {ours.num_layers}"
+    if ours.num_layers in layers and not known.gives_last:
+        yield f"libllama gives nothing of the last layer of {target.architecture!r}"
+    tensors = head.by_name()
+    lacking = [name for name in (_TABLE, _OUTPUT) if name not in tensors]
+    if lacking and theirs.width != ours.width:
+        yield f"it lacks {lacking[0]}, and the target's is not {theirs.width} wide"
+    table = tensors.get(_TABLE)
+    if table is not None and table.shape[-1] < len(target.tokens):
+        yield f"its table has {table.shape[-1]} tokens, the target {len(target.tokens)}"
+
+
+# --- Medusa ---
+
+
+def medusa_names(header: Header) -> list[list[str]]:
+    """The tensors of each Medusa head: weight and bias of each residual block, the output."""
+    shape = ModelShape(header)
+    count = shape.stated("residual_count")
+    blocks = range(count if isinstance(count, int) else 1)
+    return [
+        [
+            *(f"blk.{head}.residual.{n}.{part}" for n in blocks for part in ("weight", "bias")),
+            f"blk.{head}.output.weight",
+        ]
+        for head in range(shape.num_blocks)
+    ]
+
+
+def _medusa_facts(
+    header: Header, shape: ModelShape, sizes: Mapping[str, int], why_not: str
+) -> HeadFacts:
+    values = sum(prod(each.shape) for each in header.tensors if each.name != OWN_TOKENS)
+    num_bytes = 4 * values  # float32
+    return HeadFacts(
+        graph=HeadGraph.OUTPUT,
+        num_layers=shape.num_blocks,
+        num_bytes=num_bytes,
+        num_read_bytes=num_bytes // max(shape.num_blocks, 1),
+        why_not=why_not,
+    )
+
+
+def _medusa_refusals(header: Header) -> Iterator[str]:
+    """Why Medusa heads cannot be computed."""
+    width, tensors = ModelShape(header).width, header.by_name()
+    known = tensors.get(OWN_TOKENS)
+    num_tokens = len(header.tokens) if known is None else prod(known.shape)
+    if len(header.parts) > 1:
+        yield f"it is split into {len(header.parts)} files"
+    heads = medusa_names(header)
+    if not heads:
+        yield "its header states no heads"
+    for name in (name for names in heads for name in names):
+        shape = (width,) if name.endswith("bias") else (width, width)
+        if ".output." in name:
+            shape = (width, num_tokens)
+        tensor = tensors.get(name)
+        if tensor is None:
+            yield f"it lacks {name}"
+        elif tensor.shape != shape or tensor.kind not in (F32, F16, BF16):
+            yield f"its {name} is not of the shape {shape}, or not F32, F16 or BF16"
+
+
+def _medusa_misfits(target: Header, head: Header) -> Iterator[str]:
+    ours, theirs = ModelShape(target).row_width, ModelShape(head).width
+    if ours != theirs:
+        yield f"it was made for a model of width {theirs}, the target's is {ours}"
+
+
+class _Kind(NamedTuple):
+    """What differs between kinds of heads.
+
+    facts: of a file, given sizes of its tensors and why it cannot be used. refusals: why it
+    cannot be. misfits: why it cannot draft for a target, whose header comes first.
+    """
+
+    facts: Callable[[Header, ModelShape, Mapping[str, int], str], HeadFacts]
+    refusals: Callable[[Header], Iterator[str]]
+    misfits: Callable[[Header, Header], Iterator[str]]
+
+
+_MTP = _Kind(_mtp_facts, _mtp_refusals, _mtp_misfits)
+_KINDS = {
+    HeadGraph.LAYERS: _Kind(_layers_facts, lambda _header: iter(()), _layers_misfits),
+    HeadGraph.BLOCK: _Kind(_layers_facts, _block_refusals, _layers_misfits),
+    HeadGraph.OUTPUT: _Kind(_medusa_facts, _medusa_refusals, _medusa_misfits),
+}

@@ -1,22 +1,29 @@
-"""An MTP head of libllama: a context beside its target's, which reads the hidden rows.
+"""Trained heads that libllama computes: contexts of their own, which read a target's rows.
 
-The head reads token x_p together with the target's row at p - 1, and predicts x_(p+1)
+An MTP head reads token x_p together with the target's row at p - 1, and predicts x_(p+1)
 (DeepSeek-V3, arXiv 2412.19437, section 2.2). If the token at p - 1 was drafted, the target
 has not reached it, and the head reads its own row. llama.cpp's driver decodes twice in each
 step; here accepted tokens are read in the decode that drafts the first token.
+
+The other kinds (`_KINDS`) differ in where the rows come from and where entries are kept.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localspec.errors import DecodeError
+from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.head import HeadFacts
+from localspec.llama import params as llama_params
 from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import BYTE_POINTER
 from localspec.llama.context import LlamaContext
@@ -25,7 +32,9 @@ from localspec.llama.hidden_rows import HiddenRows, Rows
 from localspec.llama.joint import LaneTime
 from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
+from localspec.llama.native import LoadWatch
+from localspec.llama.opening import load_weights, new_context, open_watched
+from localspec.llama.options import ROWS_BATCH_SIZE, LlamaOptions
 from localspec.llama.quirks.nextn import require_nextn_functions
 from localspec.sampling.distribution import Logits
 
@@ -346,3 +355,172 @@ class EagleHead(LlamaHead):
     ) -> int:
         num_rows = len(tokens) if num_logits else 0
         return super()._decode_batch(tokens, position, num_rows, layer)
+
+
+class DflashHead(LlamaHead):
+    """A DFlash head (arXiv 2602.06036), DSpark and DFlash2 included.
+
+    It reads a token of the text in the shape of what went into some layers of its target there:
+    libllama turns that row into keys and values, which is all that the head keeps. A draft is
+    one decode of the last token and masks, whose entries are removed again. See
+    src/models/dflash.cpp and common/speculative.cpp of llama.cpp, whose driver takes the
+    likeliest token of each row; here rows are given, and tokens are drawn from them.
+
+    Implements `heads.BlockModel`. num_weight_bytes: read to draft one block.
+    """
+
+    is_block = True
+
+    def __init__(
+        self, handle: Handle, target: LlamaModel, facts: HeadFacts, options: LlamaOptions
+    ) -> None:
+        super().__init__(handle, target, facts, options)
+        assert facts.block is not None
+        self._block = facts.block
+        self.first_row = facts.block.first_row  # of a decode, the first that drafts a token
+        self.max_draft_tokens = self._block.most_tokens
+        self._features = TokenBatch(self._batch.size, self._target_rows.width, rows_alone=True)
+        self._batch = TokenBatch(self._batch.size)
+        self._logits: Logits = np.empty((0, self.vocab_size), dtype=np.float32)
+        self._given: Rows = np.empty((0, self._width), dtype=np.float32)
+        self._pairs: Logits = np.empty(self.vocab_size, dtype=np.float32)
+        llama_cpp.llama_set_causal_attn(handle.context, self._block.is_causal)
+
+    def beside(self, number: int, target: LlamaModel) -> Self:
+        other = super().beside(number, target)
+        other._pairs = self._pairs.copy()
+        return other
+
+    @property
+    def readable(self) -> range:
+        rows = self._target_rows
+        return range(rows.first, rows.end + (rows.end > rows.first))
+
+    def decode_block(self, tokens: Sequence[int], num_tokens: int) -> None:
+        """Read tokens of the text, and decode a block behind them that drafts num_tokens.
+
+        tokens: what it has not read; the last of them begins the block. Raises DecodeError or
+        Interrupted.
+        """
+        self.handle.require_open()
+        with self._alone(len(tokens) + num_tokens):
+            self._decode_alone(tokens, num_tokens + self.first_row)
+            if self._computing is not None:  # another's block comes in their place
+                self._logits, self._given = self._logits.copy(), self._given.copy()
+
+    def _decode_alone(self, tokens: Sequence[int], size: int) -> None:
+        try:
+            self._read_rows(len(tokens) - 1)
+            block = [tokens[-1], *[self._block.mask] * (size - 1)]
+            self._decode_batch(block, self.begins_at + self.num_cached, size, 0)
+        finally:
+            self._cut(self.num_cached)
+        context, first = self.handle.context, self.first_row
+        logits = llama_cpp.llama_get_logits(context)
+        self._logits = np.ctypeslib.as_array(logits, (size, self.vocab_size))[first:]
+        if self._block.num_candidates or self._block.has_confidences:
+            self._given = self._given_rows(size)[first:]
+
+    def _read_rows(self, count: int) -> None:
+        """Read so many tokens of the text, as rows of the target."""
+        while count > 0:
+            size, position = min(count, self._features.size), self.begins_at + self.num_cached
+            if position < self._target_rows.first or position + size > self._target_rows.end:
+                raise DecodeError(f"{self._title} has no rows of tokens from {position} on")
+            self._target_rows.copy_to(self._features.rows[:size], position)
+            self._start_decode(size)
+            batch = self._features.filled([0] * size, position, 0, self._sequence)
+            status = llama_cpp.llama_decode(self.handle.context, batch)
+            self._check_decoded(status, size, position)
+            self.num_cached += size
+            count -= size
+
+    def row(self, drafted: Sequence[int]) -> Logits:
+        """(vocab,) logits of the token behind those that were drafted from this block.
+
+        A view that may be written to, valid until the next call. Of DFlash2 they are the
+        selector's scores of this place's candidates, given the token before, and -inf for
+        other tokens.
+        """
+        place, count = len(drafted), self._block.num_candidates
+        if not count:
+            row: Logits = self._logits[place]
+            return row
+        before = 0  # all rows of scores are alike behind the text's last token
+        if drafted:
+            before = self._candidates(place - 1).tolist().index(drafted[-1])
+        begin = count * (1 + before)
+        self._pairs.fill(-np.inf)
+        self._pairs[self._candidates(place)] = self._given[place, begin : begin + count]
+        return self._pairs
+
+    def _candidates(self, place: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return self._given[place, : self._block.num_candidates].astype(np.int64)
+
+    def confidence(self, index: int) -> float | None:
+        """How likely the token at that index is right; None if the head does not say."""
+        if not self._block.has_confidences:
+            return None
+        return float(self._given[index, 0])
+
+
+_KINDS = {
+    HeadGraph.SHARED: AssistantHead,
+    HeadGraph.LAYERS: EagleHead,
+    HeadGraph.BLOCK: DflashHead,
+}
+
+
+def open_head(
+    target: LlamaModel,
+    path: Path | None,
+    options: LlamaOptions,
+    facts: HeadFacts,
+    progress: Callable[[float], None] = lambda _fraction: None,
+) -> LlamaHead:
+    """Open the head at `path`, or the one in the file of a target opened `with_head`.
+
+    facts: of the head, checked by `gguf_file.head`; not of Medusa. Raises what
+    `LlamaModel.open` does, and EngineError if libllama lacks a function for such a head.
+    """
+    require_nextn_functions(reads_layers=bool(facts.layers_read))
+    if path is not None:
+        load = functools.partial(_load, target, path, options, facts)
+        return open_watched(progress, load)
+    context = _new_context(target, target.handle.model, options, facts)
+    handle = Handle(context, target.name, model_of=target.handle)
+    return _opened(handle, target, options, facts)
+
+
+def _load(
+    target: LlamaModel, path: Path, options: LlamaOptions, facts: HeadFacts, watch: LoadWatch
+) -> LlamaHead:
+    # Without its layers, the first decode ends the process.
+    model = load_weights(path, replace(options, with_head=True), watch)
+    try:
+        context = _new_context(target, model, options, facts)
+    except BaseException:
+        llama_cpp.llama_model_free(model)
+        raise
+    return _opened(Handle(context, path.name), target, options, facts)
+
+
+def _new_context(
+    target: LlamaModel, model: int | None, options: LlamaOptions, facts: HeadFacts
+) -> int:
+    assert model is not None
+    params = llama_params.context_params(options, target.context_length)
+    params.n_outputs_max = max(options.max_outputs, options.num_sequences)  # they take turns
+    if facts.layers_read:
+        params.n_batch = params.n_ubatch = min(params.n_ubatch, ROWS_BATCH_SIZE)
+    else:
+        params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
+    params.ctx_other = target.handle.context
+    return new_context(model, f"the head of {target.name}", params)
+
+
+def _opened(
+    handle: Handle, target: LlamaModel, options: LlamaOptions, facts: HeadFacts
+) -> LlamaHead:
+    with handle.closed_on_failure():
+        return _KINDS.get(facts.graph, LlamaHead)(handle, target, facts, options)

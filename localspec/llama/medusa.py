@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.gguf_file.content import FileStates
-from localspec.gguf_file.head_kinds import medusa_names, own_tokens
+from localspec.gguf_file.head import OWN_TOKENS, medusa_names
 from localspec.gguf_file.header import Header, Tensor
 from localspec.gguf_file.tensor_types import BF16, F16, F32, INT64
 from localspec.llama.hidden_rows import HiddenRows, products
@@ -129,7 +129,8 @@ def _weights(
 ) -> tuple[list[list[NDArray[np.float32]]], NDArray[np.generic] | None]:
     """The arrays of each head, and the ids of the rows of their outputs; None if all."""
     data = np.memmap(header.path, dtype=np.uint8, mode="r")
-    tensors, known = header.by_name(), own_tokens(header)
+    tensors = header.by_name()
+    known = tensors.get(OWN_TOKENS)
     heads = [[_floats(data, tensors[name]) for name in names] for names in medusa_names(header)]
     return heads, None if known is None else _values(data, known)
 
