@@ -25,7 +25,6 @@ from hybrid_maker import (
     head_norms,
     keys_and_values,
     write_common,
-    write_mamba2_trunk,
     write_qwen35_trunk,
 )
 from numpy.typing import NDArray
@@ -34,11 +33,11 @@ from model_writer import ModelWriter
 
 # With a head inside or in a file of its own; and those whose head is another architecture:
 # Gemma 4's assistant, and EAGLE-3.
-INSIDE = ("qwen35", "glm4moe", "step35", "nemotron_h_moe")
+INSIDE = ("qwen35", "glm4moe", "step35")
 EAGLE = ("qwen3", "llama")
 ALL = (*INSIDE, "gemma4")
 # Layers that predict, in the model's own file.
-NUM_HEADS = {"qwen35": 1, "glm4moe": 1, "step35": 3, "nemotron_h_moe": 1}
+NUM_HEADS = {"qwen35": 1, "glm4moe": 1, "step35": 3}
 LAYERS_READ = [1, 2, 3]  # by EAGLE-3
 NUM_DRAFTED = 700  # tokens that the head of llama knows
 WINDOW = 8  # of the layers of step35 and gemma4 that look back at the last tokens only
@@ -117,7 +116,7 @@ def _nextn(weights: _PartOfWeights, block: str) -> None:
 
 
 def _qwen35(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
-    write_qwen35_trunk(writer, weights, "qwen35")
+    write_qwen35_trunk(writer, weights)
     block = f"blk.{NUM_LAYERS}"
     weights.constant(f"{block}.attn_norm.weight", WIDTH)
     weights.constant(f"{block}.post_attention_norm.weight", WIDTH)
@@ -131,7 +130,10 @@ def _glm4moe(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
     writer.add_feed_forward_length(HIDDEN)
     writer.add_head_count_kv(1)
     writer.add_leading_dense_block_count(1)
-    _add_experts(writer)
+    writer.add_expert_count(NUM_EXPERTS)
+    writer.add_expert_used_count(2)
+    writer.add_expert_feed_forward_length(HIDDEN)
+    writer.add_expert_shared_count(1)
     weights.constant("output_norm.weight", WIDTH)
     for layer in range(NUM_LAYERS + 1):
         block = f"blk.{layer}"
@@ -164,18 +166,6 @@ def _step35(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
         keys_and_values(weights, block)
         head_norms(weights, block)
         feed_forward(weights, block)
-
-
-def _nemotron(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
-    write_mamba2_trunk(writer, weights, "nemotron_h_moe")
-    _add_experts(writer)
-    writer.add_expert_shared_feed_forward_length(HIDDEN)
-    block = f"blk.{NUM_LAYERS}"
-    weights.constant(f"{block}.attn_norm.weight", WIDTH)
-    weights.matrix(f"{block}.attn_q.weight", 2 * HEAD, WIDTH)
-    keys_and_values(weights, block)
-    weights.constant(f"{block}.post_attention_norm.weight", WIDTH)
-    experts(weights, block, "up", "down")
 
 
 def _gemma4(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
@@ -321,18 +311,10 @@ def write_medusa_heads(
     return path
 
 
-def _add_experts(writer: ModelWriter) -> None:
-    writer.add_expert_count(NUM_EXPERTS)
-    writer.add_expert_used_count(2)
-    writer.add_expert_feed_forward_length(HIDDEN)
-    writer.add_expert_shared_count(1)
-
-
 _WRITERS: dict[str, Callable[[ModelWriter, _PartOfWeights, int], None]] = {
     "qwen35": _qwen35,
     "glm4moe": _glm4moe,
     "step35": _step35,
-    "nemotron_h_moe": _nemotron,
     "gemma4": _gemma4,
     "gemma4-assistant": _gemma4_assistant,
     "qwen3": _decoder,

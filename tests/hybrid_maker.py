@@ -6,13 +6,12 @@ Keys and tensors as libllama's loaders of these architectures ask for them (src/
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gguf_maker import copy_tokenizer
+from gguf_maker import copy_tokenizer, write_random_model
 from model_writer import ModelWriter, Stated
 
 WIDTH, HIDDEN, HEAD = 64, 96, 32
@@ -44,17 +43,34 @@ class Weights:
 def write_hybrid(path: Path, tokenizer_of: Path, architecture: str, *, seed: int = 0) -> Path:
     """A model of four layers, of which one attends and the others are recurrent.
 
-    architecture: qwen35 (gated delta nets), lfm2 (short convolutions), nemotron_h or
-    granitehybrid (Mamba 2; of the latter libllama keeps no snapshots).
+    architecture: qwen35 (gated delta nets), or granitehybrid (Mamba 2, of which libllama keeps
+    no snapshots).
     """
     writer = ModelWriter(path, architecture)
     tokens = write_common(writer, tokenizer_of, NUM_LAYERS)
     weights = Weights(writer, seed)
     weights.matrix("token_embd.weight", tokens, WIDTH)
     weights.matrix("output.weight", tokens, WIDTH)
-    _WRITERS[architecture](writer, weights, architecture)
+    (write_qwen35_trunk if architecture == "qwen35" else _granite)(writer, weights)
     writer.finish()
     return path
+
+
+# By what their caches hold: attention, a sliding window, a state, or a state and attention.
+CACHE_KINDS = ("llama", "gemma3", "mamba", "qwen35")
+
+
+def write_cache_kind(path: Path, tokenizer_of: Path, kind: str) -> Path:
+    """A model of one of CACHE_KINDS."""
+    if kind == "qwen35":
+        return write_hybrid(path, tokenizer_of, kind)
+    return write_random_model(
+        path,
+        tokenizer_of,
+        architecture=kind,
+        context_length=512,
+        extra={"gemma3.attention.sliding_window": 24} if kind == "gemma3" else {},
+    )
 
 
 def write_common(
@@ -75,11 +91,11 @@ def write_common(
     return tokens
 
 
-def write_qwen35_trunk(writer: ModelWriter, weights: Weights, architecture: str) -> None:
+def write_qwen35_trunk(writer: ModelWriter, weights: Weights) -> None:
     writer.add_feed_forward_length(HIDDEN)
     writer.add_head_count_kv(1)
-    writer.add_array(f"{architecture}.rope.dimension_sections", [4, 4, 4, 4])
-    writer.add_uint32(f"{architecture}.full_attention_interval", 4)
+    writer.add_array("qwen35.rope.dimension_sections", [4, 4, 4, 4])
+    writer.add_uint32("qwen35.full_attention_interval", 4)
     _state_sizes(writer, inner=RANK * STATE)
     weights.constant("output_norm.weight", WIDTH)
     for layer in range(NUM_LAYERS):
@@ -104,58 +120,25 @@ def write_qwen35_trunk(writer: ModelWriter, weights: Weights, architecture: str)
         weights.matrix(f"{block}.ssm_out.weight", WIDTH, RANK * STATE)
 
 
-def _lfm2(writer: ModelWriter, weights: Weights, architecture: str) -> None:
-    writer.add_feed_forward_length(HIDDEN)
-    writer.add_array(f"{architecture}.attention.head_count_kv", [0, 0, 0, 1])
-    writer.add_uint32(f"{architecture}.shortconv.l_cache", 3)
-    weights.constant("token_embd_norm.weight", WIDTH)
-    for layer in range(NUM_LAYERS):
-        block = f"blk.{layer}"
-        weights.constant(f"{block}.attn_norm.weight", WIDTH)
-        weights.constant(f"{block}.ffn_norm.weight", WIDTH)
-        feed_forward(weights, block)
-        if layer == 3:
-            weights.matrix(f"{block}.attn_q.weight", 2 * HEAD, WIDTH)
-            keys_and_values(weights, block)
-            head_norms(weights, block)
-            continue
-        weights.matrix(f"{block}.shortconv.conv.weight", WIDTH, 3)
-        weights.matrix(f"{block}.shortconv.in_proj.weight", 3 * WIDTH, WIDTH)
-        weights.matrix(f"{block}.shortconv.out_proj.weight", WIDTH, WIDTH)
-
-
-def write_mamba2_trunk(writer: ModelWriter, weights: Weights, architecture: str) -> None:
-    """Also of nemotron_h_moe, whose keys count a head's block as well: one that attends."""
-    has_own_layers = architecture != "granitehybrid"  # for feed-forward; else every one has it
-    has_experts = architecture == "nemotron_h_moe"
-    sizes = [0, 0, HIDDEN, 0] if has_own_layers else [HIDDEN] * NUM_LAYERS
+def _granite(writer: ModelWriter, weights: Weights) -> None:
+    """Mamba 2, and one layer that attends."""
     heads = [0, 0, 0, 1]
-    num_more = int(has_experts)
-    writer.add_array(f"{architecture}.feed_forward_length", sizes + [0] * num_more)
-    writer.add_array(f"{architecture}.attention.head_count_kv", heads + [1] * num_more)
+    writer.add_array("granitehybrid.feed_forward_length", [HIDDEN] * NUM_LAYERS)
+    writer.add_array("granitehybrid.attention.head_count_kv", heads)
     writer.add_layer_norm_eps(1e-5)
-    if not has_own_layers:
-        writer.add_float32(f"{architecture}.logit_scale", 1.0)
+    writer.add_float32("granitehybrid.logit_scale", 1.0)
     _state_sizes(writer, inner=INNER)
     weights.constant("output_norm.weight", WIDTH)
     for layer in range(NUM_LAYERS):
         block = f"blk.{layer}"
         weights.constant(f"{block}.attn_norm.weight", WIDTH)
-        if not has_own_layers:
-            weights.constant(f"{block}.ffn_norm.weight", WIDTH)
-            feed_forward(weights, block)
-        elif sizes[layer]:
-            if has_experts:
-                experts(weights, block, "up", "down")
-                continue
-            weights.matrix(f"{block}.ffn_up.weight", HIDDEN, WIDTH)
-            weights.matrix(f"{block}.ffn_down.weight", WIDTH, HIDDEN)
-            continue
+        weights.constant(f"{block}.ffn_norm.weight", WIDTH)
+        feed_forward(weights, block)
         if heads[layer]:
             weights.matrix(f"{block}.attn_q.weight", 2 * HEAD, WIDTH)
             keys_and_values(weights, block)
-            continue
-        _mamba2_layer(weights, block)
+        else:
+            _mamba2_layer(weights, block)
 
 
 def _mamba2_layer(weights: Weights, block: str) -> None:
@@ -203,11 +186,3 @@ def keys_and_values(weights: Weights, block: str) -> None:
 def head_norms(weights: Weights, block: str) -> None:
     weights.constant(f"{block}.attn_q_norm.weight", HEAD)
     weights.constant(f"{block}.attn_k_norm.weight", HEAD)
-
-
-_WRITERS: dict[str, Callable[[ModelWriter, Weights, str], None]] = {
-    "qwen35": write_qwen35_trunk,
-    "lfm2": _lfm2,
-    "nemotron_h": write_mamba2_trunk,
-    "granitehybrid": write_mamba2_trunk,
-}

@@ -6,7 +6,7 @@ import gc
 
 import numpy as np
 import pytest
-from hybrid_maker import write_hybrid
+from hybrid_maker import CACHE_KINDS, write_cache_kind
 
 import inside
 import localspec
@@ -138,27 +138,13 @@ def test_a_new_chat_begins_with_a_copy_of_the_text_that_it_shares_most_with(
     assert [reply.text for reply in replies] == [reply.text for reply in expected]
 
 
-ARCHITECTURES = ("llama", "gemma3", "mamba", "qwen35")
-
-
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def made(request, tmp_path_factory, demo_target):
-    """A model's architecture and file: attention, a sliding window, recurrent, a hybrid."""
-    path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
-    if request.param == "qwen35":
-        return request.param, write_hybrid(path, demo_target, request.param)
-    extra = {"gemma3.attention.sliding_window": 24} if request.param == "gemma3" else {}
-    return request.param, write_random_model(
-        path, demo_target, architecture=request.param, context_length=512, extra=extra
-    )
-
-
-def test_what_a_copy_spares_in_each_architecture(made):
+@pytest.mark.parametrize("architecture", CACHE_KINDS)
+def test_what_a_copy_spares_in_each_architecture(tmp_path, demo_target, architecture):
     """Up to where the texts part; or where a cache cannot be cut there, up to a checkpoint.
 
     Whatever it spares, what is said is what a fresh engine says.
     """
-    architecture, path = made
+    path = write_cache_kind(tmp_path / "model.gguf", demo_target, architecture)
     system = [5 + 37 * index % 900 for index in range(120)]
     first = [*system, *range(300, 340)]
     parted, longer = [*system, 7, 8, 9], [*first, 7, 8, 9]

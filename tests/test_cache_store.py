@@ -15,12 +15,11 @@ import time
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hybrid_maker import write_hybrid
+from hybrid_maker import CACHE_KINDS, write_cache_kind
 
 import inside
 import localspec
 from engines import PLACES, Owner, answered
-from gguf_maker import write_random_model
 from localspec.cli import main
 from localspec.engine.cache_disk import CacheDisk
 from localspec.engine.cache_file import PooledCache
@@ -302,20 +301,10 @@ def test_a_kill_in_the_middle_leaves_nothing_that_is_read(monkeypatch):
     assert len(kept_files()) == 2
 
 
-ARCHITECTURES = ("llama", "gemma3", "mamba", "qwen35")
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CACHE_KINDS)
 def test_what_comes_back_of_each_architecture(tmp_path, demo_target, architecture):
     """Whole texts of all; of hybrids also a prompt whose answer comes back changed."""
-    path = tmp_path / f"{architecture}.gguf"
-    if architecture == "qwen35":
-        write_hybrid(path, demo_target, architecture)
-    else:
-        extra = {"gemma3.attention.sliding_window": 24} if architecture == "gemma3" else {}
-        write_random_model(
-            path, demo_target, architecture=architecture, context_length=512, extra=extra
-        )
+    path = write_cache_kind(tmp_path / "model.gguf", demo_target, architecture)
     options = {"target": path, "draft_tokens": 0, "context_length": 512, "num_threads": 1}
     with localspec.load(**options) as engine:
         said, _ = asked(engine, TEXT, max_tokens=8)

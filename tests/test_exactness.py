@@ -240,7 +240,6 @@ def test_explain_says_what_it_takes_and_whether_it_was_enough(q8_target):
         ("qwen35", ""),  # attention and recurrent layers
         ("gemma4", ""),  # some layers look back at a window only
         ("step35", ""),
-        ("nemotron_h_moe", _ROUTER),
         ("glm4moe", _ROUTER),
     ],
 )

@@ -318,7 +318,6 @@ def test_rows_are_wider_with_hyper_connections():
 def test_the_layers_of_a_head_attend_also_in_a_hybrid(pair):
     for name, kv_heads, of_head in (
         ("qwen35", [0, 0, 0, 1], [1]),
-        ("nemotron_h_moe", [0, 0, 0, 1], [1]),
         ("step35", [1, 1, 1, 1], [1, 1, 1]),
     ):
         shape = ModelShape(pair(name)[0])

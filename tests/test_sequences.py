@@ -7,31 +7,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hybrid_maker import write_hybrid
+from hybrid_maker import CACHE_KINDS, write_cache_kind
 
 import inside
 import localspec
 from engines import Owner, answered
-from gguf_maker import write_random_model
 from localspec.errors import OptionError
 from localspec.llama.joint import LaneTime
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 
 GREEDY = localspec.SamplingParams(temperature=0)
-ARCHITECTURES = ("llama", "gemma3", "mamba", "qwen35")
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(scope="module", params=CACHE_KINDS)
 def made(request, tmp_path_factory, demo_target):
-    """A model's file: attention, a sliding window, recurrent, a hybrid."""
     path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
-    if request.param == "qwen35":
-        return write_hybrid(path, demo_target, request.param)
-    extra = {"gemma3.attention.sliding_window": 24} if request.param == "gemma3" else {}
-    return write_random_model(
-        path, demo_target, architecture=request.param, context_length=512, extra=extra
-    )
+    return write_cache_kind(path, demo_target, request.param)
 
 
 @pytest.mark.parametrize("attention", ["on", "off"])
