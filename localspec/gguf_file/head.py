@@ -365,8 +365,8 @@ def _medusa_misfits(target: Header, head: Header) -> Iterator[str]:
         yield f"it was made for a model of width {theirs}, the target's is {ours}"
 
 
-class _Kind(NamedTuple):
-    """What differs between kinds of heads.
+class _HeadKind(NamedTuple):
+    """Behaviour that differs between kinds of heads.
 
     facts: of a file, given sizes of its tensors and why it cannot be used. refusals: why it
     cannot be. misfits: why it cannot draft for a target, whose header comes first.
@@ -377,9 +377,9 @@ class _Kind(NamedTuple):
     misfits: Callable[[Header, Header], Iterator[str]]
 
 
-_MTP = _Kind(_mtp_facts, _mtp_refusals, _mtp_misfits)
+_MTP = _HeadKind(_mtp_facts, _mtp_refusals, _mtp_misfits)
 _KINDS = {
-    HeadGraph.LAYERS: _Kind(_layers_facts, lambda _header: iter(()), _layers_misfits),
-    HeadGraph.BLOCK: _Kind(_layers_facts, _block_refusals, _layers_misfits),
-    HeadGraph.OUTPUT: _Kind(_medusa_facts, _medusa_refusals, _medusa_misfits),
+    HeadGraph.LAYERS: _HeadKind(_layers_facts, lambda _header: iter(()), _layers_misfits),
+    HeadGraph.BLOCK: _HeadKind(_layers_facts, _block_refusals, _layers_misfits),
+    HeadGraph.OUTPUT: _HeadKind(_medusa_facts, _medusa_refusals, _medusa_misfits),
 }
