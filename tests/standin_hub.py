@@ -61,8 +61,7 @@ class Fault:
     the fault belongs to the repository. redirect: the hub leads there instead. status: answer
     this instead. headers: go with that, or with the content. cut_after: close the connection
     after so many bytes of the body. stall_after: send no more after so many, until closed. Both
-    at the hub: nothing. content: send this instead. no_length: state no Content-Length.
-    ignore_range: answer 200 and all.
+    at the hub: nothing. content: send this instead. ignore_range: answer 200 and all.
     """
 
     on_head: bool = False
@@ -73,7 +72,6 @@ class Fault:
     cut_after: int | None = None
     stall_after: int | None = None
     content: bytes | None = None
-    no_length: bool = False
     ignore_range: bool = False
 
 
@@ -270,8 +268,7 @@ class _CdnHandler(_Handler):
                 return self.reply(416, {"Content-Range": f"bytes */{size}"})
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
         self.send_response(206 if "Content-Range" in headers else 200)
-        if not fault.no_length:
-            headers["Content-Length"] = str(end - begin)
+        headers["Content-Length"] = str(end - begin)
         for key, value in headers.items():
             self.send_header(key, value)
         self.end_headers()
@@ -284,7 +281,7 @@ class _CdnHandler(_Handler):
             time.sleep(self.hub.pace_s)
         if fault.stall_after is not None:
             self.stall()
-        if limits or fault.no_length:
+        if limits:
             self.close_connection = True
         return None
 

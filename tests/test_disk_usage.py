@@ -65,16 +65,6 @@ def test_one_preset_is_asked_for_by_name_or_as_it_is(preset):
             ask("nope")
 
 
-def test_a_preset_made_in_code_is_loaded_and_explained(preset):
-    found = localspec.explain(preset)
-    assert (found.target.width, found.draft.width) == (192, 64)
-    assert found.memory.context_length == 256
-    with localspec.load(preset, num_threads=1) as engine:
-        assert engine.context_length == 256
-        assert engine.shared_vocabulary == found.vocabulary
-    assert localspec.download(preset) == []
-
-
 def test_a_preset_made_in_code_is_downloaded(hub: StandinHub):
     file = localspec.HubFile(repo="Qwen/Qwen2-0.5B-Instruct-GGUF", file=DRAFT)
     preset = localspec.Preset(
@@ -83,9 +73,14 @@ def test_a_preset_made_in_code_is_downloaded(hub: StandinHub):
     with pytest.raises(localspec.PresetError, match="not on this machine") as caught:
         localspec.load(preset)
     assert "localspec.download(preset)" in caught.value.hint
+    assert localspec.explain(preset).memory.context_length == 128
     (path,) = localspec.download(preset)
     assert localspec.preset_state(preset).paths == (path,)
-    assert list(localspec.disk_usage(preset).files.values()) == [path.stat().st_size]
+    size = path.stat().st_size
+    assert localspec.disk_usage(preset).files == {path: size}
+    assert localspec.free_disk(preset, "files") == size
+    assert not path.exists()
+    assert localspec.free_disk("demo", "files") == 0
 
 
 def use(preset: localspec.Preset, session: str) -> None:
@@ -140,15 +135,6 @@ def test_removing_a_preset_frees_its_caches_and_costs_too(hub: StandinHub, prese
     assert session_file("mine").exists()
     assert caches_file("other").exists()
     assert len(list(profiles_folder().glob("*.json"))) == 1
-
-
-def test_fetched_files_are_freed(hub: StandinHub):
-    paths = localspec.download("qwen2-7b")
-    size = sum(path.stat().st_size for path in paths)
-    assert localspec.disk_usage("qwen2-7b").files.keys() == set(paths)
-    assert localspec.free_disk("qwen2-7b", "files") == size
-    assert not any(path.exists() for path in paths)
-    assert localspec.free_disk("demo", "files") == 0
 
 
 def test_what_is_no_use_of_the_disk_is_refused():

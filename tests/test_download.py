@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import localspec
 from localspec.cli import main
 from localspec.errors import DownloadError
-from localspec.hub.api import cache_folder
+from localspec.hub.api import cache_folder, list_files
 from localspec.hub.cache import HubCache
 from localspec.hub.hub_file import choose_quantization
 from localspec.presets.located import locate, locate_source
@@ -23,6 +23,8 @@ from standin_hub import COMMIT, StandinHub
 TARGET = "qwen2-7b-instruct-q4_k_m.gguf"
 DRAFT = "qwen2-0_5b-instruct-q4_k_m.gguf"
 REPO = "Qwen/Qwen2-7B-Instruct-GGUF"
+SMALL = "Qwen/Qwen2-0.5B-Instruct-GGUF"
+TAGGED = "89abcdef0123456789abcdef0123456789abcdef"
 
 
 def sha256(path: Path) -> str:
@@ -77,21 +79,9 @@ def test_a_second_download_asks_nothing(hub: StandinHub):
     assert len(hub.seen) == num_requests
 
 
-def test_a_file_that_another_tool_fetched_is_used(hub: StandinHub):
-    """From huggingface_hub by the name of the branch, so at no pinned commit."""
-    file = find_preset("qwen2-7b").target.files[0]
-    huggingface_hub.hf_hub_download(
-        file.repo, file.file, cache_dir=cache_folder(), endpoint=hub.endpoint
-    )
-    num_gets = len(hub.gets(TARGET))
-    localspec.download("qwen2-7b")
-    assert len(hub.gets(TARGET)) == num_gets
-    assert HubCache().owned(file) is None
-
-
 def test_a_model_by_its_hub_name(hub: StandinHub):
     """Not pinned, so by what the hub says; then found again without asking it."""
-    name = f"hf:Qwen/Qwen2-0.5B-Instruct-GGUF/{DRAFT}"
+    name = f"hf:{SMALL}/{DRAFT}"
     with pytest.raises(localspec.PresetError, match="not on this machine") as caught:
         locate_source(name, "draft")
     assert f"localspec download {name}" in caught.value.hint
@@ -103,7 +93,7 @@ def test_a_model_by_its_hub_name(hub: StandinHub):
 
 
 def test_a_model_by_its_quantisation(hub: StandinHub):
-    hub.add("Qwen/Qwen2-0.5B-Instruct-GGUF", "mmproj-q4_k_m.gguf", b"GGUF" * 5000)
+    hub.add(SMALL, "mmproj-q4_k_m.gguf", b"GGUF" * 5000)
     (path,) = localspec.download("Qwen/Qwen2-0.5B-Instruct-GGUF:q4_k_m", mmproj=False)
     assert path.name == DRAFT
     with pytest.raises(DownloadError, match="0 models in 'Q9'") as caught:
@@ -183,16 +173,6 @@ def test_which_file_a_quantisation_means(quantization, names, chosen):
         assert choose_quantization("o/m", quantization, names) == chosen
 
 
-def test_all_parts_of_a_split_model_arrive(hub: StandinHub):
-    names = [f"big-q4_0-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
-    for number, name in enumerate(names):
-        hub.add("o/m", name, b"GGUF" + bytes([number]) * 9000)
-    paths = localspec.download("o/m:q4_0")
-    assert [path.name for path in paths] == names
-    assert len({path.parent for path in paths}) == 1
-    assert locate_source(f"hf:o/m/{names[0]}", "target") == paths[0]
-
-
 def test_a_small_file_is_checked_by_its_git_blob_id(hub: StandinHub):
     """Below LFS the hub redirects on the same host and states no sha256."""
     served = hub.add("o/m", "small.gguf", b"GGUF" * 100)
@@ -220,10 +200,14 @@ def test_a_file_that_another_program_keeps_is_taken_on_request(
     monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "llama"))
     other.parent.mkdir(parents=True)
     other.write_bytes(content)
+    if keeper == "ollama":  # on another disk
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(18, "far")))
     paths = localspec.download("qwen2-7b", reuse=True)
     assert hub.gets(TARGET) == []
     assert len(hub.gets(DRAFT)) == 1
     assert paths[0].read_bytes() == other.read_bytes() == content
+    assert paths[0].samefile(other) == (keeper != "ollama")
+    assert not [*tmp_path.rglob("*.localspec-part")]
 
 
 def test_another_programs_file_with_other_content_is_not_taken(hub: StandinHub, tmp_path):
@@ -249,6 +233,58 @@ def test_removing_frees_what_we_fetched_and_nothing_else(hub: StandinHub, tmp_pa
     assert foreign.exists()
     assert {p.name for p in foreign.parent.iterdir()} == {"foreign"}
     assert cache.remove(target) == 0
+
+
+def test_odd_names_in_a_repository_do_not_hide_the_others(hub: StandinHub):
+    for name in ("x-00000-of-00000.gguf", "x[Q4_0].gguf", "größer-Q4_0.gguf", "x-Q4_0.gguf"):
+        hub.add("o/m", name, b"GGUF" * 5000)
+    assert [file.file for file in list_files("o/m")] == ["x-Q4_0.gguf"]
+    (path,) = localspec.download("o/m:Q4_0")
+    assert path.name == "x-Q4_0.gguf"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"source": None},
+        {"local_dir": 3},
+        {"local_dir": "\0"},
+        {"on_progress": "print"},
+    ],
+    ids=lambda wrong: str(wrong)[:30],
+)
+def test_wrong_arguments_are_refused(hub: StandinHub, wrong):
+    with pytest.raises(localspec.OptionError) as caught:
+        localspec.download(**{"source": "demo", **wrong})
+    assert caught.value.hint
+
+
+# --- a branch, a tag or a commit in the name
+
+
+@pytest.mark.parametrize(("revision", "commit"), [("v1.0", TAGGED), ("main", COMMIT)])
+def test_a_revision_is_downloaded_and_loaded(hub: StandinHub, revision, commit):
+    hub.revisions["v1.0"] = TAGGED
+    name = f"hf:{SMALL}@{revision}/{DRAFT}"
+    (path,) = localspec.download(name)
+    assert path.parent.name == commit
+    assert any(f"/resolve/{revision}/" in seen.path for seen in hub.seen)
+    with localspec.load(target=name, num_threads=1) as engine:
+        assert engine.vocabulary.size == 4096
+
+
+def test_another_revision_of_a_file_that_is_here_is_not_taken_for_it(hub: StandinHub):
+    localspec.download(f"hf:{SMALL}/{DRAFT}")
+    with pytest.raises(localspec.PresetError, match="not on this machine") as caught:
+        localspec.load(target=f"hf:{SMALL}@v1.0/{DRAFT}")
+    assert f"localspec download hf:{SMALL}@v1.0/{DRAFT}" in caught.value.hint
+
+
+@pytest.mark.parametrize("ask", [localspec.download, lambda n: localspec.explain(target=n)])
+def test_a_revision_that_there_is_not_is_named(hub: StandinHub, ask):
+    with pytest.raises(DownloadError, match=rf"{SMALL} has no revision 'v2.0'") as caught:
+        ask(f"hf:{SMALL}@v2.0/{DRAFT}")
+    assert "a branch, tag or commit" in caught.value.hint
 
 
 # --- a folder of the user's
@@ -316,20 +352,3 @@ def test_offline_says_what_could_be_checked(hub: StandinHub, folder, monkeypatch
     assert damaged.exit_code == 1
     assert f"{DRAFT} is in the way" in damaged.stderr
     assert len(hub.seen) == num_requests
-
-
-def test_a_file_that_cannot_be_linked_is_copied(hub, monkeypatch, tmp_path):
-    file = find_preset("qwen2-7b").target.files[0]
-    other = tmp_path / ".lmstudio/models" / file.repo / file.file
-    other.parent.mkdir(parents=True)
-    other.write_bytes(hub.files[file.repo, file.file].content)
-
-    def no_link(*arguments, **extra):
-        raise PermissionError(1, "not allowed")
-
-    monkeypatch.setattr(os, "link", no_link)
-    (path, _) = localspec.download("qwen2-7b", reuse=True)
-    assert path.read_bytes() == other.read_bytes()
-    assert not path.samefile(other)
-    assert hub.gets(TARGET) == []
-    assert not [*tmp_path.rglob("*.localspec-part")]

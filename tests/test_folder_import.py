@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from head_maker import write_head_model
 from vision_maker import write_projector
 
 import localspec
@@ -170,22 +169,6 @@ def test_a_split_model_counts_once(tmp_path, models):
     found = search_folder(folder)
     assert found.proposals == ()
     assert "split-00002-of-00002.gguf does not exist" in found.skipped[first]
-
-
-def test_a_head_alone_is_named_and_skipped(tmp_path, demo_target):
-    folder = tmp_path / "x"
-    folder.mkdir()
-    head = write_head_model(folder / "mtp.gguf", demo_target, "qwen35", part="head")
-    assert "a head alone" in search_folder(folder).skipped[head]
-
-
-def test_one_content_under_two_names_counts_once(tmp_path, models):
-    folder = tmp_path / "x"
-    folder.mkdir()
-    for name in ("a.gguf", "b.gguf"):
-        (folder / name).symlink_to(models["small"])
-    (proposal,) = search_folder(folder).proposals
-    assert proposal.target == folder / "a.gguf"
 
 
 def test_the_search_is_bounded(tmp_path, models, monkeypatch):

@@ -14,7 +14,6 @@ from localspec.cli import main
 from localspec.presets.preset import LocalModel
 from localspec.presets.presets import find_preset, load_presets, user_presets_file
 from localspec.presets.user_presets import drop_preset
-from standin_hub import StandinHub
 
 
 def run(*arguments: object, stdin: str | None = None) -> Result:
@@ -43,7 +42,7 @@ def make(tmp_path: Path, demo_target: Path):
 
 @pytest.mark.parametrize(
     ("trained", "context", "most"),
-    [((512, 256), 256, 256), ((256, 512), 256, 256), ((32768, 16384), 8192, 16384)],
+    [((256, 512), 256, 256), ((32768, 16384), 8192, 16384)],
 )
 def test_the_smaller_trained_context_is_taken(make, trained, context, most):
     target, draft = map(make, trained)
@@ -53,12 +52,6 @@ def test_the_smaller_trained_context_is_taken(make, trained, context, most):
     assert (preset.context_length, preset.max_context_length) == (context, most)
     with localspec.load("mine", draft_tokens=0, num_threads=1) as engine:
         assert engine.context_length == context
-
-
-def test_the_trained_context_of_a_model_on_the_hub_is_read_of_its_header(hub: StandinHub):
-    run("models", "add", "mine", "--target", "Qwen/Qwen2-7B-Instruct-GGUF:q4_k_m")
-    assert find_preset("mine").context_length == 512
-    assert find_preset("mine").target.files[0].sha256
 
 
 def test_a_context_beyond_the_targets_is_refused_as_by_load(make, users_file):
