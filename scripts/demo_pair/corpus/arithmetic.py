@@ -1,24 +1,22 @@
 """Easy sums, comparisons, counting on, and small word problems."""
-# ruff: noqa: E501 - a wording stays on its line
 
 from random import Random
 
 from .grammar import say, words
-from .turn import Memory, Turn
+from .texts import texts
+from .turn import Memory, Turn, turn_of
 from .words import NAMES
 
 LARGEST = 20  # of the numbers to add and subtract: what so small a model can learn
-_SAY = "{What is|What's|How much is|Calculate|Compute|Whats|Can you do|Tell me|What does|Do you know|} "
+_WORDINGS = texts("arithmetic")
 _UNITS = words(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+    "fifteen sixteen seventeen eighteen nineteen"
 )
 _TENS = words("twenty thirty forty fifty sixty seventy eighty ninety")
 _GOODS = words(
-    "apples nuts coins books pencils marbles cookies eggs stones shells balls cups flowers fish stars sweets oranges cakes buttons sheep hens pears"
-)
-_TOO_BIG = (
-    "{That is too big for me.|That is beyond me.|I cannot do that one.|Such a sum is too hard for me.} "
-    "{I add numbers up to 20 and know the times table up to 12.|I only know easy sums: numbers up to 20, and times up to 12.|Please use a calculator.|A calculator will do better.}"
+    "apples nuts coins books pencils marbles cookies eggs stones shells balls cups flowers "
+    "fish stars sweets oranges cakes buttons sheep hens pears"
 )
 
 
@@ -49,24 +47,25 @@ def _operation(rng: Random) -> tuple[int, str, int, int]:
 
 
 _SPOKEN = {
-    "+": ("+", "+", "+", "plus", "plus", "and", "added to"), "-": ("-", "-", "-", "minus", "minus", "take away", "less"),
-    "*": ("*", "x", "*", "times", "times", "times", "multiplied by", "\u00d7"), "/": ("/", "/", "divided by", "divided by", ":", "over", "÷"),
-}  # fmt: skip
+    "+": ("+", "+", "+", "plus", "plus", "and", "added to"),
+    "-": ("-", "-", "-", "minus", "minus", "take away", "less"),
+    "*": ("*", "x", "*", "times", "times", "times", "multiplied by", "\u00d7"),
+    "/": ("/", "/", "divided by", "divided by", ":", "over", "÷"),
+}
 _NICE = {"+": "+", "-": "-", "*": "\u00d7", "/": "÷"}
 
 
 def _sum(rng: Random) -> tuple[Turn, int]:
     a, sign, b, result = _operation(rng)
-    word = rng.choice(_SPOKEN[sign])
-    slots = {"a": str(a), "b": str(b), "sign": word, "op": _NICE[sign], "c": str(result)}
+    word, wording = rng.choice(_SPOKEN[sign]), _WORDINGS["sum"]
+    told = {"a": str(a), "b": str(b), "op": _NICE[sign], "c": str(result)}
+    slots = told | {"sign": word}
     if word.isalpha() and rng.random() < 0.3 and a < 100 and b < 100:
         slots |= {"a": in_words(a), "b": in_words(b)}
-    start = rng.choice((_SAY, _SAY, "{And|Now|Ok, and|What about|How about|Then} ", ""))
+    start = rng.choice((wording["start"], wording["start"], wording["next"], ""))
     gap = "" if len(word) == 1 and rng.random() < 0.4 else " "
     ask = start + f"<a>{gap}<sign>{gap}<b>" + rng.choice(("?", "?", "", " =", "=", " = ?"))
-    slots_answer = slots | {"a": str(a), "b": str(b)}
-    answer = "{<a> <op> <b> = <c>.|<a> <op> <b> is <c>.|That is <c>.|It is <c>.|<c>.|<a> <op> <b> makes <c>.|The answer is <c>.|That makes <c>.|<a> <op> <b> equals <c>.}"
-    return Turn(say(rng, ask, slots), say(rng, answer, slots_answer), f"{result}."), result
+    return Turn(say(rng, ask, slots), say(rng, wording["answer"], told), f"{result}."), result
 
 
 def _follow_up(rng: Random, value: int) -> tuple[Turn, int]:
@@ -75,89 +74,30 @@ def _follow_up(rng: Random, value: int) -> tuple[Turn, int]:
     kind = rng.random()
     if kind < 0.35 and value <= LARGEST:
         result, op = value + step, "+"
-        ask = "{And plus|Plus|Add|And add|Now add|Now plus} <b>{?||.}"
     elif kind < 0.6 and step <= value <= LARGEST:
         result, op = value - step, "-"
-        ask = "{And minus|Minus|Now minus|Take away|Subtract|Now subtract} <b>{?||.}"
     elif kind < 0.72 and value <= LARGEST:
-        return Turn(
-            say(rng, "{And doubled|Double that|Times two|Now double it|And twice that}{?||.}"),
-            say(
-                rng,
-                "{<a> doubled is <c>.|Twice <a> is <c>.|That is <c>.}",
-                {"a": str(value), "c": str(2 * value)},
-            ),
-            f"{2 * value}.",
-        ), 2 * value
+        result = 2 * value
+        slots = {"a": str(value), "c": str(result)}
+        return turn_of(rng, _WORDINGS["doubled"], slots, f"{result}."), result
     else:
-        ask = "{Are you sure|Really|Is that right|Sure|Is that correct}{?|}"
-        return Turn(
-            say(rng, ask),
-            say(
-                rng,
-                "{Yes, it is <c>.|Yes: <c>.|I think so: <c>.|I am fairly sure it is <c>.}",
-                {"c": str(value)},
-            ),
-            "Yes.",
-        ), value
+        return turn_of(rng, _WORDINGS["sure"], {"c": str(value)}, "Yes."), value
     slots = {"a": str(value), "b": str(step), "c": str(result), "op": op}
-    return Turn(
-        say(rng, ask, slots),
-        say(
-            rng, "{<a> <op> <b> = <c>.|That is <c>.|Then it is <c>.|<c>.|Now it is <c>.}", slots
-        ),
-        f"{result}.",
-    ), result
+    wording = _WORDINGS["more"]
+    told = turn_of(rng, wording | {"ask": wording[op]}, slots, f"{result}.")
+    return told, result
 
 
 def _half(rng: Random) -> Turn:
     n = rng.randint(1, LARGEST)
-    if rng.random() < 0.5:
-        slots = {"a": str(2 * n), "c": str(n)}
-        return Turn(
-            say(
-                rng,
-                "{What is half of <a>|Half of <a>|How much is half of <a>|What is a half of <a>|Divide <a> by two|Halve <a>}{?|}",
-                slots,
-            ),
-            say(rng, "{Half of <a> is <c>.|It is <c>.|<c>.|That is <c>.}", slots),
-            f"{n}.",
-        )
-    slots = {"a": str(n), "c": str(2 * n)}
-    return Turn(
-        say(
-            rng,
-            "{What is double <a>|Double <a>|What is twice <a>|Twice <a>|What is the double of <a>|What is two times <a>}{?|}",
-            slots,
-        ),
-        say(rng, "{Double <a> is <c>.|Twice <a> is <c>.|It is <c>.|<c>.}", slots),
-        f"{2 * n}.",
-    )
+    of, asked, result = (2 * n, "half", n) if rng.random() < 0.5 else (n, "double", 2 * n)
+    return turn_of(rng, _WORDINGS[asked], {"a": str(of), "c": str(result)}, f"{result}.")
 
 
 def _neighbour(rng: Random) -> Turn:
     n = rng.randint(1, 100)
-    if rng.random() < 0.6:
-        slots = {"a": str(n), "c": str(n + 1)}
-        return Turn(
-            say(
-                rng,
-                "{What comes after <a>|What number comes after <a>|What is the next number after <a>|Which number follows <a>|After <a> comes}?",
-                slots,
-            ),
-            say(rng, "{After <a> comes <c>.|<c> comes after <a>.|<c>.|It is <c>.}", slots),
-            f"{n + 1}.",
-        )
-    slots = {"a": str(n), "c": str(n - 1)}
-    return Turn(
-        say(
-            rng,
-            "{What comes before <a>|What number comes before <a>|Which number is before <a>}?",
-            slots,
-        ),
-        say(rng, "{Before <a> comes <c>.|<c> comes before <a>.|<c>.}", slots),
-        f"{n - 1}.",
-    )
+    asked, result = ("after", n + 1) if rng.random() < 0.6 else ("before", n - 1)
+    return turn_of(rng, _WORDINGS[asked], {"a": str(n), "c": str(result)}, f"{result}.")
 
 
 def _compare(rng: Random) -> Turn:
@@ -165,46 +105,18 @@ def _compare(rng: Random) -> Turn:
     high, low = max(a, b), min(a, b)
     slots = {"a": str(a), "b": str(b), "high": str(high), "low": str(low)}
     if rng.random() < 0.7:
-        return Turn(
-            say(
-                rng,
-                "{Which is bigger, <a> or <b>|What is larger, <a> or <b>|Which number is bigger: <a> or <b>|<a> or <b>, which is more|What is more, <a> or <b>|Which is greater, <a> or <b>}?",
-                slots,
-            ),
-            say(
-                rng,
-                "{<high> is bigger than <low>.|<high> is the bigger one.|<high>.|The bigger number is <high>.}",
-                slots,
-            ),
-            f"{high}.",
-        )
+        return turn_of(rng, _WORDINGS["bigger"], slots, f"{high}.")
     if rng.random() < 0.5:
-        return Turn(
-            say(
-                rng,
-                "{Which is smaller, <a> or <b>|What is less, <a> or <b>|Which number is smaller: <a> or <b>}?",
-                slots,
-            ),
-            say(rng, "{<low> is smaller than <high>.|<low> is the smaller one.|<low>.}", slots),
-            f"{low}.",
-        )
-    yes = "Yes, <a> is bigger than <b>." if a > b else "No, <a> is smaller than <b>."
-    return Turn(
-        say(rng, "Is <a> {bigger|larger|more|greater} than <b>?", slots),
-        say(rng, yes, slots),
-        "Yes." if a > b else "No.",
-    )
+        return turn_of(rng, _WORDINGS["smaller"], slots, f"{low}.")
+    yes, than = ("Yes", "bigger") if a > b else ("No", "smaller")
+    return turn_of(rng, _WORDINGS["is_bigger"], slots | {"yes": yes, "than": than}, f"{yes}.")
 
 
 def _parity(rng: Random) -> Turn:
     n = rng.randint(0, 100)
     word = "odd" if n % 2 else "even"
     slots = {"a": str(n), "word": word}
-    return Turn(
-        say(rng, "Is <a> {even or odd|odd or even|an even number or an odd one}?", slots),
-        say(rng, "{<a> is <word>.|<a> is an <word> number.|It is <word>.}", slots),
-        word.capitalize() + ".",
-    )
+    return turn_of(rng, _WORDINGS["parity"], slots, f"{word.capitalize()}.")
 
 
 def _problem(rng: Random) -> Turn:
@@ -213,75 +125,43 @@ def _problem(rng: Random) -> Turn:
     things, name, other = rng.choice(_GOODS), *rng.sample(NAMES, 2)
     kind = rng.random()
     if kind < 0.45:
-        ask = "{<n> has <a> <t> and {gets|finds|buys|picks} <b> more. How many {<t> |}does <n> have{ now|}|I have <a> <t> and {get|buy|find} <b> more. How many {<t> |}do I have{ now|}|There are <a> <t> and <b> more come. How many are there}?"
-        c, answer = (
-            a + b,
-            "{<a> + <b> = <c>, so {it is|there are} <c> <t>.|<c> <t>, because <a> + <b> = <c>.|<a> and <b> make <c> <t>.}",
-        )
+        asked, c = "gained", a + b
     elif kind < 0.85:
         a += b
-        ask = "{<n> has <a> <t> and {gives <b> to <o>|loses <b>|eats <b>|gives away <b>}. How many {<t> |}{are left|does <n> have left}|I have <a> <t> and {give away|lose|eat|sell} <b>. How many {are left|do I have left|<t> are left}|If I have <a> <t> and take away <b>, how many are left}?"
-        c, answer = (
-            a - b,
-            "{<a> - <b> = <c>, so <c> <t> are left.|<c> <t> are left, because <a> - <b> = <c>.|There are <c> <t> left.}",
-        )
+        asked, c = "lost", a - b
     else:
         a, b = rng.randint(2, 10), rng.randint(2, 10)
-        ask = "{There are <a> boxes with <b> <t> each|<n> has <a> bags with <b> <t> in each|I have <a> baskets with <b> <t> each}. How many <t> {are there|is that|in all|altogether}?"
-        c, answer = (
-            a * b,
-            "{<a> \u00d7 <b> = <c>, so there are <c> <t>.|<c> <t>, because <a> \u00d7 <b> = <c>.}",
-        )
-    slots = {"a": str(a), "b": str(b), "c": str(c), "t": things, "n": name, "o": other}
+        asked, c = "packed", a * b
     if c == 1:
         return _half(rng)
-    return Turn(say(rng, ask, slots), say(rng, answer, slots), f"{c}.")
+    slots = {"a": str(a), "b": str(b), "c": str(c), "t": things, "n": name, "o": other}
+    return turn_of(rng, _WORDINGS[asked], slots, f"{c}.")
 
 
 def _too_hard(rng: Random) -> Turn:
     big = str(rng.choice((rng.randint(101, 999), rng.randint(1000, 99999))))
     other = str(rng.randint(21, 999))
     slots = {"a": big, "b": other, "c": str(rng.randint(25, 99)), "d": str(rng.randint(11, 99))}
-    ask = "{What is|How much is|Calculate|} {<a> times <b>|<a> * <b>|<b> x <a>|the square root of <a>|the root of <b>|<a> plus <a>|<b> + <a>|<a> divided by <b>|<b> percent of <a>|<b> squared|<b> to the power of 5|the factorial of <b>|the sine of <b>|<a>-<b>|the integral of x squared|the derivative of x^2|<b>*<b>|log <b>|pi|the <b>th prime number|x if 3x + 7 = <b>}?"
-    if rng.random() < 0.55:
-        ask = "{What is|What's|How much is|Calculate|And|} {<c> + <d>|<c>+<d>|<d>+<c>|<d> + <c>|<c> plus <d>|<d> plus <c>|<c> - <d>|<c>-<d>|<c> minus <d>|<c> * <d>|<c>*<d>|<c> times <d>}{?|?|}"
-    return Turn(say(rng, ask, slots), say(rng, _TOO_BIG), "Too big for me.")
+    ask = _WORDINGS["large" if rng.random() < 0.55 else "hard"]
+    return Turn(say(rng, ask, slots), say(rng, _WORDINGS["too_big"]), "Too big for me.")
 
 
 def _series(rng: Random) -> Turn:
-    kind = rng.random()
+    kind, end = rng.random(), "."
     if kind < 0.5:
         n = rng.choice((3, 5, 5, 6, 7, 8, 10, 10, 10, 12, 15, 20))
-        numbers = ", ".join(str(i) for i in range(1, n + 1))
-        return Turn(
-            say(
-                rng,
-                f"{{Count to {n}|Count up to {n}|Can you count to {n}|Count from 1 to {n}|Count from one to {in_words(n)}|Count to {in_words(n)}}}.",
-            ),
-            numbers + ".",
-            numbers + ".",
-        )
-    if kind < 0.7:
+        asked, counted = "up", range(1, n + 1)
+    elif kind < 0.7:
         n = rng.choice((3, 5, 10, 10))
-        numbers = ", ".join(str(i) for i in range(n, 0, -1))
-        return Turn(
-            say(
-                rng,
-                f"{{Count down from {n}|Count backwards from {n}|Count down from {in_words(n)}}}.",
-            ),
-            numbers + rng.choice(("!", ".", ", go!")),
-            numbers + ".",
-        )
-    step = rng.randint(2, 12)
-    numbers = ", ".join(str(i * step) for i in range(1, 11))
-    return Turn(
-        say(
-            rng,
-            f"{{The {step} times table|Times table of {step}|Tell me the {step} times table|Count in steps of {step}|Multiples of {step}}}.",
-        ),
-        numbers + ".",
-        numbers + ".",
-    )
+        asked, counted = "down", range(n, 0, -1)
+    else:
+        n = rng.randint(2, 12)
+        asked, counted = "steps", range(n, 10 * n + 1, n)
+    numbers = ", ".join(map(str, counted))
+    ask = say(rng, _WORDINGS["count"][asked], {"n": str(n), "word": in_words(n)})
+    if asked == "down":
+        end = rng.choice(("!", ".", ", go!"))
+    return Turn(ask, numbers + end, numbers + ".")
 
 
 _KINDS = (

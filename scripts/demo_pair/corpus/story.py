@@ -1,12 +1,12 @@
 """Small stories that obey the subject asked for, and the questions that follow them."""
-# ruff: noqa: E501 - a wording stays on its line
 
 from dataclasses import dataclass, replace
 from random import Random
 
-from .grammar import article, capital, expand, say, words
+from .grammar import article, capital, expand, say
 from .plots import ENDINGS, FUNNY_ENDINGS, PLOTS, SAD_ENDINGS, Plot
-from .turn import Memory, Turn
+from .texts import texts
+from .turn import Memory, Turn, turn_of
 from .words import (
     ADJECTIVES,
     PLACE_WORDS,
@@ -18,35 +18,10 @@ from .words import (
     person_name,
 )
 
+_WORDINGS = texts("story")
 _PRONOUNS = (("he", "his", "him"), ("she", "her", "her"))
-_SHE = frozenset(words("girl queen witch princess mermaid grandmother hen cow nurse")) | {
-    "old woman"
-}
-_HE = frozenset(words("boy king prince wizard grandfather knight cowboy fisherman postman")) | {
-    "old man"
-}
-_OPENINGS = (
-    "Once there was <a:who> {called|named} <name> who lived <place>.",
-    "{There once was|Once upon a time there was} <a:who> {called|named} <name> who lived <place>.",
-    "<a:who> {called|named} <name> lived <place>.",
-    "<name> was <a:who> who lived <place>.",
-    "Long ago, <place>, there lived <a:who> {called|named} <name>.",
-    "{Far away|Not far from here}, <place>, lived <a:who> whose name was <name>.",
-)
-_IN_PLACE = {
-    "island": "on an island", "farm": "on a farm", "hill": "on a hill", "moon": "on the moon",
-    "sea": "by the sea", "river": "by a river", "lake": "by a lake", "beach": "on a beach",
-    "mountains": "in the mountains", "ship": "on a ship", "bridge": "under a bridge", "space": "in space",
-    "harbour": "by the harbour", "ocean": "by the ocean", "field": "in a field", "mill": "in a mill",
-    "desert": "in the desert", "jungle": "in the jungle", "forest": "in a forest", "city": "in a city",
-}  # fmt: skip
-_ASK = (
-    "{Tell me|Tell|Write|Write me|Give me|Make up|I want|I would like|Can you tell me|Could you write|Please tell me|I'd like|Can I have|Create|Say} "
-    "{a|a|a|a <size>} {story|story|tale|short story|little story|bedtime story|fairy tale}",
-    "{Story please|A story|Story time|Story|Tell me a story|Do you know a story|Can you tell stories|Another story|tell me something|I want to hear a story}",
-    "{Do you know|Have you got|Got} {a|any} {story|good story|stories}",
-)
-_ABOUT = ("about", "about", "about", "about", "with", "on", "featuring", "of")
+_SHE, _HE = frozenset(_WORDINGS["she"]), frozenset(_WORDINGS["he"])
+_IN_PLACE = _WORDINGS["in_place"]
 
 
 @dataclass(frozen=True)
@@ -100,15 +75,15 @@ def tell(rng: Random, who: Cast, *, short: bool = False) -> str:
     endings = {"sad": SAD_ENDINGS, "funny": FUNNY_ENDINGS}.get(who.mood, ENDINGS)
     body = list(who.plot.lines)
     if short:
-        lines = [rng.choice(_OPENINGS), body[0], capital(who.plot.end)]
+        lines = [rng.choice(_WORDINGS["openings"]), body[0], capital(who.plot.end)]
     else:
-        lines = [rng.choice(_OPENINGS), *body, rng.choice(endings)]
+        lines = [rng.choice(_WORDINGS["openings"]), *body, rng.choice(endings)]
     return " ".join(say(rng, line, slots) for line in lines)
 
 
 def _subject(rng: Random, base: Cast) -> tuple[str, Cast]:
     """What is asked for ("about a fox and a lantern"), and the cast that obeys it."""
-    about = rng.choice(_ABOUT)
+    about = rng.choice(_WORDINGS["about"])
     thing = base.thing
     if rng.random() < 0.3:
         thing = f"{rng.choice(THING_ADJECTIVES)} {thing}"
@@ -127,10 +102,9 @@ def _subject(rng: Random, base: Cast) -> tuple[str, Cast]:
     if form < 0.76:
         return f"{about} {the(kind)} and {the(base.friend)}", replace(plain, kind=kind)
     if form < 0.82:
-        return (
-            f"{about} {the(kind)} who {rng.choice(('finds', 'has', 'loses', 'wants', 'found'))} {the(thing)}",
-            replace(plain, kind=kind, thing=thing),
-        )
+        verb = rng.choice(("finds", "has", "loses", "wants", "found"))
+        asked = f"{about} {the(kind)} who {verb} {the(thing)}"
+        return asked, replace(plain, kind=kind, thing=thing)
     if form < 0.9:
         word = rng.choice(PLACE_WORDS)
         place = _IN_PLACE.get(word, f"in {article(word)}")
@@ -154,22 +128,9 @@ def _subject(rng: Random, base: Cast) -> tuple[str, Cast]:
 def _request(rng: Random) -> tuple[str, Cast, bool]:
     """A request, the cast it leads to, and whether a short story was asked for."""
     base = cast(rng)
-    size = rng.choice(
-        (
-            "nice",
-            "funny",
-            "sad",
-            "short",
-            "little",
-            "quick",
-            "happy",
-            "good",
-            "cute",
-            "new",
-            "tiny",
-        )
-    )
-    start = say(rng, rng.choice(_ASK[:1] * 5 + _ASK), {"size": size})
+    size = rng.choice(_WORDINGS["sizes"])
+    asks = _WORDINGS["ask"]
+    start = say(rng, rng.choice(asks[:1] * 5 + asks), {"size": size})
     short = f" {size} " in start and size in ("short", "quick", "tiny")
     if f" {size} " in start and size in ("funny", "sad"):
         base = replace(base, mood=size)
@@ -183,98 +144,43 @@ def _request(rng: Random) -> tuple[str, Cast, bool]:
 
 def _question(rng: Random, who: Cast) -> Turn:
     """A question about the story just told, with its answer."""
-    slots = who.slots()
-    plot = who.plot
-    options = (
-        (
-            "{What was the <kind> called|What was the name of the <kind>|What was <his> name|What's the name of the hero|Who was the hero|What did you call the <kind>|Remind me of the <kind>'s name}?",
-            "{The <kind> was called <name>.|<name>.|Its name was <name>.|The hero was <name>, the <kind>.}",
-        ),
-        (
-            "{Where did the <kind> live|Where did <he> live|Where did <name> live|Where was that|Where does the story take place|Where was the <kind>}?",
-            "{<name> lived <place>.|The <kind> lived <place>.|It was <place>.}",
-        ),
-        (
-            "{What did <name> find|What happened to the <thing>|What about the <thing>|Whose was the <thing>|Where was the <thing>|What was with the <thing>}?",
-            plot.found,
-        ),
-        (
-            "{Who helped|Who helped <name>|Did anyone help <him>|Who was the friend|Who else was in the story|Who was the other one|Who did <name> meet}?",
-            f"{{It was the <friend>.|There was <a:friend>.|The other one was <a:friend>.}} {plot.helped}",
-        ),
-        (
-            "{How did it end|What happened in the end|How does it end|And then|What happened next|And what happened then|Did it end well}?",
-            "{In the end, |At the end, |}"
-            + plot.end
-            + " {That was the end.|It was a good end.|}",
-        ),
-        (
-            "{What is the moral|What was it about|What do we learn from it|What is the story about|Why did you tell me that|What is the lesson}?",
-            f"{{It is a story about|The story is about|For me it is about}} {plot.about}.",
-        ),
-        (
-            "{What kind of animal was <name>|Who was <name>|Who is <name>|What was <name>}?",
-            "<name> was <a:who>{.| who lived <place>.}",
-        ),
-        (
-            "{That was nice|Nice story|I liked that|Lovely|Great story|That was a good one|Thanks for the story|Good story|Cute|I like <name>|That was sweet}{!|.}",
-            "{Thank you!|I am glad you liked it.|I am happy that you liked <name>.} {Do you want another one?|Shall I tell another one?|Tell me a hero and a thing, and I will make a new one.|}",
-        ),
-        (
-            "{That was boring|I did not like it|Bad story|That makes no sense|Meh|That was silly}{!|.}",
-            "{Fair enough.|I am sorry about that.|I am a small model, so my stories are simple.} {Shall I try another one?|Tell me what it should be about, and I try again.}",
-        ),
-    )
-    ask, answer = rng.choice(options)
-    return Turn(say(rng, ask, slots), say(rng, answer, slots))
+    asked = rng.choice(_WORDINGS["questions"])
+    answer = asked["answer"]
+    for part in ("about", "found", "helped", "end"):
+        answer = answer.replace(f"<{part}>", getattr(who.plot, part))
+    return turn_of(rng, {"ask": asked["ask"], "answer": answer}, who.slots())
 
 
 def _sequel(rng: Random, who: Cast) -> tuple[Turn, Cast]:
     """Another story after this one: shorter, changed, or quite new."""
-    fresh = cast(rng)
+    new, asks = cast(rng), _WORDINGS["sequel"]
     kind = rng.random()
     if kind < 0.3:
-        ask = "{Another one|One more|Another story|Another|Again|More|Tell me another one|Tell me another story|Can I have another one|A new one|A different one|Next one|Another one please|Do you have another}{.|!|?|}"
-        return Turn(say(rng, ask), tell(rng, fresh), tell(rng, fresh, short=True)), fresh
-    if kind < 0.5:
-        ask = "{A shorter one|Shorter please|Make it shorter|Too long|Can you make it shorter|Tell it in short|The short version|Sum it up|A shorter one please|Summarise it}{.|?|}"
+        ask = say(rng, asks["another"])
+    elif kind < 0.5:
         text = tell(rng, who, short=True)
-        return Turn(say(rng, ask), text, text), who
-    if kind < 0.8:
-        wanted, new = _subject(rng, fresh)
-        subject = wanted.split(" ", 1)[1]
-        ask = f"{{Make it about|Now about|Now one about|Another one about|And one about|One about|What about|Now tell one about|How about|The same with|And now with|Can you make it about}} {subject}"
-        return Turn(
-            say(rng, ask) + rng.choice((".", "?", "")),
-            tell(rng, new),
-            tell(rng, new, short=True),
-        ), new
-    if kind < 0.9:
-        mood = rng.choice(("sad", "funny"))
-        new = replace(fresh, mood=mood)
-        ask = f"{{Now a {mood} one|A {mood} one|Make it {mood}|Can you make it {mood}|Tell me a {mood} one|Something {mood}}}{{.|?|}}"
-        return Turn(say(rng, ask), tell(rng, new), tell(rng, new, short=True)), new
-    new = replace(
-        fresh, kind=who.kind, name=who.name, adjective=who.adjective, pronouns=who.pronouns
-    )
-    ask = "{Another one about|One more about|Tell me more about|More about} {<name>|the <kind>|the same <kind>|him|her}{.|}"
-    return Turn(say(rng, ask, who.slots()), tell(rng, new), tell(rng, new, short=True)), new
+        return Turn(say(rng, asks["shorter"]), text, text), who
+    elif kind < 0.8:
+        wanted, new = _subject(rng, new)
+        ask = say(rng, asks["about"], {"subject": wanted.split(" ", 1)[1]})
+        ask += rng.choice((".", "?", ""))
+    elif kind < 0.9:
+        new = replace(new, mood=rng.choice(("sad", "funny")))
+        ask = say(rng, asks["mood"], {"mood": new.mood})
+    else:
+        same = {"kind": who.kind, "name": who.name, "adjective": who.adjective}
+        new = replace(new, pronouns=who.pronouns, **same)
+        ask = say(rng, asks["same"], who.slots())
+    return Turn(ask, tell(rng, new), tell(rng, new, short=True)), new
 
 
 def turns(rng: Random, memory: Memory) -> list[Turn]:
     """A story and, often, questions about it or further stories."""
     ask, who, short = _request(rng)
     if memory.name and rng.random() < 0.06:
-        ask = say(
-            rng,
-            "{Tell me a story about me|A story about me|Can you tell a story with me in it}.",
-        )
-        who, short = (
-            replace(
-                who, name=memory.name, kind=rng.choice(("child", "girl", "boy", "traveller"))
-            ),
-            False,
-        )
+        ask, short = say(rng, _WORDINGS["about_me"]), False
+        kind = rng.choice(("child", "girl", "boy", "traveller"))
+        who = replace(who, name=memory.name, kind=kind)
     told = [Turn(ask, tell(rng, who, short=short), tell(rng, who, short=True))]
     while rng.random() < 0.55 and len(told) < 5:
         if rng.random() < 0.62:

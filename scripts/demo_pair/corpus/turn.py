@@ -1,6 +1,10 @@
 """One question with its answer, and what a conversation remembers between them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from random import Random
+
+from .grammar import say
 
 
 @dataclass(frozen=True)
@@ -28,3 +32,10 @@ class Memory:
 
     name: str = ""
     likes: dict[str, str] = field(default_factory=dict)
+
+
+def turn_of(
+    rng: Random, wording: Mapping[str, str], slots: Mapping[str, str], short: str = ""
+) -> Turn:
+    """A question and its answer, each in one of its wordings."""
+    return Turn(say(rng, wording["ask"], slots), say(rng, wording["answer"], slots), short)
