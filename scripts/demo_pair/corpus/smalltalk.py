@@ -1,11 +1,11 @@
 """Greetings, names, feelings, jokes: the talk around everything else."""
-# ruff: noqa: E501 - a wording stays on its line
 
+from dataclasses import replace
 from random import Random
 
 from .grammar import expand, say
 from .texts import texts
-from .turn import Memory, Turn
+from .turn import Memory, Turn, turn_of
 from .words import ADJECTIVES, ANIMALS, THINGS, person_name
 
 _WORDINGS = texts("smalltalk")
@@ -69,15 +69,17 @@ def _likes(rng: Random, memory: Memory) -> Turn:
     known = memory.likes.get(kind)
     if known is None:
         memory.likes[kind] = known = rng.choice(_LIKES[kind])
-        ask = "{My favourite <kind> is <it>|My favorite <kind> is <it>|The <kind> I like best is <it>|<it> is my favourite <kind>}."
-        answer = "{<It> is a good choice.|That is a fine choice.|I like that too.|Good to know: <it>.|<It>, how nice!}"
+        wording = _WORDINGS["likes_told"]
     else:
-        ask = "{What is my favourite <kind>|What's my favorite <kind>|Do you remember my favourite <kind>|Which <kind> do I like best}?"
-        answer = (
-            "{Your favourite <kind> is <it>.|You said <it>.|It is <it>.|<It>, you told me.}"
-        )
+        wording = _WORDINGS["likes_asked"]
     slots = {"kind": kind, "it": known, "It": known[:1].upper() + known[1:]}
-    return Turn(say(rng, ask, slots), say(rng, answer, slots))
+    return turn_of(rng, wording, slots)
+
+
+def _recalled(rng: Random, memory: Memory) -> Turn:
+    """The visitor's name, asked for again."""
+    wording = {"ask": _RECALL[0], "answer": _RECALL[1]}
+    return turn_of(rng, wording, {"name": memory.name}, f"{memory.name}.")
 
 
 def turns(rng: Random, memory: Memory) -> list[Turn]:
@@ -88,46 +90,23 @@ def turns(rng: Random, memory: Memory) -> list[Turn]:
         told = [Turn(say(rng, _JOKE_ASK), joke, joke)]
         if rng.random() < 0.4:
             other = say(rng, rng.choice(_JOKES))
-            told.append(
-                Turn(
-                    say(
-                        rng,
-                        "{Another one|One more|Another|Another joke|Tell me another one|More|Again|Next}{.|!|}",
-                    ),
-                    other,
-                    other,
-                )
-            )
+            told.append(Turn(say(rng, _WORDINGS["more_jokes"]), other, other))
         return told
     if kind < 0.28:
         if not memory.name and rng.random() < 0.8:
             memory.name = person_name(rng)
             slots = {"name": memory.name}
-            greet = "{Nice to meet you, <name>!|Hello, <name>!|Hi, <name>!}"
-            return [
-                Turn(
-                    say(rng, _MEET[0], slots),
-                    say(rng, _MEET[1], slots),
-                    expand(rng, greet, slots),
-                )
-            ]
-        slots = {"name": memory.name}
+            met = turn_of(rng, {"ask": _MEET[0], "answer": _MEET[1]}, slots)
+            return [replace(met, short=expand(rng, _WORDINGS["greet"], slots))]
         if not memory.name:
             memory.name = person_name(rng)
-            told = {"name": memory.name}
-            return [
-                Turn(say(rng, _RECALL[0]), say(rng, _RECALL[2]), "I do not know."),
-                Turn(
-                    say(
-                        rng,
-                        "{<name>|It is <name>|It's <name>|I am <name>|My name is <name>|<name>, and yours}{.|}",
-                        told,
-                    ),
-                    say(rng, _MEET[1], told),
-                    f"Hello, {memory.name}.",
-                ),
-            ]
-        return [Turn(say(rng, _RECALL[0]), say(rng, _RECALL[1], slots), memory.name + ".")]
+            slots = {"name": memory.name}
+            asked = turn_of(
+                rng, {"ask": _RECALL[0], "answer": _RECALL[2]}, {}, "I do not know."
+            )
+            named = {"ask": _WORDINGS["named"], "answer": _MEET[1]}
+            return [asked, turn_of(rng, named, slots, f"Hello, {memory.name}.")]
+        return [_recalled(rng, memory)]
     if kind < 0.35:
         return [_likes(rng, memory)]
     if kind < 0.45:
@@ -146,9 +125,8 @@ def opening(rng: Random, memory: Memory) -> list[Turn]:
     if rng.random() < 0.3:
         memory.name = person_name(rng)
         slots = {"name": memory.name}
-        return [
-            Turn(say(rng, _MEET[0], slots), say(rng, _MEET[1], slots), f"Hello, {memory.name}!")
-        ]
+        met = {"ask": _MEET[0], "answer": _MEET[1]}
+        return [turn_of(rng, met, slots, f"Hello, {memory.name}!")]
     ask, answer, short = rng.choice(PAIRS[:4] + PAIRS[5:6])
     return [Turn(say(rng, ask), say(rng, answer), short)]
 
@@ -156,13 +134,7 @@ def opening(rng: Random, memory: Memory) -> list[Turn]:
 def closing(rng: Random, memory: Memory) -> list[Turn]:
     """A last question for the name, thanks, or a goodbye."""
     if memory.name and rng.random() < 0.5:
-        return [
-            Turn(
-                say(rng, _RECALL[0]),
-                say(rng, _RECALL[1], {"name": memory.name}),
-                f"{memory.name}.",
-            )
-        ]
+        return [_recalled(rng, memory)]
     ask, answer, short = rng.choice(
         [pair for pair in PAIRS if pair[2] in ("Goodbye!", "You are welcome.")]
     )

@@ -4,7 +4,7 @@ from random import Random
 
 from .grammar import say
 from .texts import texts
-from .turn import Memory, Turn
+from .turn import Memory, Turn, turn_of
 
 _WORDINGS = texts("tips")
 
@@ -28,18 +28,5 @@ def turns(rng: Random, memory: Memory) -> list[Turn]:
     )
     told = [Turn(say(rng, ask, {"x": name, "v": name}), start + listed, chosen[0])]
     if rng.random() < 0.2:
-        told.append(
-            Turn(
-                say(
-                    rng,
-                    "{One more|Another one|Another tip|More|And another|Anything else}{.|?|}",
-                ),
-                say(
-                    rng,
-                    "{<t>|One more: <t>|Here is another: <t>|And this: <t>}",
-                    {"t": chosen[3]},
-                ),
-                chosen[3],
-            )
-        )
+        told.append(turn_of(rng, _WORDINGS["more"], {"t": chosen[3]}, chosen[3]))
     return told

@@ -1,11 +1,12 @@
 """Little poems, haikus and riddles."""
 # ruff: noqa: E501 - a wording stays on its line
 
+from dataclasses import replace
 from random import Random
 
 from .grammar import article, expand, say
 from .texts import texts
-from .turn import Memory, Turn
+from .turn import Memory, Turn, turn_of
 from .words import ADJECTIVES, ANIMALS, THINGS
 
 _WORDINGS = texts("verses")
@@ -76,82 +77,32 @@ def _haiku(rng: Random) -> list[Turn]:
     told = [Turn(say(rng, ask), text, text)]
     if rng.random() < 0.25:
         text = haiku(rng, rng.choice(list(HAIKUS)))
-        told.append(
-            Turn(say(rng, "{Another one|One more|Another haiku|Again}{.|}"), text, text)
-        )
+        ask = say(rng, "{Another one|One more|Another haiku|Again}{.|}")
+        told.append(Turn(ask, text, text))
     return told
 
 
 def _riddle(rng: Random) -> list[Turn]:
     riddle, answer = rng.choice(RIDDLES)
     slots = {"r": riddle, "y": answer}
-    told = [
-        Turn(
-            say(rng, _RIDDLE_ASK),
-            say(rng, "{<r>|<r>|Here is one: <r>|Try this one: <r>}", slots),
-            riddle,
-        )
-    ]
+    said = "{<r>|<r>|Here is one: <r>|Try this one: <r>}"
+    told = [turn_of(rng, {"ask": _RIDDLE_ASK, "answer": said}, slots, riddle)]
     kind = rng.random()
     if kind < 0.4:
-        ask = "{I don't know|I do not know|Tell me|What is the answer|The answer|I give up|No idea|Tell me the answer|What is it|dunno|Solution|Give me the answer|I have no idea}{.|?|}"
-        told.append(
-            Turn(
-                say(rng, ask),
-                say(
-                    rng,
-                    "{It is <y>.|The answer is <y>.|<y>!|It is <y>. Do you want another one?}",
-                    slots,
-                ),
-                say(rng, "<y>.", slots),
-            )
-        )
+        given_up = turn_of(rng, _WORDINGS["given_up"], slots)
+        told.append(replace(given_up, short=say(rng, "<y>.", slots)))
     elif kind < 0.65:
         bare = answer.split(" ", 1)[-1]
-        ask = rng.choice(
-            (
-                answer,
-                f"is it {answer}?",
-                bare,
-                f"it is {answer}",
-                f"{answer}?",
-                f"I think it is {answer}",
-            )
-        )
-        told.append(
-            Turn(
-                ask,
-                say(
-                    rng,
-                    "{Yes, it is <y>!|That is right: <y>.|Correct! It is <y>.|Well done, it is <y>.} {|Another one?}",
-                    slots,
-                ),
-                "Yes!",
-            )
-        )
+        forms = ("<y>", "is it <y>?", bare, "it is <y>", "<y>?", "I think it is <y>")
+        guess = rng.choice(forms).replace("<y>", answer)
+        told.append(Turn(guess, say(rng, _WORDINGS["right"]["answer"], slots), "Yes!"))
     elif kind < 0.9:
         wrong = rng.choice(_GUESSES)
         if wrong != answer:
-            ask = rng.choice(
-                (
-                    wrong,
-                    f"is it {wrong}?",
-                    f"{wrong}?",
-                    f"I think it is {wrong}",
-                    f"maybe {wrong}",
-                )
-            )
-            told.append(
-                Turn(
-                    ask,
-                    say(
-                        rng,
-                        "{No, it is <y>.|Not quite: it is <y>.|A good guess, but it is <y>.|No. The answer is <y>.}",
-                        slots,
-                    ),
-                    say(rng, "No: <y>.", slots),
-                )
-            )
+            forms = ("<w>", "is it <w>?", "<w>?", "I think it is <w>", "maybe <w>")
+            guess = rng.choice(forms).replace("<w>", wrong)
+            reply = say(rng, _WORDINGS["wrong"]["answer"], slots)
+            told.append(Turn(guess, reply, say(rng, "No: <y>.", slots)))
     return told
 
 
