@@ -6,14 +6,15 @@ The loop sees token ids, models and numbers; never a string, a path or a clock o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from localspec.pictures.cells import has_cells
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Provenance, Step
-from localspec.speculative.model import Model
+from localspec.speculative.model import Decode, Decoding, Model, decoded
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     REPLAY_TOKENS,
@@ -133,6 +134,10 @@ class SpeculativeDecoder:
         The text must be started and have room: its length plus max_tokens within the
         target's context.
         """
+        return decoded(self.run(request))
+
+    def run(self, request: Request) -> Generator[Decode | Step, Any, None]:
+        """`steps`, which yields each decode, too, and is to be sent its rows."""
         remaining = request.max_tokens
         number = 0
         self._chain = request.chain
@@ -145,7 +150,7 @@ class SpeculativeDecoder:
             start = StepStart(number, request.max_tokens - remaining)
             sees = has_cells(self.tokens[self.target.num_cached :])
             try:
-                step = self._step(request, start, num_threads)
+                step = yield from self._step(request, start, num_threads)
             except BaseException:
                 # One token stays pending, so that steps can go on from here.
                 self._truncate_caches(len(self.tokens) - 1)
@@ -163,7 +168,7 @@ class SpeculativeDecoder:
             remaining -= len(step.tokens)
             number += 1
 
-    def _step(self, request: Request, start: StepStart, num_threads: int) -> Step:
+    def _step(self, request: Request, start: StepStart, num_threads: int) -> Decoding[Step]:
         started = self.clock()
         length, num_cached = len(self.tokens), self.target.num_cached
         # The pending token, emitted but not decoded; at first whatever the cache lacks of
@@ -173,14 +178,14 @@ class SpeculativeDecoder:
         room = self._room(request.max_tokens - start.num_emitted) if start.step > 0 else 0
 
         # 1. Propose.
-        decision, replay_s = self._choice(request, start, room)
-        proposal = self._proposal(decision, request, start)
+        decision, replay_s = yield from self._choice(request, start, room)
+        proposal = yield from self._proposal(decision, request, start)
         draft_tokens = proposal.draft_tokens
         proposed = self.clock()
 
         # 2. Score pending and draft tokens in one decode.
         batch = self._batch(missing, draft_tokens)
-        logits = self.target.decode(batch, len(batch) - len(missing) + 1)
+        logits = yield Decode(self.target, batch, len(batch) - len(missing) + 1)
         scored = self.clock()
 
         # 3. Verify.
@@ -257,7 +262,9 @@ class SpeculativeDecoder:
         most = min(num_remaining, target.max_outputs) - 1
         return min(most, target.max_rollback, MAX_DRAFT_TOKENS)
 
-    def _choice(self, request: Request, start: StepStart, room: int) -> tuple[Decision, float]:
+    def _choice(
+        self, request: Request, start: StepStart, room: int
+    ) -> Decoding[tuple[Decision, float]]:
         """Decide who proposes in this step; also the seconds of replays that led to it."""
         if start.step == 0:
             return Decision(None), 0.0
@@ -273,7 +280,7 @@ class SpeculativeDecoder:
             decision = self.draft_policy.choose(context)
             if isinstance(decision, Decision):
                 return decision, replay_s
-            replay_s += self._replay(decision, request)
+            replay_s += yield from self._replay(decision, request)
 
     def _context(
         self, kinds: Collection[ProposerKind] | None, room: int, num_remaining: int
@@ -286,25 +293,29 @@ class SpeculativeDecoder:
         )
         return PolicyContext(self.target.num_cached, room, num_remaining, states)
 
-    def _replay(self, replay: Replay, request: Request) -> float:
+    def _replay(self, replay: Replay, request: Request) -> Decoding[float]:
         """Let the proposer replay and the policy learn from it. Returns the seconds it took."""
         started = self.clock()
         proposer = self.proposers[replay.proposer]
         if replay.reads_from is not None:
             proposer.read_from(replay.reads_from)
-        replay_scores = proposer.replay(self.tokens, self._probs, request.chain)
+        replay_scores = yield from proposer.replaying(self.tokens, self._probs, request.chain)
         seconds = self.clock() - started
         self.draft_policy.replay(replay.proposer, replay_scores, seconds)
         return seconds
 
-    def _proposal(self, decision: Decision, request: Request, start: StepStart) -> Proposal:
+    def _proposal(
+        self, decision: Decision, request: Request, start: StepStart
+    ) -> Decoding[Proposal]:
         if decision.proposer is None or decision.extent is None:
             return Proposal([], [], [])
         proposer = self.proposers[decision.proposer]
         if decision.reads_from is not None:
             proposer.read_from(decision.reads_from)
         draw = request.rule.draw(start)
-        return proposer.propose(self.tokens, decision.extent, request.chain, draw)
+        return (
+            yield from proposer.proposing(self.tokens, decision.extent, request.chain, draw)
+        )
 
     def _truncate_caches(self, num_tokens: int) -> None:
         # The target comes first: what remains in its cache decides what a head can read.

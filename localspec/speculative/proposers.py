@@ -12,7 +12,7 @@ from localspec.pictures.cells import without_cells
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.distribution import CERTAIN, Distribution, Logits
-from localspec.speculative.model import Model
+from localspec.speculative.model import Decode, Decoding, Model, result_of
 from localspec.speculative.policy_api import (
     CERTAIN_CONFIDENCE,
     MAX_DRAFT_TOKENS,
@@ -45,19 +45,29 @@ class Proposal(NamedTuple):
         self, next_row: NextRow, extent: Extent, draw: Draw, is_end: Callable[[int], bool]
     ) -> Proposal:
         """Draw token after token, as far as that is worth; nothing follows an end token."""
-        drafted = self.draft_tokens
-        while (row := next_row(drafted)) is not None:
-            distribution, confidence = row
-            num_worth = extent.num_worth(len(drafted), confidence)
-            if num_worth <= 0:
-                break
-            drafted.append(draw(len(drafted), distribution))
-            self.distributions.append(distribution)
-            self.confidences.append(confidence)
-            # Stopping after a token is fine, since the token stays; dropping one is not.
-            if num_worth == 1 or is_end(drafted[-1]):
+        while (row := next_row(self.draft_tokens)) is not None:
+            if not self.add(*row, extent, draw, is_end):
                 break
         return self
+
+    def add(
+        self,
+        distribution: Distribution,
+        confidence: float,
+        extent: Extent,
+        draw: Draw,
+        is_end: Callable[[int], bool],
+    ) -> bool:
+        """Draw one more token if that is worth it; whether another may follow."""
+        drafted = self.draft_tokens
+        num_worth = extent.num_worth(len(drafted), confidence)
+        if num_worth <= 0:
+            return False
+        drafted.append(draw(len(drafted), distribution))
+        self.distributions.append(distribution)
+        self.confidences.append(confidence)
+        # Stopping after a token is fine, since the token stays; dropping one is not.
+        return num_worth > 1 and not is_end(drafted[-1])
 
 
 class Proposer:
@@ -85,6 +95,13 @@ class Proposer:
         """
         raise NotImplementedError
 
+    def proposing(
+        self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
+    ) -> Decoding[Proposal]:
+        """`propose`, which yields its decodes."""
+        yield from ()
+        return self.propose(tokens, extent, chain, draw)
+
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
     ) -> ReplayScores:
@@ -93,6 +110,13 @@ class Proposer:
         probs: the probabilities of the last tokens in the target's distributions.
         """
         return ReplayScores([], 0)
+
+    def replaying(
+        self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
+    ) -> Decoding[ReplayScores]:
+        """`replay`, which yields its decodes."""
+        yield from ()
+        return self.replay(tokens, probs, chain)
 
     def read_from(self, position: int) -> None:
         """Forget the text, and from now on read only what follows `position`."""
@@ -151,34 +175,43 @@ class DraftModel(Proposer):
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
+        return result_of(self.proposing(tokens, extent, chain, draw))
+
+    def proposing(
+        self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
+    ) -> Decoding[Proposal]:
         # First it decodes what it lacks, all at once: a whole prompt in its first step, later
         # the last token or two. Its own draft tokens are already in its cache.
         missing = self._missing(tokens)
-
-        def next_row(drafted: list[int]) -> tuple[Distribution, float]:
+        # It passes over pictures, which take it no time.
+        proposal = Proposal([], [], [], len(without_cells(missing)))
+        drafted, may_follow = proposal.draft_tokens, True
+        while may_follow:
             if len(drafted) == 1:
                 # From here on it decodes its own tokens, which may be refused.
                 self.model.checkpoint()
-            row = self._decoded(drafted[-1:] or missing, 1)[0]
+            row = (yield from self._shared_rows(drafted[-1:] or missing, 1))[0]
             distribution = chain.draft_distribution(row, tokens, drafted)
-            return distribution, confidence_in(row, distribution)
-
-        # It passes over pictures, which take it no time.
-        proposal = Proposal([], [], [], len(without_cells(missing)))
-        proposal.extend(next_row, extent, draw, self._is_end)
+            confidence = confidence_in(row, distribution)
+            may_follow = proposal.add(distribution, confidence, extent, draw, self._is_end)
         self._num_judged = len(tokens) + len(proposal.draft_tokens)
         return proposal
 
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
     ) -> ReplayScores:
+        return result_of(self.replaying(tokens, probs, chain))
+
+    def replaying(
+        self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
+    ) -> Decoding[ReplayScores]:
         # It has to read what it lacks, except the last token, before it can propose anyway. The
         # rows of that decode show what it would have proposed.
         missing = self._missing(tokens)[:-1]
         num_rows = min(self._num_unjudged(tokens), len(probs), self.model.max_outputs)
         if not missing:
             return ReplayScores([], 0)
-        rows = self._rows_together(missing, num_rows)
+        rows = yield from self._rows_together(missing, num_rows)
         self._num_judged = len(tokens)
         first = len(tokens) - num_rows
         before, after, probs = tokens[:first], tokens[first:], probs[len(probs) - num_rows :]
@@ -215,18 +248,22 @@ class DraftModel(Proposer):
         -inf where an id is another token to the target. A view, valid until the next. Its
         `state` must allow a proposal, and as many of the tokens must be new to it.
         """
-        return self._decoded(self._missing(tokens), num_rows)
+        return result_of(self._shared_rows(self._missing(tokens), num_rows))
 
     def _rows_together(
         self, missing: Sequence[int], num_rows: int
-    ) -> Iterable[tuple[int, Logits]]:
+    ) -> Decoding[Iterable[tuple[int, Logits]]]:
         """Decode tokens at once; rows after the last num_rows of them, each with its index."""
-        return enumerate(self._decoded(missing, num_rows))
+        return enumerate((yield from self._shared_rows(missing, num_rows)))
 
-    def _decoded(self, missing: Sequence[int], num_rows: int) -> Logits:
-        rows = self.model.decode(missing, num_rows)[:, : self._shared_size]
+    def _shared_rows(self, missing: Sequence[int], num_rows: int) -> Decoding[Logits]:
+        """The rows of a decode, with the shared vocabulary alone."""
+        rows = (yield from self._decoding(missing, num_rows))[:, : self._shared_size]
         rows[:, self._different] = -np.inf
         return rows
+
+    def _decoding(self, missing: Sequence[int], num_rows: int) -> Decoding[Logits]:
+        return (yield Decode(self.model, missing, num_rows))
 
     def read_from(self, position: int) -> None:
         self.model.truncate(0)

@@ -6,13 +6,13 @@ others. So its distributions are what its tokens are drawn from, and every rule 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from localspec.pictures.cells import without_cells
 from localspec.sampling.distribution import Logits
-from localspec.speculative.model import Model
+from localspec.speculative.model import Decode, Decoding, Model, result_of
 from localspec.speculative.own_text import OwnText
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.shared_vocabulary import SharedVocabulary
@@ -52,18 +52,22 @@ class TranslatedModel:
         return self.context_length + 1 - _SPARE_TOKENS - len(self.text.own)
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
+        return result_of(self.decoding(tokens, num_logits))
+
+    def decoding(self, tokens: Sequence[int], num_logits: int) -> Decoding[Logits]:
+        """`decode`, which yields the decodes of its own model."""
         # Counted on from here: tokens without bytes are not cached while nothing else is.
         begin = self.num_cached
         num_together = len(tokens) - max(num_logits - 1, 0)
-        self._decode(tokens[:num_together], begin, 0 if num_logits else None)
+        yield from self._decode(tokens[:num_together], begin, 0 if num_logits else None)
         for row, token in enumerate(tokens[num_together:], 1):
-            self._decode([token], begin + num_together + row - 1, row)
+            yield from self._decode([token], begin + num_together + row - 1, row)
         return self._rows[:num_logits]
 
     def rows_together(
         self, tokens: Sequence[int], num_rows: int
-    ) -> Iterator[tuple[int, Logits]]:
-        """Append tokens by one decode; yield the rows after the last num_rows of them.
+    ) -> Decoding[list[tuple[int, Logits]]]:
+        """Append tokens by one decode; the rows after the last num_rows of them.
 
         Each row comes with its index. Tokens behind which no token of the draft ends have none.
         """
@@ -76,13 +80,15 @@ class TranslatedModel:
         num_logits = max(lengths, default=0)
         missing = text.own[model.num_cached :]
         if not missing:
-            return
-        rows = model.decode(missing, num_logits)
-        for place, length in enumerate(lengths):
-            if length:
-                yield place, self._renamed(rows[num_logits - length], place)
+            return []
+        rows = yield Decode(model, missing, num_logits)
+        return [
+            (place, self._renamed(rows[num_logits - length], place))
+            for place, length in enumerate(lengths)
+            if length
+        ]
 
-    def _decode(self, tokens: Sequence[int], begin: int, row: int | None) -> None:
+    def _decode(self, tokens: Sequence[int], begin: int, row: int | None) -> Decoding[None]:
         """Append tokens, and write the row after the last of them to `_rows[row]`."""
         model, text = self.own_model, self.text
         self._append(tokens, begin)
@@ -93,7 +99,7 @@ class TranslatedModel:
             # The last token changed nothing: the row was there, and is asked for again.
             model.truncate(len(text.own) - 1)
         if missing := text.own[model.num_cached :]:
-            rows = model.decode(missing, 0 if row is None else 1)
+            rows = yield Decode(model, missing, 0 if row is None else 1)
             if row is not None:
                 self._renamed(rows[0], row)
 
@@ -149,8 +155,11 @@ class TranslatedDraft(DraftModel):
 
     def _rows_together(
         self, missing: Sequence[int], num_rows: int
-    ) -> Iterator[tuple[int, Logits]]:
+    ) -> Decoding[list[tuple[int, Logits]]]:
         return self.translated.rows_together(missing, num_rows)
+
+    def _decoding(self, missing: Sequence[int], num_rows: int) -> Decoding[Logits]:
+        return self.translated.decoding(missing, num_rows)
 
     def _room(self, tokens: Sequence[int]) -> int:
         return self.translated.room_after(tokens[self.begins_at :])
