@@ -321,3 +321,17 @@ def test_banning_everything_is_an_error():
     with pytest.raises(DecodeError, match="-inf") as caught:
         chain.distribution(np.zeros(8, dtype=np.float32), [])
     assert "banned" in caught.value.hint
+
+
+def test_rows_of_a_step_keep_their_masses_apart():
+    """Long rows without a cut write into arrays that only the next step uses again."""
+    rows = np.random.default_rng(3).normal(0, 3, (9, 6000)).astype(np.float32)
+    chain = SamplerChain(OFF, num_prompt_tokens=0)
+    for _step in range(2):
+        drafts = [chain.draft_distribution(row[:5000], ()) for row in rows[:4]]
+        targets = chain.distributions(rows[4:], (), [1, 2, 3, 4])
+        for row, found in zip(rows, [*drafts, *targets], strict=True):
+            alone = SamplerChain(OFF, num_prompt_tokens=0).distribution(
+                row[: len(found.ids)], ()
+            )
+            np.testing.assert_array_equal(found.masses, alone.masses)

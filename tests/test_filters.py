@@ -168,6 +168,25 @@ def test_no_row_defeats_the_thresholds(name, size):
         assert kept == 1 or mass[kept - 2] < top_p + 1e-6
 
 
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 3.0])
+@pytest.mark.parametrize("size", [5000, 152_064])
+def test_a_long_row_without_a_cut_has_the_softmax_in_single_precision(size, temperature):
+    """The masses move by 1e-6 of each, and so does what is drawn in two levels."""
+    generator = np.random.default_rng(size)
+    row = generator.normal(0, 3, size).astype(np.float32)
+    row[::7] = -np.inf
+    distribution = filtered_distribution(row, replace(OFF, temperature=temperature))
+    exact = np.exp((row.astype(np.float64) - row.max()) / temperature)
+    exact /= exact.sum()
+    np.testing.assert_allclose(distribution.probs, exact, rtol=1e-5, atol=1e-30)
+    assert np.abs(distribution.probs - exact).sum() / 2 < 1e-6
+    reached = exact.cumsum()
+    for uniform in [0.0, *generator.random(500), np.nextafter(1.0, 0.0)]:
+        token = distribution.draw(uniform)
+        assert exact[token] > 0
+        assert reached[token] - exact[token] - 1e-6 <= uniform <= reached[token] + 1e-6
+
+
 @pytest.mark.parametrize("temperature", [1e-30, 1e-300, 5e-324])
 def test_the_lowest_temperatures_leave_the_best(temperature):
     """Neighbouring floats and holes too; no quotient overflows on the way."""

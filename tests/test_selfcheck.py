@@ -161,17 +161,19 @@ def accepting_more(rule):
 
 def flatter_residual(target, draft, share=1.0):
     """A residual of which 1 % are any of its tokens."""
-    ids, probs = RIGHT_RESIDUAL(target, draft, share)
-    return type(target)(ids, 0.99 * probs + 0.01 / len(ids))
+    return flattened(RIGHT_RESIDUAL(target, draft, share))
 
 
 def says_another_row(self, next_row, extent, draw, is_end):
     """Hands on distributions of which 1 % are not those that it drew from."""
     RIGHT_EXTEND(self, next_row, extent, draw, is_end)
-    for index, (ids, probs) in enumerate(self.distributions):
-        other = 0.99 * probs + 0.01 / len(ids)
-        self.distributions[index] = type(self.distributions[index])(ids, other)
+    self.distributions[:] = map(flattened, self.distributions)
     return self
+
+
+def flattened(distribution):
+    evenly = distribution.total / len(distribution.ids)
+    return distribution._replace(masses=0.99 * distribution.masses + 0.01 * evenly)
 
 
 RIGHT_RESIDUAL, RIGHT_EXTEND = verify.residual, Proposal.extend

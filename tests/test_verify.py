@@ -148,10 +148,12 @@ def test_a_token_the_target_excludes_is_refused(rule):
     assert rule([target] * 2, [draft], [0], np.zeros(1), 0.0) == verify.Verdict(0, 1)
 
 
-def test_residual_of_equal_rows_is_the_target():
-    """No surplus is left to divide by; only rounding can ask for it."""
+@pytest.mark.parametrize("rule", [verify.token, verify.block])
+def test_a_refusal_between_equal_rows_draws_from_the_target(rule):
+    """Nothing is left to draw from; only rounding can ask for it."""
     row = survivors(np.array([0.2, 0.3, 0.5]))
-    np.testing.assert_allclose(verify.residual(row, row).probs, row.probs)
+    assert verify.residual(row, row).total == 0.0
+    assert rule([row, row], [row], [1], np.ones(1), 0.3) == verify.Verdict(0, row.draw(0.3))
 
 
 @pytest.mark.parametrize("is_beginning", [False, True])
@@ -174,6 +176,24 @@ def test_residual_matches_dense_rows(num_target, num_draft, is_beginning):
     surplus = np.maximum(rows[0] - rows[1], 0)
     np.testing.assert_allclose(dense, surplus / surplus.sum(), atol=1e-15)
     np.testing.assert_array_equal(target.probs, before)
+
+
+@pytest.mark.parametrize("num_draft", [3, 6000])
+def test_residual_of_a_long_row_in_single_precision(num_draft):
+    """Its masses and their sum are those of double precision, but for 1e-6."""
+    random = np.random.default_rng(num_draft)
+    logits = random.normal(0, 2, 6000).astype(np.float32)
+    masses = np.exp(logits)
+    target = Distribution(np.arange(6000), masses, float(masses.sum(dtype=np.float64)))
+    weights = random.dirichlet(np.ones(num_draft)).astype(np.float32)
+    draft = Distribution(np.arange(num_draft), 3 * weights, 3.0)
+    dense = 0.7 * target.probs
+    dense[:num_draft] -= draft.probs
+    dense = np.maximum(dense, 0)
+    left = verify.residual(target, draft, 0.7)
+    assert left.total == pytest.approx(dense.sum(), rel=1e-5)
+    np.testing.assert_allclose(left.masses, dense, atol=1e-7)
+    np.testing.assert_array_equal(target.masses, masses)
 
 
 @pytest.mark.parametrize(

@@ -184,4 +184,4 @@ def _timed_drafts(
 
 
 def _likeliest(_index: int, distribution: Distribution) -> int:
-    return int(distribution.ids[distribution.probs.argmax()])
+    return int(distribution.ids[distribution.masses.argmax()])

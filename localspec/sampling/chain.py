@@ -59,6 +59,8 @@ class SamplerChain:
         self._num_committed = num_prompt_tokens + num_said
         self._text = _GrowingText()
         self._row = np.empty(0, dtype=np.float32)
+        self._target_masses = _Buffers()
+        self._draft_masses = _Buffers()
 
     @property
     def constraint(self) -> Constraint | None:
@@ -83,13 +85,16 @@ class SamplerChain:
         """The distribution after `tokens` followed by `draft_tokens`.
 
         logits: (vocab,), not changed. tokens: prompt and answer so far, which only grow from
-        call to call; draft_tokens may be others each time. Raises DecodeError if the row holds
-        NaN or no finite maximum.
+        call to call; draft_tokens may be others each time. The distribution is good until the
+        next call of `distributions`. Raises DecodeError if the row holds NaN or no finite
+        maximum.
 
         For a draft, any distribution is correct. So a constraint is applied only at the end of
         the text, and only if it allows a token of the row.
         """
-        return self._distribution(logits, tokens, draft_tokens, must_fit=False)
+        return self._distribution(
+            logits, tokens, draft_tokens, self._draft_masses, must_fit=False
+        )
 
     def draft_distribution(
         self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int] = ()
@@ -113,13 +118,19 @@ class SamplerChain:
 
         `tokens` must end where the constraint was committed. Nothing is kept after a draft
         token that it forbids, so any distribution is correct there. They end in front of a row
-        that holds no numbers behind a draft token, which may be refused. Raises DecodeError if
-        the first row holds none, ConstraintError if it allows no token.
+        that holds no numbers behind a draft token, which may be refused. They are good until
+        the next call. Raises DecodeError if the first row holds none, ConstraintError if it
+        allows no token.
         """
         found: list[Distribution] = []
+        self._target_masses.num_used = self._draft_masses.num_used = 0
         for i, row in enumerate(rows):
             try:
-                found.append(self._distribution(row, tokens, draft_tokens[:i], must_fit=True))
+                found.append(
+                    self._distribution(
+                        row, tokens, draft_tokens[:i], self._target_masses, must_fit=True
+                    )
+                )
             except DecodeError:
                 if not found:
                     raise
@@ -131,6 +142,7 @@ class SamplerChain:
         logits: Logits,
         tokens: Sequence[int],
         draft_tokens: Sequence[int],
+        buffers: _Buffers,
         *,
         must_fit: bool,
     ) -> Distribution:
@@ -141,19 +153,19 @@ class SamplerChain:
             state = self._states.behind(draft_tokens)
         mask = None if state is None else state.mask()
         if mask is None:
-            return filtered_distribution(row, self.params)
+            return filtered_distribution(row, self.params, buffers.take)
         # Only allowed tokens go through the cuts: usually far fewer.
         ids = mask[: len(row)].nonzero()[0]
         left = row[ids]
         if len(left) > 0 and left.max() != -np.inf:
-            kept, probs = filtered_distribution(left, self.params)
-            return Distribution(ids[kept], probs)
+            kept = filtered_distribution(left, self.params, buffers.take)
+            return kept._replace(ids=ids[kept.ids])
         if must_fit:
             raise ConstraintError(
                 "no token is left: the constraint allows none, or only banned ones",
                 "Take back bans (logit_bias), or allow more.",
             )
-        return filtered_distribution(row, self.params)
+        return filtered_distribution(row, self.params, buffers.take)
 
     def _transformed(
         self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
@@ -181,6 +193,23 @@ class SamplerChain:
                 if self._penalises_repeats:
                     penalise_repeats(row, text, self.params, self._breakers)
         return row
+
+
+class _Buffers:
+    """Rows of masses that each step uses again: page faults of new ones cost more than sums."""
+
+    def __init__(self) -> None:
+        self._rows: list[Logits] = []
+        self.num_used = 0
+
+    def take(self, size: int) -> Logits:
+        """A row of this size that nothing else holds until `num_used` is set back."""
+        if self.num_used == len(self._rows):
+            self._rows.append(np.empty(size, dtype=np.float32))
+        elif len(self._rows[self.num_used]) < size:
+            self._rows[self.num_used] = np.empty(size, dtype=np.float32)
+        self.num_used += 1
+        return self._rows[self.num_used - 1][:size]
 
 
 class _GrowingText:

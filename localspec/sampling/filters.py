@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from localspec.errors import DecodeError
-from localspec.sampling.distribution import CERTAIN, Distribution, Logits, Probs, TokenIds
+from localspec.sampling.distribution import (
+    CERTAIN,
+    MANY,
+    Distribution,
+    Logits,
+    Probs,
+    TokenIds,
+    mass_of,
+)
 from localspec.sampling.params import SamplingParams
 
 # Above this size a cut by mass finds its threshold in a histogram before it sorts.
@@ -24,30 +33,46 @@ _DEEPEST_BUCKET = 32.0  # nats; what is further away has no mass to speak of
 # Of two float32 that differ, at this temperature only the larger one has mass, and no
 # quotient overflows.
 _LOWEST_TEMPERATURE = 1e-200
+_LOWEST_FLOAT32 = 1e-38
+_FEW = 128  # tokens that plain floats cut faster than arrays do
 
 
-def filtered_distribution(logits: Logits, params: SamplingParams) -> Distribution:
+def _new_row(size: int) -> Logits:
+    return np.empty(size, dtype=np.float32)
+
+
+def filtered_distribution(
+    logits: Logits, params: SamplingParams, row_of: Callable[[int], Logits] = _new_row
+) -> Distribution:
     """The distribution of the next token: `logits` (vocab,) after every cut and the
     temperature.
 
     Biases and penalties are not applied here: `SamplerChain.distribution` does it all. Where
     equal logits meet the edge of a cut the lowest ids survive. Returns no view of the row.
-    Raises DecodeError if it holds NaN or no finite maximum.
+    row_of(size): an array for the masses of a long row without a cut. Raises DecodeError if
+    the row holds NaN or no finite maximum.
     """
-    best = int(logits.argmax())  # the first NaN, if there is one
-    largest = logits[best]
+    if params.is_greedy and params.typical_p == 1.0:  # every other cut keeps the best token
+        best = int(logits.argmax())  # the first NaN, if there is one
+        _require_finite(logits[best])
+        return one_hot(best)
+    _require_finite(logits.max())
+    if params.top_n_sigma <= 0.0 and 0 < params.top_k <= _FEW and params.typical_p == 1.0:
+        return _of_few(logits, params)
+    ids, kept = _cut(logits, params)
+    if params.is_greedy:
+        return one_hot(int(ids[kept.argmax()]))
+    if len(kept) > MANY:
+        return _of_many(ids, kept, params.temperature, row_of(len(kept)))
+    return Distribution(ids, _softmax(kept, params.temperature))
+
+
+def _require_finite(largest: np.float32) -> None:
     if not math.isfinite(largest):
         raise DecodeError(
             f"the largest logit of a row is {largest}",
             "Every token is banned, or the file is damaged: compare its sha256.",
         )
-    # Every other cut keeps the best token.
-    if params.is_greedy and params.typical_p == 1.0:
-        return one_hot(best)
-    ids, kept = _cut(logits, params)
-    if params.is_greedy:
-        return one_hot(int(ids[kept.argmax()]))
-    return Distribution(ids, _softmax(kept, params.temperature))
 
 
 def one_hot(token: int) -> Distribution:
@@ -96,6 +121,47 @@ def _softmax(logits: Logits, temperature: float) -> Probs:
     return scaled
 
 
+def _of_many(ids: TokenIds, logits: Logits, temperature: float, masses: Logits) -> Distribution:
+    """The softmax of a long row in float32: what it moves is 1e-7 of the mass."""
+    with np.errstate(over="ignore"):  # to -inf, whose mass is 0
+        np.subtract(logits, logits.max(), out=masses)
+        if temperature != 1.0:
+            masses *= np.float32(1.0 / max(temperature, _LOWEST_FLOAT32))
+    np.exp(masses, out=masses)
+    return Distribution(ids, masses, mass_of(masses))
+
+
+def _of_few(logits: Logits, params: SamplingParams) -> Distribution:
+    """The distribution where top-k leaves few tokens: plain floats are faster than arrays."""
+    ids = _at_least(logits, params.top_k)
+    if ids is None or len(ids) > 8 * params.top_k:  # many ties, or a short row
+        ids = (
+            _all_ids(len(logits))
+            if params.top_k >= len(logits)
+            else top_k(logits, params.top_k)
+        )
+    found, tokens = logits[ids].tolist(), ids.tolist()
+    order = sorted(range(len(found)), key=found.__getitem__, reverse=True)  # ties stay in order
+    del order[params.top_k :]
+    best = found[order[0]]
+    masses = [math.exp(found[index] - best) for index in order]
+    needed = params.top_p * math.fsum(masses) if params.top_p < 1.0 else math.inf
+    temperature = max(params.temperature, _LOWEST_TEMPERATURE)
+    kept: list[tuple[int, float]] = []
+    reached = 0.0
+    for index, mass in zip(order, masses, strict=True):
+        if mass < params.min_p or reached >= needed or found[index] == -math.inf:
+            break
+        reached += mass
+        kept.append((tokens[index], math.exp((found[index] - best) / temperature)))
+    kept.sort()
+    return Distribution(
+        np.array([token for token, _ in kept]),
+        np.array([mass for _, mass in kept]),
+        math.fsum(mass for _, mass in kept),
+    )
+
+
 def top_n_sigma(logits: Logits, n: float) -> TokenIds:
     """Indices of the logits within n standard deviations of the largest (arXiv 2411.07641).
 
@@ -108,7 +174,18 @@ def top_n_sigma(logits: Logits, n: float) -> TokenIds:
 
 
 def top_k(logits: Logits, k: int) -> TokenIds:
-    """Indices of the k largest logits, ascending; of equal ones the first. k < len(logits).
+    """Indices of the k largest logits, ascending; of equal ones the first. k < len(logits)."""
+    candidates = _at_least(logits, k)
+    if candidates is not None:
+        logits = logits[candidates]
+    kth = np.partition(logits, len(logits) - k)[len(logits) - k]
+    above = (logits > kth).nonzero()[0]
+    ties = (logits == kth).nonzero()[0][: k - len(above)]
+    return _at(candidates, np.sort(np.concatenate([above, ties])))
+
+
+def _at_least(logits: Logits, k: int) -> TokenIds | None:
+    """Ascending indices of the k largest logits and a few more; None: of all.
 
     The row is dealt into columns, and their maxima into columns of columns. The k best maxima
     of these belong to k different tokens, so at least k logits reach the k-th of them, and
@@ -117,23 +194,19 @@ def top_k(logits: Logits, k: int) -> TokenIds:
     """
     columns = max(64 * k, 1024)
     rows = len(logits) // columns
-    candidates = None  # everything
-    if rows > 1:
-        table = logits[: rows * columns].reshape(rows, columns)
-        maxima = table.max(axis=0)
-        highest = maxima.reshape(8, -1).max(axis=0)
-        floor = np.partition(highest, len(highest) - k)[len(highest) - k]
-        # `nonzero()[0]` where few tokens are left: `flatnonzero` takes twice as long there.
-        tall = (maxima >= floor).nonzero()[0]
-        if len(tall) <= 4 * k:  # more are ties, or neighbours: no saving
-            row, column = (table.take(tall, axis=1) >= floor).nonzero()
-            rest = (logits[rows * columns :] >= floor).nonzero()[0] + rows * columns
-            candidates = np.concatenate([row * columns + tall[column], rest])
-            logits = logits[candidates]
-    kth = np.partition(logits, len(logits) - k)[len(logits) - k]
-    above = (logits > kth).nonzero()[0]
-    ties = (logits == kth).nonzero()[0][: k - len(above)]
-    return _at(candidates, np.sort(np.concatenate([above, ties])))
+    if rows <= 1:
+        return None
+    table = logits[: rows * columns].reshape(rows, columns)
+    maxima = table.max(axis=0)
+    highest = maxima.reshape(8, -1).max(axis=0)
+    floor = np.partition(highest, len(highest) - k)[len(highest) - k]
+    # `nonzero()[0]` where few tokens are left: `flatnonzero` takes twice as long there.
+    tall = (maxima >= floor).nonzero()[0]
+    if len(tall) > 4 * k:  # ties, or neighbours: no saving
+        return None
+    row, column = (table.take(tall, axis=1) >= floor).nonzero()
+    rest = (logits[rows * columns :] >= floor).nonzero()[0] + rows * columns
+    return np.concatenate([row * columns + tall[column], rest])
 
 
 def typical(logits: Logits, typical_p: float) -> TokenIds:

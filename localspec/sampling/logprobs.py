@@ -104,10 +104,9 @@ def _logprobs(logits: Logits, ids: TokenIds) -> Probs:
 
 def top_of_distribution(distribution: Distribution, num_tokens: int) -> list[tuple[int, float]]:
     """Best tokens of the distribution that a token is drawn from; as `top_of_row`."""
-    possible = distribution.probs > 0.0
-    return _best_first(
-        distribution.ids[possible], np.log(distribution.probs[possible]), num_tokens
-    )
+    probs = distribution.probs
+    possible = probs > 0.0
+    return _best_first(distribution.ids[possible], np.log(probs[possible]), num_tokens)
 
 
 def _best_first(ids: TokenIds, logprobs: Probs, num_tokens: int) -> list[tuple[int, float]]:

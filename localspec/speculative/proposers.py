@@ -298,7 +298,7 @@ def confidence_in(row: Logits, distribution: Distribution) -> float:
     For a one-hot distribution, which says nothing, it compares the best two logits instead.
     """
     if len(distribution.ids) > 1:
-        return float(distribution.probs.max())
+        return distribution.largest_prob
     best = int(distribution.ids[0])
     highest = row[best]
     row[best] = -np.inf

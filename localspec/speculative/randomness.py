@@ -77,19 +77,19 @@ class Randomness:
         shortest wins. That draws from the distribution, and it is Gumbel-max with
         noise = -log(exponential): argmax(log p + noise), written with one logarithm.
         """
-        ids, probs = distribution
+        ids, masses = distribution.ids, distribution.masses
         if len(ids) == 1:
             return int(ids[0])
         uniforms = self.noise(index, ids)
         if len(ids) > _FEW:
             # -log(1 - u) >= u: a token that does not beat the favourite by u alone cannot win.
-            favourite = int(np.argmax(probs))
-            limit = -np.log1p(-uniforms[favourite]) / probs[favourite]
-            able = np.flatnonzero(uniforms <= limit * probs)
-            ids, probs, uniforms = ids[able], probs[able], uniforms[able]
+            favourite = int(np.argmax(masses))
+            limit = -np.log1p(-uniforms[favourite]) / masses[favourite]
+            able = np.flatnonzero(uniforms <= limit * masses)
+            ids, masses, uniforms = ids[able], masses[able], uniforms[able]
         with np.errstate(divide="ignore", over="ignore"):
-            # A probability that underflowed, also to nearly 0, takes forever.
-            times = -np.log1p(-uniforms) / probs
+            # A mass that underflowed, also to nearly 0, takes forever.
+            times = -np.log1p(-uniforms) / masses
         return int(ids[int(np.argmin(times))])
 
     def noise(self, index: int, ids: TokenIds) -> Probs:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localspec.sampling.distribution import Distribution, Probs
+from localspec.sampling.distribution import Distribution, Probs, mass_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,8 @@ def token(
         target, draft = targets[index], drafts[index]
         # Multiplied out, so that a draft probability of 0 cannot divide: it is never drawn.
         if accept_uniforms[index] * draft.prob(drawn) >= target.prob(drawn):
-            return Verdict(index, residual(target, draft).draw(residual_uniform))
+            left = residual(target, draft)
+            return Verdict(index, _replacement(target, left, residual_uniform))
     return Verdict(len(draft_tokens), targets[-1].draw(residual_uniform))
 
 
@@ -108,42 +109,44 @@ def block(
         return Verdict(num_drafted, targets[-1].draw(residual_uniform))
     for kept in range(num_drafted - 1, 0, -1):
         share = shares[kept]
-        mass = surplus(targets[kept], drafts[kept], share).sum()
+        left = residual(targets[kept], drafts[kept], share)
         # Written without the division, where 0 / 0 stands for 1.
-        if share == 1.0 or accept_uniforms[kept - 1] * (mass + 1.0 - share) < mass:
+        if share == 1.0 or accept_uniforms[kept - 1] * (left.total + 1.0 - share) < left.total:
             break
     else:
         kept = 0
-    distribution = residual(targets[kept], drafts[kept], shares[kept])
-    return Verdict(kept, distribution.draw(residual_uniform))
+        left = residual(targets[0], drafts[0])
+    return Verdict(kept, _replacement(targets[kept], left, residual_uniform))
 
 
 def residual(target: Distribution, draft: Distribution, share: float = 1.0) -> Distribution:
-    """Distribution of the token after a kept prefix: (share * target - draft)+, renormalised.
+    """(share * target - draft)+ of the target's survivors: what the token after a kept prefix
+    is drawn from.
 
-    Returns new arrays; the arguments are left untouched.
+    Its total is the sum of these differences of probabilities. Returns new masses; the
+    arguments are left untouched.
     """
-    weights = surplus(target, draft, share)
-    mass = weights.sum()
-    # Equal rows leave no surplus; only rounding can bring us here after a refusal.
-    return Distribution(target.ids, weights / mass) if mass > 0.0 else target
-
-
-def surplus(target: Distribution, draft: Distribution, share: float) -> Probs:
-    """(share * target - draft)+ of the target's survivors: (m,), a new array."""
-    weights = target.probs * share
+    # In the draft's units, so that its masses need no copy.
+    masses = target.masses * (share * draft.total / target.total)
     if target.has_first_ids:  # nothing was cut: the ids are the indices
-        num_known = int(draft.ids.searchsorted(len(weights)))
+        num_known = int(draft.ids.searchsorted(len(masses)))
         indices = slice(num_known) if draft.has_first_ids else draft.ids[:num_known]
-        weights[indices] -= draft.probs[:num_known]
+        masses[indices] -= draft.masses[:num_known]
     elif len(target.ids) >= len(draft.ids):
         indices = np.searchsorted(target.ids, draft.ids)
         indices[indices == len(target.ids)] = 0  # no such index; the comparison drops it
         shared = target.ids[indices] == draft.ids
-        weights[indices[shared]] -= draft.probs[shared]
+        masses[indices[shared]] -= draft.masses[shared]
     else:
         indices = np.searchsorted(draft.ids, target.ids)
         indices[indices == len(draft.ids)] = 0
         shared = draft.ids[indices] == target.ids
-        weights[shared] -= draft.probs[indices[shared]]
-    return np.maximum(weights, 0.0, out=weights)
+        masses[shared] -= draft.masses[indices[shared]]
+    np.maximum(masses, 0.0, out=masses)
+    masses /= draft.total
+    return Distribution(target.ids, masses, mass_of(masses))
+
+
+def _replacement(target: Distribution, left: Distribution, uniform: float) -> int:
+    # Equal rows leave nothing; only rounding can bring us here after a refusal.
+    return (left if left.total > 0.0 else target).draw(uniform)
