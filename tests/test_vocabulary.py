@@ -163,8 +163,3 @@ def test_control_tokens_are_known_by_id_and_by_text(spm):
     assert spm.control_texts() == ["<unk>", "<s>", "</s>"]
     assert not spm.is_control(-1)
     assert not spm.is_control(spm.size)
-
-
-def test_the_longest_text_of_so_many_tokens(spm):
-    """As many bytes as its longest entry has, each."""
-    assert spm.max_text_bytes(3) == 3 * len("<0x00>")

@@ -204,7 +204,7 @@ class Served:
         self.end(0)  # of one that was left, perhaps
         self._shared.forget(gone_owners)
         if self._shared.servers:
-            from localspec.llama.library import touch_servers  # loads libllama
+            from localspec.llama.rpc_backend import touch_servers  # loads libllama
 
             touch_servers(self._shared.servers)  # one may have gone since it was used last
         owned = None if owner is None else self._shared.owner(owner)

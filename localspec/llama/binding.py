@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import importlib.util
 import os
@@ -27,31 +28,6 @@ HINT = (
     "Install the libllama that localspec was tested with: python -m pip install "
     "--no-cache-dir -r requirements.txt in its checkout (docs/install.md)."
 )
-# The functions of libllama and libmtmd that this package calls.
-NEEDED = """
-llama_context_default_params llama_decode llama_detokenize llama_encode llama_free
-llama_get_embeddings llama_get_embeddings_ith llama_get_embeddings_seq llama_get_logits
-llama_get_logits_ith llama_get_memory llama_get_model llama_init_from_model llama_log_set
-llama_max_devices llama_memory_clear llama_memory_seq_pos_max llama_memory_seq_pos_min
-llama_memory_seq_rm llama_model_chat_template llama_model_default_params llama_model_free
-llama_model_get_vocab llama_model_has_encoder llama_model_is_diffusion llama_model_is_hybrid
-llama_model_is_recurrent llama_model_load_from_file llama_model_n_cls_out
-llama_model_n_ctx_train llama_model_n_embd llama_model_n_embd_inp llama_model_n_embd_out
-llama_model_n_layer llama_model_n_swa llama_model_size llama_n_batch llama_n_ctx_seq
-llama_n_rs_seq llama_n_seq_max llama_n_threads llama_n_threads_batch llama_n_ubatch
-llama_pooling_type llama_print_system_info llama_set_abort_callback llama_set_causal_attn
-llama_set_embeddings llama_set_n_threads llama_state_seq_get_data llama_state_seq_get_data_ext
-llama_state_seq_get_size llama_state_seq_get_size_ext llama_state_seq_set_data
-llama_state_seq_set_data_ext llama_supports_rpc llama_token_to_piece llama_tokenize
-llama_vocab_bos llama_vocab_eos llama_vocab_get_add_bos llama_vocab_get_attr
-llama_vocab_get_text llama_vocab_is_eog llama_vocab_n_tokens llama_vocab_sep llama_vocab_type
-mtmd_bitmap_free mtmd_bitmap_init mtmd_context_params_default mtmd_decode_use_non_causal
-mtmd_encode_chunk mtmd_free mtmd_get_output_embd mtmd_helper_log_set
-mtmd_image_tokens_get_decoder_pos mtmd_init_from_file mtmd_input_chunk_get_n_pos
-mtmd_input_chunk_get_n_tokens mtmd_input_chunk_get_tokens_image mtmd_input_chunk_get_tokens_text
-mtmd_input_chunk_get_type mtmd_input_chunks_free mtmd_input_chunks_get mtmd_input_chunks_init
-mtmd_input_chunks_size mtmd_support_vision mtmd_tokenize
-"""
 # Each structure of parameters: the function that fills it, and a field that is then true.
 _FILLED_BY = {
     "llama_model_params": ("llama_model_default_params", "use_extra_bufts"),
@@ -102,13 +78,17 @@ def _file(name: str, folder: Path) -> Path | None:
 def given_library() -> Iterator[Library]:
     """Where llama_cpp is imported in the block, it loads the library that is found.
 
-    An application may have imported it before, with the library in use then. Raises EngineError
-    if there is no library, or it cannot be loaded.
+    An application may have imported it before: then the library is the one that it uses. Raises
+    EngineError if there is no library, or it cannot be loaded.
     """
     library = find_library()
     try:
         if "llama_cpp" not in sys.modules:
             _prepare(library)
+        else:
+            folder = Path(sys.modules["llama_cpp"].llama_cpp._lib._name).absolute().parent
+            if not folder.samefile(library.folder):
+                library = Library(folder=folder, origin=str(folder))
         yield library
     except (AttributeError, ImportError, OSError, RuntimeError) as error:
         sys.modules.pop("llama_cpp._ctypes_extensions", None)
@@ -144,7 +124,9 @@ def _prepare(library: Library) -> None:
         function = declare(loaded)
 
         def declare_one(name: str, *types: Any, enabled: bool = True) -> Any:
-            return function(name, *types, enabled=enabled and hasattr(loaded, name))
+            if hasattr(loaded, name):
+                return function(name, *types, enabled=enabled)
+            return lambda _declared: functools.partial(_missing, library, name)
 
         return declare_one
 
@@ -152,16 +134,17 @@ def _prepare(library: Library) -> None:
     extensions.ctypes_function_for_shared_library = declare_present
 
 
+def _missing(library: Library, name: str, *_arguments: object) -> None:
+    """Raise EngineError in place of a function that the library lacks."""
+    raise EngineError(f"the libllama of {library.origin} has no {name}", HINT)
+
+
 def fit(module: Any, library: Library) -> None:
     """Give the structures of a module of llama_cpp the fields that they have in the library.
 
-    Raises EngineError for a library that lacks a function that is needed, or whose structures
-    are unknown. Nothing but the functions that fill the structures is called.
+    Raises EngineError for a library whose structures are unknown. Nothing but the functions
+    that fill the structures is called.
     """
-    declared = {name: vars(module)[name] for name in NEEDED.split() if name in vars(module)}
-    if lacking := [name for name in declared if not isinstance(declared[name], _FUNCTION)]:
-        names = ", ".join(lacking[:3]) + (" …" if lacking[3:] else "")
-        raise EngineError(f"the libllama of {library.origin} has no {names}", HINT)
     for name, (fill, flag) in _FILLED_BY.items():
         if not hasattr(module, name):
             continue
@@ -188,6 +171,8 @@ def _filled(fill: Any) -> tuple[bytes, int | None]:
     On x86-64 C writes a large result to where a hidden first argument points. On ARM that is in
     a register which ctypes does not show.
     """
+    if not isinstance(fill, _FUNCTION):
+        fill()  # raises that it is missing
     address = ctypes.cast(fill, ctypes.c_void_p).value
     assert address is not None
     room = ctypes.create_string_buffer(_UNWRITTEN * _ROOM, _ROOM)

@@ -109,10 +109,6 @@ class Handle:
         """Free everything, or return it to its owner. Idempotent."""
         self._finalizer()
 
-    def let_go(self) -> None:
-        """Forget the pointers, which are no longer valid."""
-        self.context = self.memory = self.model = self.owner = self.model_of = None
-
 
 def _finish(
     handle: weakref.ref[Handle],
@@ -125,7 +121,7 @@ def _finish(
     alive = handle()
     with in_use:
         if alive is not None:  # closed, or the interpreter ends
-            alive.let_go()
+            alive.context = alive.memory = alive.model = alive.owner = alive.model_of = None
         give_back()
 
 

@@ -28,7 +28,7 @@ from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import BYTE_POINTER
 from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle
-from localspec.llama.hidden_rows import HiddenRows, Rows
+from localspec.llama.hidden_rows import HiddenRows, Rows, TargetRows
 from localspec.llama.joint import LaneTime
 from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
@@ -70,7 +70,7 @@ class LlamaHead(LlamaContext):
         super().__init__(handle)
         self._title = f"the head of {self.name}"
         self._nextn = require_nextn_functions(reads_layers=bool(facts.layers_read))
-        self._target_rows = target.keep_rows(facts.layers_read)
+        self._target_rows = target.keep_rows(TargetRows(target.handle, facts.layers_read))
         self._setting = options.summary
         self._num_layers = num_layers = facts.num_chained
         self._is_cropped = facts.is_cropped

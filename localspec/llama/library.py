@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from localspec.errors import LocalspecError, OptionError, RpcError
+from localspec.errors import OptionError
 from localspec.fork_guard import OwnProcess
-from localspec.llama import loaded, native, rpc_backend
+from localspec.llama import loaded, native
 from localspec.llama.devices import Device, list_devices
 from localspec.llama.loaded import Llama as Llama
 from localspec.llama.loaded import llama_cpp as llama_cpp
 from localspec.llama.quirks import amx
-from localspec.llama.rpc_servers import RpcServer, ask_servers
 
 complaints = native.capture_logs(llama_cpp)
 native.load_backends(llama_cpp, loaded.library)
@@ -26,37 +25,6 @@ own_process = OwnProcess()  # libllama's threads and devices belong to it from n
 def devices() -> tuple[Device, ...]:
     """The devices that this build of libllama can compute on."""
     return list_devices(llama_cpp)
-
-
-def rpc_servers(addresses: Sequence[str]) -> list[RpcServer]:
-    """Ask the RPC servers at checked addresses, and check that each can be used.
-
-    Raises RpcError for the first that cannot, OptionError if this build has no RPC backend.
-    """
-    if addresses:
-        rpc_backend.require_backend(llama_cpp)
-    found = []
-    for server in ask_servers(addresses):
-        if isinstance(server, RpcError):
-            raise server
-        rpc_backend.require_protocol(llama_cpp, server)
-        found.append(server)
-    return found
-
-
-def rpc_fault(server: RpcServer) -> LocalspecError | None:
-    """Why this libllama cannot use the server; None if it can."""
-    try:
-        rpc_backend.require_backend(llama_cpp)
-        rpc_backend.require_protocol(llama_cpp, server)
-    except LocalspecError as error:
-        return error
-    return None
-
-
-def touch_servers(addresses: Sequence[str]) -> None:
-    """End the process if a server of a model has gone; otherwise wait until it is idle."""
-    rpc_backend.touch(llama_cpp, addresses)
 
 
 def report_aborts(tell: Callable[[str], None]) -> None:

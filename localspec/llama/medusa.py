@@ -17,7 +17,7 @@ from localspec.gguf_file.content import FileStates
 from localspec.gguf_file.head import OWN_TOKENS, medusa_names
 from localspec.gguf_file.header import Header, Tensor
 from localspec.gguf_file.tensor_types import BF16, F16, F32, INT64
-from localspec.llama.hidden_rows import HiddenRows, products
+from localspec.llama.hidden_rows import HiddenRows, OutputRows, products
 from localspec.llama.joint import Computing, LaneTime
 from localspec.llama.model import LlamaModel
 from localspec.sampling.distribution import Logits
@@ -44,7 +44,7 @@ class MedusaHeads:
         self.context_length = target.context_length
         self._heads, self._tokens = _weights(header)
         self.max_draft_tokens = len(self._heads)
-        self._rows: HiddenRows = target.keep_output_rows()
+        self._rows: HiddenRows = target.keep_rows(OutputRows(target.handle))
         self._row = np.empty((1, self._rows.width), dtype=np.float32)
         self._logits: Logits = np.empty(target.vocab_size, dtype=np.float32)
         self.num_threads = 1  # every model has a number

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from localspec.errors import ContextError, DecodeError, EngineError, Interrupted
+from localspec.errors import ContextError, DecodeError, EngineError, Interrupted, ModelFileError
 from localspec.exactness import Exactness
-from localspec.llama import params as llama_params
 from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import Cache
 from localspec.llama.cache_state import CacheState
@@ -61,7 +60,11 @@ class LlamaModel(LlamaContext):
         self.on_batch: Callable[[int], None] | None = None
         context, model = handle.context, handle.model
         self._setting = f"{self.num_threads} threads · {setting}"
-        llama_params.check_pools_nothing(context, self.name)
+        no_pooling = llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED, llama_cpp.LLAMA_POOLING_TYPE_NONE
+        if llama_cpp.llama_pooling_type(context) not in no_pooling:
+            raise ModelFileError(
+                f"{self.name} is an embedding model", "Choose a text generation model."
+            )
         vocab = llama_cpp.llama_model_get_vocab(model)
         self.vocabulary = LlamaVocabulary(vocab, handle.require_open, handle.in_use)
         template: bytes | None = llama_cpp.llama_model_chat_template(model, None)
@@ -372,34 +375,24 @@ class LlamaModel(LlamaContext):
         if self._rows is not None:
             self._rows.truncate(self.num_cached)
 
-    def keep_rows(self, layers: tuple[int, ...]) -> HiddenRows:
+    def keep_rows(self, rows: TargetRows | OutputRows) -> HiddenRows:
         """Keep the hidden rows of the latest tokens from now on, for a head that reads them.
 
-        layers: those of `TargetRows`. Raises EngineError for an adopted `Llama`, whose
-        settings stay as they are.
+        Raises EngineError for an adopted `Llama`, whose settings stay as they are.
         """
-        self._require_own_settings()
-        self._rows = TargetRows(self.handle, layers)
-        return self._rows
+        if self.handle.owner is not None:
+            raise EngineError(
+                f"the Llama object of {self.name} keeps no rows for a head",
+                "Name the model's file instead.",
+            )
+        self._rows = rows
+        return rows
 
     @property
     def kept_rows(self) -> HiddenRows:
         """The hidden rows kept for the head."""
         assert self._rows is not None
         return self._rows
-
-    def keep_output_rows(self) -> HiddenRows:
-        """Keep the inputs of the output layer, in the same way and with the same errors."""
-        self._require_own_settings()
-        self._rows = OutputRows(self.handle)
-        return self._rows
-
-    def _require_own_settings(self) -> None:
-        if self.handle.owner is not None:
-            raise EngineError(
-                f"the Llama object of {self.name} keeps no rows for a head",
-                "Name the model's file instead.",
-            )
 
     def checkpoint(self) -> None:
         if self._cache.is_recurrent:

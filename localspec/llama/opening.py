@@ -93,7 +93,11 @@ def load_context(
     """
     model = load_weights(path, options, watch)
     try:
-        llama_params.check_generates(model, path)
+        lib = llama_cpp
+        if lib.llama_model_has_encoder(model) or lib.llama_model_is_diffusion(model):
+            raise ModelFileError(
+                f"{path} is not a causal language model", "Choose a decoder-only text model."
+            )
         trained = llama_cpp.llama_model_n_ctx_train(model)
         length = context_to_open(options.context_length, trained, path.name)
         params = llama_params.context_params(options, length)

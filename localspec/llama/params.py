@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
-from localspec.errors import ModelFileError, OptionError
+from localspec.errors import OptionError
 from localspec.gguf_file.tensor_types import type_number
 from localspec.llama.devices import cpu_buffer_type, device_pointers, list_devices
 from localspec.llama.library import llama_cpp
@@ -26,7 +25,7 @@ def model_params(options: LlamaOptions) -> Any:
     if options.num_gpu_layers is not None:
         params.n_gpu_layers = options.num_gpu_layers
     if options.rpc:
-        devices = [*remote_pointers(llama_cpp, options.rpc), *_gpus_here(), None]
+        devices = [*remote_pointers(options.rpc), *_gpus_here(), None]
         _point_to(params, "devices", (ctypes.c_void_p * len(devices))(*devices))
     elif options.num_gpu_layers == 0:
         # Otherwise libllama takes GPU memory all the same, to compute prompts there, and does
@@ -108,18 +107,3 @@ def context_params(options: LlamaOptions, context_length: int) -> Any:
         if name is not None:
             setattr(params, field, type_number(name))
     return params
-
-
-def check_generates(model: int, path: Path) -> None:
-    """Raise ModelFileError for a model that is not a causal language model."""
-    if llama_cpp.llama_model_has_encoder(model) or llama_cpp.llama_model_is_diffusion(model):
-        raise ModelFileError(
-            f"{path} is not a causal language model", "Choose a decoder-only text model."
-        )
-
-
-def check_pools_nothing(context: Any, name: str) -> None:
-    """Raise ModelFileError for a context that pools a text into one vector."""
-    no_pooling = (llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED, llama_cpp.LLAMA_POOLING_TYPE_NONE)
-    if llama_cpp.llama_pooling_type(context) not in no_pooling:
-        raise ModelFileError(f"{name} is an embedding model", "Choose a text generation model.")

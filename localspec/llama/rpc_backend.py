@@ -1,7 +1,6 @@
 """libllama's RPC backend: whether this build has it, its version, and its devices.
 
-Any failure in it ends the process, so `rpc_servers` asks the servers first. Each function takes
-the llama_cpp module: `llama/loaded.py` is the one place that imports it.
+Any failure in it ends the process, so `rpc_servers` asks the servers first.
 """
 
 from __future__ import annotations
@@ -11,21 +10,46 @@ import functools
 import re
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
 
-from localspec.errors import OptionError, RpcError
+from localspec.errors import LocalspecError, OptionError, RpcError
 from localspec.llama.devices import device_memory
+from localspec.llama.library import llama_cpp
 from localspec.llama.native import ggml_function, shared_library
 from localspec.llama.quirks import rpc_version
 from localspec.llama.quirks.own_process import written_by
-from localspec.llama.rpc_servers import Protocol, RpcServer
+from localspec.llama.rpc_servers import Protocol, RpcServer, ask_servers
 
 _Pointer = ctypes.c_void_p
 
 
-def require_backend(lib: Any) -> None:
-    """Raise OptionError if this build has no RPC backend."""
-    if not lib.llama_supports_rpc():
+def usable_servers(addresses: Sequence[str]) -> list[RpcServer]:
+    """Ask the RPC servers at checked addresses, and check that each can be used.
+
+    Raises RpcError for the first that cannot, OptionError if this build has no RPC backend.
+    """
+    if addresses:
+        _require_backend()
+    found = []
+    for server in ask_servers(addresses):
+        if isinstance(server, RpcError):
+            raise server
+        _require_protocol(server)
+        found.append(server)
+    return found
+
+
+def server_fault(server: RpcServer) -> LocalspecError | None:
+    """Why this libllama cannot use the server; None if it can."""
+    try:
+        _require_backend()
+        _require_protocol(server)
+    except LocalspecError as error:
+        return error
+    return None
+
+
+def _require_backend() -> None:
+    if not llama_cpp.llama_supports_rpc():
         name = "llama-cpp-python"
         raise OptionError(
             "this build of llama.cpp has no RPC backend, so it cannot use other machines",
@@ -45,9 +69,9 @@ def protocol_of(library: str) -> Protocol | None:
     return None if found is None else Protocol(*map(int, found.groups()))
 
 
-def require_protocol(lib: Any, server: RpcServer) -> None:
+def _require_protocol(server: RpcServer) -> None:
     """Raise RpcError for a server over which this libllama would end the process."""
-    ours = protocol_of(shared_library(lib)._name)
+    ours = protocol_of(shared_library(llama_cpp)._name)
     if ours is not None and not ours.talks_to(server.protocol):
         raise RpcError(
             f"{server.address} speaks version {server.protocol} of the RPC protocol, and "
@@ -57,33 +81,37 @@ def require_protocol(lib: Any, server: RpcServer) -> None:
         )
 
 
-def remote_pointers(lib: Any, addresses: Sequence[str]) -> list[int]:
+def remote_pointers(addresses: Sequence[str]) -> list[int]:
     """Connect to the servers; ggml's pointers to their devices, in order.
 
     The servers are not registered with ggml, so only models that name them use them.
     """
     size = ctypes.c_size_t
-    count = ggml_function(lib, "ggml_backend_reg_dev_count", size, _Pointer)
-    get = ggml_function(lib, "ggml_backend_reg_dev_get", _Pointer, _Pointer, size)
+    count = ggml_function(llama_cpp, "ggml_backend_reg_dev_count", size, _Pointer)
+    get = ggml_function(llama_cpp, "ggml_backend_reg_dev_get", _Pointer, _Pointer, size)
     devices = []
     for address in addresses:
-        registry = _add_server(lib, address)
+        registry = _add_server(address)
         if not registry:
             raise RpcError(f"{address} has no device", "Start it with one (--device).")
         devices += [get(registry, index) for index in range(count(registry))]
     return devices
 
 
-def touch(lib: Any, addresses: Sequence[str]) -> None:
-    """Get one answer of each server of a model; if one cannot answer, the process ends."""
-    for device in remote_pointers(lib, addresses):
-        device_memory(lib, device)
+def touch_servers(addresses: Sequence[str]) -> None:
+    """Get one answer of each server of a model, when it is idle; if one has gone, the process
+    ends.
+    """
+    for device in remote_pointers(addresses):
+        device_memory(llama_cpp, device)
 
 
-def _add_server(lib: Any, address: str) -> int | None:
+def _add_server(address: str) -> int | None:
     text = ctypes.c_char_p
-    named = ggml_function(lib, "ggml_backend_reg_by_name", _Pointer, text)
-    find = ggml_function(lib, "ggml_backend_reg_get_proc_address", _Pointer, _Pointer, text)
+    named = ggml_function(llama_cpp, "ggml_backend_reg_by_name", _Pointer, text)
+    find = ggml_function(
+        llama_cpp, "ggml_backend_reg_get_proc_address", _Pointer, _Pointer, text
+    )
     add = find(named(b"RPC"), b"ggml_backend_rpc_add_server")
     added: int | None = ctypes.CFUNCTYPE(_Pointer, text)(add)(address.encode())
     return added

@@ -10,7 +10,7 @@ import threading
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ _STACK_UNIT = 1 << 16  # the largest page of any system
 _SAFE_BYTES = 512  # of text: tokenised on whatever stack the caller has
 _MAX_TEXT_BYTES = 8 << 20
 _MAX_STACK = 1 << 28 if os.name == "nt" else 1 << 34  # Windows: all that Python will ask for
+_STEERING = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
 Result = TypeVar("Result")
 _stack_size_lock = threading.Lock()  # the stack size of new threads is set for the process
 
@@ -52,7 +53,6 @@ class LlamaVocabulary:
         self._in_use = in_use
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
-        self._longest_entry = 0  # bytes; 0 until it is asked for
         self._controls: list[int] | None = None  # until they are asked for
         self.size: int = llama_cpp.llama_vocab_n_tokens(vocab)
         self.kind: int = llama_cpp.llama_vocab_type(vocab)
@@ -116,12 +116,6 @@ class LlamaVocabulary:
                 return ids[:count]
             capacity = -count
 
-    def max_text_bytes(self, num_tokens: int) -> int:
-        """The most bytes that a text of so many tokens can have."""
-        if self._longest_entry == 0:
-            self._longest_entry = max(map(len, self.entries()))
-        return num_tokens * self._longest_entry
-
     def piece(self, token: int) -> bytes:
         """Bytes of a token as they stand in an answer: none for a control token.
 
@@ -142,14 +136,9 @@ class LlamaVocabulary:
         return isinstance(token, int | np.integer) and 0 <= token < self.size
 
     def _render(self, token: int) -> bytes:
-        capacity = 64
-        while True:
-            buffer = ctypes.create_string_buffer(capacity)
-            with self.pointer() as vocab:
-                count = llama_cpp.llama_token_to_piece(vocab, token, buffer, capacity, 0, False)
-            if count >= 0:
-                return buffer.raw[:count]
-            capacity = -count
+        to_piece = llama_cpp.llama_token_to_piece
+        with self.pointer() as vocab:
+            return _written(lambda buffer, size: to_piece(vocab, token, buffer, size, 0, False))
 
     def text(self, token: int) -> str:
         """The vocabulary's own entry for a token; empty for an invalid id."""
@@ -180,17 +169,7 @@ class LlamaVocabulary:
     def spellings(self) -> list[bytes]:
         """Bytes of every token as a text of its own, control tokens spelled out: (size,)."""
         with self.pointer() as vocab:
-            return [self._spelling(vocab, token) for token in range(self.size)]
-
-    def _spelling(self, vocab: int, token: int) -> bytes:
-        capacity = 64
-        ids = (ctypes.c_int32 * 1)(token)
-        while True:
-            buffer = ctypes.create_string_buffer(capacity)
-            count = llama_cpp.llama_detokenize(vocab, ids, 1, buffer, capacity, False, True)
-            if count >= 0:
-                return buffer.raw[:count]
-            capacity = -count
+            return [_spelling(vocab, token) for token in range(self.size)]
 
     def spelled_out(self) -> list[bytes]:
         """Bytes of every token as they stand in an answer, control tokens by their entries.
@@ -198,7 +177,7 @@ class LlamaVocabulary:
         (size,), in order.
         """
         # No entry is shorter than the bytes that it stands for.
-        buffer = ctypes.create_string_buffer(max(self.max_text_bytes(1), 64))
+        buffer = ctypes.create_string_buffer(max(64, *map(len, self.entries())))
         to_piece = llama_cpp.llama_token_to_piece
         with self.pointer() as vocab:
             sizes = (
@@ -231,9 +210,7 @@ class LlamaVocabulary:
         return self._steers(token, self._attributes(token))
 
     def _steers(self, token: int, attributes: int) -> bool:
-        if attributes & (
-            llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
-        ):
+        if attributes & _STEERING:
             return True
         is_user_defined = bool(attributes & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED)
         return is_user_defined and (
@@ -242,14 +219,8 @@ class LlamaVocabulary:
 
     def _starts_text(self, after: int | None) -> bool:
         """Whether a text starts there: at the very start, or after a token that is cut out."""
-        return after is None or bool(
-            self._attributes(after)
-            & (
-                llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
-                | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
-                | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
-            )
-        )
+        cut_out = _STEERING | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
+        return after is None or bool(self._attributes(after) & cut_out)
 
     def _attributes(self, token: int) -> int:
         if not self._is_id(token):
@@ -273,6 +244,24 @@ class LlamaVocabulary:
         is_end = llama_cpp.llama_vocab_is_eog
         with self.pointer() as vocab:
             return [token for token in range(self.size) if is_end(vocab, token)]
+
+
+def _spelling(vocab: int, token: int) -> bytes:
+    """Bytes of a token as a text of its own, a control token spelled out."""
+    ids = (ctypes.c_int32 * 1)(token)
+    spell = llama_cpp.llama_detokenize
+    return _written(lambda buffer, size: spell(vocab, ids, 1, buffer, size, False, True))
+
+
+def _written(write: Callable[[Any, int], int]) -> bytes:
+    """Bytes that a function of C writes to a buffer, which grows until they fit."""
+    size = 64
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        count = write(buffer, size)
+        if count >= 0:
+            return buffer.raw[:count]
+        size = -count
 
 
 def is_ordinary_text(entry: str) -> bool:

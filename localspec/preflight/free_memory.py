@@ -83,9 +83,10 @@ def free_memory(rpc: Sequence[str] = ()) -> MemoryRoom:
 
     Raises RpcError for a server that cannot be used.
     """
-    from localspec.llama.library import devices, rpc_servers, system_info  # loads libllama
+    from localspec.llama.library import devices, system_info  # loads libllama
+    from localspec.llama.rpc_backend import usable_servers
 
-    remote = [device for server in rpc_servers(rpc) for device in server.devices]
+    remote = [device for server in usable_servers(rpc) for device in server.devices]
     return MemoryRoom(
         main_bytes=memory_here().available_bytes,
         gpus=(*remote, *usable_gpus(devices())),

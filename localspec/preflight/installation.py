@@ -149,7 +149,7 @@ def _servers(
     addresses: tuple[str, ...],
 ) -> tuple[list[RpcServer], tuple[tuple[str, str], ...]]:
     """The RPC servers that answer, and message and hint of every fault."""
-    from localspec.llama.library import rpc_fault  # loads libllama
+    from localspec.llama.rpc_backend import server_fault  # loads libllama
 
     found, faults = [], []
     for server in ask_servers(addresses):
@@ -158,7 +158,7 @@ def _servers(
             fault = server
         else:
             found.append(server)
-            fault = rpc_fault(server)
+            fault = server_fault(server)
         if fault is not None:
             faults.append((str(fault), fault.hint))
     return found, tuple(dict.fromkeys(faults))

@@ -287,7 +287,7 @@ class Lookup(Proposer):
         self._read(tokens)
         changes = 0 if self.memory is None else self.memory.num_changes
         if self._found_at != (len(tokens), changes):
-            self._take(self._look(self._own.text, 0), [])
+            self._take(self._look(), [])
             self._found_at = (len(tokens), changes)
 
     def _take(self, found: Found, forced: list[int]) -> None:
@@ -306,8 +306,7 @@ class Lookup(Proposer):
             and chain.num_allowed([first[0]]) > 0
         )
         if forced and not self._forced and not is_of_use:
-            end = self._own.text[-LONGEST_MATCH:] + array("i", forced)
-            found = self._look(end, len(forced))
+            found = self._look(forced)
             if found.occurrences:
                 self._take(found, list(forced))
 
@@ -380,31 +379,38 @@ class Lookup(Proposer):
         self._expected.clear()
         self._own.read(new)
 
-    def _look(self, end: array[int], num_forced: int) -> Found:
-        """Search for this end of the text; its last num_forced tokens are not emitted yet."""
-        num_tokens = len(self._own) + num_forced
+    def _look(self, forced: Sequence[int] = ()) -> Found:
+        """Search for the end of the text with forced tokens behind it."""
+        end, hashes = self._own.text, self._own.end_hashes
+        if forced:
+            end = end[-LONGEST_MATCH:] + array("i", forced)
+            hashes = run_hashes(end)
+        num_tokens = len(self._own) + len(forced)
         with contextlib.nullcontext() if self.memory is None else self.memory.lock:
-            found = self._longest(end)
+            found = self._longest(end, hashes)
         if found.length < RESUMED_BELOW:
             found = self._resumed(end, num_tokens, found)
         if found.length >= (_RESUMED_FROM if found.is_resumed else _FOLLOWED_FROM):
             self._followed = Followed(found.occurrences[0], num_tokens)
         return found
 
-    def _longest(self, end: array[int]) -> Found:
+    def _longest(self, end: array[int], hashes: Sequence[int]) -> Found:
         """The occurrences of the longest run at this end that occurred before."""
-        memory = None if self.memory is None else self.memory.index
-        texts = [text for text in (self._reference, self._own, memory) if text is not None]
-        for level, hash_ in reversed(list(enumerate(run_hashes(end[-SIZES[-1] :])))):
+        memory = () if self.memory is None else (self.memory.index,)
+        texts = [text for text in (self._reference, self._own, *memory) if text]
+        occurrences: list[Occurrence] = []
+        length = 0
+        for level, hash_ in enumerate(hashes):
             run = end[-SIZES[level] :]
-            found = [
-                Occurrence(each.text, end)
-                for each in texts
-                for end in each.ends(level, hash_, run)
+            longer = [
+                Occurrence(text.text, position)
+                for text in texts
+                for position in text.ends(level, hash_, run)
             ]
-            if found:
-                return _longest_first(found, end, SIZES[level])
-        return _NOTHING
+            if not longer:
+                break
+            occurrences, length = longer, SIZES[level]
+        return _longest_first(occurrences, end, length) if occurrences else _NOTHING
 
     def _resumed(self, end: array[int], num_tokens: int, found: Found) -> Found:
         """Where the followed occurrence goes on behind tokens that were replaced; else `found`.

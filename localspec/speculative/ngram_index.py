@@ -56,10 +56,10 @@ class NgramIndex:
         return len(self.text)
 
     @property
-    def num_bytes(self) -> int:
-        """The memory it takes."""
-        arrays = (self.text, *self._latest, *self._links)
-        return sum(each.itemsize * len(each) for each in arrays)
+    def end_hashes(self) -> list[int]:
+        """The result of `run_hashes` for the end of the text."""
+        sizes = zip(SIZES, self._hashes, strict=True)
+        return [hash_ for size, hash_ in sizes if size <= len(self.text)]
 
     def read(self, tokens: Sequence[int]) -> None:
         """Continue the text with these tokens. A picture's cells become gaps."""
