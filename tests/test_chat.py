@@ -194,7 +194,7 @@ def test_a_conversation_goes_on_from_messages_with_its_random_numbers(engine):
         [{"role": "user", "content": "x"}],
         [{"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}],
         [{"role": "user", "content": "x"}, {"role": "system", "content": "x"}],
-        [{"role": "user", "content": "x"}, {"role": "assistant", "content": None}],
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": 1}],
         [{}, {}],
     ],
 )

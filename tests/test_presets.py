@@ -19,10 +19,11 @@ from localspec.errors import OptionError, PresetError
 from localspec.hub.hub_file import HubFile, HubModel, all_parts
 from localspec.presets.located import locate, preset_state
 from localspec.presets.preset import LocalModel, PackagedModel, Preset, hub_files
-from localspec.presets.preset_file import parse_toml, read_presets
 from localspec.presets.presets import (
     find_preset,
     load_presets,
+    parse_toml,
+    read_presets,
     user_presets,
     user_presets_file,
 )

@@ -18,7 +18,7 @@ from gguf_maker import write_random_model
 from localspec.cli import exit_codes, main
 from localspec.cli.screen import in_flags
 from localspec.errors import LocalspecError
-from localspec.presets.preset_file import read_presets
+from localspec.presets.presets import read_presets
 from localspec.presets.user_presets import add_preset
 from standin_hub import StandinHub
 

@@ -19,7 +19,7 @@ MAX_ATTACHED_BYTES = 8_000_000  # of one file: more than any context holds
 _ATTACHED = re.compile(r"[^\n]+:\n(?P<fence>`{3,})\n(?:.*?\n)?(?P=fence)\n\n", re.DOTALL)
 
 
-HEAD_BYTES = 4096  # of a file: enough to know it by
+FIRST_BYTES = 4096  # of a file: enough to know it by
 _READABLE = re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP", re.DOTALL)
 # Some are written in characters of text alone, so this is looked for in text, too.
 _PDF = re.compile(rb"%PDF-\d")
@@ -70,33 +70,33 @@ def is_readable_picture(data: bytes) -> bool:
 def refuse_media(path: Path, data: bytes) -> None:
     """Raise OptionError for a file that is an image, audio, a video or a PDF.
 
-    data: its first HEAD_BYTES bytes, or more. PDFs and pictures that can be read are known by
+    data: its first FIRST_BYTES bytes, or more. PDFs and pictures that can be read are known by
     them, other files that are no text by the ending of their names.
     """
-    kind = _kind(path, data[:HEAD_BYTES])
+    kind = _kind(path, data[:FIRST_BYTES])
     if kind is not None:
         what, hint = _KINDS[kind]
         raise OptionError(f"{path.name} is {what}; this model reads text", hint)
 
 
-def _kind(path: Path, head: bytes) -> str | None:
-    if _PDF.match(head):
+def _kind(path: Path, first: bytes) -> str | None:
+    if _PDF.match(first):
         return "application/pdf"
-    if _is_utf8(head):
+    if _is_utf8(first):
         return None
-    if is_readable_picture(head):
+    if is_readable_picture(first):
         return "image"
     with contextlib.suppress(ValueError):  # a video's ending may be a text's, too
-        text_of(head)
+        text_of(first)
         return None
     guessed = mimetypes.guess_type(path.name)[0] or ""
     return next((kind for kind in _KINDS if guessed.startswith(kind)), None)
 
 
-def _is_utf8(head: bytes) -> bool:
+def _is_utf8(first: bytes) -> bool:
     """Whether it is UTF-8, of which the last character may be cut off."""
     try:
-        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(head)
+        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(first)
     except UnicodeDecodeError:
         return False
 

@@ -198,9 +198,9 @@ class Chat:
         with a seed. The answer returned has only what is new. Text shown at the cut that turns
         out to be the beginning of a mark or a stop string is removed from `messages`.
 
-        Nothing is forgotten to make room. Raises OptionError if the answer was complete, was
+        Nothing is forgotten for it. Raises OptionError if the answer was complete, was
         made elsewhere, or the conversation has changed; ContextError, when it is read, if there
-        is no room.
+        is no free context.
         """
         chosen = AnswerOptions.of(options, **keywords)
         if self._unfinished is None or not self.can_continue:
@@ -275,19 +275,11 @@ class Chat:
         then: its next answers see the same turns and have the same random numbers as they would
         have had there. Raises OptionError for other messages, or a bad count.
         """
-        if not (
-            isinstance(messages, Sequence)
-            and all(isinstance(message, Mapping) for message in messages)
-        ):
-            raise OptionError(f"the messages are {messages!r:.80}", "Give a list of dicts.")
-        has_system = bool(messages) and messages[0].get("role") == "system"
-        if has_system and not isinstance(messages[0].get("content"), str):
-            raise OptionError("a message has no text as its content", "Give a str.")
-        turns = turns_of(messages[1:] if has_system else messages)
+        system, turns = turns_of(messages)
         for name, value in (("num_asked", num_asked), ("num_forgotten", num_forgotten)):
             if not is_count(value):
                 raise OptionError(f"{name} is {value!r}", f"Give 0 to {MAX_COUNT}.")
-        self.system = messages[0]["content"] if has_system else None
+        self.system = system
         self._forgotten, self._turns = turns[:num_forgotten], turns[num_forgotten:]
         self._num_asked = max(self._num_asked, num_asked)
 

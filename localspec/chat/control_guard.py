@@ -115,13 +115,13 @@ class ControlGuard:
 
     def found(self, prompt: str) -> list[str]:
         """The control texts in a prompt whose messages are hidden, in order."""
-        places = []
+        positions = []
         for text in self.texts:
             at = prompt.find(text)
             while at >= 0:
-                places.append((at, text))
+                positions.append((at, text))
                 at = prompt.find(text, at + 1)
-        return [text for _, text in sorted(places)]
+        return [text for _, text in sorted(positions)]
 
     def tokenize(self, prompt: str, hidden: Hidden) -> list[int]:
         """Ids of the prompt that the hidden messages were rendered to."""
@@ -182,8 +182,8 @@ class ControlGuard:
         for begin, end in {(0, len(content)), (first, last)}:
             if begin >= end:
                 continue
-            head = content[begin : min(end, begin + self._longest)]
-            if size := _overlap(head[::-1], self._reversed):
+            beginning = content[begin : min(end, begin + self._longest)]
+            if size := _overlap(beginning[::-1], self._reversed):
                 yield begin, begin + size
             if size := _overlap(content[max(begin, end - self._longest) : end], self.texts):
                 yield end - size, end

@@ -25,7 +25,7 @@ _CHARACTERS_PER_TOKEN = 6
 class ChatBackend(Protocol):
     """The engine, as far as a conversation knows it.
 
-    What begins with an underscore is for the rooms of this package, not for applications.
+    A name that begins with an underscore is for this package, not for applications.
     """
 
     trained_context_length: int

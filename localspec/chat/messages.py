@@ -38,7 +38,7 @@ def checked_messages(messages: object) -> list[Message]:
 
     messages: a sequence of mappings with a role and a content: a str, None for no text, or
     parts such as {"type": "text", "text": …}, which become lines of one text, with pictures
-    (see `shown.given_in`) in between: their places are in "pictures". An assistant's
+    (see `shown.given_in`) in between: their positions are in "pictures". An assistant's
     may have tool_calls, and then the thoughts before them as reasoning_content; a tool's (or
     function's) tool_call_id and name. Other keys are passed over. An image without data, audio
     and files become notes in results of tools and before the last message. Calls and results:

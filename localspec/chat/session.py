@@ -1,8 +1,8 @@
 """A conversation on disk: written whole or not at all, read back or refused.
 
 One JSON file holds the messages and nothing of the models. Their pictures are PNG files in a
-folder beside it, named by their content, so that each is written once. The caches can be kept
-beside it, too (see `cache_file`); without them the messages of a resumed conversation are
+folder next to it, named by their content, so that each is written once. The caches can be kept
+there, too (see `cache_file`); without them the messages of a resumed conversation are
 decoded once. Thoughts are not part of a conversation.
 """
 
@@ -236,18 +236,18 @@ def _session(name: str, path: Path, content: Any) -> Session:
         counts = content["num_asked"], content["num_forgotten"]
         shown = tuple(content.get("pending_pictures", ()))
         texts = [message[key] for message in messages for key in ("role", "content")]
-        places = [
-            (place["sha256"], place["at"], len(message["content"]))
+        positions = [
+            (position["sha256"], position["at"], len(message["content"]))
             for message in messages
-            for place in message.get("pictures", ())
+            for position in message.get("pictures", ())
         ]
-        digests = [*shown, *(digest for digest, _, _ in places)]
+        digests = [*shown, *(digest for digest, _, _ in positions)]
         is_right = (
             isinstance(messages, list)
             and all(isinstance(text, str) for text in (*texts, pending))
             and all(map(is_count, counts))
             and all(map(_DIGEST.fullmatch, digests))  # they become names of files
-            and all(type(at) is int and 0 <= at <= length for _, at, length in places)
+            and all(type(at) is int and 0 <= at <= length for _, at, length in positions)
         )
     except DAMAGES:
         is_right = False
@@ -262,12 +262,12 @@ def _pictures_folder(session: Path) -> Path:
 
 def _as_json(session: Path, message: Message) -> dict[str, Any]:
     """The message as JSON can hold it, once its pictures are on disk. Raises OSError."""
-    places = [
+    positions = [
         {"at": each.at, "sha256": _keep_picture(session, Picture.read(each.given))}
         for each in shown_in(message)
     ]
     bare = with_shown(dict(message), ())
-    return {**bare, "pictures": places} if places else bare
+    return {**bare, "pictures": positions} if positions else bare
 
 
 def _keep_picture(session: Path, picture: Picture) -> str:
@@ -282,8 +282,11 @@ def _keep_picture(session: Path, picture: Picture) -> str:
 
 def _with_pictures(session: Path, message: Message) -> Message:
     """The message with its pictures. Raises SessionError if one is missing or damaged."""
-    places = message.get("pictures", ())
-    shown = (Shown(place["at"], _read_picture(session, place["sha256"])) for place in places)
+    positions = message.get("pictures", ())
+    shown = (
+        Shown(position["at"], _read_picture(session, position["sha256"]))
+        for position in positions
+    )
     return with_shown(dict(message), shown)
 
 
@@ -306,7 +309,9 @@ def _drop_other_pictures(
     session: Path, messages: Sequence[Mapping[str, Any]], pending: Sequence[str]
 ) -> None:
     """Delete pictures that are in no message and not pending, as far as that is possible."""
-    kept = {place["sha256"] for message in messages for place in message.get("pictures", ())}
+    kept = {
+        position["sha256"] for message in messages for position in message.get("pictures", ())
+    }
     with contextlib.suppress(OSError):
         for path in _pictures_folder(session).glob("*.png"):
             if path.stem not in kept.union(pending):

@@ -186,9 +186,9 @@ class _Reader:
     def message(self, number: int, message: Message, *, is_last: bool) -> Message:
         """The message with the tokens of the pictures that the model can take."""
         read: dict[int, Picture] = {}  # by number
-        for place, each in enumerate(shown_in(message)):
+        for index, each in enumerate(shown_in(message)):
             try:
-                read[place] = self._picture(each.given, len(read))
+                read[index] = self._picture(each.given, len(read))
             except OptionError as error:
                 if is_last and not each.is_result:
                     raise OptionError(
@@ -199,8 +199,8 @@ class _Reader:
         self.pictures += reversed(read.values())
         kept = noted(message, _LOST_NOTE, read)
         cells = map(self._vision.cells, read.values())
-        places = [each.at for each in shown_in(kept)]
-        return with_shown(kept, map(ShownTokens, places, cells))
+        positions = [each.at for each in shown_in(kept)]
+        return with_shown(kept, map(ShownTokens, positions, cells))
 
     def _picture(self, given: Given, num_before: int) -> Picture:
         if len(self.pictures) + num_before >= MOST_PROMPT_PICTURES:

@@ -109,24 +109,26 @@ def turn_size(turn: Turn) -> int:
     )
 
 
-def turns_of(messages: Sequence[Message]) -> list[Turn]:
-    """Whole turns. Raises OptionError for messages that do not make whole turns."""
-    if not all(isinstance(message.get("content"), str) for message in messages):
-        raise OptionError("a message has no text as its content", "Give a str.")
+def turns_of(messages: Sequence[Message]) -> tuple[str | None, list[Turn]]:
+    """The text of a system message in front, if there is one, and whole turns.
+
+    Raises OptionError for other messages.
+    """
+    checked = [] if messages == [] or messages == () else checked_messages(messages)
+    has_system = bool(checked) and checked[0]["role"] == "system"
+    system = str(checked.pop(0)["content"]) if has_system else None
     turns: list[Turn] = []
-    checked = checked_messages(messages) if messages else []
     for message in checked:
         if message["role"] == "user":
             turns.append(())
         if turns:
             turns[-1] = (*turns[-1], message)
-    roles = [message["role"] for message in messages]
     if sum(map(len, turns)) != len(checked) or not all(map(_is_whole, turns)):
         raise OptionError(
-            f"the messages' roles are {', '.join(map(repr, roles))}",
+            f"the messages' roles are {', '.join(repr(each['role']) for each in messages)}",
             "Give user and assistant in turn, after at most one system message.",
         )
-    return turns
+    return system, turns
 
 
 def _is_whole(turn: Turn) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from localspec.chat.text_file import read_text_file
 from localspec.errors import ContextError, OptionError
-from localspec.presets.preset_file import parse_toml
+from localspec.presets.presets import parse_toml
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine

@@ -67,13 +67,13 @@ def download(
     """
     plan = _plan(presets, local_dir, mmproj=mmproj)
     for remote in plan.unchecked:
-        say(f"{remote.file.name} is in {plan.place.root} already and is compared")
+        say(f"{remote.file.name} is in {plan.store.root} already and is compared")
     for remote in plan.missing:
         size = readable_bytes(remote.size_bytes)
         say(f"{remote.file.repo} {remote.file.file}: {size}")
     if dry_run:
         say(
-            f"{readable_bytes(plan.num_bytes)} to download to {plan.place.root}, "
+            f"{readable_bytes(plan.num_bytes)} to download to {plan.store.root}, "
             f"{readable_bytes(plan.free_bytes)} free"
         )
         return
@@ -108,7 +108,7 @@ def offer_download(name: str) -> None:
     plan = _plan([name], None)
     question = (
         f"{name} is not on this machine. Download {readable_bytes(plan.num_bytes)} to "
-        f"{plan.place.root} ({readable_bytes(plan.free_bytes)} free)?"
+        f"{plan.store.root} ({readable_bytes(plan.free_bytes)} free)?"
     )
     if click.confirm(question, default=True, err=True):
         _fetch(plan, reuse=_ask_reuse(plan))

@@ -1,4 +1,4 @@
-"""Places for model files: the hub's cache, a folder, other programs' caches; and their disks.
+"""Stores of model files: the hub's cache, a folder, other programs' caches; and their disks.
 
 The hub's cache has the layout of huggingface_hub, which llama.cpp shares:
 
@@ -200,7 +200,7 @@ class HubCache:
         return commit if re.fullmatch("[0-9a-f]{40}", commit) else None
 
 
-Place = Folder | HubCache
+Store = Folder | HubCache
 
 
 def free_bytes(folder: Path) -> int:

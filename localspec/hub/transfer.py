@@ -25,7 +25,7 @@ from localspec.hub.api import (
     delay_s,
     patiently,
 )
-from localspec.hub.cache import ForeignFile, Place, Slot, check_disk, disk_error
+from localspec.hub.cache import ForeignFile, Slot, Store, check_disk, disk_error
 from localspec.hub.hub_file import HubFile
 
 _LOCK_POLL_S = 0.5
@@ -60,7 +60,7 @@ class DownloadJob(threading.Thread):
     def __init__(
         self,
         remote: RemoteFile,
-        place: Place,
+        store: Store,
         candidate: ForeignFile | None,
         news: threading.Event,
         cancelled: threading.Event,
@@ -71,14 +71,14 @@ class DownloadJob(threading.Thread):
         self.failure: Exception | None = None
         self.is_over = False
         self.progress = self._progress("waiting", 0)
-        self._place = place
+        self._store = store
         self._candidate = candidate
         self._news = news
         self._cancelled = cancelled
 
     def run(self) -> None:
         """Fetch the file, and report how it goes."""
-        slot = self._place.slot(self.remote)
+        slot = self._store.slot(self.remote)
         try:
             self.path = self._in_place(slot)
             self._tell("done", self.remote.size_bytes)
@@ -111,7 +111,7 @@ class DownloadJob(threading.Thread):
             is_new = not self._is_there(slot)
             if is_new:
                 self._obtain(slot)
-            return self._place.publish(self.remote, fetched=is_new)
+            return self._store.publish(self.remote, fetched=is_new)
 
     @contextlib.contextmanager
     def _lock(self, path: Path) -> Iterator[None]:
@@ -138,7 +138,7 @@ class DownloadJob(threading.Thread):
             fault = "it is a symbolic link to nothing"
         elif (size := slot.content.stat().st_size) != self.remote.size_bytes:
             fault = f"it has {size} bytes instead of {self.remote.size_bytes}"
-        elif not self._place.is_checked and not self._has_content(slot.content):
+        elif not self._store.is_checked and not self._has_content(slot.content):
             fault = f"its content is not that of {file.repo}/{file.file}"
         if fault:
             raise DownloadError(
@@ -301,8 +301,8 @@ def has_checksum(
     if len(checksum) == 64:
         digest = hashlib.sha256()
     else:
-        head = f"blob {path.stat().st_size}\0".encode()
-        digest = hashlib.sha1(head, usedforsecurity=False)
+        header = f"blob {path.stat().st_size}\0".encode()
+        digest = hashlib.sha1(header, usedforsecurity=False)
     with path.open("rb") as file:
         while piece := file.read(_READ_BYTES):
             digest.update(piece)

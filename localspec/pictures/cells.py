@@ -11,41 +11,41 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 
-_PLACE_BITS = 20
-_PLACE_MASK = (1 << _PLACE_BITS) - 1
+_INDEX_BITS = 20
+_INDEX_MASK = (1 << _INDEX_BITS) - 1
 # No number fits 32 bits: what takes ids of the vocabulary alone refuses them, instead of
 # keeping others.
 _KEY_BITS, _LEAST_KEY = 42, 1 << 41
-LAST_CELL = -1 - (_LEAST_KEY << _PLACE_BITS)  # no cell's number is nearer to 0
+LAST_CELL = -1 - (_LEAST_KEY << _INDEX_BITS)  # no cell's number is nearer to 0
 
 
 def cell_numbers(key: bytes, count: int) -> list[int]:
     """The numbers of a part's cells, up to a million. key: whose they are, of any length."""
-    assert 0 < count <= _PLACE_MASK
+    assert 0 < count <= _INDEX_MASK
     hashed = int.from_bytes(hashlib.sha256(key).digest()[:8], "big")
-    first = -1 - (((hashed >> (64 - _KEY_BITS)) | _LEAST_KEY) << _PLACE_BITS)
+    first = -1 - (((hashed >> (64 - _KEY_BITS)) | _LEAST_KEY) << _INDEX_BITS)
     return list(range(first, first - count, -1))
 
 
 def cell_rows(tokens: Sequence[int]) -> Iterator[range]:
     """Where cells stand in a list: a range for those of each part, in order."""
     begin: int | None = None
-    for place, token in enumerate(tokens):
-        starts = token < 0 and ((-1 - token) & _PLACE_MASK == 0 or begin is None)
+    for index, token in enumerate(tokens):
+        starts = token < 0 and ((-1 - token) & _INDEX_MASK == 0 or begin is None)
         if begin is not None and (starts or token >= 0):
-            yield range(begin, place)
+            yield range(begin, index)
             begin = None
         if starts:
-            begin = place
+            begin = index
     if begin is not None:
         yield range(begin, len(tokens))
 
 
-def end_of_part(tokens: Sequence[int], place: int) -> int:
-    """The first place from this one on that is not within a picture's part."""
-    while place < len(tokens) and tokens[place] < 0 and (-1 - tokens[place]) & _PLACE_MASK:
-        place += 1
-    return place
+def end_of_part(tokens: Sequence[int], index: int) -> int:
+    """The first index from this one on that is not within a picture's part."""
+    while index < len(tokens) and tokens[index] < 0 and (-1 - tokens[index]) & _INDEX_MASK:
+        index += 1
+    return index
 
 
 def has_cells(tokens: Sequence[int]) -> bool:

@@ -16,7 +16,7 @@ from localspec.hub.cache import (
     Folder,
     ForeignFile,
     HubCache,
-    Place,
+    Store,
     check_disk,
     find_elsewhere,
     free_bytes,
@@ -34,15 +34,15 @@ _JOIN_S = 1.0  # after that, a thread that waits for a silent server ends by its
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadPlan:
-    """The files of a download, and the work they need.
+    """The files of a download, and what is to be done for them.
 
     files: all requested files, each once, in their order. present: paths of files that are
     there. unchecked: files of the right name in a folder, where they may have any content.
     missing: files to fetch. elsewhere: missing files that another program stores. num_bytes: to
-    fetch, without bytes received before. free_bytes: on the disk of the place.
+    fetch, without bytes received before. free_bytes: on the disk of the store.
     """
 
-    place: Place
+    store: Store
     files: tuple[HubFile, ...]
     present: dict[HubFile, Path]
     unchecked: tuple[RemoteFile, ...]
@@ -96,28 +96,28 @@ def plan_download(
     is no answer; an exception in it ends the planning. Raises what `download` raises,
     DownloadError also if two files would get the same name.
     """
-    place = _place_for(local_dir)
+    store = _store_for(local_dir)
     named = [file for one in sources for file in _files_of(one, on_progress, mmproj=mmproj)]
     files = tuple(dict.fromkeys(named))
-    found = {file: place.find(file) for file in files}
-    present = {file: path for file, path in found.items() if path and place.is_checked}
+    found = {file: store.find(file) for file in files}
+    present = {file: path for file, path in found.items() if path and store.is_checked}
     asked = {
         file: _remote_of(file, path, on_progress)
         for file, path in found.items()
         if file not in present
     }
-    _check_names(asked.values(), place)
+    _check_names(asked.values(), store)
     missing = tuple(remote for file, remote in asked.items() if found[file] is None)
     candidates = {remote.file: find_elsewhere(remote) for remote in missing}
     return DownloadPlan(
-        place=place,
+        store=store,
         files=files,
         present=present,
         unchecked=tuple(remote for file, remote in asked.items() if found[file]),
         missing=missing,
         elsewhere={file: one for file, one in candidates.items() if one is not None},
-        num_bytes=_num_bytes(missing, place),
-        free_bytes=free_bytes(place.root),
+        num_bytes=_num_bytes(missing, store),
+        free_bytes=free_bytes(store.root),
     )
 
 
@@ -129,10 +129,10 @@ def run_download(plan: DownloadPlan, on_progress: OnProgress, *, reuse: bool) ->
     """
     candidates = plan.elsewhere if reuse else {}
     fetched = [remote for remote in plan.missing if remote.file not in candidates]
-    check_disk(_num_bytes(fetched, plan.place), plan.place.root)
+    check_disk(_num_bytes(fetched, plan.store), plan.store.root)
     news, cancelled = threading.Event(), threading.Event()
     jobs = [
-        DownloadJob(remote, plan.place, candidates.get(remote.file), news, cancelled)
+        DownloadJob(remote, plan.store, candidates.get(remote.file), news, cancelled)
         for remote in (*plan.unchecked, *plan.missing)
     ]
     try:
@@ -203,14 +203,14 @@ def _chosen(model: Quantized, listed: dict[str, HubFile], *, mmproj: bool) -> li
     chosen = choose_quantization(model.repo, model.quantization, list(listed))
     if mmproj and is_of_model(chosen[0]):
         path = PurePosixPath(chosen[0])
-        beside = {PurePosixPath(name) for name in listed}
-        names = [one.name for one in beside if one.parent == path.parent]
+        all_paths = {PurePosixPath(name) for name in listed}
+        names = [one.name for one in all_paths if one.parent == path.parent]
         found = named_projectors(path.name, names, is_alone=True)
         chosen += [str(path.with_name(name)) for name in found[:1]]
     return [listed[name] for name in chosen]
 
 
-def _place_for(local_dir: str | os.PathLike[str] | None) -> Place:
+def _store_for(local_dir: str | os.PathLike[str] | None) -> Store:
     """The user's folder, or the hub's cache. Raises OptionError for an invalid path."""
     if local_dir is None:
         return HubCache()
@@ -243,11 +243,11 @@ def _remote_of(file: HubFile, path: Path | None, on_progress: OnProgress) -> Rem
         ) from error
 
 
-def _check_names(remotes: Iterable[RemoteFile], place: Place) -> None:
+def _check_names(remotes: Iterable[RemoteFile], store: Store) -> None:
     """Raise DownloadError if different contents would get the same name."""
     names: dict[str, RemoteFile] = {}
     for remote in remotes:
-        path = place.slot(remote).content
+        path = store.slot(remote).content
         # Many file systems ignore case.
         other = names.setdefault(str(path).casefold(), remote)
         if other.etag != remote.etag:
@@ -261,11 +261,11 @@ def _check_names(remotes: Iterable[RemoteFile], place: Place) -> None:
             )
 
 
-def _num_bytes(remotes: Iterable[RemoteFile], place: Place) -> int:
+def _num_bytes(remotes: Iterable[RemoteFile], store: Store) -> int:
     """Bytes still to be written; files with the same content count once."""
     sizes = {}
     for remote in remotes:
-        slot = place.slot(remote)
+        slot = store.slot(remote)
         received = slot.part.stat().st_size if slot.part.is_file() else 0
         sizes[slot.content] = remote.size_bytes - received
     return sum(sizes.values())

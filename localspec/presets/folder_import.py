@@ -214,7 +214,7 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def note_used(path: Path) -> None:
-    """Keep the path of a file that was opened, if there is room for it on disk."""
+    """Keep the path of a file that was opened, if the disk is not full."""
     used = os.path.abspath(path)
     lines = [*(each for each in _used() if each != used), used]
     with contextlib.suppress(OSError, UnicodeError):

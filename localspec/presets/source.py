@@ -23,9 +23,9 @@ from localspec.hub.hub_file import (
     is_repo,
 )
 from localspec.presets.preset import LocalModel, Preset, PresetModel, Role
-from localspec.presets.preset_file import PRESET_NAME
 from localspec.presets.presets import (
     DEFAULT_PRESET,
+    PRESET_NAME,
     Names,
     change_names,
     check_free,
@@ -153,8 +153,8 @@ def _absent_path(text: str) -> LocalModel:
 def _hub_model(text: str) -> HubModel:
     """The model of hf:owner/repo/file.gguf. Raises OptionError if that names no file."""
     owner, _, rest = text.removeprefix("hf:").partition("/")
-    place, _, file = rest.partition("/")
-    name, at, revision = place.partition("@")
+    repo_name, _, file = rest.partition("/")
+    name, at, revision = repo_name.partition("@")
     if not file:
         raise OptionError(
             f"{text!r} names no file", "Write hf:owner/repo/file.gguf or owner/repo:Q4_K_M."

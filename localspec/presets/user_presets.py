@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,17 +19,15 @@ from localspec.hub.hub_file import HubFile
 from localspec.presets.located import find_model, read_model_headers
 from localspec.presets.pairing import compare_vocabularies
 from localspec.presets.preset import LocalModel, PackagedModel, Preset, PresetModel, Role
-from localspec.presets.preset_file import (
+from localspec.presets.presets import (
     PRESET_NAME,
+    check_free,
     header_of,
+    load_presets,
+    locked,
     parse_toml,
     read_presets,
     toml_of,
-)
-from localspec.presets.presets import (
-    check_free,
-    load_presets,
-    locked,
     user_presets,
     user_presets_file,
     users_text,
@@ -96,9 +95,12 @@ def drop_preset(name: str) -> None:
             raise PresetError(
                 f"{', '.join(users)} in {path} extends {name!r}", "Remove that first."
             )
-        text = users_text()
+        text, is_out = users_text(), False
         left, expected = _without(text, name), parse_toml(text)
-        if expected.pop(name, None) is None or not _means(left, expected):
+        if expected.pop(name, None) is not None:
+            with contextlib.suppress(ValueError):
+                is_out = parse_toml(left) == expected
+        if not is_out:
             raise PresetError(
                 f"{name!r} is not in {path} under a header of its own",
                 "Remove it with an editor.",
@@ -114,13 +116,6 @@ def extended_by(name: str) -> list[str]:
     user_presets()
     tables = parse_toml(users_text()).items()
     return [other for other, one in tables if other != name and one.get("extends") == name]
-
-
-def _means(text: str, tables: Mapping[str, object]) -> bool:
-    try:
-        return parse_toml(text) == tables
-    except ValueError:
-        return False
 
 
 def _without(text: str, name: str) -> str:

@@ -29,7 +29,7 @@ import pytest
 
 import localspec
 from localspec.cli import exit_codes
-from localspec.presets.preset_file import parse_toml
+from localspec.presets.presets import parse_toml
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(localspec.__file__).parent

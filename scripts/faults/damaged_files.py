@@ -23,7 +23,7 @@ from random import Random
 
 import localspec
 from localspec.pictures.picture import Picture
-from localspec.presets.preset_file import read_presets
+from localspec.presets.presets import read_presets
 
 ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / "tests"), str(ROOT / "scripts/measure")]  # makers of tiny models

@@ -16,7 +16,7 @@ from urllib.request import url2pathname
 
 import click
 
-from localspec.chat.attachment import HEAD_BYTES, is_readable_picture, refuse_media
+from localspec.chat.attachment import FIRST_BYTES, is_readable_picture, refuse_media
 from localspec.chat.chat import Chat
 from localspec.cli.answer import PlainView, note_limits
 from localspec.cli.conversation import Conversation
@@ -153,7 +153,7 @@ def _takes_dropped(conversation: Conversation, text: str) -> bool:
 
 def _head(path: Path) -> bytes:
     with contextlib.suppress(OSError), path.open("rb") as file:
-        return file.read(HEAD_BYTES)
+        return file.read(FIRST_BYTES)
     return b""
 
 
