@@ -341,19 +341,19 @@ def _num_answers(arguments: LoadKeywords) -> int:
 
 
 class IsolatedEmbedder:
-    """The methods of an `Embedder` in a child, by `call`, one at a time, once it is loaded."""
+    """The methods of an `Embedder` in a child, by `call`, one at a time.
+
+    Raises what `load_embedder` does, and CrashedError.
+    """
 
     def __init__(self, path: Path) -> None:
         self._child, (self._channel,) = _started("serve_embedder", 1, (path,))
-
-    @property
-    def process_id(self) -> int | None:
-        """The child's number, for whoever watches processes."""
-        return self._child.process.pid
-
-    def wait(self) -> None:
-        """Wait until it is loaded. Raises what `load_embedder` does, and CrashedError."""
-        self._channel.answer(None)
+        self.process_id = self._child.process.pid
+        try:
+            self._channel.answer(None)
+        except BaseException:
+            self.close()
+            raise
 
     def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         """The method's result. Raises what it raises, and CrashedError for a lost child."""

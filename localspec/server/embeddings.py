@@ -5,10 +5,9 @@ from __future__ import annotations
 import abc
 import base64
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localspec.engine.embedder import Embedded
 from localspec.server.answering import Service
 from localspec.server.fields import Fields
 from localspec.server.form import Aside
@@ -19,25 +18,24 @@ _MOST_INPUTS = 2048  # as at OpenAI
 class _EmbeddingAside(Aside):
     """A request for vectors or scores. A subclass reads it, and writes the response.
 
-    _call: the method of the model and its arguments, the last of which is the texts.
+    _call: a method of `Embedder` with its arguments but the texts; without any texts the model
+    is only loaded.
     """
 
-    _call: tuple[Any, ...]
+    _call: tuple[str, ...] = ("embed",)
+    _texts: Sequence[Any]
     _keywords: Mapping[str, Any] = {}
 
     async def result(self, service: Service) -> Any:
         started_s = time.monotonic()
         embedder = service.models.embedder_named(self.model_name)
-        was_loaded = embedder.isolated is not None
-        *method, texts = self._call
-        if texts:
-            found = await embedder.call(*method, texts, **self._keywords)
-            service.counters.add_embedded(embedder.name, len(texts), found.num_tokens)
-        else:  # the model is to be loaded
-            found = Embedded((await embedder.call(*method, ["a"])).values[:0], 0)
+        was_loaded, num_texts = embedder.isolated is not None, len(self._texts)
+        found = await embedder.call(*self._call, self._texts or ["a"], **self._keywords)
+        num_tokens = found.num_tokens if num_texts else 0
+        service.counters.add_embedded(embedder.name, num_texts, num_tokens)
         self._load_s = 0.0 if was_loaded else embedder.load_s
         self._total_s = time.monotonic() - started_s
-        return self._written(embedder.name, *found)
+        return self._written(embedder.name, found.values[:num_texts], num_tokens)
 
     @abc.abstractmethod
     def _written(self, name: str, values: Any, num_tokens: int) -> dict[str, Any]:
@@ -49,8 +47,8 @@ class Embeddings(_EmbeddingAside):
 
     def __init__(self, fields: Fields) -> None:
         super().__init__(fields)
-        self._call = "embed", fields.prompts("input", _MOST_INPUTS)
-        self._keywords = {"dimensions": _at_least_1(fields, "dimensions")}
+        self._texts = fields.prompts("input", _MOST_INPUTS)
+        self._keywords = {"dimensions": fields.whole("dimensions")}
         self._format = fields.text("encoding_format") or "float"
         if self._format not in ("float", "base64"):
             fields.refuse("encoding_format", "Choose float or base64.")
@@ -70,12 +68,9 @@ class OllamaEmbed(_EmbeddingAside):
 
     def __init__(self, fields: Fields) -> None:
         super().__init__(fields)
-        self._call = (
-            "embed",
-            fields.prompts("input", _MOST_INPUTS) if fields.any("input") else [],
-        )
+        self._texts = fields.prompts("input", _MOST_INPUTS) if fields.any("input") else []
         is_cut = fields.flag("truncate") is not False
-        self._keywords = {"dimensions": _at_least_1(fields, "dimensions"), "truncate": is_cut}
+        self._keywords = {"dimensions": fields.whole("dimensions"), "truncate": is_cut}
 
     def _written(self, name: str, values: Any, num_tokens: int) -> dict[str, Any]:
         return {
@@ -92,8 +87,8 @@ class OllamaEmbeddings(_EmbeddingAside):
 
     def __init__(self, fields: Fields) -> None:
         super().__init__(fields)
-        text = fields.text("prompt")
-        self._call, self._keywords = ("embed", [text] if text else []), {"truncate": True}
+        self._texts = list(filter(None, [fields.text("prompt")]))
+        self._keywords = {"truncate": True}
 
     def _written(self, name: str, values: Any, num_tokens: int) -> dict[str, Any]:
         return {"embedding": values[0].tolist() if len(values) else []}
@@ -111,32 +106,23 @@ class Rerank(_EmbeddingAside):
         texts = [each.get("text") if isinstance(each, dict) else each for each in documents]
         if not 0 < len(texts) <= _MOST_INPUTS or not all(isinstance(x, str) for x in texts):
             fields.refuse("documents", f"Give a list of 1 to {_MOST_INPUTS} texts.")
-        self._call = "rank", query, texts
-        self._top = _at_least_1(fields, "top_n")
+        self._call, self._texts = ("rank", query), texts
+        self._top = fields.whole("top_n")
+        if self._top is not None and self._top < 1:
+            fields.refuse("top_n", "Give 1 or more.")
         self._returns_documents = bool(fields.flag("return_documents"))
 
     def _written(self, name: str, values: Any, num_tokens: int) -> dict[str, Any]:
-        scores, texts = values.tolist(), self._call[-1]
+        scores = values.tolist()
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._top]
         results: list[dict[str, Any]] = []
         for index in order:
             results.append({"index": index, "relevance_score": scores[index]})
             if self._returns_documents:
-                results[-1]["document"] = {"text": texts[index]}
-        return {
-            "object": "list",
-            "model": name,
-            "results": results,
-            "usage": _usage(num_tokens),
-        }
+                results[-1]["document"] = {"text": self._texts[index]}
+        usage = _usage(num_tokens)
+        return {"object": "list", "model": name, "results": results, "usage": usage}
 
 
 def _usage(num_tokens: int) -> dict[str, int]:
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-
-
-def _at_least_1(fields: Fields, name: str) -> int | None:
-    number = fields.whole(name)
-    if number is not None and number < 1:
-        fields.refuse(name, "Give 1 or more.")
-    return number

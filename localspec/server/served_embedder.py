@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,9 +52,7 @@ class ServedFile:
         return name in (self.name, f"{self.name}:latest")
 
 
-# Texts of one call of the process, for which other requests wait. One decode takes as many.
-_MOST_TEXTS, _MOST_CHARACTERS = 16, 4000
-_CHARACTERS_PER_TOKEN = 4  # about
+_MOST_TEXTS = 16  # of one call of the process, for which other requests wait; as of one decode
 _RANK = 4  # the pooling_type of a reranker, in llama.cpp's numbers
 
 
@@ -63,7 +60,8 @@ class ServedEmbedder(ServedFile):
     """An embedding model under its name. model: a preset, or as for `load_embedder`.
 
     context_length: tokens of a text. ranks: whether it is a reranker. needed_bytes: memory once
-    it works. load_s: how long loading took the last time. Raises PresetError if it is not here,
+    it works. load_s: how long loading took the last time. isolated: the model while it is
+    loaded. Raises PresetError if it is not here,
     and ModelFileError.
     """
 
@@ -76,16 +74,10 @@ class ServedEmbedder(ServedFile):
         self.ranks = header.number(f"{self.architecture}.pooling_type") == _RANK
         self.needed_bytes = embedder_bytes(header, self.context_length)
         self.load_s = 0.0
-        self._process: IsolatedEmbedder | None = None
-        self._is_loaded = False
+        self.isolated: IsolatedEmbedder | None = None
         self._in_use = asyncio.Lock()
         self._used_s = 0.0
         self._is_stopped = False
-
-    @property
-    def isolated(self) -> IsolatedEmbedder | None:
-        """The model while it is loaded."""
-        return self._process if self._is_loaded else None
 
     @property
     def idle_s(self) -> float:
@@ -100,7 +92,8 @@ class ServedEmbedder(ServedFile):
         """
         *others, texts = arguments
         found = []
-        for part in _parts(texts):
+        for first in range(0, len(texts), _MOST_TEXTS):
+            part = texts[first : first + _MOST_TEXTS]
             async with self._in_use:
                 read = partial(self._read, method, *others, part, **keywords)
                 found.append(await in_thread(read))
@@ -110,12 +103,13 @@ class ServedEmbedder(ServedFile):
     def _read(self, method: str, *arguments: Any, **keywords: Any) -> Embedded:
         """Load the model if need be, and call the method; in a thread."""
         try:
-            if self._is_stopped:
+            if self.isolated is None and not self._is_stopped:
+                started_s = time.monotonic()
+                self.isolated = IsolatedEmbedder(self.path)
+                self.load_s = time.monotonic() - started_s
+            if self.isolated is None or self._is_stopped:
                 raise stopping()
-            if self._process is None:
-                self._load()
-            assert self._process is not None
-            read: Embedded = self._process.call(method, *arguments, **keywords)
+            read: Embedded = self.isolated.call(method, *arguments, **keywords)
         except CrashedError as error:
             self._end()
             if self._is_stopped:
@@ -124,19 +118,6 @@ class ServedEmbedder(ServedFile):
         finally:
             self._used_s = time.monotonic()
         return read
-
-    def _load(self) -> None:
-        started_s = time.monotonic()
-        self._process = IsolatedEmbedder(self.path)
-        if self._is_stopped:
-            self._process.kill()
-        try:
-            self._process.wait()
-        except BaseException:
-            self._end()
-            raise
-        self._is_loaded = True
-        self.load_s = time.monotonic() - started_s
 
     async def close_unused(self, seconds: float) -> None:
         """Free it if nobody has asked for so long."""
@@ -147,8 +128,8 @@ class ServedEmbedder(ServedFile):
     def stop(self) -> None:
         """End its work: whoever waits for it, or asks later, gets an error."""
         self._is_stopped = True
-        if self._process is not None:
-            self._process.kill()
+        if self.isolated is not None:
+            self.isolated.kill()
 
     async def close(self) -> None:
         """Free it, whatever it does, for good."""
@@ -157,20 +138,6 @@ class ServedEmbedder(ServedFile):
             await asyncio.to_thread(self._end)
 
     def _end(self) -> None:
-        process, self._process, self._is_loaded = self._process, None, False
+        process, self.isolated = self.isolated, None
         if process is not None:
             process.close()
-
-
-def _parts(texts: Sequence[str | Sequence[int]]) -> Iterator[list[str | Sequence[int]]]:
-    """The texts in batches of at most so many texts and characters, at least one text each."""
-    part: list[str | Sequence[int]] = []
-    room = 0
-    for text in texts:
-        size = len(text) * (1 if isinstance(text, str) else _CHARACTERS_PER_TOKEN)
-        if part and (len(part) == _MOST_TEXTS or size > room):
-            yield part
-            part = []
-        room = (room if part else _MOST_CHARACTERS) - size
-        part.append(text)
-    yield part
