@@ -36,7 +36,7 @@ from localspec.server.question import (
     num_logprobs,
     template_variables,
 )
-from localspec.server.refusal import RequestError, openai_error
+from localspec.server.refusal import RequestError
 from localspec.server.tool_fields import answer_form, openai_tools, own_form
 from localspec.streaming.reply import Reply
 from localspec.tools.calls import CallPiece
@@ -97,9 +97,6 @@ class OpenAIForm(Form):
     def end(self, finished: Sequence[Finished]) -> str:
         usage = self._chunk([], usage=self._usage(finished)) if self._has_usage else ""
         return usage + sse_event("[DONE]")
-
-    def failure(self, error: RequestError) -> str:
-        return sse_event(openai_error(error))
 
     def _own_fields(self, reply: Reply) -> dict[str, Any]:
         return own_fields(reply)
@@ -237,12 +234,7 @@ class ChatCompletion(OpenAIForm):
         if reply.tool_calls:
             message["content"] = reply.text or None
             message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.json},
-                }
-                for call in reply.tool_calls
+                _function_call(call.id, call.name, call.json) for call in reply.tool_calls
             ]
         return {
             "index": finished.number,
@@ -284,12 +276,15 @@ class ChatCompletion(OpenAIForm):
 
     def _call(self, answer: int, call: CallPiece) -> dict[str, Any]:
         """More of a call; its id and name come with the first part."""
-        arguments = {"arguments": call.json}
         if (answer, call.number) in self._started_calls:
-            return {"index": call.number, "function": arguments}
+            return {"index": call.number, "function": {"arguments": call.json}}
         self._started_calls.add((answer, call.number))
-        function = {"name": call.name, **arguments}
-        return {"index": call.number, "id": call.id, "type": "function", "function": function}
+        return {"index": call.number, **_function_call(call.id, call.name, call.json)}
+
+
+def _function_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
 
 
 def chat_variables(fields: Fields) -> dict[str, Any]:
@@ -367,12 +362,6 @@ class LlamaCompletion(Form):
             return ":\n\n"  # a comment, so that the client sees that the server is there
         text = self._shown(event.piece.text)
         return sse_event({"content": text, "stop": False}) if text else ""
-
-    def end(self, finished: Sequence[Finished]) -> str:
-        return ""
-
-    def failure(self, error: RequestError) -> str:
-        return sse_event(openai_error(error))
 
     def _shown(self, text: str) -> str:
         return "" if self._only_reads else text

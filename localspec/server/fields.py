@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from localspec.server.refusal import RequestError
+from localspec.tools.tool import json_value
 
+_Kind = TypeVar("_Kind")
 logger = logging.getLogger(__name__)
 
 MOST_TEXTS = 64  # the answer is searched for each of them at every step
-# In JSON: half of a surrogate pair, or a first half with the second behind it.
-_SURROGATES = re.compile(
-    r"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})"
-)
 _MOST_SHOWN = 60  # characters of a value in an error
 _MOST_LOGGED = 1000  # names that a client makes up cost memory, too
 
@@ -44,25 +41,19 @@ class Fields:
 
     def text(self, name: str) -> str | None:
         """A string."""
-        value: str | None = self._checked(name, lambda v: isinstance(v, str), "Give a string.")
-        return value
+        return self._checked(name, str, lambda v: isinstance(v, str), "Give a string.")
 
     def flag(self, name: str) -> bool | None:
         """A bool."""
-        hint = "Give true or false."
-        value: bool | None = self._checked(name, lambda v: isinstance(v, bool), hint)
-        return value
+        return self._checked(name, bool, lambda v: isinstance(v, bool), "Give true or false.")
 
     def number(self, name: str) -> float | None:
         """A finite number."""
-        value = self._checked(name, _is_number, "Give a number.")
-        return None if value is None else float(value)
+        return self._checked(name, float, _is_number, "Give a number.")
 
     def whole(self, name: str) -> int | None:
         """A whole number; 3.0 is one."""
-        hint = "Give a whole number."
-        value = self._checked(name, lambda v: _is_number(v) and v == int(v), hint)
-        return None if value is None else int(value)
+        return self._checked(name, int, _is_whole, "Give a whole number.")
 
     def texts(self, name: str) -> list[str] | None:
         """A short list of strings; a single string is a list of one."""
@@ -84,33 +75,33 @@ class Fields:
 
     def object(self, name: str) -> Fields | None:
         """An object."""
-        value = self._checked(name, lambda value: isinstance(value, dict), "Give an object.")
+        value = self._checked(name, dict, lambda v: isinstance(v, dict), "Give an object.")
         return None if value is None else Fields(value, f"{self._path}{name}.")
 
     def objects(self, name: str) -> list[Fields] | None:
         """A list of objects."""
-        value = self._checked(name, lambda v: _is_list(v, dict), "Give a list of objects.")
-        if value is None:
-            return None
-        return [
-            Fields(each, f"{self._path}{name}[{index}].") for index, each in enumerate(value)
-        ]
+        hint = "Give a list of objects."
+        given = self._checked(name, list, lambda v: _is_list(v, dict), hint)
+        path = f"{self._path}{name}"
+        return given and [Fields(each, f"{path}[{at}].") for at, each in enumerate(given)]
 
-    def _checked(self, name: str, is_right: Callable[[Any], bool], hint: str) -> Any:
-        """The field, which is refused with that hint unless it is right or missing."""
+    def _checked(
+        self,
+        name: str,
+        kind: Callable[[Any], _Kind],
+        is_right: Callable[[Any], bool],
+        hint: str,
+    ) -> _Kind | None:
+        """The field as that type, or None if it is missing; refused unless it is right."""
         value = self.any(name)
         if value is not None and not is_right(value):
             self.refuse(name, hint)
-        return value
+        return None if value is None else kind(value)
 
     def refuse(self, name: str, hint: str) -> NoReturn:
         """Raise RequestError for the value of a field."""
         given = _shown(self._values[name]) if name in self._values else "missing"
-        raise RequestError(
-            f"{self._path}{name} is {given}",
-            hint,
-            param=f"{self._path}{name}",
-        )
+        raise RequestError(f"{self._path}{name} is {given}", hint, param=f"{self._path}{name}")
 
     def log_unread(self, route: str, logged: set[str]) -> None:
         """Log each field that was not read, once; `logged` has the lines so far."""
@@ -146,31 +137,18 @@ def _is_number(value: object) -> bool:
         return False
 
 
+def _is_whole(value: Any) -> bool:
+    return _is_number(value) and value == int(value)
+
+
 def read_fields(body: bytes) -> Fields:
     """The fields of a request, from its body. Raises RequestError."""
     try:
-        text = _SURROGATES.sub(_mended, body.decode("utf-8-sig"))
-        value = json.loads(text, parse_constant=_not_a_number)
+        value = json_value(body.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8: {error.reason}", "Send UTF-8.") from error
     except (ValueError, RecursionError) as error:
-        raise RequestError(
-            f"the body is not JSON: {error!s:.200}", "Send an object."
-        ) from error
+        raise RequestError(f"the body is not JSON: {error!s:.200}", "Send JSON.") from error
     if not isinstance(value, dict):
         raise RequestError(f"the body is {_shown(value)}", "Send an object.")
     return Fields(value)
-
-
-def _mended(found: re.Match[str]) -> str:
-    """U+FFFD for half of a surrogate pair: clients cut texts there."""
-    text, at = found.string, found.start()
-    while at and text[at - 1] == "\\":
-        at -= 1
-    if (found.start() - at) % 2:  # then its backslash is escaped
-        return found[0][:6] + (r"\ufffd" if found[1] else "")
-    return found[0] if found[1] else r"\ufffd"
-
-
-def _not_a_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number in JSON")

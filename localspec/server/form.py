@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.answering import Event, Finished, Service
-from localspec.server.encoding import EVENTS
+from localspec.server.encoding import EVENTS, sse_event
 from localspec.server.event_loop import in_thread
 from localspec.server.fields import Fields
 from localspec.server.question import Question
-from localspec.server.refusal import RequestError
+from localspec.server.refusal import RequestError, openai_error
 from localspec.server.served_models import ServedModel
 
 
@@ -41,13 +41,13 @@ class Form(abc.ABC):
     def text_for(self, event: Event) -> str:
         """The part of a stream that tells of an event; "" for nothing."""
 
-    @abc.abstractmethod
     def end(self, finished: Sequence[Finished]) -> str:
-        """The end of a stream."""
+        """The end of a stream behind its last answer; in some protocols nothing."""
+        return ""
 
-    @abc.abstractmethod
     def failure(self, error: RequestError) -> str:
-        """The end of a stream whose answer failed."""
+        """The end of a stream whose answer failed; in OpenAI's shape, which most have."""
+        return sse_event(openai_error(error))
 
 
 class Aside(abc.ABC):

@@ -11,7 +11,7 @@ from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
-from localspec.server.costs import Usage, own_fields, usage_of
+from localspec.server.costs import own_fields, usage_of
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import EngineAside, Form
@@ -65,7 +65,7 @@ class MessageForm(Form):
         return {
             **self._message(content),
             **_stop_fields(answer),
-            "usage": _message_usage(usage_of(finished)),
+            "usage": _whole_usage(finished),
             **own_fields(answer.reply),
         }
 
@@ -80,9 +80,8 @@ class MessageForm(Form):
             begun = self._begin(stats.prompt_tokens, stats.cached_prompt_tokens)
             has_said = self._block == "text" or event.reply.tool_calls
             turned = "" if has_said else self._turn_to("text", _NO_TEXT)
-            usage, own = _message_usage(usage_of([event])), own_fields(event.reply)
-            delta = _stop_fields(event)
-            ended = _named_event("message_delta", delta=delta, usage=usage, **own)
+            more = {"usage": _whole_usage([event]), **own_fields(event.reply)}
+            ended = _named_event("message_delta", delta=_stop_fields(event), **more)
             return begun + turned + self._end_block() + ended
         # Not a ping: a coding agent that gets nothing else for five minutes gives up.
         if isinstance(event, ReadingPrompt):
@@ -100,12 +99,7 @@ class MessageForm(Form):
         if self._has_begun:
             return ""
         self._has_begun = True
-        usage = {
-            "input_tokens": num_prompt_tokens - num_cached,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": num_cached,
-            "output_tokens": 0,
-        }
+        usage = _message_usage(num_prompt_tokens, num_cached, 0)
         stop = {"stop_reason": None, "stop_sequence": None}
         message = {**self._message([]), **stop, "usage": usage}
         return _named_event("message_start", message=message)
@@ -114,33 +108,22 @@ class MessageForm(Form):
         """The events of a piece, in the block that it belongs to."""
         if (call := piece.call) is not None:
             turned = self._turn_to(call.number, _tool_use(call.id, call.name))
-            return turned + self._delta("input_json_delta", partial_json=call.json)
-        if piece.is_thought:
-            turned = self._turn_to("thinking", _NO_THOUGHT)
-            return turned + self._delta("thinking_delta", thinking=piece.text)
-        return self._say_text(piece.text)
+            return turned + self._delta(call.json, {})
+        name, block = ("thinking", _NO_THOUGHT) if piece.is_thought else ("text", _NO_TEXT)
+        return self._turn_to(name, block) + self._delta(piece.text, {})
 
     def _say_nothing(self, more: Mapping[str, Any]) -> str:
-        """An empty delta of the open block. Another block would end it amid a call's JSON.
-
-        more: fields of the event.
-        """
+        """An empty delta of the open block. Another block would end it amid a call's JSON."""
         turned = self._turn_to("text", _NO_TEXT) if self._block is None else ""
-        kind, name = "text_delta", "text"
+        return turned + self._delta("", more)
+
+    def _delta(self, text: str, more: Mapping[str, Any]) -> str:
+        """More text of the open block. more: fields of the event."""
+        kind, name = f"{self._block}_delta", str(self._block)
         if isinstance(self._block, int):
             kind, name = "input_json_delta", "partial_json"
-        elif self._block == "thinking":
-            kind, name = "thinking_delta", "thinking"
-        delta = {"type": kind, name: ""}
-        at = {"index": self._num_blocks, "delta": delta}
-        return turned + _named_event("content_block_delta", **at, **more)
-
-    def _say_text(self, text: str) -> str:
-        return self._turn_to("text", _NO_TEXT) + self._delta("text_delta", text=text)
-
-    def _delta(self, kind: str, **more: str) -> str:
-        delta = {"type": kind, **more}
-        return _named_event("content_block_delta", index=self._num_blocks, delta=delta)
+        at = {"index": self._num_blocks, "delta": {"type": kind, name: text}}
+        return _named_event("content_block_delta", **at, **more)
 
     def _turn_to(self, name: str | int, block: dict[str, Any]) -> str:
         """Start this block, unless it is open, and end any other. name: see `_block`."""
@@ -155,9 +138,11 @@ class MessageForm(Form):
     def _end_block(self) -> str:
         if self._block is None:
             return ""
-        is_thought = self._block == "thinking"
-        signed = self._delta("signature_delta", signature="") if is_thought else ""
-        ended = _named_event("content_block_stop", index=self._num_blocks)
+        at, signed = {"index": self._num_blocks}, ""
+        if self._block == "thinking":
+            delta = {"type": "signature_delta", "signature": ""}
+            signed = _named_event("content_block_delta", **at, delta=delta)
+        ended = _named_event("content_block_stop", **at)
         self._block = None
         self._num_blocks += 1
         return signed + ended
@@ -218,10 +203,8 @@ def _messages_in(content: object, role: str) -> list[Message]:
 
 
 def _call_in(block: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "id": block.get("id"),
-        "function": {"name": block.get("name"), "arguments": block.get("input")},
-    }
+    function = {"name": block.get("name"), "arguments": block.get("input")}
+    return {"id": block.get("id"), "function": function}
 
 
 def _result_in(block: Mapping[str, Any]) -> Message:
@@ -229,11 +212,7 @@ def _result_in(block: Mapping[str, Any]) -> Message:
     if block.get("is_error") is True:
         parts = content if isinstance(content, list) else [{**_NO_TEXT, "text": content or ""}]
         content = [{**_NO_TEXT, "text": "The tool failed:"}, *parts]
-    return {
-        "role": "tool",
-        "content": content,
-        "tool_call_id": block.get("tool_use_id"),
-    }
+    return {"role": "tool", "content": content, "tool_call_id": block.get("tool_use_id")}
 
 
 def _is_text(kind: object) -> bool:
@@ -300,10 +279,15 @@ def _stop_fields(finished: Finished) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": finished.reply.stopped_by}
 
 
-def _message_usage(usage: Usage) -> dict[str, Any]:
+def _whole_usage(finished: Sequence[Finished]) -> dict[str, int]:
+    usage = usage_of(finished)
+    return _message_usage(usage.prompt, usage.cached, usage.completion)
+
+
+def _message_usage(num_prompt: int, num_cached: int, num_answered: int) -> dict[str, int]:
     return {
-        "input_tokens": usage.prompt - usage.cached,
+        "input_tokens": num_prompt - num_cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached,
-        "output_tokens": usage.completion,
+        "cache_read_input_tokens": num_cached,
+        "output_tokens": num_answered,
     }

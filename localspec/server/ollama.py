@@ -104,14 +104,11 @@ def loaded(models: ServedModels, unload_s: float) -> dict[str, Any]:
 
 def not_offered(path: str) -> RequestError | None:
     """The refusal for a path of Ollama's that this server lacks; None for any other path."""
-    first, _, rest = path.removeprefix("/api/").partition("/")
-    if (
-        not path.startswith("/api/")
-        or first not in _NOT_OFFERED
-        or bool(rest) != (first == "blobs")
-    ):
+    root, _, rest = path.removeprefix("/").partition("/")
+    found = _NOT_OFFERED.get("blobs" if rest.startswith("blobs/") else rest)
+    if root != "api" or found is None:
         return None
-    what, hint = _NOT_OFFERED[first]
+    what, hint = found
     return RequestError(f"{what} not offered by this server", hint, status=501)
 
 
@@ -190,8 +187,6 @@ OLLAMA_STREAM = "application/x-ndjson"  # of a stream
 _THINK_LEVELS = ("low", "medium", "high", "max")
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)")
-_DURATION = re.compile(rf"[+-]?(?:0|(?:{_DURATION_PART.pattern})+)")  # as Go writes them: 1h30m
-_LONGEST_DURATION = 64  # characters; longer ones would take long to match
 
 
 class OllamaForm(Form):
@@ -224,9 +219,9 @@ class OllamaForm(Form):
     def _text_part(self, text: str, more: dict[str, Any]) -> dict[str, Any]:
         """More text of the answer. more: thoughts and calls, if there are any."""
 
-    @abc.abstractmethod
     def _context_behind(self, text: str) -> dict[str, Any]:
-        """The field that the client sends back to continue the conversation."""
+        """The field that the client sends back to continue the conversation, if any."""
+        return {}
 
     def body(self, finished: Sequence[Finished]) -> Any:
         """Without a question it says whether the model was loaded or unloaded."""
@@ -260,9 +255,6 @@ class OllamaForm(Form):
         if piece.logprobs is not None:
             part["logprobs"] = [logprob_object(piece.logprobs)]
         return _json_line(part)
-
-    def end(self, finished: Sequence[Finished]) -> str:
-        return ""
 
     def failure(self, error: RequestError) -> str:
         return _json_line({"error": error.sentence})
@@ -322,9 +314,6 @@ class OllamaChat(OllamaForm):
 
     def _text_part(self, text: str, more: dict[str, Any]) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, **more}}
-
-    def _context_behind(self, text: str) -> dict[str, Any]:
-        return {}
 
 
 class OllamaGenerate(OllamaForm):
@@ -447,24 +436,20 @@ def _keep_s(fields: Fields) -> float | None:
     value = fields.any("keep_alive")
     if value is None:
         return None
-    if (
-        isinstance(value, str)
-        and len(value) <= _LONGEST_DURATION
-        and _DURATION.fullmatch(value)
-    ):
+    if isinstance(value, str):  # as Go writes them: 1h30m
         parts = _DURATION_PART.findall(value)
-        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
-        value = -seconds if value.startswith("-") else seconds
+        whole = "".join(map("".join, parts)) or "0"
+        if value.removeprefix("-").removeprefix("+") == whole:
+            seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+            value = -seconds if value.startswith("-") else seconds
     if isinstance(value, bool) or not isinstance(value, int | float):
         fields.refuse("keep_alive", 'Give seconds, or a string such as "10m"; -1 is forever.')
     return math.inf if value < 0 else float(min(value, 1e18))
 
 
 def _ollama_call(number: int, call_id: str, name: str, arguments: Any) -> dict[str, Any]:
-    return {
-        "id": call_id,
-        "function": {"index": number, "name": name, "arguments": arguments},
-    }
+    function = {"index": number, "name": name, "arguments": arguments}
+    return {"id": call_id, "function": function}
 
 
 def _json_line(value: Any) -> str:

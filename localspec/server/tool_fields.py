@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from localspec.server.fields import Fields
 from localspec.server.refusal import RequestError
-
-logger = logging.getLogger(__name__)
 
 _FUNCTIONS = (None, "function")  # types of tools
 _ANTHROPIC_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -26,7 +23,8 @@ def openai_tools(fields: Fields) -> dict[str, Any]:
     for tool, raw in zip(fields.objects("tools") or [], fields.any("tools") or (), strict=True):
         members = (tool.objects("tools") and raw["tools"]) if _is_space(raw) else None
         given += [raw] if members is None else map(partial(_in_space, raw.get("name")), members)
-    tools, ignored = _kept_tools(given, [tool.get("type") in _FUNCTIONS for tool in given])
+    tools = [tool for tool in given if tool.get("type") in _FUNCTIONS]
+    ignored = [tool for tool in given if tool.get("type") not in _FUNCTIONS]
     choice = fields.any("tool_choice")
     kind = choice.get("type") if isinstance(choice, Mapping) else None
     if kind == "allowed_tools":
@@ -76,9 +74,9 @@ def _allowed_functions(choice: Mapping[str, Any]) -> object:
 
 def anthropic_tools(fields: Fields) -> dict[str, Any]:
     """The tools of Messages; Anthropic's own are ignored, as above. Raises RequestError."""
-    given = fields.objects("tools") or []
-    functions = ["input_schema" in tool for tool in given]
-    tools, ignored = _kept_tools(fields.any("tools") or (), functions)
+    given = fields.any("tools") if fields.objects("tools") else []
+    tools = [tool for tool in given if tool.get("input_schema") is not None]
+    ignored = [tool for tool in given if tool.get("input_schema") is None]
     choice = fields.object("tool_choice")
     if choice is None:
         return _options(tools, None, is_parallel=None)
@@ -94,22 +92,9 @@ def anthropic_tools(fields: Fields) -> dict[str, Any]:
     return _options(tools, name, is_parallel=is_parallel)
 
 
-_Tools = list[Mapping[str, Any]]
-
-
-def _kept_tools(
-    tools: Sequence[Mapping[str, Any]], are_functions: Sequence[bool]
-) -> tuple[_Tools, _Tools]:
-    """The tools that are functions, and the others."""
-    both: tuple[_Tools, _Tools] = ([], [])
-    for tool, is_one in zip(tools, are_functions, strict=True):
-        both[not is_one].append(tool)
-    if both[1]:
-        logger.debug("%d tools are not functions and are ignored", len(both[1]))
-    return both
-
-
-def _options(tools: _Tools, choice: object, *, is_parallel: bool | None) -> dict[str, Any]:
+def _options(
+    tools: Sequence[Mapping[str, Any]], choice: object, *, is_parallel: bool | None
+) -> dict[str, Any]:
     if not tools and choice in (None, "auto", "none"):
         return {}
     return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": is_parallel}
