@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import random
@@ -408,12 +407,6 @@ def test_text_is_held_no_longer_than_it_may_be_a_call():
         assert next(at for at, size in enumerate(sizes) if size) == num_held, answer
         rest = sum(len(part.text) for part in text.finish(is_cut=False))
         assert sum(sizes) + rest == len(answer)
-
-
-def test_an_answer_that_fits_a_schema_or_has_to_call_is_not_looked_at_for_objects():
-    answer = json.dumps({"name": "now", "arguments": {}})
-    schema = dataclasses.replace(USE, answer_schema={})
-    assert read("Qwen", answer, use=schema) == (answer, "", [])
 
 
 OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}  # as Pydantic's

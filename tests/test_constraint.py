@@ -358,6 +358,58 @@ def test_a_pydantic_class_means_its_fields():
     assert json.loads(schema_text(as_dict)) == as_dict  # as it was written
 
 
+SCHEMAS = [
+    {"type": "string", "pattern": "^(fox|owl)s?$"},
+    {"type": "string", "format": "ipv4"},
+    {"type": "string", "minLength": 2, "maxLength": 5},
+    {"type": "number", "minimum": -9, "maximum": 3, "multipleOf": 0.5},
+    {"type": ["null", "integer"], "maximum": 99},
+    {"enum": ["", 'quo"te', "ü\n", -1, None, True, [1, {"a": []}]]},
+    {"type": "array", "prefixItems": [{"const": 1}], "items": {"enum": ["a"]}, "maxItems": 3},
+    {"oneOf": [{"const": "a"}, {"type": "integer", "minimum": 1, "maximum": 7}]},
+    {"allOf": [{"type": "integer", "minimum": 2}, {"maximum": 8}]},
+    {
+        "type": "object", "patternProperties": {"^[ab]$": {"type": "boolean"}},
+        "additionalProperties": False,
+    },
+    {
+        "type": "object", "properties": {"Größe": {"const": 1}, 'x"y': {"const": 2}},
+        "required": ['x"y'], "additionalProperties": False,
+    },
+    {
+        "$defs": {"it": {"type": "boolean"}}, "type": "object", "additionalProperties": False,
+        "properties": {"one": {"$ref": "#/$defs/it"}, "more": {"$ref": "#/$defs/it"}},
+    },
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=json.dumps)
+def test_answers_are_valid_by_another_validator(engine, schema):
+    options = {"json_schema": schema, "strict": "oneOf" not in schema, **SEEDED}
+    for seed in range(4):
+        reply = engine.generate_raw("Some JSON: ", seed=seed, **options).reply()
+        assert reply.finish_reason == "stop"
+        jsonschema.Draft202012Validator(schema).validate(json.loads(reply.text))
+
+
+UNSUPPORTED = {
+    "not": {"type": "string"}, "if": {"type": "string"}, "uniqueItems": True,
+    "contains": {"type": "null"}, "propertyNames": {"maxLength": 3},
+    "dependentRequired": {"a": ["age"]}, "unevaluatedProperties": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("word", UNSUPPORTED)
+def test_what_an_answer_is_not_kept_to_is_named(engine, word):
+    """Strict, the schema is refused; else the answer names the keyword, and keeps the rest."""
+    schema = {"enum": [[1], {"age": 1}], word: UNSUPPORTED[word]}
+    with pytest.raises(ConstraintError, match=f'cannot be enforced: "{word}"'):
+        engine.generate_raw("Some JSON: ", json_schema=schema, strict=True).reply()
+    reply = engine.generate_raw("Some JSON: ", json_schema=schema, **SEEDED).reply()
+    assert json.loads(reply.text) in schema["enum"]
+    assert reply.not_kept == (word,)
+
+
 def test_without_llguidance_the_error_says_how_to_install_it(demo_target, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with localspec.load(target=demo_target) as alone:

@@ -99,17 +99,6 @@ def test_what_is_not_kept_to_is_told(unkept, command, given):
     assert "not enforced" not in told.stdout
 
 
-def test_json_has_what_is_not_kept_to(unkept):
-    answer = json.loads(run("generate", *unkept, "--json", "A fox?").stdout)
-    assert answer["not_kept"] == ["uniqueItems"]
-
-
 def test_what_is_not_kept_to_is_an_error_if_asked_for(unkept):
     assert 'cannot be enforced: "uniqueItems"' in refusal(*unkept, "--strict")
     assert "--strict needs --json-schema" in refusal("--strict")
-
-
-def test_two_at_once_are_refused(tmp_path):
-    (tmp_path / "a.json").write_text("{}")
-    said = refusal("--json-schema", tmp_path / "a.json", "--regex", "a")
-    assert "json_schema and regex are given" in said

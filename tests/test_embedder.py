@@ -159,16 +159,18 @@ def embedding(mean):
 
 @pytest.mark.process
 def test_openai_asks_for_vectors(embedding, embedder):
-    expected = embedder.embed(TEXTS)
-    found = embedding.ask("/v1/embeddings", input=TEXTS, model="mean").json()
+    texts = TEXTS * 11  # more than one call of the process takes
+    expected = embedder.embed(texts)
+    found = embedding.ask("/v1/embeddings", input=texts, model="mean").json()
     vectors = [each["embedding"] for each in found["data"]]
     np.testing.assert_allclose(vectors, expected.values, atol=1e-6)
-    assert [each["index"] for each in found["data"]] == [0, 1, 2]
+    assert [each["index"] for each in found["data"]] == [*range(33)]
     assert found["usage"]["prompt_tokens"] == expected.num_tokens
     assert found["model"] == "mean"
     coded = embedding.ask("/embeddings", input=TEXTS[0], encoding_format="base64").json()
     decoded = np.frombuffer(base64.b64decode(coded["data"][0]["embedding"]), "<f4")
-    np.testing.assert_allclose(decoded, expected.values[0], atol=1e-6)
+    alone = embedder.embed(TEXTS[0]).values[0]
+    np.testing.assert_allclose(decoded, alone, atol=1e-6)
     short = embedding.ask("/v1/embeddings", input=[[5, 6], [7]], dimensions=4).json()
     assert [len(each["embedding"]) for each in short["data"]] == [4, 4]
     names = [model["id"] for model in embedding.client.get("/v1/models").json()["data"]]
@@ -205,15 +207,11 @@ def test_ollamas_clients_find_it(mean):
         tag = server.client.get("/api/tags").json()["models"][1]
         assert tag["name"] == tag["model"] == "mean:latest"
         assert tag["size"] == mean.stat().st_size
-        for name in ("mean", "mean:latest"):
-            shown = server.ask("/api/show", model=name).json()
-            assert shown["capabilities"] == ["embedding"]
-            assert shown["details"] == tag["details"]
-            assert shown["model_info"]["general.architecture"] == "llama"
-            assert shown["model_info"]["llama.context_length"] == 64
-            assert shown["model_info"]["llama.embedding_length"] == 64
+        shown = server.ask("/api/show", model="mean").json()
+        assert shown["capabilities"] == ["embedding"]
+        assert shown["details"] == tag["details"]
+        assert shown["model_info"]["llama.embedding_length"] == 64
         assert "completion" in server.ask("/api/show", model="demo").json()["capabilities"]
-        assert server.ask("/api/show").json()["model_info"]["general.basename"] == "demo"
         assert server.client.get("/api/ps").json()["models"] == []
         assert server.ask("/api/embed", model="mean", input="fox").status_code == 200
         (loaded,) = server.client.get("/api/ps").json()["models"]
@@ -372,22 +370,6 @@ def test_a_long_batch_lets_others_in_and_ends_with_its_client(slow):
         assert served.isolated is process
         await served.close()
         assert served.isolated is None
-
-    asyncio.run(ask())
-
-
-def test_all_vectors_of_a_long_batch_come_in_its_order(slow):
-    async def ask():
-        served, made = slow
-        texts = ["a" * size for size in range(40)] + [[5] * 996, "a"]
-        asking = asyncio.create_task(served.call("embed", texts))
-        await until(lambda: made)
-        made[0].loads.set()
-        made[0].reads.set()
-        found = await asking
-        assert [number for (number,) in found.values] == [len(text) for text in texts]
-        assert [len(part) for part in made[0].parts] == [16, 16, 10]
-        assert found.num_tokens == 3
 
     asyncio.run(ask())
 

@@ -35,7 +35,9 @@ def refused(*arguments):
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
-def test_it_says_where_it_listens_answers_and_stops(tmp_path):
+@pytest.mark.parametrize("end", ["SIGINT", "SIGKILL"])
+def test_it_says_where_it_listens_answers_and_stops(tmp_path, end):
+    """However it ends, its children end with it."""
     keys = tmp_path / "keys"
     keys.write_text("a-secret-key\n")
     command = [sys.executable, "-m", "localspec", "serve", "--port", "0"]
@@ -63,11 +65,11 @@ def test_it_says_where_it_listens_answers_and_stops(tmp_path):
         shown = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True)
         assert "a-secret-key" not in shown.stdout
         children = _children(process.pid)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(getattr(signal, end))
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 0
+    assert process.returncode == (-signal.SIGKILL if end == "SIGKILL" else 0)
     assert out == ""
     assert "a-secret-key" not in err
     assert "ignores the field 'odd'" in err

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 import inside
@@ -107,18 +105,6 @@ def test_openai_and_ollama_ask_by_a_suffix(coding):
     assert "insert" in coding.ask("/api/show").json()["capabilities"]
     plain = fill_in(coding, path="/v1/completions", after="")["choices"][0]["text"]
     assert plain == go_on(coding, BEFORE)["content"]
-
-
-@pytest.mark.process
-def test_a_stream_adds_up_to_the_whole(coding):
-    whole = fill_in(coding)
-    body = {"input_prefix": BEFORE, "input_suffix": AFTER, **STEADY, "stream": True}
-    text = coding.client.post("/infill", json=body).text
-    *parts, last = [json.loads(line[6:]) for line in text.splitlines() if line[:5] == "data:"]
-    assert "".join(part["content"] for part in parts) == whole["content"]
-    assert not any(part["stop"] for part in parts)
-    assert last["stop"] is True
-    assert last["timings"]["draft_n"] > 0, "it drafts as everywhere"
 
 
 @pytest.mark.process

@@ -204,7 +204,7 @@ def server(tmp_path_factory):
         folder / "thinker.gguf",
         dict(itertools.pairwise(THOUGHT)),
         user_defined=("[ask]",),
-        template="{% for m in messages %}{{ m.content }}{% endfor %}[ask]{# <think> #}",
+        template="{% for m in messages %}{{ m.content }}{% endfor %}[ask]{# <think></think> #}",
     )
     with (
         presets_of(folder, caller=(caller, 2048), thinker=(thinker, 64)),
@@ -306,6 +306,7 @@ def test_thoughts_are_told_apart_from_what_is_said(server, name):
     asked = {"model": "thinker", "question": "x"}
     assert protocol.said(whole(server, protocol, **asked)) == ("threefour", "onetwo")
     assert joined(protocol, [*events(server, protocol, **asked)]) == ("threefour", "onetwo")
+    assert "thinking" in server.ask("/api/show", model="thinker").json()["capabilities"]
 
 
 def calls_in(name, told):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import jsonschema
@@ -37,12 +36,10 @@ STEADY = {"temperature": 0, "draft_tokens": 3}
 SAID = ["Let me see. ", "<tool_call>", '\n{"name": "get_weather", "arg', "uments",
         '": {"city": "Rome", "days": 3}}\n', "</tool_call>"]  # fmt: skip
 
-NOW = {"name": "now", "description": "The time."}
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 WRITE = {"name": "write", "description": "A file.", "parameters": TEXT}
 # Behind the head, which the grammar writes.
 TAGGED = ["<tool_call>", ">", "\none ", "two ", "<three> ", '"four"', "\n</parameter>\n"]
-EQUAL = ["<tool_call>", '\n{"name": "now", "arguments": {}}\n', "</tool_call>", "<0x0A>"]
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +48,8 @@ def server(tmp_path_factory, demo_target):
     folder = tmp_path_factory.mktemp("tools")
     tooled = with_template(demo_target, folder / "demo.gguf", FAMILIES["Qwen"].template)
     caller = write_calling_model(folder / "caller.gguf", "Qwen", SAID)
-    looping = write_calling_model(folder / "looping.gguf", "Qwen", EQUAL)
     tagger = write_calling_model(folder / "tagger.gguf", "Qwen3-Coder", TAGGED)
-    files = {"tooled": tooled, "caller": caller, "looping": looping, "tagger": tagger}
+    files = {"tooled": tooled, "caller": caller, "tagger": tagger}
     presets = presets_of(folder, **{name: (path, 2048) for name, path in files.items()})
     with presets, running_server(presets=[*files, "demo"]) as running:
         yield running
@@ -137,77 +133,6 @@ def events_of(server, path, **fields):
         assert response.status_code == 200
         lines = [line for line in response.iter_lines() if line.startswith("data: {")]
     return [json.loads(line.removeprefix("data: ")) for line in lines]
-
-
-def test_a_call_that_has_to_be_made_is_the_only_one_unless_more_are_asked_for(server):
-    """In every protocol, by a model that would call without end."""
-    chat = {"model": "looping", "messages": [QUESTION], "tools": [{"function": NOW}]}
-    chat = {**chat, "tool_choice": "required", "max_tokens": 300, "temperature": 0}
-    asked = {"model": "looping", "input": [QUESTION], "tools": [{"type": "function", **NOW}]}
-    asked = {**asked, "tool_choice": "required", "max_output_tokens": 300, "temperature": 0}
-    blocks = {**chat, "tools": [{**NOW, "input_schema": {"type": "object"}}]}
-    for more, choice in (({}, {}), ({"parallel_tool_calls": True},
-                                    {"disable_parallel_tool_use": False})):  # fmt: skip
-        kind = {"type": "any", **choice}
-        message = server.ask("/v1/chat/completions", **chat, **more).json()["choices"][0]
-        response = server.ask("/v1/responses", **asked, **more).json()
-        block = server.ask("/v1/messages", **{**blocks, "tool_choice": kind}).json()
-        assert response["parallel_tool_calls"] is bool(more)
-        calls = (message["message"]["tool_calls"], response["output"], block["content"])
-        assert [len(each) > 1 for each in calls] == [bool(more)] * 3
-
-
-def test_the_deltas_of_a_call_in_chat_completions(server):
-    ask = {"model": "caller", "messages": [QUESTION], "tools": CHAT_TOOLS, "temperature": 0}
-    chunks = events_of(server, "/v1/chat/completions", **ask)
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    first, *more = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
-    assert (first["index"], first["type"]) == (0, "function")
-    assert first["function"] == {"name": "get_weather", "arguments": ""}
-    assert len(more) > 3
-    assert all(call.keys() == {"index", "function"} for call in more)
-    arguments = "".join(call["function"]["arguments"] for call in more)
-    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
-    sampled = server.ask("/v1/chat/completions", **ask, n=2).json()["choices"]
-    assert [choice["finish_reason"] for choice in sampled] == ["tool_calls"] * 2
-    whole = sampled[0]["message"]["tool_calls"][0]
-    assert whole["function"]["arguments"] == arguments
-
-
-def test_the_events_of_a_call_in_responses(server):
-    ask = {"model": "caller", "input": [QUESTION], "tools": TOOLS, "temperature": 0}
-    events = events_of(server, "/v1/responses", **ask)
-    kinds = [event["type"].removeprefix("response.") for event in events]
-    assert [kind for kind, _ in itertools.groupby(kinds)][-5:] == [
-        *("output_item.added", "function_call_arguments.delta"),
-        *("function_call_arguments.done", "output_item.done", "completed"),
-    ]
-    of_call = [event for event in events if event.get("output_index") == 1]
-    added, *deltas, done, ended = of_call
-    assert (added["item"]["name"], added["item"]["arguments"]) == ("get_weather", "")
-    assert "".join(each["delta"] for each in deltas) == done["arguments"]
-    assert {each["item_id"] for each in deltas} == {done["item_id"]} == {added["item"]["id"]}
-    output = events[-1]["response"]["output"]
-    assert output[1] == ended["item"]
-    whole = server.ask("/v1/responses", **ask).json()["output"]
-    assert [item["type"] for item in whole] == ["message", "function_call"]
-    assert whole[1]["arguments"] == done["arguments"] == output[1]["arguments"]
-
-
-def test_the_events_of_a_call_in_messages(server):
-    ask = {"model": "caller", "messages": [QUESTION], "tools": ANTHROPIC_TOOLS,
-           "temperature": 0, "max_tokens": 200}  # fmt: skip
-    events = events_of(server, "/v1/messages", **ask)
-    starts = [e["content_block"] for e in events if e["type"] == "content_block_start"]
-    assert [block["type"] for block in starts] == ["text", "tool_use"]
-    assert (starts[1]["name"], starts[1]["input"]) == ("get_weather", {})
-    deltas = [e["delta"] for e in events if e.get("index") == 1 and "delta" in e]
-    assert {delta["type"] for delta in deltas} == {"input_json_delta"}
-    whole = server.ask("/v1/messages", **ask).json()
-    written = json.loads("".join(delta["partial_json"] for delta in deltas))
-    assert whole["content"][1]["input"] == written
-    (stopped,) = [e for e in events if e["type"] == "message_delta"]
-    assert stopped["delta"]["stop_reason"] == whole["stop_reason"] == "tool_use"
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
@@ -295,18 +220,3 @@ def test_the_prompt_has_tools_calls_and_results(server):
     assert response["usage"]["input_tokens"] == num_tokens  # this template leaves it out
     plain = server.ask("/apply-template", **{**fields, "model": "demo"}).json()["prompt"]
     assert "<tool_response>\nsunny\n</tool_response>" in plain  # it has no tools
-
-
-def test_without_the_library_calls_are_free(server, monkeypatch):
-    monkeypatch.setattr("localspec.chat.prompt.is_installed", lambda: False)
-    ask = {"model": "caller", "messages": [QUESTION], "tools": CHAT_TOOLS, "temperature": 0}
-    deltas = [
-        chunk["choices"][0]["delta"]
-        for chunk in events_of(server, "/v1/chat/completions", **ask)
-    ]
-    (call,) = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
-    assert call["function"]["name"] == "get_weather"
-    assert json.loads(call["function"]["arguments"]) == {"city": "Rome", "days": 3}
-    refused = server.ask("/v1/chat/completions", **ask, tool_choice="required")
-    assert refused.status_code == 400
-    assert "localspec[grammar]" in refused.json()["error"]["message"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import pickle
 
 import pytest
 from call_families import FAMILIES, write_calling_model
@@ -103,22 +102,6 @@ def test_the_law_of_a_call_does_not_depend_on_the_draft(engine):
     ]
     assert len({reply.token_ids for reply in replies}) == 1
     assert len({call.json for reply in replies for call in reply.tool_calls}) >= 1
-
-
-@needs_grammar
-def test_a_stream_names_a_call_before_its_arguments(engine):
-    ask = {"tools": TOOLS, "tool_choice": "get_weather", "parallel_tool_calls": False, **STEADY}
-    whole = engine.generate([QUESTION], **ask).reply()
-    stream = engine.generate([QUESTION], **ask)
-    pieces = list(stream)
-    calls = [piece.call for piece in pieces if piece.call is not None]
-    assert (calls[0].name, calls[0].json, calls[0].is_last) == ("get_weather", "", False)
-    assert len(calls) > 3
-    assert "".join(call.json for call in calls) == whole.tool_calls[0].json
-    assert [call.is_last for call in calls] == [False] * (len(calls) - 1) + [True]
-    assert {call.id for call in calls} == {stream.reply().tool_calls[0].id}
-    assert not any(piece.is_thought for piece in pieces)
-    assert pickle.loads(pickle.dumps(stream.reply())) == stream.reply()
 
 
 @pytest.fixture

@@ -1,0 +1,519 @@
+"""What a protocol has of its own, asked over loopback of the demo pair in a child process."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+import localspec
+from localspec.chat.messages import PICTURE_NOTE
+from localspec.presets.presets import find_preset
+from localspec.server import ollama
+from localspec.server.served_models import ServedModel, ServedModels
+from localspec.vocabulary import with_bos
+from server_runner import running_server
+
+pytestmark = pytest.mark.process
+
+STEADY = {"temperature": 0, "draft_tokens": 3}
+QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
+
+
+def chunks_of(server, path="/v1/chat/completions", **fields):
+    """The JSON of a stream's events, and how it ended."""
+    fields = {"messages": QUESTION, "stream": True, **STEADY, **fields}
+    with server.client.stream("POST", path, json=fields) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in response.iter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def test_the_same_prompt_is_cached_the_second_time(server):
+    server.chat("Name a colour.", max_tokens=4)
+    again = server.chat("Name a colour.", max_tokens=4)
+    cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached == again["usage"]["prompt_tokens"] - 1
+    assert again["timings"]["cache_n"] == cached
+    assert again["timings"]["prompt_n"] == 1
+
+
+def test_a_token_can_be_banned(server):
+    likely = server.chat(max_tokens=1, logprobs=True)["choices"][0]["logprobs"]["content"][0]
+    biased = server.chat(max_tokens=1, logprobs=True, logit_bias={str(likely["id"]): -100})
+    assert biased["choices"][0]["logprobs"]["content"][0]["id"] != likely["id"]
+
+
+def test_an_answer_can_be_drafted_for_or_not(server):
+    plain = server.chat(max_tokens=60, speculative=False)
+    assert plain["timings"]["draft_n"] == 0
+    assert plain["timings"]["draft_off"] == "draft off"
+    drafted = server.chat(max_tokens=60, draft_tokens=4, proposer="draft")
+    assert drafted["timings"]["draft_n"] > 0
+    assert drafted["choices"] == plain["choices"]
+
+
+def test_each_step_says_what_it_tried_to_who_asks(server):
+    chunks = chunks_of(server, max_tokens=40, explain=True)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    steps = [choice["step"] for choice in choices if "step" in choice]
+    timings = chunks[-1]["timings"]
+    assert sum(step["drafted"] for step in steps) == timings["draft_n"] > 0
+    assert sum(step["accepted"] for step in steps) == timings["draft_n_accepted"] > 0
+    assert {step["threads"] for step in steps} <= set(range(1, 257))
+    assert sum("provenance" in choice for choice in choices) == timings["predicted_n"]
+    assert not any("step" in chunk["choices"][0] for chunk in chunks_of(server, max_tokens=5))
+
+
+def test_what_steps_cost_here_is_told_at_the_end(server):
+    """With the automatic policy, once it has timed steps of several tokens."""
+    chunks = chunks_of(server, max_tokens=120, draft_tokens=None, explain=True)
+    ratios = chunks[-1]["explanation"]["outlook"]["step_ratios"]
+    assert ratios["1"] == 1.0
+    assert len(ratios) > 1
+    assert all(ratio > 0 for ratio in ratios.values())
+
+
+def test_a_prediction_is_counted(server):
+    whole = server.chat(max_tokens=60, speculative=False)
+    text = whole["choices"][0]["message"]["content"]
+    options = {"proposer": "lookup", "draft_tokens": 4, "max_tokens": 60}
+    found = server.chat(prediction={"type": "content", "content": text}, **options)
+    assert found["choices"] == whole["choices"]
+    details = found["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] > 30
+    assert details["rejected_prediction_tokens"] < 10
+    details = server.chat(**options)["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == 0
+
+
+def test_messages_as_clients_write_them(server):
+    """Parts, null, developers, calls of tools and what came of them, answers begun."""
+    messages = [
+        {"role": "developer", "content": "You are terse."},
+        {"role": "user", "content": [{"type": "text", "text": "What time is it?"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "Hm.",
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "t", "arguments": "{}"}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "12:00"},
+    ]
+    told = server.chat(messages=messages, max_tokens=4)["usage"]["prompt_tokens"]
+    silent = [*messages[:3], {**messages[3], "content": ""}]
+    assert told > server.chat(messages=silent, max_tokens=4)["usage"]["prompt_tokens"]
+    whole = server.chat(max_tokens=30)["choices"][0]["message"]["content"]
+    cut = server.chat(max_tokens=15)["choices"][0]["message"]["content"]
+    begun = [*QUESTION, {"role": "assistant", "content": cut}]
+    rest = server.chat(messages=begun, max_tokens=15)["choices"][0]["message"]["content"]
+    assert cut + rest == whole
+
+
+def test_fields_that_nobody_knows_are_passed_over(server):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}, {"type": "x"}]
+    found = server.chat(
+        max_tokens=3,
+        tools=tools,
+        tool_choice="auto",
+        parallel_tool_calls=True,
+        store=False,
+        metadata={"a": "b"},
+        user="me",
+        service_tier="auto",
+        prompt_cache_key="k",
+        reasoning_effort="low",
+        cache_prompt=True,
+        response_format={"type": "text"},
+        max_completion_tokens=None,
+        xtc_probability=0,
+        mystery=[[1]],
+    )
+    assert found["choices"][0]["finish_reason"] == "length"
+    assert "tool_calls" not in found["choices"][0]["message"]
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
+
+
+def test_a_picture_in_an_earlier_turn_becomes_a_note(server):
+    """In the last message, to which the answer would be, it is refused."""
+    seen = {"role": "user", "content": [{"type": "text", "text": "What is this?"}, PICTURE]}
+    later = [{"role": "assistant", "content": "A fox."}, {"role": "user", "content": "Sure?"}]
+    told = {"role": "user", "content": f"What is this?\n{PICTURE_NOTE}"}
+    found, expected = (
+        server.ask("/apply-template", messages=[first, *later]).json()["prompt"]
+        for first in (seen, told)
+    )
+    assert found == expected
+    assert PICTURE_NOTE in found
+    body = {"messages": [seen, *later], "max_tokens": 2}
+    assert server.ask("/v1/chat/completions", **body).status_code == 200
+    of_ollama = [{"role": "user", "content": "What is this?", "images": ["aGVsbG8="]}, *later]
+    asked = {"messages": of_ollama, "options": {"num_predict": 2}, "stream": False}
+    assert server.ask("/api/chat", **asked).status_code == 200
+    last = server.ask("/v1/chat/completions", messages=[*later, seen], max_tokens=2)
+    assert last.status_code == 400
+    assert "message 2 has an image in it" in last.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["image", "file"])
+def test_what_a_tool_showed_last_becomes_a_note(server, kind):
+    """In every protocol: nobody is there who could ask otherwise, and the session goes on."""
+    data = "aGVsbG8="
+    url = f"data:image/png;base64,{data}"
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    chat, response, block, shown = {
+        "image": (
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "input_image", "image_url": url},
+            {"type": "image", "source": source},
+            {"images": [data]},
+        ),
+        "file": (
+            {"type": "file"},
+            {"type": "input_file", "file_data": "x"},
+            {"type": "document", "source": {"type": "base64", "data": "x"}},
+            {"content": [{"type": "file"}]},
+        ),
+    }[kind]
+    asked = {"role": "user", "content": "Look."}
+    call = {"id": "c", "function": {"name": "look", "arguments": "{}"}}
+    called = [asked, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    result = {"role": "tool", "tool_call_id": "c"}
+    messages = [*called, {**result, "content": [chat]}]
+    prompt = server.ask("/apply-template", messages=messages).json()["prompt"]
+    assert prompt.count(" was here, which this model cannot ") == 1
+    items = [
+        asked,
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [response]},
+    ]
+    used = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+    told = {"type": "tool_result", "tool_use_id": "c", "content": [block]}
+    blocks = [{"role": "assistant", "content": [used]}, {"role": "user", "content": [told]}]
+    few = {"num_predict": 2}
+    for path, fields in (
+        ("/v1/chat/completions", {"messages": messages, "max_tokens": 2}),
+        ("/v1/responses", {"input": items, "max_output_tokens": 2}),
+        ("/v1/messages", {"messages": [asked, *blocks], "max_tokens": 2}),
+        ("/api/chat", {"messages": [*called, {**result, **shown}], "options": few}),
+    ):
+        answered = server.ask(path, **fields)
+        assert answered.status_code == 200, answered.text
+
+
+PROMPT = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
+
+
+def complete(server, **fields):
+    fields = {"prompt": PROMPT, **STEADY, "max_tokens": 20, **fields}
+    response = server.ask("/v1/completions", **fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_a_raw_prompt_is_gone_on_with(server, engine):
+    found = complete(server)
+    plain = engine.generate_raw(PROMPT, **STEADY, max_tokens=20).reply()
+    assert found["object"] == "text_completion"
+    assert found["choices"] == [
+        {"index": 0, "text": plain.text, "logprobs": None, "finish_reason": "length"}
+    ]
+    assert found["usage"]["prompt_tokens"] == plain.stats.prompt_tokens
+    by_ids = complete(
+        server, prompt=with_bos(engine.tokenize(PROMPT, special=True), engine.vocabulary)
+    )
+    assert by_ids["choices"] == found["choices"]
+    several = complete(server, prompt=[PROMPT, "Hello"], n=2)
+    assert [each["index"] for each in several["choices"]] == [0, 1, 2, 3]
+    assert several["choices"][0]["text"] == several["choices"][1]["text"] == plain.text
+    assert several["choices"][2]["text"] != plain.text
+
+
+def test_tokens(server, engine):
+    text = "The fox <|im_end|> ran."
+    found = server.ask("/tokenize", content=text).json()["tokens"]
+    assert found == engine.tokenize(text, special=True)
+    plain = server.ask("/tokenize", content=text, parse_special=False, add_special=True)
+    assert plain.json()["tokens"] == with_bos(engine.tokenize(text), engine.vocabulary)
+    pieces = server.ask("/tokenize", content=text, with_pieces=True).json()["tokens"]
+    assert [each["id"] for each in pieces] == found
+    assert "".join(each["piece"] for each in pieces) == text
+    assert server.ask("/detokenize", tokens=found).json() == {"content": text}
+    assert server.ask("/tokenize").json() == {"tokens": []}
+    for path, fields in (
+        ("/tokenize", {"content": 3}),
+        ("/tokenize", {"content": "a " * 3000, "with_pieces": True}),
+        ("/detokenize", {}),
+        ("/detokenize", {"tokens": ["x"]}),
+        ("/detokenize", {"tokens": [99_999_999]}),
+    ):
+        assert server.ask(path, **fields).status_code == 400
+
+
+def test_a_prompt_as_the_template_makes_it(server):
+    messages = [{"role": "user", "content": "Hello <|im_end|>"}]
+    found = server.ask("/apply-template", messages=messages).json()["prompt"]
+    assert found.startswith("<|im_start|>user\nHello <|im_end|><|im_end|>\n")
+    assert found.endswith("<|im_start|>assistant\n")
+    assert server.ask("/apply-template", messages=[]).status_code == 400
+
+
+def test_an_ollama_tells_the_sha256_that_a_preset_pins(hub):
+    """And of a file of one's own something that changes when it does; neither reads it all."""
+    localspec.download("qwen2-7b")
+    pinned = ServedModel(find_preset("qwen2-7b"), None)
+    own = ServedModel(find_preset("demo"), None)
+    models = ServedModels([pinned, own], takes_any_name=True)
+    digests = [tag["digest"] for tag in ollama.tags(models)["models"]]
+    assert digests[0] == find_preset("qwen2-7b").target.files[0].sha256
+    own.created += 1
+    assert ollama.tags(models)["models"][1]["digest"] not in digests
+
+
+def test_names_of_models():
+    with running_server(takes_any_name=False) as strict:
+        assert strict.chat(model="demo", max_tokens=1)["model"] == "demo"
+        assert strict.chat(max_tokens=1)["model"] == "demo"
+        for name in ("demo", "demo:latest"):  # as Ollama's clients name it
+            assert strict.chat(model=name, max_tokens=1)["model"] == "demo"
+            assert strict.client.get(f"/v1/models/{name}").json()["id"] == "demo"
+        assert strict.client.get("/v1/models/demo:7b").status_code == 404
+        response = strict.ask("/v1/completions", prompt="x", model="gpt-9")
+        assert response.status_code == 404
+        error = response.json()["error"]
+        assert error["code"] == "model_not_found"
+        assert "Choose one of: demo" in error["message"]
+        assert strict.ask("/tokenize", content="x", model="gpt-9").status_code == 404
+
+
+def test_each_token_says_where_it_begins(server):
+    """In characters from the start of the prompt on, as in OpenAI's reference."""
+    found = complete(server, prompt=["Once, é", PROMPT], logprobs=0, n=2)
+    for choice in found["choices"]:
+        before = len(PROMPT if choice["index"] > 1 else "Once, é")
+        listed = choice["logprobs"]
+        assert listed["text_offset"][0] == before
+        whole = "".join(listed["tokens"])
+        for token, at in zip(listed["tokens"], listed["text_offset"], strict=True):
+            assert whole[at - before :].startswith(token)
+    body = {"prompt": "Once, é", **STEADY, "max_tokens": 20, "logprobs": 0, "stream": True}
+    with server.client.stream("POST", "/v1/completions", json=body) as response:
+        lines = [line for line in response.iter_lines() if line.startswith("data: {")]
+    parts = [
+        json.loads(line.removeprefix("data: "))["choices"][0]["logprobs"] for line in lines
+    ]
+    offsets = [at for part in parts if part for at in part["text_offset"]]
+    assert offsets == found["choices"][0]["logprobs"]["text_offset"]
+
+
+def test_a_prompt_of_texts_and_ids(server, engine):
+    """As llama-server takes one; it begins as a text does where a text is first."""
+    ids = engine.tokenize(" Once upon")
+
+    def read(*prompt):
+        asked = {"prompt": list(prompt), "n_predict": 5, "temperature": 0, "draft_tokens": 3}
+        response = server.ask("/completion", **asked)
+        assert response.status_code == 200, response.text
+        found = response.json()
+        return found["content"], found["tokens_evaluated"]
+
+    text = engine.tokenize("<|im_end|>", special=True)
+    assert read(*ids, "<|im_end|>") == read(*ids, *text)
+    begun = with_bos(engine.tokenize("Hi"), engine.vocabulary)
+    assert read("Hi", *ids) == read(*begun, *ids)
+    for wrong in ([1, "a", 2.5], [1, "a", [2]], [2**40, "a"], [True, "a"]):
+        assert server.ask("/completion", prompt=wrong, n_predict=1).status_code == 400
+
+
+def message(server, **fields):
+    fields = {"messages": QUESTION, **STEADY, "max_tokens": 20, **fields}
+    response = server.ask("/v1/messages", **fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_a_message_begins_with_the_usage_that_it_ends_with(server):
+    """Read, cached in part, and in several batches."""
+    for text in ("Tell me of a hen.", "Tell me of a hen.", "Tell me of a hill.", "fox " * 1200):
+        asked = {"messages": [{"role": "user", "content": text}], "max_tokens": 20}
+        events = server.events("/v1/messages", **asked)
+        first, last = events[0]["message"]["usage"], events[-2]["usage"]
+        for name in ("input_tokens", "cache_read_input_tokens"):
+            assert first[name] == last[name]
+    assert first["input_tokens"] > 1000
+
+
+def test_blocks(server):
+    """Of all kinds that clients send back, and a system text of several."""
+    parts = [{"type": "text", "text": "red"}]
+    messages = [
+        *QUESTION,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "1", "name": "look", "input": {"at": "fox"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "1", "content": parts},
+                {"type": "text", "text": "Go on.", "cache_control": {"type": "ephemeral"}},
+            ],
+        },
+    ]  # fmt: skip
+    fields = {
+        "messages": messages,
+        "system": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}],
+        "tools": [{"name": "look", "description": "", "input_schema": {}}],
+        "tool_choice": {"type": "auto"},
+        "metadata": {"user_id": "me"},
+        "thinking": {"type": "disabled"},
+        "context_management": {},
+        "output_config": {"effort": "low"},
+    }
+    counted = server.ask("/v1/messages/count_tokens", **fields).json()
+    usage = message(server, **fields)["usage"]
+    read = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert counted == {"input_tokens": read}
+    messages[1]["content"].insert(0, {"type": "text", "text": ""})
+    assert server.ask("/v1/messages/count_tokens", **fields).json() == counted
+    fewer = server.ask("/v1/messages/count_tokens", **{**fields, "system": "One."}).json()
+    assert fewer["input_tokens"] < read
+
+
+def test_blocks_of_anthropics_own_servers(server):
+    """In a history that another server began: what they called is left out, texts are read."""
+    text = {"type": "text", "text": "It is red."}
+    called = {"id": "1", "name": "look", "input": {}}
+    found = {"type": "search_result", "source": "x", "title": "Foxes", "content": [text]}
+
+    def counted(said, asked, result):
+        messages = [
+            *QUESTION,
+            {"role": "assistant", "content": [*said, {"type": "tool_use", **called}]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "1", "content": result},
+                    *asked,
+                ],
+            },
+        ]
+        response = server.ask("/v1/messages/count_tokens", messages=messages)
+        assert response.status_code == 200, response.text
+        return response.json()["input_tokens"]
+
+    theirs = [
+        {"type": "server_tool_use", **called},
+        {"type": "web_search_tool_result", "tool_use_id": "2", "content": [{"url": "x"}]},
+        {"type": "mcp_tool_use", "server_name": "x", **called},
+        {"type": "mcp_tool_result", "tool_use_id": "2", "content": [text]},
+        {"type": "refusal", "refusal": "No."},
+    ]
+    title, no = ({"type": "text", "text": each} for each in ("Foxes", "No."))
+    named = {"type": "text", "text": "look"}
+    reference = {"type": "tool_reference", "tool_name": "look"}
+    whole = counted(theirs, [found], [found, reference])
+    assert whole == counted([no], [title, text], [title, text, named])
+    assert whole > counted([no], [title, text], [title, text])
+    written = {"type": "text", "media_type": "text/plain", "data": text["text"]}
+    for source in (written, {"type": "content", "content": [text]}):
+        document = {"type": "document", "title": "Foxes", "source": source}
+        assert counted([], [document], [document]) == counted([], [title, text], [title, text])
+
+
+def test_a_model_hears_that_a_tool_failed(server):
+    called = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+    text = {"type": "text", "text": "It rains."}
+
+    def counted(content, **more):
+        result = {"type": "tool_result", "tool_use_id": "1", "content": content, **more}
+        asked = [
+            *QUESTION,
+            {"role": "assistant", "content": [called]},
+            {"role": "user", "content": [result]},
+        ]
+        return server.ask("/v1/messages/count_tokens", messages=asked).json()["input_tokens"]
+
+    for content in ("It rains.", [text], None):
+        assert counted(content, is_error=True) > counted(content, is_error=False)
+        assert counted(content, is_error=False) == counted(content)
+    assert counted("It rains.", is_error=True) == counted([text], is_error=True)
+
+
+def test_max_tokens_may_be_left_out(server):
+    """As in the other protocols here, and in llama-server."""
+    found = server.ask("/v1/messages", messages=QUESTION, stop_sequences=["e"])
+    assert found.status_code == 200
+    assert found.json()["stop_reason"] == "stop_sequence"
+
+
+def respond(server, **fields):
+    fields = {"max_output_tokens": 20, **STEADY, **fields}
+    response = server.ask("/v1/responses", **fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_an_empty_input_loads_the_model(server):
+    for given in ("", []):
+        found = respond(server, input=given, max_output_tokens=1)
+        assert found["output"] == []
+        assert found["status"] == "completed"
+    events = server.events("/v1/responses", input="")
+    assert [event["type"] for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+    ]
+    assert server.models.all[0].engine is not None
+
+
+def test_what_an_agent_sends(server, caplog):
+    """Items of all kinds, also such as are not known yet; tools that are no functions."""
+    parts = [{"type": "input_text", "text": "Be terse."}]
+    items = [
+        {"type": "message", "role": "developer", "content": parts},
+        {"role": "user", "content": "What time is it?"},
+        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+        {"type": "function_call", "call_id": "1", "name": "clock", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "12:00"},
+        {"type": "custom_tool_call", "call_id": "2", "name": "shell", "input": "ls"},
+        {"type": "custom_tool_call_output", "call_id": "2", "output": parts},
+        {"type": "local_shell_call", "call_id": "3", "action": {"type": "exec"}},
+        {"type": "local_shell_call_output", "call_id": "3", "output": {"content": "b"}},
+        {"type": "something_new"},
+    ]  # fmt: skip
+    caplog.set_level(logging.INFO)
+    found = respond(
+        server,
+        input=items,
+        instructions="You are an agent.",
+        tools=[{"type": "function", "name": "clock"}, {"type": "web_search"}],
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        reasoning={"effort": "low"},
+        store=False,
+        include=["reasoning.encrypted_content"],
+        service_tier="auto",
+        prompt_cache_key="thread",
+        text={"verbosity": "low"},
+        client_metadata={},
+    )
+    assert "something_new" not in caplog.text  # a line for each would have no end
+    fewer = respond(server, input=items[:5], instructions="You are an agent.")
+    assert found["usage"]["input_tokens"] > fewer["usage"]["input_tokens"]
+    without = respond(server, input=items[:5])
+    assert fewer["usage"]["input_tokens"] > without["usage"]["input_tokens"]
