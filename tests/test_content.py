@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import sys
 from pathlib import Path
 
-import gguf
 import llama_cpp
 import numpy as np
 import pytest
@@ -105,16 +103,11 @@ def test_every_tensor_and_the_header_count(tmp_path, demo_target):
     assert digest(path) not in seen
     path.write_bytes(data)
     assert digest(path) == before
-
-
-def test_every_part_of_a_split_model_counts(tmp_path, demo_target):
-    first = split_model(write_random_model(tmp_path / "a.gguf", demo_target), tmp_path)
-    before = digest(first)
-    second = tmp_path / "split-00002-of-00002.gguf"
-    data = bytearray(second.read_bytes())
-    tensor = read_header(second).tensors[-1]
-    data[tensor.offset] ^= 1
-    second.write_bytes(data)
+    first = split_model(path, tmp_path)
+    before, second = digest(first), tmp_path / "split-00002-of-00002.gguf"
+    changed = bytearray(second.read_bytes())
+    changed[read_header(second).tensors[-1].offset] ^= 1
+    second.write_bytes(changed)
     assert digest(first) not in (None, before)
 
 
@@ -150,38 +143,12 @@ def test_a_file_that_changes_while_it_is_loaded_has_no_content(tmp_path, fine_tu
         assert inside.profile(engine) is None
 
 
-def adopted_identity(path, change=lambda _llama: None, **options):
+def adopted_identity(path, **options):
     llama = llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, verbose=False, **options)
-    change(llama)
     with localspec.load(target=llama) as engine:
         found = inside.target(engine).identity
     llama.close()
     return found
-
-
-def lora_adapter(path, rank, width):
-    """An adapter of the first layer's queries."""
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_string("general.type", "adapter")
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", 1.0)
-    random = np.random.default_rng(rank)
-    for name, size in (("a", (rank, width)), ("b", (width, rank))):
-        values = random.standard_normal(size).astype(np.float32)
-        writer.add_tensor(f"blk.0.attn_q.weight.lora_{name}", values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return str(path)
-
-
-def steer(llama):
-    """Set a control vector, which nothing can ask for afterwards."""
-    width = llama.n_embd()
-    values = (ctypes.c_float * (2 * width))(*[0.5] * (2 * width))
-    pointer = ctypes.cast(values, ctypes.POINTER(ctypes.c_float))
-    assert llama_cpp.llama_set_adapter_cvec(llama.ctx, pointer, 2 * width, width, 1, 2) == 0
 
 
 def test_what_an_application_did_to_its_llama_counts(tmp_path, demo_target):
@@ -189,25 +156,7 @@ def test_what_an_application_did_to_its_llama_counts(tmp_path, demo_target):
     plain = adopted_identity(path)
     assert plain is not None
     assert plain == adopted_identity(path)
-    changed = [
-        adopted_identity(path, lora_path=lora_adapter(tmp_path / f"{rank}.gguf", rank, 64))
-        for rank in (2, 4)
-    ]
-    changed += [
-        adopted_identity(path, steer),
-        adopted_identity(path, rope_freq_base=50000.0),
-    ]
-    assert len({plain, *changed}) == 1 + len(changed)
-
-
-def test_a_file_that_was_replaced_under_an_adopted_llama_is_nobody_elses(fine_tunes):
-    first, second = fine_tunes
-
-    def replace(_llama):
-        os.replace(shutil.copy(second, first.with_name("new")), first)
-
-    known = [adopted_identity(path) for path in fine_tunes]
-    assert adopted_identity(first, replace) not in [*known, adopted_identity(first)]
+    assert adopted_identity(path, rope_freq_base=50000.0) not in (None, plain)
 
 
 def test_nothing_is_kept_of_an_adopted_llama_whose_file_is_gone(tmp_path, fine_tunes, caplog):

@@ -114,28 +114,22 @@ def test_equal_types_of_keys_and_values_are_not_exact_behind_512_cells(q8_target
         localspec.load(target=q8_target, exact=True, target_options=options, num_threads=1)
 
 
-def test_a_float_model_is_refused_with_the_reason(tmp_path, demo_target):
-    path = write_random_model(tmp_path / "float.gguf", demo_target)
-    with pytest.raises(OptionError, match="rows of a decode of") as caught:
-        localspec.load(target=path, exact=True)
-    assert "Q8_0" in caught.value.hint
-
-
 @pytest.mark.parametrize(
-    "keywords",
+    ("keywords", "words"),
     [
-        {"target_options": LlamaOptions(flash_attention="off")},
-        {"rpc": ["localhost:1"]},
+        ({"target_options": LlamaOptions(flash_attention="off")}, "exact"),
+        ({"rpc": ["localhost:1"]}, "exact"),
+        ({"exact": "auto"}, "exact is 'auto'"),
+        ({"target": "float.gguf"}, "rows of a decode of"),
     ],
 )
-def test_what_contradicts_it_is_refused(q8_target, keywords):
-    with pytest.raises(OptionError, match="exact"):
-        localspec.load(target=q8_target, exact=True, **keywords)
-
-
-def test_it_is_yes_or_no():
-    with pytest.raises(OptionError, match="exact is 'auto'"):
-        localspec.load(exact="auto")
+def test_what_cannot_be_exact_is_refused_with_the_reason(
+    q8_target, tmp_path, demo_target, monkeypatch, keywords, words
+):
+    monkeypatch.chdir(tmp_path)
+    write_random_model(tmp_path / "float.gguf", demo_target)
+    with pytest.raises(OptionError, match=words):
+        localspec.load(**{"target": q8_target, "exact": True, **keywords})
 
 
 def test_an_applications_model_keeps_its_settings(demo_target):
@@ -184,18 +178,15 @@ def test_it_can_be_had_in_a_process_of_its_own(q8_target):
         assert engine.generate("Hello!", max_tokens=4).reply().stats.exact
 
 
-def test_by_default_nothing_is_promised(engine):
-    assert engine.exactness == Exactness()
-    reply = engine.generate("Hello!", max_tokens=4).reply()
-    assert not reply.stats.exact
-    assert "exact" not in status_line(reply.stats, 512, 100)
-
-
-def test_it_is_shown(q8_target):
-    with localspec.load(target=q8_target, exact=True, num_threads=1) as engine:
-        stats = engine.generate("Hello!", max_tokens=4).reply().stats
+def test_answers_say_so_and_others_promise_nothing(q8_target, engine):
+    with localspec.load(target=q8_target, exact=True, num_threads=1) as exact:
+        stats = exact.generate("Hello!", max_tokens=4).reply().stats
     assert status_line(stats, 512, 100).split(" · ")[-2] == "exact"
     assert any(line.startswith("exact: ") for line in stats_lines(stats, 512))
+    assert engine.exactness == Exactness()
+    usual = engine.generate("Hello!", max_tokens=4).reply().stats
+    assert not usual.exact
+    assert "exact" not in status_line(usual, 512, 100)
 
 
 def test_verify_counts_rows_that_are_equal(q8_target, demo_draft):

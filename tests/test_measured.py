@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import sys
 import threading
@@ -17,7 +16,7 @@ from localspec.cli.waiting import waiting
 if sys.platform == "win32":
     pytest.skip("needs a pseudo-terminal", allow_module_level=True)
 
-from terminal import LOCALSPEC, Terminal
+from terminal import Terminal
 
 VERIFY = ("verify", "--seconds", "3600")
 BENCH = ("bench", "--seconds", "3600")
@@ -27,11 +26,6 @@ BENCH = ("bench", "--seconds", "3600")
 @pytest.mark.parametrize(
     ("arguments", "stage", "words"),
     [
-        (
-            VERIFY,
-            "Comparing greedy text 1 of [0-9]+",
-            "Not enough evidence for a verdict, stopped",
-        ),
         (VERIFY, "Enumerating steps", "Not enough evidence for a verdict, stopped"),
         (BENCH, "timing decodes, [0-9]+ of ", "Not enough text for a verdict"),
         (BENCH, "writing edit; ", " times plain ("),
@@ -46,31 +40,6 @@ def test_ctrl_c_prints_what_is_known(tmp_path, arguments, stage, words):
     assert words in shown
     assert "Traceback" not in shown
     assert re.search(stage, shown) is None  # the line is gone
-
-
-@pytest.mark.process
-def test_a_second_ctrl_c_ends_it_all(tmp_path):
-    """Whether or not the first has printed anything by then."""
-    terminal = Terminal(tmp_path, *VERIFY)
-    terminal.wait_for(lambda text: "·" in text)
-    terminal.process.sendintr()
-    terminal.process.sendintr()
-    assert terminal.ended() == 130
-    assert "Traceback" not in terminal.text()
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("arguments", [VERIFY, BENCH])
-def test_json_of_an_interrupted_one_is_whole_and_says_so(tmp_path, arguments):
-    """Its stdout is a file; the line is on the terminal of stderr."""
-    path = tmp_path / "found.json"
-    command = f'exec "$0" "$@" --json > {path}'
-    terminal = Terminal(tmp_path, "-c", command, str(LOCALSPEC), *arguments, program="/bin/sh")
-    terminal.wait_for(lambda text: "·" in text)
-    terminal.process.sendintr()
-    assert terminal.ended() == 130
-    found = json.loads(path.read_text())
-    assert (found["partial"], found["ended_by"]) == (True, "interrupt")
 
 
 def test_the_estimate_counts_down():

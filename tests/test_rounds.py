@@ -1,4 +1,4 @@
-"""Turns within an answer: what `bench` finds by them is what whole answers would show."""
+"""Rounds within an answer: `bench` finds by them what whole answers would show."""
 
 from __future__ import annotations
 
@@ -53,42 +53,42 @@ def policy():
 CONTEXT = PolicyContext(9, 8, 100, (ProposerState(8),))
 
 
-def take(turns: Rounds, plain, drafting) -> None:
-    """A turn of each side, by the seconds of its steps; of a plain one three quarters count."""
+def take(rounds: Rounds, plain, drafting) -> None:
+    """A round, by the seconds of its steps; of a plain one three quarters count."""
     for seconds in plain:
-        assert turns.choose(CONTEXT).draft_off is DraftOff.SET_TO_ZERO
-        turns.learn(record(seconds * 4 / 3))
+        assert rounds.choose(CONTEXT).draft_off is DraftOff.SET_TO_ZERO
+        rounds.learn(record(seconds * 4 / 3))
     for seconds in drafting:
-        assert turns.choose(CONTEXT).proposer == 0
-        turns.learn(record(seconds, 4, 0))
+        assert rounds.choose(CONTEXT).proposer == 0
+        rounds.learn(record(seconds, 4, 0))
 
 
-def test_the_first_step_of_each_turn_is_not_counted(policy):
-    turns = Rounds(policy)
-    turns.learn(record(100.0))  # the prompt
+def test_the_first_step_of_each_side_is_not_counted(policy):
+    rounds = Rounds(policy)
+    rounds.learn(record(100.0))  # the prompt
     plain, drafting = (50.0, 1.0, 2.0, 3.0, 2.0, 2.0), (60.0, 4.0, 5.0, 4.0, 7.0)
     for _ in range(2):
-        take(turns, plain, drafting)
+        take(rounds, plain, drafting)
     whole = Stretch(16, pytest.approx(2.0), 20.0)
-    assert turns.stretches == [whole, whole]
-    assert turns.stretches[0].plain_s == pytest.approx(32.0)
-    assert len(policy.seen) == 1 + 2 * 5  # of its own turns alone
-    take(turns, plain, (60.0,))
-    assert turns.stretches == [whole, whole]
-    turns.learn(record(6.0, 3, 0))
+    assert rounds.stretches == [whole, whole]
+    assert rounds.stretches[0].plain_s == pytest.approx(32.0)
+    assert len(policy.seen) == 1 + 2 * 5  # of its own steps alone
+    take(rounds, plain, (60.0,))
+    assert rounds.stretches == [whole, whole]
+    rounds.learn(record(6.0, 3, 0))
     # A short one, as the answer ends.
-    assert turns.stretches == [whole, whole, Stretch(3, pytest.approx(2.0), 6.0)]
+    assert rounds.stretches == [whole, whole, Stretch(3, pytest.approx(2.0), 6.0)]
 
 
 def test_to_read_the_prompt_counts_for_the_whole_answer(policy):
     """Wherever that comes; each stretch has its share."""
-    turns = Rounds(policy)
-    turns.learn(record(100.0))
-    take(turns, (50.0, 1.0, 2.0, 3.0, 2.0, 2.0), ())
-    turns.learn(record(80.0, 4, 0, num_read=200))  # half of it before the target's decode
-    take(turns, (), (4.0, 5.0, 4.0, 7.0))
+    rounds = Rounds(policy)
+    rounds.learn(record(100.0))
+    take(rounds, (50.0, 1.0, 2.0, 3.0, 2.0, 2.0), ())
+    rounds.learn(record(80.0, 4, 0, num_read=200))  # half of it before the target's decode
+    take(rounds, (), (4.0, 5.0, 4.0, 7.0))
     num_tokens = 6 + 5 * 4
-    assert turns.stretches == [Stretch(16, pytest.approx(2.0), 20.0 + 40.0 * 16 / num_tokens)]
+    assert rounds.stretches == [Stretch(16, pytest.approx(2.0), 20.0 + 40.0 * 16 / num_tokens)]
 
 
 def ratios(policy, text: Text, machine: Machine):
@@ -103,9 +103,9 @@ def ratios(policy, text: Text, machine: Machine):
     true = plain_s / (seconds(copy.deepcopy(policy), texts) - prompts_s)
     stretches = []
     for each in texts:
-        turns = Rounds(policy)
-        answer(turns, each, machine, Clock())
-        stretches += turns.stretches
+        rounds = Rounds(policy)
+        answer(rounds, each, machine, Clock())
+        stretches += rounds.stretches
     found = estimate_ratio(
         [each.plain_s for each in stretches], [each.drafting_s for each in stretches]
     )

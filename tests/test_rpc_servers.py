@@ -175,6 +175,6 @@ def test_a_plan_shares_the_target_by_free_memory_and_keeps_the_draft_here(
     assert sum(little.gpu_layers) < little.num_layers
     none = plan(0, 0)
     assert none.models[0].options.num_gpu_layers == 0
-    assert set(place_layers(target, none.models[0].options, none.room.gpus, (0, 0)).layers) == {
+    assert set(place_layers(target, none.models[0].options, none.free.gpus, (0, 0)).layers) == {
         MAIN_MEMORY
     }

@@ -1,4 +1,4 @@
-"""Measures the speed-up over plain decoding, by kind of text: both sides take turns."""
+"""Measures the speed-up over plain decoding, by kind of text, in rounds of both sides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from localspec.checks.limit import EndedBy, ended_by, limited
+from localspec.checks.limit import EndedBy, limited
 from localspec.checks.prompts import KindOfText, Task
 from localspec.checks.ratio_estimate import (
     FEWEST,
@@ -63,7 +63,7 @@ def _outcome(estimate: RatioEstimate | None, num_drafted: int) -> Outcome:
 class KindSpeed:
     """The measured speed of a kind of text.
 
-    stretches: of text that both sides wrote in turn. answers: their statistics, in order, of
+    stretches: the rounds, one after the other. answers: their statistics, in order, of
     both sides together; an answer may have been cut.
     """
 
@@ -152,7 +152,7 @@ class Bench:
 
     @property
     def draft_off(self) -> DraftOff | None:
-        """The most frequent reason for not drafting, turns left out; None without one."""
+        """The most frequent reason for not drafting, without the rounds' plain steps."""
         reasons: Counter[DraftOff] = Counter()
         for found in self.kinds:
             for stats in found.answers:
@@ -191,7 +191,7 @@ def run_bench(
     cancellation end the measurement even within a decode; the results so far are returned.
 
     Raises OptionError for answers that are too short to time both sides, ContextError if no
-    task leaves room for an answer.
+    task leaves context for an answer.
     """
     max_tokens = asked["options"].max_tokens
     if max_tokens is not None and max_tokens < SHORTEST_ANSWER:
@@ -199,19 +199,12 @@ def run_bench(
             f"answers of {max_tokens} tokens are too short to time both sides",
             f"Choose --max-tokens {SHORTEST_ANSWER} or more.",
         )
-    policy = engine._draft_policy
-    ending: EndedBy | None = None
-    with limited(watch.cancellation, seconds) as ended:
-        run = _BenchRun(engine, policy, asked, seconds, watch, ended)
-        try:
-            run.measure_costs()
-            run.compare(tasks)
-        except Interrupted:
-            ending = ended_by(watch.cancellation)
-        finally:
-            engine._draft_policy = policy
+    with limited(engine, watch, seconds) as limit:
+        run = _BenchRun(engine, engine._draft_policy, asked, seconds, watch, limit.ended)
+        run.measure_costs()
+        run.compare(tasks)
     engine._save_profile()
-    return run.found(ending)
+    return run.found(limit.by)
 
 
 @dataclass(slots=True)
@@ -295,13 +288,13 @@ class _BenchRun:
         estimates = ((name, each.found.estimate) for name, each in self.kinds.items())
         known = [f"{name} {estimate.value:.2f}" for name, estimate in estimates if estimate]
         self.watch.progress("; ".join((f"writing {kind.found.kind}", *known)), None)
-        self.engine._draft_policy = turns = Rounds(self.policy)
+        self.engine._draft_policy = rounds = Rounds(self.policy)
         task = kind.tasks[len(kind.found.answers) % len(kind.tasks)]
         answer = task.ask(self.engine, **self.asked)
         try:
             with self.ended.obeyed(answer.cancel):
                 for _ in answer:
-                    if self._spent_s() > until_s and len(turns.stretches) >= FEWEST:
+                    if self._spent_s() > until_s and len(rounds.stretches) >= FEWEST:
                         answer.cancel()
                 reply = answer.reply()
         except ContextError:
@@ -310,7 +303,7 @@ class _BenchRun:
             if not any(each.tasks for each in self.kinds.values()):
                 raise
             return
-        kind.found.stretches += turns.stretches
+        kind.found.stretches += rounds.stretches
         kind.found.answers.append(reply.stats)
         if self.ended.is_requested:
             raise Interrupted("the measurement was ended")

@@ -26,12 +26,10 @@ from localspec.speculative.rules import StepStart, make_rule
 
 GREEDY = SamplingParams(temperature=0)
 NUMS_DRAFT_TOKENS = (1, 3, 8)
-_PADDED = 3  # draft tokens of the steps that are padded
 # Draft tokens of either rule: 9 times in 10 all together show that 1.2 % are wrong
 ENOUGH_ACCEPTED = 100
 COMPARED_TEXT_TOKENS = 64
 _FARTHEST = 100.0  # logits
-_NUM_OTHER = 16  # tokens of another text
 _NUM_MEASURED = 17  # last rows of a text, and those in front of a divergence
 _NEAR_TOP = 10.0  # logits; tokens further below the best are never chosen
 _BATCH_SIZES = (2, 4, 9, 17)  # of steps with 1, 3, 8 and 16 draft tokens
@@ -43,7 +41,7 @@ class Rounding:
 
     num_equal: rows that are equal to the bit. largest_size: tokens of the largest batch.
     largest_difference: of a logit near the top of its row. widest_gap_changed: the widest gap,
-    in logits, between two best tokens that changed places.
+    in logits, between two best tokens of which the other became the best.
     """
 
     num_rows: int = 0
@@ -55,7 +53,7 @@ class Rounding:
 
     @property
     def bound(self) -> float:
-        """Tokens closer than this, in logits, may change places: both can move."""
+        """Tokens closer than this, in logits, may be chosen for each other: both can move."""
         return 2.0 * self.largest_difference
 
     def add(self, single: Logits, batched: Logits) -> None:
@@ -186,9 +184,8 @@ class Reference:
 class IdentityCheck:
     """Compares texts of one rule, prompt by prompt, and measures rounding at the same time.
 
-    The rule is greedy at temperature 0, else coupled. make_chain: the samplers for a
-    prompt and the tokens that are said.
-    num_wanted: accepted draft tokens after which it ends.
+    The rule is greedy at temperature 0, else coupled. make_chain: the samplers for a prompt and
+    the tokens that are said. num_wanted: accepted draft tokens after which it ends.
     """
 
     loop: SpeculativeDecoder
@@ -226,11 +223,6 @@ class IdentityCheck:
         prompt: its number. Raises Interrupted; the tokens drafted by then are compared.
         """
         self.loop.truncate(0)
-        # The loop comes from another text, whose cache must not be taken for this one's.
-        other = reference.prompt_tokens[: -_NUM_OTHER - 1 : -1]
-        self.loop.draft_policy = FixedDraftPolicy(0)
-        self.loop.start(other)
-        next(self.loop.steps(self._request(other, None)))
         for num_draft_tokens in NUMS_DRAFT_TOKENS:
             begin = 0
             # Behind a near tie the next text goes on with the target's own token.
@@ -249,7 +241,7 @@ class IdentityCheck:
         """Compare a text from a position on. Returns the position behind what was compared."""
         text = _Text(begin)
         self.loop.start([*reference.prompt_tokens, *reference.plain[:begin]])
-        self.loop.draft_policy = FixedDraftPolicy(k) if k != _PADDED else _Padded(k)
+        self.loop.draft_policy = FixedDraftPolicy(k)
         try:
             self._write(text, reference)
         finally:
@@ -296,8 +288,8 @@ class IdentityCheck:
             seed=seed,
             randomness=Randomness(seed or 0, num_said=len(said)),
         )
-        room = self.loop.target.context_length - len(prompt_tokens)
-        max_tokens = min(COMPARED_TEXT_TOKENS, room) - len(said)
+        left = self.loop.target.context_length - len(prompt_tokens)
+        max_tokens = min(COMPARED_TEXT_TOKENS, left) - len(said)
         return Request(chain, rule, max_tokens, self.is_end)
 
     def _write(self, text: _Text, reference: Reference) -> None:
@@ -314,13 +306,6 @@ class IdentityCheck:
             if num_lacking <= 0 or text.tokens != reference.plain[text.begin : end]:
                 return
         text.is_whole = True
-
-
-class _Padded(FixedDraftPolicy):
-    """Decodes a token more than is needed, as policies may."""
-
-    def padded(self, num_tokens: int, limit: int) -> int:
-        return min(num_tokens + 1, limit)
 
 
 @dataclass(slots=True)

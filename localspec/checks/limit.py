@@ -6,7 +6,11 @@ import contextlib
 import enum
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
+from localspec.engine.engine import Engine
+from localspec.errors import Interrupted
+from localspec.isolated.watch import Watch
 from localspec.streaming.cancellation import Cancellation
 
 
@@ -17,23 +21,30 @@ class EndedBy(enum.Enum):
     INTERRUPT = "interrupt"
 
 
-@contextlib.contextmanager
-def limited(cancellation: Cancellation, seconds: float) -> Iterator[Cancellation]:
-    """A cancellation that is requested with another, or after a time limit.
+@dataclass(slots=True)
+class Limit:
+    """The end of a check. ended: requested when it is to end; by: why it ended early."""
 
-    Such a request ends work even within a long decode.
+    ended: Cancellation = field(default_factory=Cancellation)
+    by: EndedBy | None = None
+
+
+@contextlib.contextmanager
+def limited(engine: Engine, watch: Watch, seconds: float) -> Iterator[Limit]:
+    """Check an engine until the watch's cancellation or the time limit ends the block.
+
+    Both end it even within a long decode. The engine's draft policy is restored afterwards.
     """
-    ended = Cancellation()
-    timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), ended.request)
+    limit, policy = Limit(), engine._draft_policy
+    timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), limit.ended.request)
     timer.daemon = True
     timer.start()
     try:
-        with cancellation.obeyed(ended.request):
-            yield ended
+        with watch.cancellation.obeyed(limit.ended.request):
+            yield limit
+    except Interrupted:
+        is_wish = watch.cancellation.is_requested
+        limit.by = EndedBy.INTERRUPT if is_wish else EndedBy.TIME
     finally:
         timer.cancel()
-
-
-def ended_by(cancellation: Cancellation) -> EndedBy:
-    """The reason why the work inside `limited` ended early."""
-    return EndedBy.INTERRUPT if cancellation.is_requested else EndedBy.TIME
+        engine._draft_policy = policy

@@ -1,4 +1,4 @@
-"""The ratio of the speeds of two sides that took turns, with a confidence interval.
+"""The ratio of the speeds of two sides that were timed in rounds, with an interval.
 
 Every stretch times both sides in the same moment, so the state of the machine affects both
 alike. The estimate is the ratio of the sums, its error that of a ratio estimator (Cochran,

@@ -14,7 +14,7 @@ import enum
 import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localspec.checks.identity import (
@@ -24,21 +24,20 @@ from localspec.checks.identity import (
     IdentityCheck,
     Rounding,
 )
-from localspec.checks.limit import EndedBy, ended_by, limited
+from localspec.checks.limit import EndedBy, limited
 from localspec.checks.prompts import check_lengths
 from localspec.checks.step_law import ENOUGH_PLACES, StepLaw, StepLawCheck
 from localspec.engine.engine import Engine
-from localspec.errors import Interrupted, OptionError
+from localspec.errors import OptionError
 from localspec.isolated.watch import Watch
 from localspec.sampling.chain import Resolver, SamplerChain
-from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 
 _SPARE = 1.2  # times the seconds that should be needed
-_PLACES = 50  # the most of one text
+_PLACES = 50  # positions of one text, at most
 
 
 class Finding(enum.Enum):
@@ -94,25 +93,24 @@ class Report:
     def identity(self) -> Finding:
         """The finding on greedy and seeded text."""
         is_enough = self.greedy.is_enough and self.seeded.is_enough
-        return _finding(self.identity_bugs, is_enough=is_enough)
+        return _finding(has_bugs=bool(self.identity_bugs), is_enough=is_enough)
 
     @property
     def distribution(self) -> Finding:
         """The finding on sampled text."""
-        return _finding(self.step_law.bugs, is_enough=self.step_law.is_enough)
+        return _finding(has_bugs=bool(self.step_law.bugs), is_enough=self.step_law.is_enough)
 
     @property
     def finding(self) -> Finding:
         """The finding on all text: lossless only if both are."""
         both = (self.identity, self.distribution)
-        for finding in (Finding.NOT_LOSSLESS, Finding.NOT_ENOUGH):
-            if finding in both:
-                return finding
-        return Finding.LOSSLESS
+        return _finding(
+            has_bugs=Finding.NOT_LOSSLESS in both, is_enough=Finding.NOT_ENOUGH not in both
+        )
 
 
-def _finding(bugs: Sequence[str], *, is_enough: bool) -> Finding:
-    if bugs:
+def _finding(*, has_bugs: bool, is_enough: bool) -> Finding:
+    if has_bugs:
         return Finding.NOT_LOSSLESS
     return Finding.LOSSLESS if is_enough else Finding.NOT_ENOUGH
 
@@ -129,33 +127,21 @@ def check(
 
     seconds: the time limit. It and the watch's cancellation end the check even within a decode;
     the results so far are returned. options: only their constraint is used. The engine's draft
-    policy is restored afterwards. Raises ContextError for a prompt that leaves no room for an
-    answer, OptionError if nothing drafts, ConstraintError for a constraint that cannot be
+    policy is restored afterwards. Raises ContextError for a prompt that leaves no context for
+    an answer, OptionError if nothing drafts, ConstraintError for a constraint that cannot be
     enforced.
     """
     check_lengths(prompts, engine.context_length)
-    chosen = engine._draft_policy
-    ending: EndedBy | None = None
-    try:
-        with limited(watch.cancellation, seconds) as ended, engine.exclusively() as loop:
-            if not loop.proposers:
-                raise OptionError(
-                    "there is nothing to check: nothing drafts for this target",
-                    "Use a --draft with a target whose cache can be rolled back.",
-                )
-
-            def constraint(prompt: list[int]) -> Constraint | None:
-                return engine._constraint(options, Prompt(prompt))
-
-            work = _Check(engine, loop, prompts, constraint, Watch(watch.progress, ended))
-            try:
-                with ended.obeyed(engine.cancel):
-                    work.run()
-            except Interrupted:
-                ending = ended_by(watch.cancellation)
-            return work.report(ending)
-    finally:
-        engine._draft_policy = chosen
+    with engine.exclusively() as loop:
+        if not loop.proposers:
+            raise OptionError(
+                "there is nothing to check: nothing drafts for this target",
+                "Use a --draft with a target whose cache can be rolled back.",
+            )
+        checking = _Check(engine, loop, prompts, options, watch)
+        with limited(engine, watch, seconds) as limit, limit.ended.obeyed(engine.cancel):
+            checking.run()
+        return checking.report(limit.by)
 
 
 class _Check:
@@ -166,10 +152,9 @@ class _Check:
         engine: Engine,
         loop: SpeculativeDecoder,
         prompts: Sequence[list[int]],
-        constraint: Callable[[list[int]], Constraint | None],
+        options: AnswerOptions,
         watch: Watch,
     ) -> None:
-        self._loop = loop
         self._prompts = prompts
         self._watch = watch
         self._rounding = Rounding()
@@ -179,7 +164,7 @@ class _Check:
         def chain(
             params: SamplingParams, prompt: Sequence[int], said: Sequence[int] = ()
         ) -> SamplerChain:
-            state = constraint([*prompt])
+            state = engine._constraint(options, Prompt([*prompt]))
             if state is not None:
                 state.commit(said)
             return resolver.chain(params, len(prompt), state, len(said))
@@ -222,7 +207,7 @@ class _Check:
 
     @property
     def _shares(self) -> tuple[float, float, float]:
-        """How much of the evidence there is: greedy and seeded text, places."""
+        """How much of the evidence there is: greedy and seeded text, positions."""
         return (
             min(1.0, self._greedy.result.num_accepted / ENOUGH_ACCEPTED),
             min(1.0, self._seeded.result.num_accepted / ENOUGH_ACCEPTED),

@@ -102,8 +102,8 @@ class _Timer:
                 seconds = _timed(self._target, self._num_cached, size)
                 found.append(seconds)
             elif self.draft is not None:
-                room = self.draft.context_length - LARGEST_STEP
-                self._draft_s.append(_timed_draft(self.draft, min(self._num_cached, room)))
+                most = self.draft.context_length - LARGEST_STEP
+                self._draft_s.append(_timed_draft(self.draft, min(self._num_cached, most)))
             if self._learner is not None:
                 self._learner.target_cost.learn(1, self._num_cached, target_only_s)
                 self._learner.target_cost.learn(size, self._num_cached, seconds)

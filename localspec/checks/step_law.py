@@ -1,6 +1,6 @@
-"""The exact law of what a step emits at a real place, without drawing.
+"""The exact law of what a step emits at positions of real texts, without drawing.
 
-At a place of a text the loop takes a step with drafts again and again, along every way that its
+At a position the loop takes a step with drafts again and again, along every way that its
 numbers allow (`enumeration`), on the models' own rows. For the rules token and block (Leviathan
 et al., arXiv 2211.17192, theorem A.1; Sun et al., arXiv 2403.10444, theorem 1) the tokens then
 have to follow the target's rows: whatever the step has emitted, the next token that it emits
@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -41,7 +40,7 @@ RULES: tuple[RuleName, ...] = ("token", "block")
 ENOUGH_PLACES = 100
 BOUND = 1e-11  # of a probability; sums of float64 stay below 1e-13
 _WIDEST = 6  # tokens of a row that are enumerated; the rules do not know what cut it
-_EVERY_DEEP = 12  # places
+_EVERY_DEEP = 12  # positions
 _DEEP_TOKENS = 3
 # Both of a row's tokens keep a share, so that steps go many ways.
 _DEEP = SamplingParams(temperature=1.0, top_k=2, top_p=1.0, min_p=0.0)
@@ -49,15 +48,7 @@ _MOST_BUGS = 5  # bugs that are reported
 
 # Makes the chain of an answer: samplers, tokens of the prompt, and tokens that are said.
 MakeChain = Callable[[SamplingParams, Sequence[int], Sequence[int]], SamplerChain]
-# Length of the text, and draft tokens behind it → distributions of the target.
-Targets = dict[tuple[int, tuple[int, ...]], list[Distribution]]
-
-
-class Depth(NamedTuple):
-    """How a place is enumerated: draft tokens, and samplers."""
-
-    num_draft_tokens: int
-    params: SamplingParams
+_Law = dict[tuple[int, ...], float]  # what a step emits → its probability
 
 
 @dataclass(slots=True)
@@ -77,13 +68,13 @@ class StepLaw:
 
     @property
     def is_enough(self) -> bool:
-        """Whether enough places were looked at for a verdict."""
+        """Whether enough positions were looked at for a verdict."""
         return self.num_places >= ENOUGH_PLACES
 
 
 @dataclass(slots=True)
 class StepLawCheck:
-    """Enumerates steps at places of texts that the target has read."""
+    """Enumerates steps at positions of texts that the target has read."""
 
     loop: SpeculativeDecoder
     is_end: Callable[[int], bool]
@@ -92,155 +83,150 @@ class StepLawCheck:
     result: StepLaw = field(default_factory=StepLaw)
 
     def run(self, prompt: list[int], answer: list[int], rows: Logits) -> Iterator[None]:
-        """Look at the places of an answer from its end on: no row is decoded twice.
+        """Look at the positions of an answer from its end on: no row is decoded twice.
 
         rows: of the target before each token of the answer, whose cache holds the text or a
-        part. The caches of all proposers are filled and cut. Yields after every place. Raises
-        Interrupted.
+        part. The caches of all proposers are filled and cut. Yields after every position.
+        Raises Interrupted.
         """
-        room = self.loop.target.context_length - len(prompt) - _DEEP_TOKENS - 1
+        left = self.loop.target.context_length - len(prompt) - _DEEP_TOKENS - 1
         top_k = min(self.sampling.top_k or _WIDEST, _WIDEST)
-        wide = Depth(1, replace(self.sampling, top_k=top_k))
-        for index in range(min(len(answer) - 1, room), 0, -1):
+        wide = replace(self.sampling, top_k=top_k)
+        for index in range(min(len(answer) - 1, left), 0, -1):
             # The known rows are those behind nothing, and behind the text's own next token.
             known: dict[tuple[int, ...], Logits] = {(): rows[index]}
             if index + 1 < len(answer):
                 known[answer[index],] = rows[index + 1]
-            place = _Place(self, prompt, answer[:index], known)
-            is_drafted = place.enumerate(wide)
+            said = answer[:index]
+            target = _RowsBehind(self.loop.target, [*prompt, *said], known)
+            is_drafted = self._enumerate(prompt, said, target, 1, wide)
             if is_drafted and self.result.num_places % _EVERY_DEEP == 0:
-                place.enumerate(Depth(_DEEP_TOKENS, _DEEP))
+                self._enumerate(prompt, said, target, _DEEP_TOKENS, _DEEP)
             self.result.num_places += is_drafted
             yield
 
-
-class _Place:
-    """A text, and what the models say behind it."""
-
-    def __init__(
+    def _enumerate(
         self,
-        check: StepLawCheck,
         prompt: list[int],
         said: list[int],
-        known: dict[tuple[int, ...], Logits],
-    ) -> None:
-        self._check, self._prompt, self._said = check, prompt, said
-        self._tokens = [*prompt, *said]
-        self._rows = _RowsBehind(check.loop.target, self._tokens, known)
-
-    def enumerate(self, depth: Depth) -> bool:
+        target: _RowsBehind,
+        num_draft_tokens: int,
+        params: SamplingParams,
+    ) -> bool:
         """Compare the laws of all rules. False if nobody proposes anything here."""
-        proposers, is_end = self._check.loop.proposers, self._check.is_end
-        chain = self._chain(depth, self._said)
-        for proposer in proposers:
-            proposer.truncate(len(self._tokens) - 1)
-        for proposer in proposers:
-            proposer.begin(chain)
-            state = proposer.state(self._tokens)
+        tokens = [*prompt, *said]
+        for proposer in self.loop.proposers:
+            proposer.truncate(len(tokens) - 1)
+        for proposer in self.loop.proposers:
+            proposer.begin(self.make_chain(params, prompt, said))
+            state = proposer.state(tokens)
             if state.max_tokens > 0:
                 break
         else:
             return False
+        policy = FixedDraftPolicy(num_draft_tokens)
+        remembered = _Remembered(proposer, state, self.is_end)
         loop = SpeculativeDecoder(
-            self._rows,
-            [_Remembered(proposer, state, is_end)],
-            FixedDraftPolicy(depth.num_draft_tokens),
-            FixedThreads(1),
-            None,
-            lambda: 0.0,
+            target, [remembered], policy, FixedThreads(1), None, lambda: 0.0
         )
-        targets: Targets = {}
+        targets: dict[tuple[int, ...], list[Distribution]] = {}
 
         def step(numbers: Enumeration) -> tuple[int, ...]:
-            loop.start(self._tokens[:-1])
-            once = _Once(self._chain(depth, self._said[:-1]), targets)
+            loop.start(tokens[:-1])
+            chain = _Once(self.make_chain(params, prompt, said[:-1]), targets)
             made = make_rule(rule, is_greedy=False, seed=None, randomness=numbers)
-            steps = loop.steps(Request(once, made, depth.num_draft_tokens + 2, is_end))
+            steps = loop.steps(Request(chain, made, num_draft_tokens + 2, self.is_end))
             next(steps)  # An answer's first step never drafts; it gives the text's last token.
             return tuple(next(steps).tokens)
 
+        def own(emitted: tuple[int, ...]) -> dict[int, float]:
+            """Token → probability of a plain step behind that; there is none behind an end."""
+            if emitted and self.is_end(emitted[-1]):
+                return {}
+            chain = self.make_chain(params, prompt, said)
+            chain.commit(emitted)
+            [row] = chain.distributions(target.behind(emitted)[None], [*tokens, *emitted], [])
+            return dict(zip(row.ids.tolist(), row.probs.tolist(), strict=True))
+
         for rule in RULES:
-            law: dict[tuple[int, ...], float] = defaultdict(float)
+            law: _Law = defaultdict(float)
             for emitted, prob, _ in Enumeration().outcomes(step):
                 law[emitted] += prob
-                self._check.result.num_outcomes += 1
-            self._compare(law, depth, rule)
+                self.result.num_outcomes += 1
+            self._compare(law, own, f"the rule {rule} with {num_draft_tokens}", len(tokens))
         return True
 
-    def _chain(self, depth: Depth, said: list[int]) -> SamplerChain:
-        return self._check.make_chain(depth.params, self._prompt, said)
-
-    def _compare(self, law: dict[tuple[int, ...], float], depth: Depth, rule: RuleName) -> None:
+    def _compare(
+        self,
+        law: _Law,
+        own: Callable[[tuple[int, ...]], dict[int, float]],
+        what: str,
+        num_tokens: int,
+    ) -> None:
         """Compare the next token's law behind all that a step emits with a plain step's."""
         behind: dict[tuple[int, ...], dict[int, float]] = {}
         for emitted, prob in law.items():
             for length, token in enumerate(emitted):
                 weights = behind.setdefault(emitted[:length], defaultdict(float))
                 weights[token] += prob
-        result = self._check.result
+        result = self.result
         for emitted, weights in behind.items():
             total = 1.0 if emitted == () else sum(weights.values())
-            own = self._own(emitted, depth)
+            plain = own(emitted)
             difference = max(
-                abs(weights.get(token, 0.0) - total * own.get(token, 0.0))
-                for token in {*weights, *own}
+                abs(weights.get(token, 0.0) - total * plain.get(token, 0.0))
+                for token in {*weights, *plain}
             )
             result.num_rows += 1
             result.largest_difference = max(result.largest_difference, difference)
             if not difference <= BOUND and len(result.bugs) < _MOST_BUGS:
                 result.bugs.append(
-                    f"steps of the rule {rule} with {depth.num_draft_tokens} draft tokens give "
-                    f"a token with a probability that is {difference:.2g} off, behind "
-                    f"{len(self._tokens)} tokens and {list(emitted)}"
+                    f"steps of {what} draft tokens give a token with a probability that is "
+                    f"{difference:.2g} off, behind {num_tokens} tokens and {list(emitted)}"
                 )
-
-    def _own(self, emitted: tuple[int, ...], depth: Depth) -> dict[int, float]:
-        """Token → probability of a plain step behind that; there is none behind an end."""
-        if emitted and self._check.is_end(emitted[-1]):
-            return {}
-        chain = self._chain(depth, self._said)
-        chain.commit(emitted)
-        row = self._rows.behind(emitted)
-        [own] = chain.distributions(row[None], [*self._tokens, *emitted], [])
-        return dict(zip(own.ids.tolist(), own.probs.tolist(), strict=True))
 
 
 class _Once(SamplerChain):
-    """A chain that computes the target's distributions once, and then remembers them."""
+    """A chain that computes the target's distributions once, and then remembers them.
 
-    def __init__(self, chain: SamplerChain, targets: Targets) -> None:
+    targets: tokens that the answer has, and draft tokens → distributions.
+    """
+
+    def __init__(
+        self, chain: SamplerChain, targets: dict[tuple[int, ...], list[Distribution]]
+    ) -> None:
         vars(self).update(vars(chain))
         self._targets = targets
 
     def distributions(
         self, rows: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
     ) -> list[Distribution]:
-        key = len(tokens), tuple(draft_tokens)
+        key = len(tokens), *draft_tokens
         if key not in self._targets:
             self._targets[key] = super().distributions(rows, tokens, draft_tokens)
         return self._targets[key]
 
 
 class _RowsBehind:
-    """The target at a place: its rows, of which each is decoded once.
+    """The target behind a text: its rows, of which each is decoded once.
 
-    known: tokens behind the place → row, of those that are known.
+    known: tokens behind the text → row, of those that are known.
     """
 
     max_rollback = MAX_DRAFT_TOKENS
 
     def __init__(
-        self, target: Model, place: Sequence[int], known: dict[tuple[int, ...], Logits]
+        self, target: Model, text: list[int], known: dict[tuple[int, ...], Logits]
     ) -> None:
-        self._target, self._place, self._rows = target, place, known
+        self._target, self._text, self._rows = target, text, known
         self._read: list[int] = []  # by the loop
-        self._decoded: tuple[int, ...] = ()  # behind the place, by the real target
+        self._decoded: tuple[int, ...] = ()  # behind the text, by the real target
         self.vocab_size = target.vocab_size
         self.context_length = target.context_length
         self.max_outputs = target.max_outputs
-        # Leaves nothing but the text's last token, which a step before the place has to give.
+        # Leaves nothing but the text's last token, which the answer's first step has to give.
         self._given = np.full(target.vocab_size, -np.inf, dtype=np.float32)
-        self._given[place[-1]] = 0.0
+        self._given[text[-1]] = 0.0
         target.checkpoint()
 
     @property
@@ -249,20 +235,20 @@ class _RowsBehind:
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         self._read += tokens
-        if len(self._read) < len(self._place):
+        if len(self._read) < len(self._text):
             return self._given[None]
-        emitted = tuple(self._read[len(self._place) :])
+        emitted = tuple(self._read[len(self._text) :])
         lengths = range(len(emitted) + 1 - num_logits, len(emitted) + 1)
         return np.stack([self.behind(emitted[:length]) for length in lengths])
 
     def behind(self, tokens: tuple[int, ...]) -> Logits:
-        """(vocab,) the row behind these tokens, which follow the place."""
+        """(vocab,) the row behind these tokens, which follow the text."""
         if tokens not in self._rows:
-            target, num_place = self._target, len(self._place)
+            target = self._target
             num_kept = min(common_length(self._decoded, tokens), len(tokens) - 1)
-            target.truncate(min(num_place + num_kept, target.num_cached))
-            whole = [*self._place, *tokens]
-            if missing := whole[target.num_cached : num_place + num_kept]:
+            end = len(self._text) + num_kept
+            target.truncate(min(end, target.num_cached))
+            if missing := [*self._text, *tokens][target.num_cached : end]:
                 target.decode(missing, 0)  # what could not be cut there
             new = target.decode(tokens[num_kept:], len(tokens) - num_kept)
             for length, row in enumerate(new, num_kept + 1):
@@ -278,7 +264,7 @@ class _RowsBehind:
 
 
 class _Remembered(Proposer):
-    """A proposer at a place, which is asked for each of its distributions once."""
+    """A proposer behind a text, which is asked for each of its distributions once."""
 
     def __init__(
         self, proposer: Proposer, state: ProposerState, is_end: Callable[[int], bool]

@@ -9,7 +9,7 @@ import localspec.llama.loaded  # noqa: F401  libllama before NumPy
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from localspec.errors import DAMAGES, LocalspecError, ModelFileError, PairError, known_keywords
@@ -224,14 +224,14 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     chosen, found, projector, projector_header = _found(preset, target, draft, head, mmproj)
     vocabulary, misfit = _compared(found)
     asked = replace(asked, rpc=common_servers(rpc, chosen), tensor_split=tuple(tensor_split))
-    room = free_memory(asked.rpc)
+    free = free_memory(asked.rpc)
     wanted = _wanted(found, replace(asked, context_length=None), projector_header)
     usual_length = None if chosen is None else chosen.context_length
     length = target_context_length(found["target"].header, context_length or usual_length)
-    memory, at_once = planned_at_once(wanted, length, room, parallel, kept_bytes)
-    smaller = fitting_preset(room) if room.shortages(memory) else None
+    memory, at_once = planned_at_once(wanted, length, free, parallel, kept_bytes)
+    smaller = fitting_preset(free) if free.shortages(memory) else None
     head_report = _head_report(found, memory, asked)
-    costs = _costs_of(found, head_report)
+    costs = _measured_costs(found, head_report)
     return Explanation(
         description="" if chosen is None else chosen.description,
         target=_target_facts(found["target"], memory),
@@ -244,12 +244,12 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         if "draft" in found
         else "",
         memory=memory,
-        room=room,
-        largest_context=largest_context(wanted, room),
-        gpu_layers=most_gpu_layers(wanted, length, room) if room.gpus else None,
+        room=free,
+        largest_context=largest_context(wanted, free),
+        gpu_layers=most_gpu_layers(wanted, length, free) if free.gpus else None,
         at_once=at_once,
         embedder=None if embeddings is None else embedder_facts(embeddings),
-        gains=None if costs is None else tuple(_expected_gains(costs)),
+        gains=None if costs is None else tuple(_gain(costs, each) for each in _ACCEPTANCES),
         break_even=None if costs is None else break_even_acceptance(costs, MAX_DRAFT_TOKENS),
         variants={} if chosen is None else _variants(chosen),
         smaller=None if smaller is None else smaller.name,
@@ -268,8 +268,8 @@ def _found(
 
     Raises ModelFileError if the target is a head.
     """
-    named: dict[Role, _Name | None] = {"target": target, "draft": draft, "head": head}
     is_blind = mmproj == NO_PROJECTOR
+    named: dict[Role, _Name | None] = {"target": target, "draft": draft, "head": head}
     named["mmproj"] = None if is_blind else mmproj
     chosen, named["target"] = chosen_pair(preset, named)
     models = {role: find_model(text, role) for role, text in named.items() if text is not None}
@@ -277,26 +277,23 @@ def _found(
         models = {**used_models(chosen), **models}
     projector = models.pop("mmproj", None)
     found = read_model_headers(models)
-    check_target(found["target"].header)
-    if is_blind:
+    one = found["target"]
+    check_target(one.header)
+    if projector is None and not is_blind and one.is_here:
+        beside = projector_beside(one.header)
+        projector = None if beside is None else LocalModel(path=beside)
+    if projector is None or is_blind:
         return chosen, found, None, None
-    is_named = mmproj is not None
-    return chosen, found, *_found_projector(found["target"], projector, is_named=is_named)
+    return chosen, found, *_found_projector(one, projector, is_named=mmproj is not None)
 
 
 def _found_projector(
-    target: FoundHeader, model: PresetModel | None, *, is_named: bool
-) -> tuple[ProjectorReport | None, Header | None]:
+    target: FoundHeader, model: PresetModel, *, is_named: bool
+) -> tuple[ProjectorReport, Header | None]:
     """The report on a projector, and its header if it is used.
 
-    model: None for the one in the target's folder, if there is one. Raises ModelFileError for a
-    file that was named and is none, DownloadError.
+    Raises ModelFileError for a file that was named and is no projector, DownloadError.
     """
-    if model is None:
-        path = projector_beside(target.header) if target.is_here else None
-        if path is None:
-            return None, None
-        model = LocalModel(path=path)
     try:
         found = read_model_header(model, "mmproj")
     except ModelFileError as error:
@@ -343,9 +340,6 @@ def _head_report(
     found: dict[Role, FoundHeader], memory: PairMemory, asked: LlamaOptions
 ) -> HeadReport | None:
     """The head in a file of its own, or else in the target's. asked: the target's options."""
-    without = "" if memory.models[0].with_head else "there is no memory for it"
-    if asked.rpc:
-        without = 'it would be on the servers, where proposer="head" uses it'
     target, own = found["target"], found.get("head")
     one = own or target
     facts = head_facts(one.header)
@@ -354,7 +348,11 @@ def _head_report(
     elif facts is None:
         return None
     else:
-        why_not = facts.why_not or without
+        why_not = facts.why_not
+        if asked.rpc:
+            why_not = why_not or 'it would be on the servers, where proposer="head" uses it'
+        elif not memory.models[0].with_head:
+            why_not = why_not or "there is no memory for it"
     return HeadReport(
         name=one.header.path.name,
         is_here=one.is_here,
@@ -418,40 +416,19 @@ def _facts(found: FoundHeader) -> ModelFacts:
     )
 
 
-def _costs_of(found: dict[Role, FoundHeader], head: HeadReport | None) -> Curve | None:
+def _measured_costs(found: dict[Role, FoundHeader], head: HeadReport | None) -> Curve | None:
     """The costs of decoding with the head, or else the draft, in target-only steps.
 
-    None if these files never ran here.
+    None if these files never ran here, or too little.
     """
     if not all(one.is_here for one in found.values()):
         return None
     headers = [one.header for one in found.values()]
-    has_head = head is not None and not head.why_not
-    if has_head and "head" not in found:
+    kind = ProposerKind.DRAFT if head is None or head.why_not else ProposerKind.HEAD
+    if kind is ProposerKind.HEAD and "head" not in found:  # in the target's file
         headers.append(found["target"].header)
-    own = None if "head" not in found else head_facts(found["head"].header)
-    return _measured_costs(
-        headers,
-        ProposerKind.HEAD if has_head else ProposerKind.DRAFT,
-        is_block=own is not None and own.block is not None,
-    )
-
-
-def _measured_costs(
-    models: Sequence[Header], kind: ProposerKind, *, is_block: bool
-) -> Curve | None:
-    """The costs of decoding, in target-only steps; None if these never ran, or too little.
-
-    models: the target's header first, and again for a head in its file. is_block: whether
-    `kind` drafts any number of tokens at once.
-    """
-    contents = []
-    for header in models:
-        content = FileContent(header).digest()
-        if content is None:
-            return None
-        contents.append(content)
-    learned = latest_learned(contents)
+    contents = [content for header in headers if (content := FileContent(header).digest())]
+    learned = latest_learned(contents) if len(contents) == len(headers) else None
     if learned is None:
         return None
     try:
@@ -465,15 +442,13 @@ def _measured_costs(
     draft_share = prospect.cost.token_s(1.0)
     if len(policy.target_cost.measured(0)) < 2 or draft_share == 0.0:
         return None
-    return Curve(tuple(ratios), draft_share, is_block)
+    own = head_facts(found["head"].header) if "head" in found else None
+    drafts_blocks = own is not None and own.block is not None
+    return Curve(tuple(ratios), draft_share, drafts_blocks)
 
 
-def _expected_gains(costs: Curve) -> Iterator[ExpectedGain]:
-    """The largest expected gain at each of some acceptance rates."""
-    for acceptance in _ACCEPTANCES:
-        best = best_draft_tokens(costs, acceptance, MAX_DRAFT_TOKENS)
-        yield ExpectedGain(
-            acceptance=acceptance,
-            num_draft_tokens=best,
-            speedup=expected_speedup(costs, acceptance, best),
-        )
+def _gain(costs: Curve, acceptance: float) -> ExpectedGain:
+    """The largest expected gain at an acceptance rate."""
+    best = best_draft_tokens(costs, acceptance, MAX_DRAFT_TOKENS)
+    speedup = expected_speedup(costs, acceptance, best)
+    return ExpectedGain(acceptance=acceptance, num_draft_tokens=best, speedup=speedup)

@@ -69,19 +69,19 @@ def found_exactness(header: Header) -> Exactness | None:
     return None
 
 
-def largest_context(models: Sequence[Planned], room: MemoryRoom) -> int:
+def largest_context(models: Sequence[Planned], free: MemoryRoom) -> int:
     """The longest context that fits, in tokens; 0 if none does."""
 
     def fits(steps: int) -> bool:
-        plan = plan_layers(models, steps * _CONTEXT_STEP, room)
-        return not room.shortages(plan.memory)
+        plan = plan_layers(models, steps * _CONTEXT_STEP, free)
+        return not free.shortages(plan.memory)
 
     most = ModelShape(models[0].header).context_length // _CONTEXT_STEP
     return largest(most, fits) * _CONTEXT_STEP
 
 
 def most_gpu_layers(
-    models: Sequence[Planned], context_length: int, room: MemoryRoom
+    models: Sequence[Planned], context_length: int, free: MemoryRoom
 ) -> int | None:
     """The most layers of the target on GPUs that fit, up to the number in its options.
 
@@ -99,12 +99,12 @@ def most_gpu_layers(
             else model
             for model in models
         ]
-        if not room.shortages(plan_layers(changed, context_length, room).memory):
+        if not free.shortages(plan_layers(changed, context_length, free).memory):
             return count
     return None
 
 
-def fitting_preset(room: MemoryRoom) -> Preset | None:
+def fitting_preset(free: MemoryRoom) -> Preset | None:
     """The largest preset of the hub that fits, judged by the sizes of its files."""
     sizes: dict[int, Preset] = {}
     for preset in load_presets().values():
@@ -112,17 +112,17 @@ def fitting_preset(room: MemoryRoom) -> Preset | None:
         is_known = models and all(model.size_bytes is not None for model in models)
         if is_known and not preset.embeds:
             sizes[sum(model.size_bytes or 0 for model in models)] = preset
-    fitting = [size for size in sizes if fits_by_size(size, room)]
+    fitting = [size for size in sizes if fits_by_size(size, free)]
     return sizes[max(fitting)] if fitting else None
 
 
-def fits_by_size(size_bytes: int, room: MemoryRoom) -> bool:
+def fits_by_size(size_bytes: int, free: MemoryRoom) -> bool:
     """Whether models are likely to fit into the GPUs or the main memory alone.
 
     size_bytes: of their files.
     """
-    own = sum(gpu.free_bytes for gpu in room.gpus if not is_in_main_memory(gpu))
-    return size_bytes * _OVER_FILES <= max(own, room.main_bytes)
+    own = sum(gpu.free_bytes for gpu in free.gpus if not is_in_main_memory(gpu))
+    return size_bytes * _OVER_FILES <= max(own, free.main_bytes)
 
 
 def target_context_length(header: Header, wanted: int | None) -> int:
@@ -144,11 +144,11 @@ def plan_here(models: Sequence[Planned]) -> Plan:
 
 def check_fit(plan: Plan) -> None:
     """Raise MemoryLimitError for models that do not fit, with hints at what would."""
-    if shortages := plan.room.shortages(plan.memory):
+    if shortages := plan.free.shortages(plan.memory):
         names = " and ".join(model.header.path.name for model in plan.wanted)
         raise MemoryLimitError(
             f"{names} need {_lacking(shortages, plan.context_length)}",
-            _way_out(plan.wanted, plan.context_length, plan.room),
+            _way_out(plan.wanted, plan.context_length, plan.free),
         )
 
 
@@ -156,23 +156,23 @@ def _lacking(shortages: Sequence[Shortage], context_length: int) -> str:
     sums = " and ".join(
         f"{_gb(needed)} on {gpu}" if gpu else _gb(needed) for gpu, needed, _ in shortages
     )
-    free = ", ".join(
-        f"{_gb(free)} on {gpu}" if gpu else f"{_gb(free)} of main memory"
-        for gpu, _, free in shortages
+    left = ", ".join(
+        f"{_gb(num_bytes)} on {gpu}" if gpu else f"{_gb(num_bytes)} of main memory"
+        for gpu, _, num_bytes in shortages
     )
-    return f"{sums} at a context of {context_length} tokens; free are {free}"
+    return f"{sums} at a context of {context_length} tokens; free are {left}"
 
 
-def _way_out(models: Sequence[Planned], context_length: int, room: MemoryRoom) -> str:
+def _way_out(models: Sequence[Planned], context_length: int, free: MemoryRoom) -> str:
     ways = []
-    on_gpus = bool(room.gpus) and models[0].options.num_gpu_layers != 0
-    if on_gpus and (layers := most_gpu_layers(models, context_length, room)) is not None:
+    on_gpus = bool(free.gpus) and models[0].options.num_gpu_layers != 0
+    if on_gpus and (layers := most_gpu_layers(models, context_length, free)) is not None:
         ways.append(f"with {layers} layers on GPUs (num_gpu_layers=…)")
-    if context := largest_context(models, room):
+    if context := largest_context(models, free):
         ways.append(f"at a context of up to {context} tokens (context_length=…)")
     if ways:
         return f"It fits {', or '.join(ways)}; force=True loads it anyway."
-    if smaller := fitting_preset(room):
+    if smaller := fitting_preset(free):
         return f"The preset {smaller.name} fits; force=True loads this one anyway."
     return "Close other programs, or use the demo preset; force=True loads it anyway."
 

@@ -149,13 +149,13 @@ class PairMemory:
         return _PROCESS_BYTES + sum(SMALL_BYTES + m.peak_bytes for m in self.models)
 
 
-def pair_memory(models: Sequence[Planned], context_length: int, room: MemoryRoom) -> PairMemory:
+def pair_memory(models: Sequence[Planned], context_length: int, free: MemoryRoom) -> PairMemory:
     """The memory that the models take, opened in this order: the target first."""
     estimates: list[MemoryEstimate] = []
-    free_bytes = [gpu.free_bytes for gpu in room.gpus]
+    free_bytes = [gpu.free_bytes for gpu in free.gpus]
     for header, options, role in models:
         if role == "mmproj":
-            estimates.append(_of_projector(header, models[0].options, room, free_bytes))
+            estimates.append(_of_projector(header, models[0].options, free, free_bytes))
             continue
         context = context_length
         if role == "draft":
@@ -167,43 +167,43 @@ def pair_memory(models: Sequence[Planned], context_length: int, room: MemoryRoom
             max_outputs=MAX_DRAFT_TOKENS + 1 if is_target else REPLAY_TOKENS,
             num_snapshots=options.num_snapshots if is_target else 0,
         )
-        on_gpu = bool(chosen_gpus(room.gpus, options))
-        options, repacked = suited_options(options, header, room, uses_gpu=on_gpu)
-        placement = place_layers(header, options, room.gpus, free_bytes)
+        on_gpu = bool(chosen_gpus(free.gpus, options))
+        options, repacked = suited_options(options, header, free, uses_gpu=on_gpu)
+        placement = place_layers(header, options, free.gpus, free_bytes)
         estimates.append(estimate_memory(header, options, repacked, placement))
         free_bytes = [
-            max(0, free - taken)
-            for free, taken in zip(free_bytes, estimates[-1].gpu_bytes, strict=True)
+            max(0, left - taken)
+            for left, taken in zip(free_bytes, estimates[-1].gpu_bytes, strict=True)
         ]
     return PairMemory(context_length, tuple(estimates), tuple(model.role for model in models))
 
 
 def _of_projector(
-    header: Header, target: LlamaOptions, room: MemoryRoom, free_bytes: Sequence[int]
+    header: Header, target: LlamaOptions, free: MemoryRoom, free_bytes: Sequence[int]
 ) -> MemoryEstimate:
-    """The memory of a projector where it will lie. free_bytes: of each GPU, beside the models.
+    """The memory of a projector where it will lie. free_bytes: of each GPU, behind the models.
 
-    libmtmd takes the first GPU of this machine, if the target may use any and that has room.
+    libmtmd takes the first GPU of this machine, if the target may use any and it fits there.
     """
-    here = [index for index, gpu in enumerate(room.gpus) if not gpu.server]
+    here = [index for index, gpu in enumerate(free.gpus) if not gpu.server]
     if target.num_gpu_layers != 0 and here:
-        on_gpu = projector_memory(header, len(room.gpus), here[0])
-        is_known = room.gpus[here[0]].total_bytes > 0
+        on_gpu = projector_memory(header, len(free.gpus), here[0])
+        is_known = free.gpus[here[0]].total_bytes > 0
         if not is_known or free_bytes[here[0]] > sum(on_gpu.gpu_bytes):
             return on_gpu
-    return projector_memory(header, len(room.gpus))
+    return projector_memory(header, len(free.gpus))
 
 
 def suited_options(
-    options: LlamaOptions, header: Header, room: MemoryRoom, *, uses_gpu: bool
+    options: LlamaOptions, header: Header, free: MemoryRoom, *, uses_gpu: bool
 ) -> tuple[LlamaOptions, Mapping[str, float]]:
     """The options, with open choices made to suit the file; the types that are repacked.
 
     options: with a context length. No types are repacked where a GPU computes.
     """
     length = options.context_length or 0
-    options = with_exact_settings(options, header, room.uneven, uses_gpu=uses_gpu)
-    repacked = {} if uses_gpu or options.repack is False else room.repacked
+    options = with_exact_settings(options, header, free.uneven, uses_gpu=uses_gpu)
+    repacked = {} if uses_gpu or options.repack is False else free.repacked
     options = with_suited_attention(options, header, length, uses_gpu=uses_gpu)
     return with_suited_mapping(options, header, repacked), repacked
 

@@ -133,7 +133,7 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
         memory=memory_here(),
         room=free_memory(),
         plans={name: plan.memory for name, plan in plans.items()},
-        rooms={name: plan.room for name, plan in plans.items()},
+        rooms={name: plan.free for name, plan in plans.items()},
         cache=_cache_state(),
         drafts=drafts_for_presets(),
         num_profiles=sum(not exact for exact in kept),

@@ -37,12 +37,12 @@ class Plan:
     wanted: tuple[Planned, ...]
     models: tuple[Planned, ...]
     context_length: int
-    room: MemoryRoom
+    free: MemoryRoom
 
     @property
     def memory(self) -> PairMemory:
         """The memory that the models take."""
-        return pair_memory(self.models, self.context_length, self.room)
+        return pair_memory(self.models, self.context_length, self.free)
 
     def fewer(self) -> Iterator[Plan]:
         """Plans with fewer and fewer layers on GPUs that fit into main memory.
@@ -53,17 +53,17 @@ class Plan:
         for share in _SHARES:
             gpus = tuple(
                 replace(gpu, free_bytes=int(share * size), total_bytes=max(1, gpu.total_bytes))
-                for gpu, size in zip(self.room.gpus, taken, strict=True)
+                for gpu, size in zip(self.free.gpus, taken, strict=True)
             )
-            limited = replace(self.room, gpus=gpus)
+            limited = replace(self.free, gpus=gpus)
             models = _chosen(self.wanted, self.context_length, limited)
             smaller = replace(self, models=models)
-            if models != last and not self.room.shortages(smaller.memory):
+            if models != last and not self.free.shortages(smaller.memory):
                 last = models
                 yield smaller
 
 
-def plan_layers(models: Sequence[Planned], context_length: int, room: MemoryRoom) -> Plan:
+def plan_layers(models: Sequence[Planned], context_length: int, free: MemoryRoom) -> Plan:
     """Choose what the options leave open, so that the models fit if they can.
 
     context_length: tokens.
@@ -71,8 +71,8 @@ def plan_layers(models: Sequence[Planned], context_length: int, room: MemoryRoom
     target = models[0]
     for options in _left_open(target):
         wanted = (target._replace(options=options), *models[1:])
-        plan = _with_layers(wanted, context_length, room)
-        if not room.shortages(plan.memory):
+        plan = _with_layers(wanted, context_length, free)
+        if not free.shortages(plan.memory):
             break
     return plan
 
@@ -96,25 +96,25 @@ def _left_open(target: Planned) -> Iterator[LlamaOptions]:
                 yield replace(chosen, num_snapshots=count)
 
 
-def _with_layers(wanted: tuple[Planned, ...], context_length: int, room: MemoryRoom) -> Plan:
+def _with_layers(wanted: tuple[Planned, ...], context_length: int, free: MemoryRoom) -> Plan:
     """Choose the layers that the options leave open, so that the models fit if they can."""
     # The margin is used, too, if main memory cannot take the rest.
     for margin in (MARGIN_BYTES, 0):
         gpus = tuple(
-            replace(gpu, free_bytes=max(0, gpu.free_bytes - margin)) for gpu in room.gpus
+            replace(gpu, free_bytes=max(0, gpu.free_bytes - margin)) for gpu in free.gpus
         )
-        chosen = _chosen(wanted, context_length, replace(room, gpus=gpus))
-        plan = Plan(wanted, chosen, context_length, room)
-        if chosen == wanted or not room.shortages(plan.memory):
+        chosen = _chosen(wanted, context_length, replace(free, gpus=gpus))
+        plan = Plan(wanted, chosen, context_length, free)
+        if chosen == wanted or not free.shortages(plan.memory):
             break
     return plan
 
 
 def _chosen(
-    wanted: tuple[Planned, ...], context_length: int, room: MemoryRoom
+    wanted: tuple[Planned, ...], context_length: int, free: MemoryRoom
 ) -> tuple[Planned, ...]:
     """The models with the most layers that the GPUs have memory for."""
-    if not room.gpus:
+    if not free.gpus:
         return wanted
     models = [
         model._replace(options=replace(model.options, num_gpu_layers=0))
@@ -125,13 +125,13 @@ def _chosen(
     for index in reversed(range(len(wanted))):
         of_text = wanted[index].role != "mmproj"
         is_open = of_text and wanted[index].options.num_gpu_layers is None
-        if is_open and chosen_gpus(room.gpus, wanted[index].options):
-            models[index] = _Search(wanted[index], index, models, context_length, room).best()
+        if is_open and chosen_gpus(free.gpus, wanted[index].options):
+            models[index] = _Search(wanted[index], index, models, context_length, free).best()
     return tuple(models)
 
 
 class _Search:
-    """Finds the most layers of one model that fit beside the others.
+    """Finds the most layers of one model that fit together with the others.
 
     others: the pair, in which the model at `index` is replaced.
     """
@@ -142,15 +142,15 @@ class _Search:
         index: int,
         others: Sequence[Planned],
         context_length: int,
-        room: MemoryRoom,
+        free: MemoryRoom,
     ) -> None:
         self._model = model
         self._index = index
         self._others = list(others)
         self._context_length = context_length
-        self._room = room
+        self._free = free
         self._num_layers = ModelShape(model.header).num_blocks + 1
-        self._gpus = chosen_gpus(room.gpus, model.options)
+        self._gpus = chosen_gpus(free.gpus, model.options)
         # Otherwise the number of layers decides how many each GPU gets.
         self._is_split_here = len(self._gpus) > 1 and not any(model.options.tensor_split)
 
@@ -185,12 +185,12 @@ class _Search:
         if self._fits(whole):
             return whole
         counts = [0] * len(self._gpus)
-        for place in reversed(range(len(counts))):  # the last layers are the last GPU's
+        for index in reversed(range(len(counts))):  # the last layers are the last GPU's
 
-            def with_count(count: int, place: int = place) -> LlamaOptions:
-                return self._split(base, [*counts[:place], count, *counts[place + 1 :]])
+            def with_count(count: int, index: int = index) -> LlamaOptions:
+                return self._split(base, [*counts[:index], count, *counts[index + 1 :]])
 
-            counts[place] = largest(
+            counts[index] = largest(
                 self._num_layers - sum(counts), lambda n: self._fits(with_count(n))
             )
         return self._split(base, counts)
@@ -198,14 +198,11 @@ class _Search:
     def _by_free_memory(self, options: LlamaOptions) -> list[int]:
         """Layers of each GPU if libllama divides all of them by free memory."""
         others = [model for at, model in enumerate(self._others) if at != self._index]
-        taken = [0] * len(self._room.gpus)
+        gpus, taken = self._free.gpus, (0,) * len(self._free.gpus)
         if others:
-            taken = list(pair_memory(others, self._context_length, self._room).gpu_bytes)
-        free = [
-            max(0, gpu.free_bytes - size)
-            for gpu, size in zip(self._room.gpus, taken, strict=True)
-        ]
-        placement = place_layers(self._model.header, options, self._room.gpus, free)
+            taken = pair_memory(others, self._context_length, self._free).gpu_bytes
+        left = [max(0, gpu.free_bytes - size) for gpu, size in zip(gpus, taken, strict=True)]
+        placement = place_layers(self._model.header, options, gpus, left)
         return [placement.gpu_layers()[gpu] for gpu in self._gpus]
 
     def _split(self, options: LlamaOptions, counts: Sequence[int]) -> LlamaOptions:
@@ -213,10 +210,10 @@ class _Search:
         return replace(options, num_gpu_layers=sum(counts), tensor_split=shares)
 
     def _fits(self, options: LlamaOptions) -> bool:
-        """Whether each GPU has room for the pair with these options of the model."""
+        """Whether the pair fits on each GPU with these options of the model."""
         self._others[self._index] = self._model._replace(options=options)
-        memory = pair_memory(self._others, self._context_length, self._room)
-        return not any(shortage.gpu for shortage in self._room.shortages(memory))
+        memory = pair_memory(self._others, self._context_length, self._free)
+        return not any(shortage.gpu for shortage in self._free.shortages(memory))
 
 
 def largest(limit: int, fits: Callable[[int], bool]) -> int:
@@ -258,7 +255,7 @@ class AtOnce:
 def planned_at_once(
     wanted: Sequence[Planned],
     context_length: int,
-    room: MemoryRoom,
+    free: MemoryRoom,
     parallel: int,
     kept_bytes: int,
 ) -> tuple[PairMemory, AtOnce]:
@@ -267,7 +264,7 @@ def planned_at_once(
     Raises OptionError for a number outside its range.
     """
     check_parallel(parallel)
-    alone = plan = plan_layers(wanted, context_length, room)
+    alone = plan = plan_layers(wanted, context_length, free)
     if not any(model.options.rpc for model in wanted):
         plan = plan_side_by_side(wanted, alone, parallel, kept_bytes)
     num, reserved = plan.models[0].options.num_sequences, reserved_bytes(plan, alone)
@@ -279,12 +276,12 @@ def plan_side_by_side(
 ) -> Plan:
     """The plan for up to `parallel` texts side by side. alone: the plan for one.
 
-    As many as half of kept_bytes pays for, so that the rest has room for a copy of any text;
+    As many as half of kept_bytes pays for, so that the rest holds a copy of any text;
     and as fit without a layer less on a GPU, or a snapshot less.
     """
     for count in range(parallel, 1, -1):
         planned = [with_sequences(model, count) for model in wanted]
-        plan = plan_layers(planned, alone.context_length, alone.room)
+        plan = plan_layers(planned, alone.context_length, alone.free)
         if reserved_bytes(plan, alone) <= kept_bytes // 2 and _is_like(plan, alone):
             return plan
     return alone
@@ -302,6 +299,6 @@ def with_sequences(model: Planned, num_sequences: int) -> Planned:
 
 def _is_like(plan: Plan, alone: Plan) -> bool:
     """Whether a plan fits, and differs from that for one text in its sequences only."""
-    if alone.room.shortages(plan.memory):
+    if alone.free.shortages(plan.memory):
         return False
     return [with_sequences(model, 1) for model in plan.models] == list(alone.models)
