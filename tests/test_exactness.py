@@ -30,7 +30,7 @@ from localspec.gguf_file.tensor_types import unevenly_repacked
 from localspec.isolated.watch import Watch
 from localspec.llama import exact_probe
 from localspec.llama.options import LlamaOptions
-from localspec.preflight.fit import suited
+from localspec.preflight.free_memory import suited
 from localspec.streaming.options import AnswerOptions
 
 ASKED = {

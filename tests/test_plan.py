@@ -25,17 +25,18 @@ from localspec.llama.devices import Device
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import MAIN_MEMORY, place_layers
-from localspec.preflight.fit import (
+from localspec.preflight.free_memory import MemoryRoom, Planned, pair_memory
+from localspec.preflight.installation import inspect_installation
+from localspec.preflight.memory import estimate_memory, projector_memory
+from localspec.preflight.plan import (
+    MARGIN_BYTES,
     check_fit,
     fitting_preset,
     largest_context,
     most_gpu_layers,
     plan_here,
+    plan_layers,
 )
-from localspec.preflight.free_memory import MemoryRoom, Planned, pair_memory
-from localspec.preflight.installation import inspect_installation
-from localspec.preflight.memory import estimate_memory, projector_memory
-from localspec.preflight.plan import MARGIN_BYTES, plan_layers
 
 CONTEXT = 1024
 
@@ -201,7 +202,7 @@ def opened(monkeypatch):
 
 
 def see(monkeypatch, where):
-    monkeypatch.setattr("localspec.preflight.fit.free_memory", lambda _rpc=(): where)
+    monkeypatch.setattr("localspec.preflight.plan.free_memory", lambda _rpc=(): where)
 
 
 def test_a_load_that_finds_no_memory_is_tried_with_fewer_layers(
@@ -241,7 +242,7 @@ def test_explain_and_doctor_show_the_plan_of_each_device(
     assert re.search(r"of main memory, .* free: 5 of 9 layers of the target \(.*B\)\n", shown)
     assert re.search(r"CUDA0 \(a GPU\), .* free: 4 of 9 layers of the target .*, 3 of 3", shown)
     assert "it fits, and a context of up to 2048 would" in shown
-    for module in ("fit", "installation"):
+    for module in ("plan", "installation"):
         monkeypatch.setattr(f"localspec.preflight.{module}.free_memory", lambda _rpc=(): where)
     assert inspect_installation(()).plans["demo"].models[1].gpu_layers == (3,)
     shown = CliRunner().invoke(main, ["doctor"]).output
@@ -356,7 +357,7 @@ def test_what_lacks_on_a_gpu_is_said_with_the_layers_that_fit(target, monkeypatc
     free = pair_memory([Planned(header, half)], 2048, roomy).gpu_bytes[0]
     room = replace(LARGE, gpus=(gpu("CUDA0", free),))
     assert most_gpu_layers([Planned(header, all_of_them)], 2048, room) == 5
-    monkeypatch.setattr("localspec.preflight.fit.free_memory", lambda _rpc=(): room)
+    monkeypatch.setattr("localspec.preflight.plan.free_memory", lambda _rpc=(): room)
     with pytest.raises(MemoryLimitError) as caught:
         check_fit(plan_here([Planned(header, all_of_them)]))
     assert re.fullmatch(

@@ -20,8 +20,8 @@ from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
 from localspec.errors import DownloadError, LocalspecError, PresetError
 from localspec.hub.hub_file import HubModel
-from localspec.preflight.fit import fits_by_size
 from localspec.preflight.free_memory import MemoryRoom, free_memory
+from localspec.preflight.plan import fits_by_size
 from localspec.presets import located
 from localspec.presets.folder_import import (
     FolderContent,

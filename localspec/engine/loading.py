@@ -35,13 +35,15 @@ from localspec.llama.placement import is_on_gpus, place_layers, usable_gpus
 from localspec.llama.quirks import tiled_kernels
 from localspec.llama.rpc_servers import reset_lines_at_end
 from localspec.preflight.content import content_of_adopted
-from localspec.preflight.fit import check_fit, plan_here, suited, target_context_length
-from localspec.preflight.free_memory import Planned
+from localspec.preflight.free_memory import Planned, suited
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.plan import (
+    check_fit,
     check_parallel,
+    plan_here,
     plan_side_by_side,
     reserved_bytes,
+    target_context_length,
     with_sequences,
 )
 from localspec.presets.folder_import import note_used

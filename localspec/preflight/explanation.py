@@ -24,28 +24,28 @@ from localspec.gguf_file.projector import (
     require_free_of_place,
     require_projector_of,
 )
-from localspec.gguf_file.shape import ModelShape
+from localspec.gguf_file.shape import DEFAULT_CONTEXT_LENGTH, ModelShape
 from localspec.gguf_file.tensor_types import type_name
 from localspec.llama.options import LlamaOptions
+from localspec.llama.quirks.tiled_kernels import are_tiled
 from localspec.policy.adaptive import AdaptiveDraftPolicy
-from localspec.policy.profile import latest_learned
+from localspec.policy.profile import is_of_exactness, kept_profiles, latest_learned
 from localspec.policy.speedup import (
     Curve,
     best_draft_tokens,
     break_even_acceptance,
     expected_speedup,
 )
-from localspec.preflight.fit import (
-    exact_settings,
+from localspec.preflight.free_memory import MemoryRoom, PairMemory, Planned, free_memory, suited
+from localspec.preflight.memory import DEFAULT_KEPT_BYTES, EmbedderFacts, embedder_facts
+from localspec.preflight.plan import (
+    AtOnce,
     fitting_preset,
-    found_exactness,
     largest_context,
     most_gpu_layers,
+    planned_at_once,
     target_context_length,
 )
-from localspec.preflight.free_memory import MemoryRoom, PairMemory, Planned, free_memory
-from localspec.preflight.memory import DEFAULT_KEPT_BYTES, EmbedderFacts, embedder_facts
-from localspec.preflight.plan import AtOnce, planned_at_once
 from localspec.presets.located import (
     FoundHeader,
     find_model,
@@ -411,8 +411,8 @@ def _facts(found: FoundHeader) -> ModelFacts:
         sliding_window=shape.sliding_window,
         can_roll_back=shape.can_roll_back,
         type_bytes=dict(type_bytes.most_common()),
-        exact_settings=exact_settings(header),
-        exactness=found_exactness(header) if found.is_here else None,
+        exact_settings=_exact_settings(header),
+        exactness=_found_exactness(header) if found.is_here else None,
     )
 
 
@@ -452,3 +452,28 @@ def _gain(costs: Curve, acceptance: float) -> ExpectedGain:
     best = best_draft_tokens(costs, acceptance, MAX_DRAFT_TOKENS)
     speedup = expected_speedup(costs, acceptance, best)
     return ExpectedGain(acceptance=acceptance, num_draft_tokens=best, speedup=speedup)
+
+
+def _exact_settings(header: Header) -> tuple[str, ...]:
+    """The settings, in words, with which a file is opened for exact decodes."""
+    chosen = suited(LlamaOptions(exact=True), header, DEFAULT_CONTEXT_LENGTH)
+    return (
+        "flash attention",
+        *([f"{chosen.cache_type_k} keys"] if chosen.cache_type_k else []),
+        *(["weights that are not repacked"] if chosen.repack is False else []),
+        *(["no tiled kernels"] if chosen.cache_type_k and are_tiled(header) else []),
+    )
+
+
+def _found_exactness(header: Header) -> Exactness | None:
+    """The probe's result for a file with exact settings here; None if it is not known to be
+    exact.
+    """
+    from localspec.llama.library import kernels  # loads libllama
+
+    kept = [one for _, one, _ in kept_profiles() if is_of_exactness(one)]
+    content = FileContent(header).digest() if kept else ""
+    for model, _setting in kept:
+        if model.startswith(f"{content} ·") and model.endswith(f" · {kernels()}"):
+            return Exactness(all_sizes=True, reason="")
+    return None

@@ -270,3 +270,17 @@ def with_suited_mapping(
     if is_small and 4 * repacked_bytes(header, repacked) > header.weights_bytes:
         return replace(options, use_mmap=False)
     return options
+
+
+def uses_gpu(options: LlamaOptions) -> bool:
+    """Whether libllama will compute on a GPU or an RPC server with these options."""
+    from localspec.llama.library import devices  # loads libllama
+
+    return options.num_gpu_layers != 0 and bool(options.rpc or usable_gpus(devices()))
+
+
+def suited(options: LlamaOptions, header: Header, context_length: int) -> LlamaOptions:
+    """The options, with open choices made to suit the file on this machine."""
+    asked = replace(options, context_length=context_length)
+    chosen, _ = suited_options(asked, header, free_memory(), uses_gpu=uses_gpu(options))
+    return replace(chosen, context_length=options.context_length)

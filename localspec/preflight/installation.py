@@ -22,9 +22,8 @@ from localspec.llama.placement import usable_gpus
 from localspec.llama.rpc_servers import RpcServer, ask_servers
 from localspec.machine import Cores, Memory, cores_here, memory_here
 from localspec.policy.profile import is_of_exactness, kept_profiles, profiles_folder
-from localspec.preflight.fit import plan_here
 from localspec.preflight.free_memory import MemoryRoom, PairMemory, Planned, free_memory
-from localspec.preflight.plan import MARGIN_BYTES, Plan
+from localspec.preflight.plan import MARGIN_BYTES, Plan, plan_here
 from localspec.presets.located import locate, missing_files, role_header
 from localspec.presets.pairing import DraftHere, drafts_for_presets
 from localspec.presets.preset import hub_files

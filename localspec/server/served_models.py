@@ -19,9 +19,8 @@ from localspec.gguf_file.header import Header
 from localspec.gguf_file.projector import NO_PROJECTOR, projector_beside
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.machine import memory_here
-from localspec.preflight.fit import target_context_length
 from localspec.preflight.free_memory import PairMemory
-from localspec.preflight.plan import served_kept_bytes
+from localspec.preflight.plan import served_kept_bytes, target_context_length
 from localspec.presets.preset import LocalModel, Preset, Role
 from localspec.presets.source import parse_source
 from localspec.sampling.params import SamplingParams

@@ -9,8 +9,7 @@ from typing import Protocol
 
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.options import FlashAttention, LlamaOptions
-from localspec.preflight.fit import uses_gpu
-from localspec.preflight.free_memory import suited_attention
+from localspec.preflight.free_memory import suited_attention, uses_gpu
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
 
 

@@ -27,7 +27,8 @@ from localspec.llama.options import DEFAULT_SNAPSHOTS, LlamaOptions
 from localspec.llama.params import context_params
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import LARGEST_STEP
-from localspec.preflight.fit import suited, target_context_length
+from localspec.preflight.free_memory import suited
+from localspec.preflight.plan import target_context_length
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS, Drafting
 from localspec.streaming.cancellation import never
