@@ -57,11 +57,9 @@ def test_what_is_no_text_of_bearable_size_is_refused(tmp_path, content, words):
         ("photo.png", b"\x89PNG\r\n\x1a\n\0\0", "photo.png is an image"),
         ("photo.txt", b"\xff\xd8\xff\xe0\0\x10JFIF", "photo.txt is an image"),
         ("x.wav", b"RIFF\x24\0\0\0WAVEfmt ", "x.wav is an audio file"),
-        ("x.mp4", b"\0\0\0\x18ftypisom", "x.mp4 is a video"),
         ("x.txt", b"%PDF-1.7\nonly characters of text", "x.txt is a PDF"),
         ("large.png", b"\x89PNG\r\n\x1a\n" + bytes(MAX_ATTACHED_BYTES), "is an image"),
         ("odd.mov", b"\1\0\2", "odd.mov is a video"),  # by its ending
-        ("odd.pdf", b"\1\0\2", "odd.pdf is a PDF"),
     ],
 )
 def test_images_sound_videos_and_pdfs_are_refused_by_their_kind(tmp_path, name, content, said):
@@ -78,7 +76,6 @@ def test_images_sound_videos_and_pdfs_are_refused_by_their_kind(tmp_path, name, 
         ("a.ts", "let x"),  # the ending is a video's, too
         ("photo.png", "no picture"),
         ("x", "GIF89a is a format, and ID3 a tag; BMP, OggS, RIFF"),
-        ("x", "BM and more"),
         ("x", "é" * 4096),  # the end of what is looked at is in the midst of one
         ("x", "a" + "é" * 4096),
         ("picture.svg", "<svg/>"),

@@ -111,16 +111,8 @@ NEMOTRON = (
 SWITCHES = [
     "<",
     ">",
-    "SPECIAL_",
-    "1",
-    "0",
-    "2",
-    "/",
-    "think",
-    "no_",
-    "/think",
-    "/no_think",
     " ",
+    *["SPECIAL_", "1", "0", "2", "/", "think", "no_", "/think", "/no_think"],
 ]
 SMOLLM3 = (Path(__file__).parent / "templates/HuggingFaceTB-SmolLM3-3B.jinja").read_text()
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,25 +77,6 @@ def test_a_pipe_is_answered_and_ends_with_an_error(folder):
     assert "Traceback" not in done.stderr
     assert not list(folder.glob("*.json"))
     assert not list(folder.glob(".*.new"))
-
-
-def test_all_is_written_as_soon_as_there_is_room(folder, blocked):
-    with subprocess.Popen(
-        [LOCALSPEC, *CHAT], env=environment(folder), text=True, bufsize=1,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as chat:  # fmt: skip
-        for question in ("One.", "Two.", "Three.", "Four."):
-            if question == "Two.":
-                while not (folder / "s.json").exists() or questions(folder) != ["One."]:
-                    time.sleep(0.01)
-            if question in ("Two.", "Four."):
-                blocked()
-            chat.stdin.write(f"{question}\n")
-            assert chat.stdout.readline().strip()
-        _, errors = chat.communicate(timeout=120)
-    assert errors.count(UNWRITABLE) == 1
-    assert chat.returncode == 0
-    assert questions(folder) == ["One.", "Two.", "Three.", "Four."]
 
 
 @pytest.mark.parametrize("has_room", [True, False])

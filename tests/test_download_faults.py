@@ -360,20 +360,6 @@ def test_ctrl_c_can_stop_a_silent_download(hub: StandinHub, part, name, key, fau
     assert "Traceback" not in errors
 
 
-@pytest.mark.process
-def test_offline_asks_nothing_and_uses_what_is_here(hub: StandinHub, tmp_path):
-    hub.environment["HF_HUB_OFFLINE"] = "1"
-    process = command(hub, "download", "qwen2-7b")
-    _, errors = process.communicate()
-    assert process.returncode == 1
-    assert "offline mode is on" in errors
-    assert hub.seen == []
-    localspec.download("qwen2-7b")
-    again = command(hub, "download", "qwen2-7b")
-    assert str(tmp_path / "cache") in again.communicate()[0]
-    assert again.returncode == 0
-
-
 # --- the disk
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 import localspec
 from gguf_maker import write_random_model
 from localspec.cli import main
-from localspec.presets.source import set_alias, set_default
+from localspec.presets.source import set_alias
 
 
 def run(*arguments: object) -> Result:
@@ -54,14 +54,6 @@ def test_a_preset_and_an_alias_of_either_are_names(model, tmp_path, monkeypatch)
     assert size_of("./demo") == size_of(Path("demo")) == 4099
 
 
-def test_beside_a_draft_a_name_is_the_target(model, demo_target, demo_draft):
-    for name in ("demo", str(demo_target), demo_target):
-        with localspec.load(name, draft=demo_draft, num_threads=1) as engine:
-            assert engine.shared_vocabulary.size == 4096
-    assert localspec.explain("demo", draft=str(demo_draft)).can_draft
-    assert localspec.explain(demo_target, draft=demo_draft).can_draft
-
-
 @pytest.mark.process
 def test_an_object_of_llama_cpp_is_a_target_too(demo_target):
     llama = llama_cpp.Llama(str(demo_target), n_ctx=64, verbose=False)
@@ -69,20 +61,6 @@ def test_an_object_of_llama_cpp_is_a_target_too(demo_target):
     with pytest.raises(localspec.OptionError, match="object of this process"):
         localspec.IsolatedEngine(llama)
     llama.close()
-
-
-@pytest.mark.process
-def test_an_isolated_engine_takes_the_same(model):
-    for name in (str(model), model):
-        with localspec.IsolatedEngine(name, num_threads=1) as engine:
-            assert engine.generate_raw("x", max_tokens=1).reply().token_ids
-            assert engine.description == "other.gguf alone"
-
-
-def test_nothing_at_all_is_the_demo_pair(model, monkeypatch):
-    set_default(str(model))
-    monkeypatch.setenv("LOCALSPEC_MODEL", str(model))
-    assert size_of() == 4096
 
 
 @pytest.mark.parametrize(

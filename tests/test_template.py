@@ -33,14 +33,6 @@ def test_chatml():
     )
 
 
-def test_gemma():
-    """As google/gemma-2-2b-it has it, but for refusing system messages."""
-    assert render(BUILT_IN["gemma"]) == (
-        "<s><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nHello.<end_of_turn>\n"
-        "<start_of_turn>user\nWhy?<end_of_turn>\n<start_of_turn>model\n"
-    )
-
-
 @pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.jinja")), ids=lambda path: path.stem)
 def test_templates_that_are_in_use_render_as_by_jinja_itself(path):
     """Unchanged, byte by byte; and two million characters in five hundred turns."""
@@ -77,7 +69,6 @@ def test_templates_that_are_in_use_render_as_by_jinja_itself(path):
         "{% for i in range(9999999999) %}{% endfor %}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
-        "{% for a in [1] %}" * 22 + "{% endfor %}" * 22,
         "x" * 300_000,
     ],
 )
@@ -85,17 +76,12 @@ def test_broken_and_hostile_templates_end_in_an_error(source):
     with pytest.raises(TemplateError) as caught:
         render(source)
     assert len(str(caught.value)) < 500
+    assert "chatml" in caught.value.hint
 
 
 def test_the_length_of_a_prompt_is_bounded():
     with pytest.raises(TemplateLimitError, match="more than 8000000 characters"):
         render("{% for i in range(9999) %}" + "x" * 9999 + "{% endfor %}")
-
-
-def test_the_error_says_what_to_do():
-    with pytest.raises(TemplateError, match="must alternate") as caught:
-        render("{{ raise_exception('roles must alternate') }}")
-    assert "chatml" in caught.value.hint
 
 
 def test_what_templates_expect_of_their_environment():
@@ -140,17 +126,14 @@ HISTORIES = {
     "a call that was denied": [USER, called("a"), AGAIN],
     "denied and answered": [USER, called("a"), SAID, AGAIN],
     "a result and words": [USER, called("a"), result("a", "red"), AGAIN],
-    "one of two results": [USER, called("a", "b"), result("b", "blue")],
     "one of two and words": [USER, called("a", "b"), result("b", "blue"), AGAIN],
     "words before a result": [USER, called("a"), AGAIN, result("a", "red")],
-    "words around a call": [USER, SAID, called("a"), result("a", "red"), SAID, AGAIN],
     "words before some calls": [
         USER, SAID, called("a"), result("a", "red"), AGAIN, called("b"), AGAIN,
     ],
     "a result of no call": [USER, SAID, result("a", "red")],
     "a result without an id": [USER, called("a"), {"role": "tool", "content": "red"}],
     "a cut call": [USER, called("a", arguments=CUT), AGAIN],
-    "its result": [USER, called("a", arguments=CUT), result("a", "no JSON")],
     "a cut call and a whole one": [
         USER,
         {

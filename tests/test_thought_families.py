@@ -150,12 +150,6 @@ def test_the_vocabulary_tells_where_a_template_names_no_marks(files):
         check_turn(engine.chat(template=plain))
 
 
-@pytest.mark.process
-def test_in_another_process(files):
-    with localspec.IsolatedEngine(target=files["Mistral"]) as engine:
-        check_turn(engine.chat(template=MODELS["Mistral"].template))
-
-
 def test_a_stop_string_is_not_found_in_a_mark_or_across(files):
     """And what it held back belongs to what stood before the mark."""
     with localspec.load(target=files["Mistral"]) as engine:
@@ -166,17 +160,6 @@ def test_a_stop_string_is_not_found_in_a_mark_or_across(files):
         assert (reply.thoughts, reply.text) == ("Hm.", "Hello.")
         reply = chat.send("hi", sampling=GREEDY, max_tokens=50, stop="llo").reply()
         assert (reply.thoughts, reply.text, reply.finish_reason) == ("Hm.", "He", "stop")
-
-
-def test_a_conversation_from_elsewhere_may_have_thoughts(files):
-    with localspec.load(target=files["Gemma 4"]) as engine:
-        chat = engine.chat(template=MODELS["Gemma 4"].template)
-        answer = "<|channel>thought\nSo.<channel|>Hello."
-        chat.replace(
-            [{"role": "user", "content": "hi"}, {"role": "assistant", "content": answer}]
-        )
-        prompt = spelled(engine, chat.prompt_tokens("and"))
-        assert prompt == "<s>" + MODELS["Gemma 4"].rendered
 
 
 def test_an_answer_of_thoughts_alone_does_not_trap_the_chat(files):

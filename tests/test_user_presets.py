@@ -54,16 +54,6 @@ def test_the_smaller_trained_context_is_taken(make, trained, context, most):
         assert engine.context_length == context
 
 
-def test_a_context_beyond_the_targets_is_refused_as_by_load(make, users_file):
-    target = make(512)
-    result = run("models", "add", "mine", "--target", target, "--ctx", 513)
-    assert result.exit_code == 2
-    assert "513 tokens is asked for" in result.stderr
-    with pytest.raises(localspec.OptionError, match="513 tokens is asked for"):
-        localspec.load(target=target, context_length=513)
-    assert not users_file.exists()
-
-
 def test_a_draft_with_another_tokenizer_is_refused(make, demo_target, users_file):
     other = make(512, replace_tokens={n: f"other{n}" for n in range(1000, 4096)})
     result = run("models", "add", "mine", "--target", demo_target, "--draft", other)
