@@ -25,9 +25,9 @@ HAS_KERNELS = sys.platform == "linux" and (
 needs_kernels = pytest.mark.skipif(not HAS_KERNELS, reason="this build has no AMX kernels")
 
 
-def names_of_places() -> list[bytes]:
-    places = amx_trial.listed(amx_trial.extra_places(GGML))
-    return [amx_trial.name_of(GGML, place) for place in places]
+def names_of_buffer_types() -> list[bytes]:
+    buffer_types = amx_trial.listed(amx_trial.extra_buffer_types(GGML))
+    return [amx_trial.name_of(GGML, each) for each in buffer_types]
 
 
 @pytest.mark.process
@@ -39,7 +39,7 @@ def test_they_are_used_if_and_only_if_they_are_right():
     is_right = tried.stdout.strip() == amx_trial.RIGHT
     assert (tried.returncode == 0) == is_right
     assert amx_is_left_out != is_right
-    assert (amx_trial.PLACE in names_of_places()) == is_right
+    assert (amx_trial.BUFFER_TYPE in names_of_buffer_types()) == is_right
     assert ("AMX_INT8 = 1" in system_info()) == is_right
     assert ("Q6_K" in repacked_types(system_info())) == is_right
 

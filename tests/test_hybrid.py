@@ -278,7 +278,7 @@ def side_by_side(path, count):
         LlamaOptions(context_length=256, max_outputs=17, num_snapshots=4, num_sequences=count),
     )
     first.share(Computing(first.batch_size), LaneTime())
-    return [first, *(first.beside(number, LaneTime()) for number in range(1, count))]
+    return [first, *(first.sibling(number, LaneTime()) for number in range(1, count))]
 
 
 @pytest.mark.parametrize("is_settled", [False, True])

@@ -145,7 +145,7 @@ def test_rows_are_those_alone(made, pays):
     first = LlamaModel.open(made, LlamaOptions(**{**vars_of(options), "num_sequences": 3}))
     lane = LaneTime()
     first.share(Computing(first.batch_size), lane)
-    models = [first, first.beside(1, LaneTime()), first.beside(2, LaneTime())]
+    models = [first, first.sibling(1, LaneTime()), first.sibling(2, LaneTime())]
     for _ in range(2):
         for model in models:
             model.truncate(0)
@@ -171,7 +171,7 @@ def test_a_joint_decode_is_one_graph(demo_target, monkeypatch):
     options = LlamaOptions(context_length=512, flash_attention="off", num_sequences=6)
     first = LlamaModel.open(demo_target, options)
     first.share(Computing(first.batch_size), LaneTime())
-    models = [first, *(first.beside(number, LaneTime()) for number in range(1, 6))]
+    models = [first, *(first.sibling(number, LaneTime()) for number in range(1, 6))]
     with sharing_decodes():
         all_at_once(
             *(functools.partial(model.decode, [*range(300, 332)], 1) for model in models)

@@ -152,7 +152,7 @@ def open_lanes(
     if several:
         models.share()
     for number in range(models.num_sequences):
-        own = models if number == 0 else models.beside(number, LaneTime())
+        own = models if number == 0 else models.sibling(number, LaneTime())
         clock = own.target.lane.clock if several else time.perf_counter
         if number > 0:
             proposers = proposers_beside(proposers, own)

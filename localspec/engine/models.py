@@ -91,14 +91,14 @@ class Models(NamedTuple):
         for model in self.all:
             model.share(computing, lane)
 
-    def beside(self, number: int, lane: LaneTime) -> Models:
+    def sibling(self, number: int, lane: LaneTime) -> Models:
         """Views of these models at another sequence, for another text."""
         target, draft, head, memory = self
-        target = target.beside(number, lane)
+        target = target.sibling(number, lane)
         return Models(
             target,
-            None if draft is None else draft.beside(number, lane),
-            None if head is None else head.beside(number, target),
+            None if draft is None else draft.sibling(number, lane),
+            None if head is None else head.sibling(number, target),
             memory,
         )
 

@@ -102,12 +102,12 @@ def _check_text_alone(header: Header) -> None:
     Ollama stores some models that way. llama.cpp, which has encoders in files of their own,
     refuses the file because of tensors that it does not expect.
     """
-    beside = [one.name for one in header.tensors if one.name.startswith(_ENCODER_SIGNS)]
-    if beside:
-        kind = "an audio" if all(name.startswith("a.") for name in beside) else "an image"
+    encoders = [one.name for one in header.tensors if one.name.startswith(_ENCODER_SIGNS)]
+    if encoders:
+        kind = "an audio" if all(name.startswith("a.") for name in encoders) else "an image"
         raise ModelFileError(
-            f"{header.path} holds {kind} encoder beside its language model ({len(beside)} "
-            f"tensors, the first is {beside[0]}), as Ollama's files do: llama.cpp refuses "
+            f"{header.path} holds {kind} encoder beside its language model ({len(encoders)} "
+            f"tensors, the first is {encoders[0]}), as Ollama's files do: llama.cpp refuses "
             "such a file",
             "Use the language model by itself, as repositories of the hub have it beside "
             "an mmproj file: localspec download owner/repo:Q4_K_M.",
@@ -115,7 +115,7 @@ def _check_text_alone(header: Header) -> None:
 
 
 def _other_parts(header: Header) -> list[Path]:
-    """The other parts of a split model, which lie beside the first."""
+    """The other parts of a split model, which lie in its folder."""
     count = header.number("split.count")
     if count <= 1:
         return []

@@ -304,7 +304,7 @@ def _placed(described: list[Tensor], start: int, end: int) -> tuple[Tensor, ...]
 
 
 def _not_gguf(path: Path, start: bytes) -> ModelFileError:
-    """Says what the file is instead, if it is what downloads leave in a model's place."""
+    """An error that says what the file is instead, if downloads leave such files."""
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if text.startswith(b"version https://git-lfs"):
         return ModelFileError(

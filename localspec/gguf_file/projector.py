@@ -12,7 +12,7 @@ from localspec.gguf_file.header import Header, read_header
 
 # How the names of tensors begin behind the encoder's own.
 _BRIDGES = ("mm.", "resampler.", "adapter.", "v.qf", "qf")
-NO_PROJECTOR = "none"  # given as mmproj: not the one beside the target either
+NO_PROJECTOR = "none"  # given as mmproj: not the one in the target's folder either
 _SIGN = re.compile(r"mmproj", re.IGNORECASE)
 _WORDS = re.compile(
     r"-\d{5}-of-\d{5}|mmproj|[0-9]*bf16|f16|f32|(ud-)?i?q\d\w*|model|gguf", re.IGNORECASE

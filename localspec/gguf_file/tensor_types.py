@@ -41,7 +41,7 @@ def _block(name: str) -> tuple[int, int]:
     return GGML_QUANT_SIZES[GGMLQuantizationType(type_number(name))]
 
 
-# AMX kernels: bytes that are kept beside each block.
+# AMX kernels: bytes that are kept for each block, in addition.
 _AMX = {
     "F16": 0, "Q4_0": 0, "Q4_1": 0, "Q8_0": 4, "Q4_K": 4, "Q5_K": 4, "Q6_K": 0, "IQ4_XS": 2,
 }  # fmt: skip

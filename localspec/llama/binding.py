@@ -38,7 +38,7 @@ _FILLED_BY = {
 _NEW_FIELDS = {("llama_context_params", "type_v"): ("moe_cache_size", ctypes.c_int64)}
 _FUNCTION: Any = ctypes.CFUNCTYPE(None).__base__  # the class of all functions of C
 _UNWRITTEN = b"\xa5"
-_ROOM = 1024  # bytes, more than any of them has
+_SPACE = 1024  # bytes, more than any of them has
 
 
 @dataclass(kw_only=True, slots=True)
@@ -175,12 +175,12 @@ def _filled(fill: Any) -> tuple[bytes, int | None]:
         fill()  # raises that it is missing
     address = ctypes.cast(fill, ctypes.c_void_p).value
     assert address is not None
-    room = ctypes.create_string_buffer(_UNWRITTEN * _ROOM, _ROOM)
+    space = ctypes.create_string_buffer(_UNWRITTEN * _SPACE, _SPACE)
     if platform.machine().lower() in ("x86_64", "amd64"):
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(room))
-        written = room.raw.rstrip(_UNWRITTEN)
-        return room.raw, -(-len(written) // 8) * 8  # the end of a structure may be padding
-    kind = type("Room", (ctypes.Structure,), {"_fields_": [("bytes", type(room))]})
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(space))
+        written = space.raw.rstrip(_UNWRITTEN)
+        return space.raw, -(-len(written) // 8) * 8  # the end of a structure may be padding
+    kind = type("Space", (ctypes.Structure,), {"_fields_": [("bytes", type(space))]})
     return bytes(ctypes.CFUNCTYPE(kind)(address)()), None
 
 

@@ -1,6 +1,6 @@
 """The devices that ggml can compute on.
 
-Each function takes the llama_cpp module: `llama/loaded.py` is the one place that imports it.
+Each function takes the llama_cpp module: `llama/loaded.py` alone imports it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "group")  # of ggml_bac
 class Device:
     """A processor that ggml knows.
 
-    kind: "CPU", "GPU", "integrated GPU" (in the main memory), "accelerator" (beside the CPU),
+    kind: "CPU", "GPU", "integrated GPU" (in the main memory), "accelerator" (of the CPU),
     "group" (of GPUs), or "remote" (of an RPC server, which does not say what it is).
     free_bytes, total_bytes: its memory as the driver states it. server: the address of the RPC
     server; empty for a device of this machine.

@@ -108,8 +108,8 @@ class _ExactProbe:
     def _singles(self, sequence: int, length: int, count: int) -> list[bytes]:
         """Rows of so many decodes of a single token behind that many others."""
         self._cut(sequence, length)
-        places = range(length, length + count)
-        return [self._decoded([self._part(sequence, place, 1)])[0] for place in places]
+        positions = range(length, length + count)
+        return [self._decoded([self._part(sequence, position, 1)])[0] for position in positions]
 
     def _rows(self, texts: list[tuple[int, int]], size: int) -> list[bytes]:
         """Rows of a decode of so many tokens of each text. texts: sequences and lengths."""
@@ -128,13 +128,13 @@ class _ExactProbe:
         if not (self._can_cut and llama_cpp.llama_memory_seq_rm(memory, sequence, length, -1)):
             self._fill(sequence, length)
 
-    def _part(self, sequence: int, place: int, count: int) -> TextPart:
-        """Tokens of a sequence's text from a place on."""
+    def _part(self, sequence: int, position: int, count: int) -> TextPart:
+        """Tokens of a sequence's text from a position on."""
         tokens = [
             (7919 * each + 13 + 101 * sequence) % self._vocab_size
-            for each in range(place, place + count)
+            for each in range(position, position + count)
         ]
-        return TextPart(sequence, place, tokens, count)
+        return TextPart(sequence, position, tokens, count)
 
     def _decoded(self, parts: list[TextPart]) -> list[bytes]:
         """The rows of all tokens that the parts want rows of."""

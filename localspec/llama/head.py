@@ -106,7 +106,7 @@ class LlamaHead(LlamaContext):
         """Texts that its context can hold side by side."""
         return self.handle.num_sequences
 
-    def beside(self, number: int, target: LlamaModel) -> Self:
+    def sibling(self, number: int, target: LlamaModel) -> Self:
         """A view of this head at the target's sequence."""
         other = copy.copy(self)
         other.lane = target.lane
@@ -386,8 +386,8 @@ class DflashHead(LlamaHead):
         self._pairs: Logits = np.empty(self.vocab_size, dtype=np.float32)
         llama_cpp.llama_set_causal_attn(handle.context, self._block.is_causal)
 
-    def beside(self, number: int, target: LlamaModel) -> Self:
-        other = super().beside(number, target)
+    def sibling(self, number: int, target: LlamaModel) -> Self:
+        other = super().sibling(number, target)
         other._pairs = self._pairs.copy()
         return other
 
@@ -405,7 +405,7 @@ class DflashHead(LlamaHead):
         self.handle.require_open()
         with self._alone(len(tokens) + num_tokens):
             self._decode_alone(tokens, num_tokens + self.first_row)
-            if self._computing is not None:  # another's block comes in their place
+            if self._computing is not None:  # another's block overwrites them
                 self._logits, self._given = self._logits.copy(), self._given.copy()
 
     def _decode_alone(self, tokens: Sequence[int], size: int) -> None:
@@ -439,23 +439,23 @@ class DflashHead(LlamaHead):
         """(vocab,) logits of the token behind those that were drafted from this block.
 
         A view that may be written to, valid until the next call. Of DFlash2 they are the
-        selector's scores of this place's candidates, given the token before, and -inf for
+        selector's scores of this token's candidates, given the token before, and -inf for
         other tokens.
         """
-        place, count = len(drafted), self._block.num_candidates
+        index, count = len(drafted), self._block.num_candidates
         if not count:
-            row: Logits = self._logits[place]
+            row: Logits = self._logits[index]
             return row
         before = 0  # all rows of scores are alike behind the text's last token
         if drafted:
-            before = self._candidates(place - 1).tolist().index(drafted[-1])
+            before = self._candidates(index - 1).tolist().index(drafted[-1])
         begin = count * (1 + before)
         self._pairs.fill(-np.inf)
-        self._pairs[self._candidates(place)] = self._given[place, begin : begin + count]
+        self._pairs[self._candidates(index)] = self._given[index, begin : begin + count]
         return self._pairs
 
-    def _candidates(self, place: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        return self._given[place, : self._block.num_candidates].astype(np.int64)
+    def _candidates(self, index: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return self._given[index, : self._block.num_candidates].astype(np.int64)
 
     def confidence(self, index: int) -> float | None:
         """How likely the token at that index is right; None if the head does not say."""

@@ -42,7 +42,7 @@ class HiddenRows:
         self.capacity = capacity
         self._ring: Rows = np.empty((capacity, width), dtype=np.float32)
 
-    def beside(self) -> Self:
+    def sibling(self) -> Self:
         """A ring for another sequence of the same context."""
         other = copy.copy(self)
         other.first = other.end = 0
@@ -70,18 +70,18 @@ class HiddenRows:
         end = position + len(sides[0])
         self.first = max(self.first if position == self.end else position, end - self.capacity)
         count = min(len(sides[0]), self.capacity)
-        for part, place in self._parts(end - count, count):
+        for part, in_ring in self._parts(end - count, count):
             begin = 0
             for rows in sides:
                 columns = slice(begin, begin + rows.shape[1])
-                self._ring[place, columns] = rows[-count:][part]
+                self._ring[in_ring, columns] = rows[-count:][part]
                 begin = columns.stop
         self.end = end
 
     def copy_to(self, out: Rows, position: int) -> None:
         """Fill `out` (n, width) with the rows from a position on; the ring has all of them."""
-        for part, place in self._parts(position, len(out)):
-            out[part] = self._ring[place]
+        for part, in_ring in self._parts(position, len(out)):
+            out[part] = self._ring[in_ring]
 
     def truncate(self, num_cached: int) -> None:
         """Forget the rows of tokens that are no longer cached."""

@@ -92,7 +92,7 @@ class MedusaHeads:
     def share(self, _computing: Computing, _lane: LaneTime) -> None:
         """Nothing to do: NumPy computes, from rows that are its own."""
 
-    def beside(self, _number: int, target: LlamaModel) -> MedusaHeads:
+    def sibling(self, _number: int, target: LlamaModel) -> MedusaHeads:
         """A view of these heads at the target's sequence."""
         other = copy.copy(self)
         other._target, other._rows = target, target.kept_rows

@@ -41,7 +41,7 @@ _UNUSED = -1  # in place of the first token that the owner of an adopted `Llama`
 class LlamaModel(LlamaContext):
     """A sequence of a llama_cpp context: an implementation of `model.Model`.
 
-    Not thread-safe, except for `interrupt`; but others `beside` it may work in other threads
+    Not thread-safe, except for `interrupt`; but its siblings may work in other threads
     once it `shares`. Open one with `open` or `adopt`. vision: with which it reads pictures;
     is_blind: whether it passes over them.
     """
@@ -81,13 +81,13 @@ class LlamaModel(LlamaContext):
         self._batch = TokenBatch(llama_cpp.llama_n_batch(context))
         self.max_rollback = self._probe_rollback()
 
-    def beside(self, number: int, lane: LaneTime) -> LlamaModel:
+    def sibling(self, number: int, lane: LaneTime) -> LlamaModel:
         """A view of this model at another sequence, for another text."""
         other = copy.copy(self)
         other.lane, other.on_batch = lane, None
         other._cache, other._kept = Cache(self.handle, number), self._kept[:0]
         if self._rows is not None:
-            other._rows = self._rows.beside()
+            other._rows = self._rows.sibling()
         return other
 
     @property

@@ -1,6 +1,6 @@
 """Settings of libllama that hold for the whole process.
 
-Each function takes the llama_cpp module: `llama/loaded.py` is the one place that imports it.
+Each function takes the llama_cpp module: `llama/loaded.py` alone imports it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def ggml_function(lib: Any, name: str, result: Any, *arguments: Any) -> Any:
 
 
 def load_backends(lib: Any, library: binding.Library) -> None:
-    """Load ggml's back ends where they are files, beside libllama or in bin/, not part of it.
+    """Load ggml's back ends where they are files, in libllama's folder or in bin/.
 
     Raises EngineError if there are none.
     """

@@ -26,7 +26,7 @@ _SCORES_WITHOUT_FLASH = 8192 * _STEP_WITHOUT_FLASH  # of a head
 # Tokens of a hybrid's last decode that can be taken back; each needs a state of tens of MB.
 DEFAULT_SNAPSHOTS = 8
 NUM_KEPT_ROWS = 512  # of a target: a head that was idle for longer starts again
-# Tokens that a head reads at once in rows of its target's layers: libllama makes room for
+# Tokens that a head reads at once in rows of its target's layers: libllama reserves
 # logits of each.
 ROWS_BATCH_SIZE = 64
 
@@ -205,5 +205,5 @@ def text_batch_size(options: LlamaOptions, context_length: int) -> int:
 
 
 def num_cells(context_length: int) -> int:
-    """The number of tokens that the caches of a context have room for."""
+    """The number of tokens that the caches of a context can hold."""
     return -(-context_length // CONTEXT_STEP) * CONTEXT_STEP

@@ -29,7 +29,7 @@ from localspec.pictures.cells import cell_numbers, cell_rows
 from localspec.pictures.picture import KEPT_PICTURE_BYTES, KEPT_ROW_BYTES, Picture
 
 _MARKER = b"<localspec-picture>"
-_CELL_BYTES = 128  # of what is kept for each cell beside the pixels, about
+_CELL_BYTES = 128  # of what is kept for each cell, about, without the pixels
 _MOST_TIMES = 200  # a longer side ÷ the shorter: libmtmd may make a picture of no height
 _NODES_AT_ONCE = 32  # of a picture's graph, between two looks at whether to go on
 
@@ -39,7 +39,7 @@ class PicturePart:
     """Cells in a row that a picture takes, and what libllama is to be told of them.
 
     picture: whose; number: among all pieces of it, text included. cells: their numbers.
-    num_positions: from the first one's to that of what follows. places: (4, n) int32, the
+    num_positions: from the first one's to that of what follows. offsets: (4, n) int32, the
     positions of all cells where the first is at 0: in time, and down, across and in a third
     direction where a position has parts; shifts: (4, n) what each of them grows by with the
     first one's.
@@ -49,18 +49,18 @@ class PicturePart:
     number: int
     cells: Sequence[int]
     num_positions: int
-    places: NDArray[np.int32]
+    offsets: NDArray[np.int32]
     shifts: NDArray[np.int32]
 
     def positions(self, first: int) -> NDArray[np.int32]:
         """(4, n) int32, where the first cell is at that position."""
-        found: NDArray[np.int32] = self.places + self.shifts * np.int32(first)
+        found: NDArray[np.int32] = self.offsets + self.shifts * np.int32(first)
         return found
 
     @property
     def last(self) -> int:
         """The largest position in time minus the first."""
-        return int(self.places[0].max())
+        return int(self.offsets[0].max())
 
 
 class _Known(NamedTuple):
@@ -235,7 +235,7 @@ class Projector:
         if self._mtmd.mtmd_input_chunk_get_type(chunk) == self._mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
             size = ctypes.c_size_t()
             given = self._mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(size))
-            ids = [int(given[place]) for place in range(size.value)]
+            ids = [int(given[index]) for index in range(size.value)]
             if min(ids) < 0:
                 raise OptionError(
                     f"the model lacks a token that {self.name} puts around pictures",
@@ -248,18 +248,18 @@ class Projector:
                 f"at once; the model was opened for {self._most_at_once}",
                 "Load it with a longer context (context_length=…).",
             )
-        places, moved = self._places(chunk, count, 0), self._places(chunk, count, 1)
+        offsets, moved = self._offsets(chunk, count, 0), self._offsets(chunk, count, 1)
         cells = cell_numbers(picture.digest + f"{number} of {self.content}".encode(), count)
         num_positions = int(self._mtmd.mtmd_input_chunk_get_n_pos(chunk))
-        part = PicturePart(picture, number, cells, num_positions, places, moved - places)
+        part = PicturePart(picture, number, cells, num_positions, offsets, moved - offsets)
         parts.append(self._parts.setdefault(cells[0], part))  # an answer may keep the first
         return cells
 
-    def _places(self, chunk: Any, count: int, first: int) -> NDArray[np.int32]:
+    def _offsets(self, chunk: Any, count: int, first: int) -> NDArray[np.int32]:
         """The positions of a chunk's cells: (4, count)."""
         cells = self._mtmd.mtmd_input_chunk_get_tokens_image(chunk)
         ask = self._mtmd.mtmd_image_tokens_get_decoder_pos
-        found = [ask(cells, first, place) for place in range(count)]
+        found = [ask(cells, first, index) for index in range(count)]
         return np.array([[p.t, p.y, p.x, p.z] for p in found], dtype=np.int32).T
 
     @contextmanager

@@ -62,7 +62,7 @@ class LlamaVocabulary:
 
     @contextlib.contextmanager
     def pointer(self) -> Iterator[int]:
-        """libllama's pointer, which nobody frees while the block runs. For this room only.
+        """libllama's pointer, which nobody frees while the block runs. For this package only.
 
         Raises EngineError once it is freed.
         """
@@ -300,7 +300,7 @@ def on_deep_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
             thread.start()
         except RuntimeError as error:
             raise ContextError(
-                f"no room to read so long a text (a stack of {stack_bytes >> 20} MiB)",
+                f"no memory to read so long a text (a stack of {stack_bytes >> 20} MiB)",
                 "Shorten it.",
             ) from error
         finally:

@@ -162,7 +162,7 @@ _MOST_COUNTED = 256  # tokens of a kind, after which the older ones count half
 
 
 class FindingKind(NamedTuple):
-    """A kind of finding, as `_FIRST` has them: the number of its row, and its place there."""
+    """A kind of finding, as `_FIRST` has them: indices into it."""
 
     length: int
     alike: int

@@ -169,7 +169,7 @@ class NgramIndex:
             self._hashes[level] = hash_
 
     def _link_all(self) -> None:
-        """Link every position, in tables with room for twice as many."""
+        """Link every position, in tables that can hold twice as many."""
         num_tokens = len(self.text)
         bits = max(num_tokens.bit_length(), _FEWEST_BITS)
         self._shift = _WORD - bits

@@ -45,7 +45,7 @@ class TranslatedModel:
         return self.text.num_covered(self.own_model.num_cached)
 
     def room_after(self, tokens: Sequence[int]) -> int:
-        """How many drafted tokens its context has room for after `tokens`."""
+        """How many drafted tokens its context can hold after `tokens`."""
         self._drafts = False
         self.text.extend(tokens[len(self.text.tokens) :])
         self._settle()
@@ -75,7 +75,7 @@ class TranslatedModel:
         self._append(tokens, self.num_cached)
         num_own, num_before = len(text.own), len(text.tokens) - num_rows
         first = max(model.num_cached, num_own - self.max_outputs)
-        ends = [text.num_own_at(num_before + 1 + place) for place in range(num_rows)]
+        ends = [text.num_own_at(num_before + 1 + index) for index in range(num_rows)]
         lengths = [num_own - end + 1 if end > first else 0 for end in ends]
         num_logits = max(lengths, default=0)
         missing = text.own[model.num_cached :]
@@ -83,8 +83,8 @@ class TranslatedModel:
             return []
         rows = yield Decode(model, missing, num_logits)
         return [
-            (place, self._renamed(rows[num_logits - length], place))
-            for place, length in enumerate(lengths)
+            (index, self._renamed(rows[num_logits - length], index))
+            for index, length in enumerate(lengths)
             if length
         ]
 

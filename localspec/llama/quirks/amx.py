@@ -8,7 +8,7 @@ decode a quantised model more than twice as fast as the AVX-512 kernels (docs/pe
 Remove it, and `amx_trial`, when the oldest supported llama-cpp-python has a ggml that writes
 that configuration so that no compiler drops it, or can no longer be built by GCC 12.
 
-The function takes the llama_cpp module: `llama/loaded.py` is the one place that imports it.
+The function takes the llama_cpp module: `llama/loaded.py` alone imports it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def leave_out_if_wrong(lib: Any) -> bool:
     ggml = native.shared_library(lib)
     if are_right(ggml._name):
         return False
-    places = amx_trial.extra_places(ggml)
+    buffer_types = amx_trial.extra_buffer_types(ggml)
     kept = [
-        place
-        for place in amx_trial.listed(places)
-        if amx_trial.name_of(ggml, place) != amx_trial.PLACE
+        buffer_type
+        for buffer_type in amx_trial.listed(buffer_types)
+        if amx_trial.name_of(ggml, buffer_type) != amx_trial.BUFFER_TYPE
     ]
-    for index, place in enumerate([*kept, None]):
-        places[index] = place
+    for index, buffer_type in enumerate([*kept, None]):
+        buffer_types[index] = buffer_type
     return True
 
 

@@ -14,7 +14,7 @@ import struct
 import sys
 from typing import Any
 
-PLACE = b"AMX"  # the name of ggml's buffer type for weights in the kernels' order
+BUFFER_TYPE = b"AMX"  # the name of ggml's buffer type for weights in the kernels' order
 RIGHT = "right"  # what the program writes
 
 _WIDTH, _NUM_OUTPUTS, _NUM_ROWS = 256, 64, 32  # of weights and of a batch
@@ -42,10 +42,10 @@ def call(ggml: ctypes.CDLL, name: str, result: Any, *arguments: tuple[Any, Any])
     return prototype((name, ggml))(*(value for _, value in arguments))
 
 
-def extra_places(ggml: ctypes.CDLL) -> Any:
+def extra_buffer_types(ggml: ctypes.CDLL) -> Any:
     """The CPU backend's own buffer types, the preferred first: an array that ends with NULL.
 
-    It is ggml's own array, from which a load chooses a place for each weight.
+    It is ggml's own array, from which a load chooses one for each weight.
     """
     cpu = call(ggml, "ggml_backend_dev_by_type", _Pointer, (ctypes.c_int, _CPU_DEVICE))
     registry = call(ggml, "ggml_backend_dev_backend_reg", _Pointer, (_Pointer, cpu))
@@ -56,19 +56,19 @@ def extra_places(ggml: ctypes.CDLL) -> Any:
     return ctypes.CFUNCTYPE(ctypes.POINTER(_Pointer), _Pointer)(address)(cpu)
 
 
-def listed(places: Any) -> list[int]:
+def listed(buffer_types: Any) -> list[int]:
     """The buffer types in such an array, without the NULL."""
-    return list(itertools.takewhile(lambda place: place is not None, places))
+    return list(itertools.takewhile(lambda buffer_type: buffer_type is not None, buffer_types))
 
 
-def name_of(ggml: ctypes.CDLL, place: int) -> bytes:
+def name_of(ggml: ctypes.CDLL, buffer_type: int) -> bytes:
     """The name of a buffer type."""
-    name: bytes = call(ggml, "ggml_backend_buft_name", ctypes.c_char_p, (_Pointer, place))
+    name: bytes = call(ggml, "ggml_backend_buft_name", ctypes.c_char_p, (_Pointer, buffer_type))
     return name
 
 
-def products_are_right(ggml: ctypes.CDLL, place: int) -> bool:
-    """Whether a batch times weights in that place gives the right products."""
+def products_are_right(ggml: ctypes.CDLL, buffer_type: int) -> bool:
+    """Whether a batch times weights in such a buffer gives the right products."""
     weights = [
         [(5 * output + 3 * column + output * column) % 15 - 7 for column in range(_WIDTH)]
         for output in range(_NUM_OUTPUTS)
@@ -82,13 +82,13 @@ def products_are_right(ggml: ctypes.CDLL, place: int) -> bool:
         for row in rows
         for output in weights
     ]
-    found = _product(ggml, place, weights, rows)
+    found = _product(ggml, buffer_type, weights, rows)
     most = _TOLERANCE * max(map(abs, expected))
     return all(abs(one - other) <= most for one, other in zip(found, expected, strict=True))
 
 
 def _product(
-    ggml: ctypes.CDLL, place: int, weights: list[list[int]], rows: list[list[int]]
+    ggml: ctypes.CDLL, buffer_type: int, weights: list[list[int]], rows: list[list[int]]
 ) -> list[float]:
     """ggml's product, row by row. The process ends before its memory matters."""
     params = _InitParams(mem_size=1 << 20, no_alloc=True)
@@ -98,7 +98,7 @@ def _product(
     weight = _tensor(ggml, for_weights, _Q8_0, len(weights))
     call(
         ggml, "ggml_backend_alloc_ctx_tensors_from_buft", _Pointer,
-        (_Pointer, for_weights), (_Pointer, place),
+        (_Pointer, for_weights), (_Pointer, buffer_type),
     )  # fmt: skip
     _write(ggml, weight, b"".join(map(q8_blocks, weights)))
 
@@ -161,8 +161,8 @@ def main(library: str) -> None:
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # leave no core file
     ggml = ctypes.CDLL(library)
-    for place in listed(extra_places(ggml)):
-        if name_of(ggml, place) == PLACE and products_are_right(ggml, place):
+    for buffer_type in listed(extra_buffer_types(ggml)):
+        if name_of(ggml, buffer_type) == BUFFER_TYPE and products_are_right(ggml, buffer_type):
             sys.stdout.write(RIGHT)
 
 
