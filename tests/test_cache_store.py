@@ -29,7 +29,7 @@ from localspec.engine.cache_store import (
     kept_folder,
     kept_sizes,
 )
-from localspec.errors import Interrupted, OptionError
+from localspec.errors import OptionError
 from localspec.llama.cache_state import CacheState
 
 TEXT = [5 + 37 * index % 900 for index in range(300)]
@@ -243,20 +243,6 @@ def test_a_full_disk_is_a_line_in_the_log(load, monkeypatch, caplog):
             assert kept_sizes() == {}
     assert len([each for each in caplog.messages if "No space left" in each]) == 1
     assert len(kept_files()) == 2  # there was room again
-
-
-def test_an_answer_ends_the_writing_which_leaves_nothing():
-    seen = []
-
-    def check():
-        seen.append([path.name for path in kept_folder().iterdir()])
-        if len(seen) == 4:
-            raise Interrupted("an answer has come")
-
-    with pytest.raises(Interrupted):
-        store().keep(kept_text(range(200), size=20_000_000), check)
-    assert len(seen) == 4
-    assert list(kept_folder().iterdir()) == []
 
 
 KILLED = """

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-from pathlib import Path
 
 import llama_cpp
 import numpy as np
@@ -14,7 +12,6 @@ import pytest
 import inside
 import localspec
 from gguf_maker import split_model, write_random_model
-from hollow_model import HollowShape, write_hollow_model
 from localspec.errors import CacheError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.content import FileContent
@@ -109,22 +106,6 @@ def test_every_tensor_and_the_header_count(tmp_path, demo_target):
     changed[read_header(second).tensors[-1].offset] ^= 1
     second.write_bytes(changed)
     assert digest(first) not in (None, before)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts what is read")
-def test_little_is_read_of_a_large_file(tmp_path, demo_target):
-    shape = HollowShape("llama", 8192, 64, 8, 128, 28672, num_layers=40)
-    path = write_hollow_model(tmp_path / "large.gguf", demo_target, shape)
-    header = check_model_file(path)
-    assert header.size_bytes > 18e9
-    before = bytes_read()
-    assert FileContent(header).digest() is not None
-    assert bytes_read() - before < header.data_start + 600 * len(header.tensors)
-
-
-def bytes_read():
-    """By this process so far, from the page cache or not."""
-    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def test_a_file_that_changes_while_it_is_loaded_has_no_content(tmp_path, fine_tunes):

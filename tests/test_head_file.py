@@ -6,7 +6,6 @@ import logging
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import convert_medusa
 import gguf
@@ -174,24 +173,6 @@ def test_what_a_head_weighs_is_what_lies_in_its_file(pair):
     assert facts.num_read_bytes == facts.num_bytes // 3 + sizes["output.weight"]
 
 
-def test_tables_of_the_head_are_its_own(pair):
-    """Of a table for tokens a row is read; one for logits is read instead of the model's."""
-    header, _ = pair("qwen35")
-    plain = head_facts(header)
-    output = header.by_name()["output.weight"]
-
-    def with_table(name: str) -> Header:
-        table = Tensor(f"blk.4.nextn.{name}.weight", 0, output.shape, 0, 7)
-        return changed(header, tensors=(*header.tensors, table))
-
-    assert plain is not None
-    tokens = head_facts(with_table("embed_tokens"))
-    assert tokens == replace(plain, num_bytes=plain.num_bytes + 7)
-    logits = head_facts(with_table("shared_head_head"))
-    read = plain.num_read_bytes - output.size_bytes + 7
-    assert logits == replace(plain, num_bytes=plain.num_bytes + 7, num_read_bytes=read)
-
-
 @pytest.mark.parametrize("name", [*ALL, *EAGLE, *BLOCKS, "medusa"])
 def test_a_head_alone_is_no_target(pair, name):
     target, head = pair(name)
@@ -304,15 +285,6 @@ def test_tokens_are_compared(pair):
 
 
 # --- what a header says of sizes ---
-
-
-def test_rows_are_wider_with_hyper_connections():
-    metadata = {
-        "general.architecture": "deepseek4",
-        "deepseek4.embedding_length": 64,
-        "deepseek4.hyper_connection.count": 4,
-    }
-    assert ModelShape(Header(Path("x"), 0, (), metadata, 0)).row_width == 256
 
 
 def test_the_layers_of_a_head_attend_also_in_a_hybrid(pair):

@@ -147,12 +147,6 @@ def test_a_header_is_read_without_its_file(tmp_path, num_tokens):
     assert source.num_read <= 32 << 20 < len(source.data)
 
 
-@pytest.mark.parametrize("length", [0, 3, 100, 200_000])
-def test_damage_is_found_without_the_file(demo_target, length):
-    with pytest.raises(ModelFileError, match=r"owner/repo/model\.gguf is (damaged|not a GGUF)"):
-        read_source_header(Piecewise(demo_target.read_bytes()[:length]))
-
-
 @settings(deadline=None, max_examples=num_examples(300))
 @given(at=st.integers(4, 4000), value=st.integers(0, 255))
 def test_a_flipped_byte_is_read_or_refused(demo_target, tmp_path_factory, at, value):

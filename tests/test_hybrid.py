@@ -5,7 +5,6 @@ What a cache holds after any cut is held against a fresh decode of the same text
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 import time
@@ -182,47 +181,6 @@ def test_states_are_kept_also_behind_a_cut(made, name):
     assert model.num_cached == 0  # a state that was put back has no snapshots
     assert_goes_on_like_a_fresh_decode(model, made[name], TEXT[: length - 1])
     model.close()
-
-
-def answers(target, sampling, **keywords) -> tuple[list[list[int]], localspec.Stats]:
-    with localspec.load(target=target, context_length=256, **keywords) as engine:
-        texts = []
-        for begin in (TEXT[:20], [*TEXT[:20], *TEXT[5:12]], TEXT[:20], TEXT[30:44]):
-            stream = engine.generate_raw(begin, sampling=sampling, seed=7, max_tokens=24)
-            texts.append([token for piece in stream for token in piece.token_ids])
-        assert stream.reply() is not None
-        return texts, stream.reply().stats
-
-
-@pytest.fixture(scope="module")
-def plain_answers(made):
-    """What a model says by itself, which is made once for all drafts."""
-    return functools.cache(lambda name, sampling: answers(made[name], sampling)[0])
-
-
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize(
-    ("draft", "temperature"),
-    [
-        ("demo", 1.0),
-        ("itself", 0.0),
-        ("granitehybrid", 1.0),
-        ("itself", 1.0),
-    ],
-)
-def test_answers_are_those_of_plain_decoding(
-    made, demo_draft, plain_answers, name, draft, temperature
-):
-    """Whatever drafts, and whether its state goes back by itself or is decoded again."""
-    drafts = {"demo": demo_draft, "itself": made[name], "granitehybrid": made["granitehybrid"]}
-    sampling = localspec.SamplingParams(temperature=temperature)
-
-    for num_draft_tokens in (1, 3, 4):
-        drafted, stats = answers(
-            made[name], sampling, draft=drafts[draft], draft_tokens=num_draft_tokens
-        )
-        assert drafted == plain_answers(name, sampling)
-        assert (stats.num_draft_tokens > 0) is (name == "qwen35")
 
 
 def test_a_hybrid_draft_reads_only_what_was_accepted(made):

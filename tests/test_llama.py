@@ -17,7 +17,6 @@ from localspec.errors import (
     DecodeError,
     Interrupted,
     ModelFileError,
-    OptionError,
 )
 from localspec.llama.model import LlamaModel, LlamaOptions
 
@@ -98,13 +97,6 @@ def test_misuse_raises_before_it_reaches_c(model):
     assert model.num_cached == 0
 
 
-def test_text_may_fill_the_context_exactly(model):
-    model.decode([5] * (model.context_length - 1), 0)
-    model.decode([5], 1)
-    with pytest.raises(ContextError, match="after 2048 cached"):
-        model.decode([5], 1)
-
-
 def decode_for_ever(model, ids):
     """Until somebody interrupts it."""
     kept = model.num_cached
@@ -141,18 +133,6 @@ def test_interrupt_ends_a_decode_from_another_thread(model):
     close_rows(rows, model.decode([*ids[:cached], 8], 1))
 
 
-def test_control_tokens_only_when_asked_for(model):
-    vocabulary = model.vocabulary
-    as_control = vocabulary.tokenize("<|im_end|>", parse_special=True)
-    as_text = vocabulary.tokenize("<|im_end|>", parse_special=False)
-    assert len(as_control) == 1
-    assert vocabulary.is_end(as_control[0])
-    assert not set(as_control) & set(as_text)
-    assert b"".join(map(vocabulary.piece, as_text)) == b"<|im_end|>"
-    assert vocabulary.piece(as_control[0]) == b""
-    assert "<|im_end|>" in vocabulary.control_texts()
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "plain", "naïve café", "日本語 😀 e\u0301", "a\0b", "\ud800", "  two\n\n\tthree "],
@@ -162,11 +142,6 @@ def test_text_survives_the_tokenizer(model, text):
     ids = model.vocabulary.tokenize(text, parse_special=False)
     back = b"".join(map(model.vocabulary.piece, ids)).decode()
     assert back == text.encode(errors="replace").decode()
-
-
-def test_capabilities_are_probed(model):
-    assert model.max_rollback == model.context_length
-    assert model.context_length == model.trained_context_length == 2048
 
 
 def test_an_adopted_llama_is_given_back_usable(demo_target):
@@ -183,13 +158,6 @@ def test_an_adopted_llama_is_given_back_usable(demo_target):
     own = LlamaModel.open(demo_target, LlamaOptions(max_outputs=3))
     close_rows(rows, own.decode(ids, 3))
     own.close()
-    llama.close()
-
-
-def test_an_adopted_llama_that_embeds_is_refused(demo_target):
-    llama = llama_cpp.Llama(str(demo_target), n_ctx=64, embedding=True, verbose=False)
-    with pytest.raises(ModelFileError, match="embeddings"):
-        LlamaModel.adopt(llama, 3)
     llama.close()
 
 
@@ -210,25 +178,10 @@ def test_libllamas_own_words_are_in_the_error(tmp_path, demo_target):
         LlamaModel.open(path, LlamaOptions())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"context_length": 0}, "context length is 0"),
-        ({"context_length": 4096}, "4096 tokens is asked for"),
-        ({"context_length": 10**12}, "was trained for 2048"),
-        ({"num_threads": 0}, "threads is 0"),
-        ({"num_gpu_layers": -1}, "GPU layers is -1"),
-    ],
-)
-def test_impossible_options_are_refused(demo_target, options, message):
-    with pytest.raises(OptionError, match=message):
-        LlamaModel.open(demo_target, LlamaOptions(**options))
-
-
 def test_a_short_context_holds_what_was_asked_for(demo_target):
     """libllama rounds up; what a user asked for is what they get."""
     model = LlamaModel.open(demo_target, LlamaOptions(context_length=10))
-    assert model.context_length == 10
+    assert model.max_rollback == model.context_length == 10
     model.decode([5] * 10, 1)
     with pytest.raises(ContextError):
         model.decode([5], 1)

@@ -1,5 +1,5 @@
-"""Trained heads of every kind: texts are those of plain decoding, and what a head reads is what
-llama.cpp's own driver gives it.
+"""Heads and drafts of every kind: texts are those of plain decoding, and what a head reads is
+what llama.cpp's own driver gives it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from head_maker import (
     write_medusa_heads,
 )
 from head_reference import BlockReference, EagleReference, MedusaReference, MtpReference
+from hybrid_maker import write_hybrid
 
 import inside
 import localspec
 from engines import Owner, answer_of, answered, assert_drafts_at_once_as_alone, resumed
+from gguf_maker import write_random_model, write_renumbered
 from localspec.errors import Interrupted
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import head_facts
@@ -60,7 +62,8 @@ MEDUSA = ("medusa", "medusa, some tokens")
 class Made:
     """Files of a target and its head. head: None if it is in the target's file."""
 
-    head = None
+    head = reference = None
+    can_roll_back = True
     atol = 2e-3
 
     def opened(self, **keywords):
@@ -198,7 +201,48 @@ class MadeWithMedusa(Made):
         return rows, self.rows(tuple(tokens), self.most)
 
 
+class MadeWithDraft(Made):
+    """A draft model, whose cache cannot always be cut, or which has another tokenizer."""
+
+    def __init__(self, folder, tokenizer_of, name):
+        self.name = name
+        self.path, self.draft = folder / "target.gguf", folder / "draft.gguf"
+        if name == "draft of a window":
+            for seed, path in enumerate((self.path, self.draft)):
+                write_random_model(
+                    path,
+                    tokenizer_of,
+                    architecture="gemma3",
+                    num_layers=6,
+                    seed=seed,
+                    extra={"gemma3.attention.sliding_window": 24},
+                )
+        elif name in ("draft of other ids", "draft of other letters"):
+            write_random_model(self.path, tokenizer_of)
+            write_renumbered(
+                self.draft, self.path, num_lost=900, sentencepiece=name.endswith("letters")
+            )
+        else:
+            target, _, draft = name.partition(" for ")[::-1]
+            write_hybrid(self.path, tokenizer_of, target)
+            write_hybrid(self.draft, tokenizer_of, draft)
+        self.can_roll_back = not name.endswith("granitehybrid")
+
+    def opened(self, **keywords):
+        options = LlamaOptions(context_length=CONTEXT, flash_attention="off")
+        usual = {"proposer": "draft", "target_options": options, "draft_tokens": 3}
+        return localspec.load(target=self.path, draft=self.draft, **usual | keywords)
+
+
+DRAFTS = (
+    "draft of a window",
+    "draft of other ids",
+    "draft of other letters",
+    "granitehybrid for qwen35",
+    "qwen35 for granitehybrid",
+)
 KINDS = {
+    **dict.fromkeys(DRAFTS, MadeWithDraft),
     **dict.fromkeys((*ALL, *EAGLE), MadeWithSteps),
     **dict.fromkeys(BLOCKS, MadeWithBlocks),
     **dict.fromkeys(MEDUSA, MadeWithMedusa),
@@ -206,7 +250,7 @@ KINDS = {
 
 
 # Others differ little from one of these.
-QUICK = ("glm4moe", "step35", "gemma4", "llama", "of a hybrid", "of a windowed target",
+QUICK = (*DRAFTS, "glm4moe", "step35", "gemma4", "llama", "of a hybrid", "of a windowed target",
          "pairs of candidates", "medusa, some tokens")  # fmt: skip
 
 
@@ -220,16 +264,19 @@ def made(request, tmp_path_factory, demo_target):
     folder = tmp_path_factory.mktemp("heads")
     one = KINDS[request.param](folder, demo_target, request.param)
     yield one
-    one.reference.close()
+    if one.reference is not None:
+        one.reference.close()
 
 
-def only(made, kind):
-    if not isinstance(made, kind):
-        pytest.skip(f"of {kind.__name__} alone")
+def only(made, *kinds):
+    if not isinstance(made, kinds):
+        pytest.skip("of other kinds")
 
 
 def assert_reads_rightly(engine, made, loop=None) -> None:
     """What the head says now, of several tokens in a row, is what it should."""
+    if isinstance(made, MadeWithDraft):
+        return
     loop = loop or inside.loop(engine)
     proposer, tokens = loop.proposers[0], loop.tokens
     if loop.target.num_cached == len(tokens):  # cut within a step
@@ -257,6 +304,9 @@ def test_greedy_text_is_plain_and_the_head_reads_rightly(made, num_draft_tokens)
     with made.opened(draft_tokens=num_draft_tokens) as engine:
         stats = engine.generate_raw(PROMPT, max_tokens=40, sampling=GREEDY).reply().stats
         assert tuple(inside.loop(engine).tokens[len(PROMPT) :]) == made.plain
+        assert (stats.num_draft_tokens > 0) is made.can_roll_back
+        if isinstance(made, MadeWithDraft):
+            return
         assert 0 < stats.num_accepted < stats.num_draft_tokens
         most = min(num_draft_tokens, made.most)
         assert stats.steps_per_length[most] > 0
@@ -297,6 +347,7 @@ def test_after_cuts_cancels_and_another_conversation(made):
 
 def test_conversations_side_by_side_each_find_the_heads_part_again(made):
     has_cache = isinstance(made, MadeWithSteps) and made.name != "gemma4"
+    is_head = not isinstance(made, MadeWithDraft)
     with made.opened(parallel=2) as engine:
         assert engine.parallel == 2
         texts = {Owner(): PROMPT[:], Owner(): [*PROMPT[::-1], 7, 8, 9]}
@@ -310,7 +361,8 @@ def test_conversations_side_by_side_each_find_the_heads_part_again(made):
                 tokens += said
                 lane = inside.lane(engine, owner)
                 assert_reads_rightly(engine, made, lane.decoder)
-                read[owner] = lane.own_models.head.num_cached
+                if is_head:
+                    read[owner] = lane.own_models.head.num_cached
         said = next(iter(texts.values()))[len(PROMPT) :]
         assert tuple(said[: len(made.plain)]) == made.plain
 
@@ -320,7 +372,9 @@ def test_caches_on_disk_have_the_heads_part(made, tmp_path):
         assert_reads_rightly(engine, made)
 
 
-def test_answers_at_once_each_draft_with_the_head(made):
+def test_answers_at_once_are_each_drafted_as_well_as_alone(made):
+    if not made.can_roll_back:
+        pytest.skip("nothing is drafted for it")
     assert_drafts_at_once_as_alone(made, PROMPT)
 
 
@@ -358,8 +412,7 @@ def test_a_head_goes_on_where_an_answer_begins_with_a_copy(made, goes_on):
 
 
 def test_a_stopped_decode_leaves_the_head_as_it_was(made):
-    if isinstance(made, MadeWithMedusa):
-        pytest.skip("they decode nothing")
+    only(made, MadeWithSteps, MadeWithBlocks)  # Medusa decodes nothing
     with made.opened() as engine:
         text_of(engine, sampling=GREEDY)
         loop, head = inside.loop(engine), inside.models(engine).head
@@ -372,6 +425,7 @@ def test_a_stopped_decode_leaves_the_head_as_it_was(made):
 
 
 def test_after_a_replay_the_head_reads_rightly(made):
+    only(made, MadeWithSteps, MadeWithBlocks, MadeWithMedusa)
     if made.name == "gemma4":
         pytest.skip("it reads nothing that a replay could be judged by")
     with made.opened() as engine:
@@ -392,8 +446,8 @@ def test_of_a_long_text_it_reads_the_end(made, length):
     with made.opened() as engine:
         text_of(engine, prompt, sampling=GREEDY, max_tokens=12)
         loop = inside.loop(engine)
-        begins_at = made.begins_at(length)
-        assert begins_at in (None, inside.models(engine).head.begins_at)
+        if (begins_at := made.begins_at(length)) is not None:
+            assert inside.models(engine).head.begins_at == begins_at
         assert_reads_rightly(engine, made)
         # Plain decoding does not wait for it, nor do more tokens than it can still read.
         loop.draft_policy = FixedDraftPolicy(0)

@@ -105,16 +105,6 @@ def test_a_long_text_is_indexed_in_parts_as_it_is_at_once():
         assert found_in(at_once, end)[2] == searched(text[:2500], end)[2][:NUM_COMPARED]
 
 
-@settings(deadline=None)
-@given(text=st.lists(st.integers(0, 1), max_size=80), other=st.lists(st.integers(0, 1)))
-def test_it_says_which_long_runs_are_known(text, other):
-    index, size = NgramIndex(), SIZES[-1]
-    index.read(text)
-    there = {tuple(text[i - size : i]) for i in range(size, len(text) + 1)}
-    expected = [tuple(other[max(i - size, 0) : i]) in there for i in range(1, len(other) + 1)]
-    assert index.known(np.array(other, np.int32)).tolist() == expected
-
-
 # --- what is found in a text ---
 
 
@@ -190,41 +180,6 @@ def test_an_interrupt_leaves_an_index_of_the_text(place):
     assert lookup.state(text) == Lookup(never).state(text)
 
 
-@settings(deadline=None)
-@given(
-    reference=st.lists(st.integers(0, 3), max_size=30),
-    text=st.lists(st.integers(0, 3), max_size=12),
-)
-def test_a_reference_is_looked_up_beside_the_text(reference, text):
-    """Its longest match wins where the text has none as long; nothing comes after its end."""
-    lookup = Lookup(never)
-    lookup.refer_to(reference)
-    found = proposed(lookup, text, 4)
-    of_text = longest_match(text)
-    of_reference = max(
-        (
-            length
-            for length in range(2, len(text) + 1)
-            if any(
-                reference[i : i + length] == text[len(text) - length :]
-                for i in range(len(reference) - length)
-            )
-        ),
-        default=0,
-    )
-    if max(of_text, of_reference) == 0:
-        assert found == []
-    elif of_reference > of_text and len(reference) <= 8:  # so that all places are compared
-        joined = [*text[len(text) - of_reference :], *found]
-        assert any(
-            reference[i : i + len(joined)] == joined
-            and (len(found) == 4 or i + len(joined) == len(reference))
-            for i in range(len(reference))
-        )
-    lookup.refer_to([])
-    assert proposed(lookup, text, 4) == proposed(Lookup(never), text, 4)
-
-
 def test_nothing_is_proposed_behind_a_forbidden_token():
     """It would be decoded for nothing; the forbidden one itself is judged like any other."""
     text = [1, 2, 3, 4, 5, 1, 2, 3]
@@ -245,39 +200,40 @@ def follow(lookup: Lookup, text: list[int], begin: int) -> None:
 SOURCE = list(range(100, 140))
 
 
-@pytest.mark.parametrize("replaced", [[7], [7, 8, 9], []], ids=["one", "more", "less"])
-def test_behind_a_replacement_what_was_followed_goes_on(replaced):
-    """One token that agrees is enough near there, though it stood elsewhere since."""
-    decoy = [5, 112, 6, 5, 112, 6]
-    text = [*SOURCE, *decoy, *SOURCE[:10], *replaced, 112]
+@pytest.mark.parametrize(
+    ("between", "behind", "num_tokens", "found"),
+    [
+        # One token that agrees is enough near there, though it stood elsewhere since.
+        ([5, 112, 6, 5, 112, 6], [7, 112], 4, [113, 114, 115, 116]),
+        ([5, 112, 6, 5, 112, 6], [7, 8, 9, 112], 4, [113, 114, 115, 116]),
+        ([5, 112, 6, 5, 112, 6], [112], 4, [113, 114, 115, 116]),
+        ([7, 112, 8, 9], [7, 112], 2, [8, 9]),  # a longer match elsewhere wins
+        ([], [*range(1, 20), 125], 1, [126]),
+        ([], [*range(1, 30), 125], 1, []),  # too long after
+    ],
+)
+def test_behind_a_replacement_what_was_followed_goes_on(between, behind, num_tokens, found):
+    text = [*SOURCE, *between, *SOURCE[:10], *behind]
     lookup = Lookup(never)
     follow(lookup, text, len(SOURCE))
-    assert proposed(lookup, text, 4) == [113, 114, 115, 116]
-    # Without having followed anything, one token says nothing.
-    assert proposed(Lookup(never), text, 4) == []
+    assert proposed(lookup, text, num_tokens) == found
+    # What was followed is forgotten with a cut.
+    lookup.truncate(len(text) - len(behind) - 2)
+    fresh = proposed(Lookup(never), text, num_tokens)
+    assert proposed(lookup, text, num_tokens) == fresh
 
 
-def test_a_longer_match_elsewhere_wins_over_resuming():
-    text = [*SOURCE, 7, 112, 8, 9, *SOURCE[:10], 7, 112]
+def test_a_reference_is_looked_up_beside_the_text():
     lookup = Lookup(never)
-    follow(lookup, text, len(SOURCE))
-    assert proposed(lookup, text, 2) == [8, 9]
-
-
-@pytest.mark.parametrize(("num_others", "found"), [(20, True), (30, False)])
-def test_nothing_is_resumed_long_after(num_others, found):
-    text = [*SOURCE, *SOURCE[:10], *range(1, num_others), 125]
-    lookup = Lookup(never)
-    follow(lookup, text, len(SOURCE))
-    assert (proposed(lookup, text, 1) == [126]) is found
-
-
-def test_a_cut_text_resumes_nothing():
-    text = [*SOURCE, *SOURCE[:10], 7, 112]
-    lookup = Lookup(never)
-    follow(lookup, text[:-2], len(SOURCE))
-    lookup.truncate(len(text) - 4)
-    assert proposed(lookup, text, 1) == []
+    for reference, text, found in (
+        ([1, 2, 3, 4, 5, 6], [9, 2, 3], [4, 5, 6]),  # nothing comes after its end
+        ([1, 2, 3, 4, 5, 6], [9, 2, 3, 7, 7, 2, 3], [4, 5, 6]),
+        ([1, 2, 3, 4, 5, 6], [0, 0, 2, 3, 8, 9, 0, 0, 2, 3], [8, 9, 0]),  # a longer match
+        ([], [9, 2, 3], []),
+    ):
+        lookup.truncate(0)
+        lookup.refer_to(reference)
+        assert proposed(lookup, text, 3) == found
 
 
 @pytest.mark.parametrize(
@@ -397,17 +353,6 @@ def test_what_is_forced_and_what_is_remembered_join_in_one_step(remembered):
     text += [4, 5, 6]
     lookup.truncate(len(text))
     assert lookup.propose(text, UpTo(1), chain, first_of).draft_tokens == [7]
-
-
-def test_what_is_remembered_gives_way_to_what_has_to_come():
-    text = [1, 2, 3]
-    constraint = ToyConstraint(9, lambda history: FORCED_FIRST.get(history, {*range(9)}), None)
-    chain = SamplerChain(SamplingParams(), num_prompt_tokens=3, constraint=constraint)
-    lookup = Lookup(never, TextMemory())
-    lookup.memory.add([2, 3, 8, 8, 8])
-    lookup.memory.add([4, 5, 6, 7])
-    lookup.begin(chain)
-    assert lookup.propose(text, UpTo(4), chain, first_of).draft_tokens == [4, 5, 6, 7]
 
 
 def answered(

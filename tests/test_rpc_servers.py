@@ -14,7 +14,7 @@ from localspec.llama import rpc_servers
 from localspec.llama.devices import REMOTE, Device
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import MAIN_MEMORY, is_in_main_memory, place_layers
-from localspec.llama.rpc_servers import Protocol, ask_server, ask_servers
+from localspec.llama.rpc_servers import ask_server, ask_servers
 from localspec.preflight.free_memory import MemoryRoom, Planned
 from localspec.preflight.plan import plan_layers
 
@@ -104,15 +104,6 @@ def test_where_nobody_listens_it_says_so_and_all_are_asked():
     assert f"{address} cannot be reached" in str(found[0])
     assert found[1].address == other
     assert str(found[2]).startswith("no-such-host.invalid:1 cannot be reached")
-
-
-def test_a_client_accepts_servers_of_its_own_version_that_are_no_newer():
-    ours = Protocol(7, 2, 0)
-    assert ours.talks_to(Protocol(7, 2, 9))
-    assert ours.talks_to(Protocol(7, 0, 0))
-    assert not ours.talks_to(Protocol(7, 3, 0))
-    assert not ours.talks_to(Protocol(8, 0, 0))
-    assert not ours.talks_to(Protocol(6, 2, 0))
 
 
 def test_no_address_is_contacted_but_those_that_are_given(demo_target):

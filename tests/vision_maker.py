@@ -5,12 +5,10 @@ Keys and tensors of projectors as libmtmd's loader asks for them (tools/mtmd/cli
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
 from hybrid_maker import Weights
 
 from gguf_maker import write_random_model, write_spm_tokenizer
@@ -133,33 +131,6 @@ def write_projector(
         weights.constant(f"v.post_ln.{name}", WIDTH, value=float(name == "weight"))
     _add_merger(weights, kind, width)
     writer.finish()
-    return path
-
-
-def write_projector_header(
-    path: Path, stated: dict[str, object], shapes: dict[str, tuple[int, ...]]
-) -> Path:
-    """A file with a header like a published one's, and room for its weights, which are zeros.
-
-    stated: by the names of keys behind "clip."; shapes: of weights, the length of a row last.
-    """
-    writer = ModelWriter(path, "clip")
-    for name, value in stated.items():
-        add = {
-            bool: writer.add_bool,
-            str: writer.add_string,
-            float: writer.add_float32,
-            int: writer.add_uint32,
-            np.int32: writer.add_int32,
-            list: writer.add_array,
-        }[type(value)]
-        add(f"clip.{name}", value)  # type: ignore[operator]
-    kind = GGMLQuantizationType.F32
-    sizes = [writer.announce(name, kind, shape) for name, shape in shapes.items()]
-    writer.finish_header()
-    writer.close()
-    begin = -(-path.stat().st_size // 32) * 32
-    os.truncate(path, begin + sum(-(-size // 32) * 32 for size in sizes))
     return path
 
 
