@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 from dataclasses import replace
 
-import convert_medusa
-import gguf
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from head_maker import (
@@ -24,7 +20,6 @@ from head_maker import (
     write_head_model,
     write_medusa_heads,
 )
-from head_reference import MedusaReference
 from hybrid_maker import NUM_LAYERS
 
 import localspec
@@ -332,38 +327,3 @@ def test_a_head_given_as_a_draft_is_understood_and_explained(made, name):
 def test_a_head_that_does_not_fit_is_refused(made, demo_target):
     with pytest.raises(PairError, match="cannot draft for the target: it"):
         localspec.load(target=demo_target, head=made["medusa", "head"])
-
-
-# --- published Medusa heads ---
-
-
-@pytest.mark.parametrize("naming", ["paper", "vllm"])
-def test_published_medusa_heads_are_converted(made, naming, tmp_path, monkeypatch):
-    """The converted heads say what those say that were written directly."""
-    from safetensors.numpy import save_file
-
-    target, direct = made["medusa", "whole"], made["medusa", "head"]
-    tensors = {t.name: t.data for t in gguf.GGUFReader(direct).tensors}
-    paper = {r"blk\.(\d)\.residual\.0\.": r"\1.0.linear.", r"blk\.(\d)\.output": r"\1.1"}
-    vllm = {
-        r"blk\.(\d)\.residual\.0": r"blocks.\1.layers.0",
-        r"blk\.(\d)\.output": r"lm_heads.\1",
-    }
-    published = {}
-    for name, values in tensors.items():
-        for old, new in (paper if naming == "paper" else vllm).items():
-            name = re.sub(old, new, name)
-        published[name] = np.ascontiguousarray(values)
-    source, out = tmp_path / "medusa_lm_head.safetensors", tmp_path / "heads.gguf"
-    save_file(published, source)
-    given = ["--heads", source, "--target", target, "--out", out, "--tokens", "4000"]
-    monkeypatch.setattr(sys, "argv", ["convert_medusa.py", *map(str, given)])
-    convert_medusa.main()
-    text, rows = [5, 6, 7, 8], []
-    for path in (direct, out):
-        reference = MedusaReference(target, path)
-        rows.append(reference.rows(text, 4)[:, :4000])
-        reference.close()
-    np.testing.assert_allclose(*rows, rtol=1e-2, atol=1e-2)
-    with pytest.raises(ValueError, match=r"model.norm.weight is no part of Medusa heads"):
-        convert_medusa.heads_of({**published, "model.norm.weight": np.ones(3, np.float32)})

@@ -133,27 +133,6 @@ def test_a_conversation_that_ends_gives_its_sequence_back(demo_target):
             assert answered(engine, kept, [*range(100, 200), 7 + number])[1] <= 2
 
 
-def test_caches_of_a_waiting_text_go_to_a_file_and_back(demo_target, demo_draft, tmp_path):
-    """To a context of as many sequences: libllama's states say how many there are."""
-    options = {"target": demo_target, "draft": demo_draft, "context_length": 512}
-    path = tmp_path / "caches"
-    with localspec.load(**options, parallel=2) as engine:
-        chat, other = engine.chat(), engine.chat(system="You are terse.")
-        chat.send("Tell me a story.", sampling=GREEDY, max_tokens=8).reply()
-        other.send("Hello", sampling=GREEDY, max_tokens=8).reply()
-        assert engine.save_caches(chat, path)
-        messages = chat.transcript
-        num_tokens = len(chat.prompt_tokens("And then?"))
-    for parallel, is_read in ((2, True), (1, False)):
-        with localspec.load(**options, parallel=parallel) as engine:
-            chat = engine.chat()
-            chat.replace(messages, num_asked=1, num_forgotten=0)
-            assert engine.load_caches(chat, path) == is_read
-            reply = chat.send("And then?", sampling=GREEDY, max_tokens=4).reply()
-            cached = reply.stats.cached_prompt_tokens
-            assert (cached > num_tokens - 25) == is_read
-
-
 def test_sequences_are_counted_and_bounded_by_what_is_kept(demo_target):
     options = {"target": demo_target, "draft_tokens": 0, "context_length": 512}
     with localspec.load(**options) as engine:

@@ -44,14 +44,10 @@ def adopted(path):
     )
 
 
-@pytest.fixture(scope="module", params=["drafted", "handed in"])
-def engine(request, windowed):
-    target, draft = windowed
-    if request.param == "drafted":
-        opened = localspec.load(target=target, draft=draft, draft_tokens=5)
-    else:
-        opened = localspec.load(target=adopted(target), draft=adopted(draft), draft_tokens=5)
-    with opened:
+@pytest.fixture(scope="module")
+def engine(windowed):
+    target, draft = map(adopted, windowed)
+    with localspec.load(target=target, draft=draft, draft_tokens=5) as opened:
         yield opened
 
 

@@ -230,16 +230,6 @@ def test_a_text_that_it_cannot_spell_lets_it_rest():
     assert draft.state([0, 1, 4, 0]).max_tokens > 0
 
 
-def test_its_context_counts_its_own_tokens():
-    target = Pieces([b"a", b"b", b"abababab"])
-    table = TableModel(4, context_length=40)
-    draft = translated(target, OTHER, table)
-    assert draft.state([0] * 24).max_tokens > draft.state([0] * 26).max_tokens > 0
-    draft.truncate(0)
-    state = draft.state([2] * 6)  # 48 bytes
-    assert (state.max_tokens, state.draft_off) == (0, DraftOff.DRAFT_CONTEXT_FULL)
-
-
 def test_too_little_in_common_is_no_pair():
     with pytest.raises(PairError, match="only 1 of their 5 and 6 tokens have the same bytes"):
         common_tokens([b"a", b"b", b"c", b"d", b"e"], [b"a", b"x", b"y", b"z", b"", b""])
@@ -270,17 +260,3 @@ def test_a_replay_judges_by_one_decode_what_it_would_have_proposed():
         distribution = chain().distribution(row, before)
         expected.append(min(1.0, distribution.prob(text[place]) / 0.25))
     assert [judged for _, judged in scores.chances] == pytest.approx([expected[1], expected[4]])
-
-
-def test_a_start_that_has_no_bytes_stays_in_the_text():
-    """Rows from the front on, of a draft that has no token for the start."""
-    target = Pieces([b"<s>", b"a", b"b"], controls=(0,), bos=0, add_bos=True)
-    table = TableModel(OTHER.size, seed=3)
-    draft = translated(target, OTHER, table)
-    text = [0, 2, 1]
-    draft.state(text)
-    rows = draft.rows(text, 3)
-    assert rows[0].tolist() == [-np.inf, 0.0, 0.0]
-    assert rows[2].tolist()[1:] == [table.row([0])[3], table.row([0])[1]]
-    assert (table.cached, draft.model.num_cached) == ([0], 3)
-    assert draft.propose(text, UpTo(1), chain(), lambda _, row: int(row.ids[0])).num_read == 0
