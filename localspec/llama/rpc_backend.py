@@ -72,9 +72,10 @@ def protocol_of(library: str) -> Protocol | None:
 def _require_protocol(server: RpcServer) -> None:
     """Raise RpcError for a server over which this libllama would end the process."""
     ours = protocol_of(shared_library(llama_cpp)._name)
-    if ours is not None and not ours.talks_to(server.protocol):
+    theirs = server.protocol
+    if ours is not None and (ours.major != theirs.major or ours.minor < theirs.minor):
         raise RpcError(
-            f"{server.address} speaks version {server.protocol} of the RPC protocol, and "
+            f"{server.address} speaks version {theirs} of the RPC protocol, and "
             f"this libllama {ours}",
             f"Build its ggml-rpc-server from the source of llama-cpp-python "
             f"{version('llama-cpp-python')}.",

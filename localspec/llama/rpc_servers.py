@@ -39,10 +39,6 @@ class Protocol(NamedTuple):
     def __str__(self) -> str:
         return ".".join(map(str, self))
 
-    def talks_to(self, server: Protocol) -> bool:
-        """Whether a client of this version accepts a server of that one."""
-        return self.major == server.major and self.minor >= server.minor
-
 
 @dataclass(frozen=True, slots=True)
 class RpcServer:
