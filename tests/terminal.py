@@ -85,11 +85,6 @@ class Terminal:
         self.process.send(text + "\r")
         return self.wait_for_prompt(number + 1)
 
-    def resize(self, columns: int, rows: int) -> None:
-        """Another window's size."""
-        self.process.setwinsize(rows, columns)
-        self.screen.resize(rows, columns)
-
     def leave(self) -> int:
         """Press Ctrl-D; the exit code."""
         self.process.send("\x04")

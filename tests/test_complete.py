@@ -48,15 +48,6 @@ def test_it_answers_what_a_chat_answers(any_engine):
     assert asyncio.run(ask()) == (reply.text, reply.text)
 
 
-def test_the_second_call_decodes_only_what_is_new(engine):
-    first = engine.generate([QUESTION], temperature=0).reply()
-    after = [QUESTION, {"role": "assistant", "content": first.text}]
-    again = engine.generate(
-        [*after, {"role": "user", "content": "And then?"}], max_tokens=4
-    ).reply()
-    assert again.stats.cached_prompt_tokens > len(first.token_ids)
-
-
 @pytest.mark.parametrize(
     ("messages", "what"),
     [
@@ -198,17 +189,6 @@ def test_a_chat_goes_on_from_the_last_token(any_engine):
         chat.continue_answer()
 
 
-def test_a_full_context_has_no_room_to_go_on(tmp_path):
-    with localspec.load(context_length=256) as engine:
-        chat = engine.chat()
-        reply = chat.send(
-            "Tell me a story.", sampling=localspec.SamplingParams(ignore_eos=True)
-        ).reply()
-        assert reply.finish_reason == "length"
-        with pytest.raises(ContextError, match="the context holds 256"):
-            chat.continue_answer().reply()
-
-
 def test_tokens_to_text_and_back(any_engine):
     tokens = any_engine.tokenize("Héllo <|im_end|>")
     assert any_engine.detokenize(tokens) == "Héllo <|im_end|>"
@@ -223,38 +203,6 @@ def test_tokens_to_text_and_back(any_engine):
         any_engine.tokenize(3)
 
 
-def test_logprobs_have_text(any_engine):
-    reply = any_engine.generate_raw(
-        "Once upon a", max_tokens=5, logprobs=3, temperature=0
-    ).reply()
-    for each in reply.logprobs:
-        assert each.text == any_engine.detokenize([each.token_id], special=True)
-        assert {top.text for top in each.top_before} == {
-            any_engine.detokenize([top.token_id], special=True) for top in each.top_before
-        }
-    assert "".join(each.text for each in reply.logprobs).startswith(reply.text)
-
-
-def test_plain_keywords_count_beside_sampling(engine):
-    given = localspec.SamplingParams(temperature=1.5, top_k=3)
-    by_name = engine.generate_raw(
-        "Once", seed=5, max_tokens=20, temperature=1.5, top_k=3
-    ).reply()
-    both = engine.generate_raw("Once", seed=5, max_tokens=20, sampling=given).reply()
-    assert by_name.token_ids == both.token_ids
-    cooled = engine.generate_raw(
-        "Once", seed=5, max_tokens=20, sampling=given, temperature=0
-    ).reply()
-    assert (
-        cooled.token_ids
-        == engine.generate_raw("Once", max_tokens=20, temperature=0).reply().token_ids
-    )
-    with pytest.raises(OptionError, match="temperature is -1"):
-        engine.generate_raw("Once", temperature=-1)
-    with pytest.raises(TypeError, match="temprature"):
-        engine.generate_raw("Once", temprature=1)
-
-
 def test_a_long_prompt_tells_how_far_it_is(any_engine):
     tokens = any_engine.tokenize("A fox and a hen. " * 400)[:1100]
     seen = []
@@ -265,11 +213,6 @@ def test_a_long_prompt_tells_how_far_it_is(any_engine):
     assert len(seen) >= 2
     assert seen == sorted(seen)
     assert all(0 < num_read < total == 1100 for num_read, total in seen)
-    again = []
-    any_engine.generate_raw(
-        tokens, max_tokens=2, on_prompt=lambda *each: again.append(each)
-    ).reply()
-    assert again == []  # it is cached
 
     def stop(_num_read, _total):
         raise KeyError("enough")

@@ -40,23 +40,11 @@ def names(*words: str) -> list[str]:
     return [value for kind, value in completed(*words) if kind == "plain"]
 
 
-PRESETS = [("chat", "--preset"), ("download",), ("models", "remove")]
-MODELS = [
-    ("chat",),
-    ("serve",),
-    ("generate", "-m"),
-    ("bench", "--draft"),
-    ("explain", "--head"),
-]
-FILES = [
-    ("generate", "-f"),
-    ("verify", "--prompts"),
-    ("bench", "--plot"),
-    ("chat", "--template"),
-]
-
-
-@pytest.mark.parametrize("words", [*PRESETS, *MODELS], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [("chat", "--preset"), ("download",), ("chat",), ("bench", "--draft")],
+    ids=" ".join,
+)
 def test_presets_those_on_this_machine_first(hub: StandinHub, words, tmp_path, demo_target):
     presets = tmp_path / "config/localspec/models.toml"
     mine = f'[zz]\ndescription = "d"\ncontext_length = 5\n[zz.target]\npath = "{demo_target}"\n'
@@ -68,7 +56,7 @@ def test_presets_those_on_this_machine_first(hub: StandinHub, words, tmp_path, d
     assert names(*words, "nothing begins so") == []
 
 
-@pytest.mark.parametrize("words", [*MODELS, *FILES], ids=" ".join)
+@pytest.mark.parametrize("words", [("serve",), ("bench", "--plot")], ids=" ".join)
 def test_files_are_left_to_the_shell(words):
     assert completed(*words, "no")[0] == ("file", "no")
 
@@ -77,11 +65,9 @@ def test_files_are_left_to_the_shell(words):
     ("words", "expected"),
     [
         (("chat", "--rule", ""), ["greedy", "token", "block", "coupled"]),
-        (("chat", "--proposer", "l"), ["lookup"]),
         (("chat", "--chat-template", "g"), ["gemma"]),
         (("chat", "--cache-type-k", "q8"), ["q8_0"]),
         (("completion", ""), ["bash", "zsh", "fish"]),
-        (("doc",), ["doctor"]),
         (("models", "pa"), ["path"]),
         (("chat", "--top-"), ["--top-k", "--top-p", "--top-n-sigma"]),
     ],
@@ -111,9 +97,7 @@ def test_a_broken_file_of_presets_breaks_no_line(hub: StandinHub, tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "words", ["", "chat --session ", "generate --target q", "verify -", "models remove "]
-)
+@pytest.mark.parametrize("words", ["", "chat --session ", "generate --target q"])
 def test_completing_loads_no_library_of_models(words):
     """In a process of its own, as a shell does it."""
     code = (
@@ -140,40 +124,23 @@ def test_completing_loads_no_library_of_models(words):
     assert not slow & loaded
 
 
-TYPED = {
-    "bash": """
-        eval "$(localspec completion bash)"
-        COMP_WORDS=(localspec chat --preset dem) COMP_CWORD=3 COMPREPLY=()
-        _localspec_completion localspec dem --preset
-        printf '%s\\n' "${COMPREPLY[@]}"
-    """,
-    "zsh": """
-        autoload -U compinit && compinit -D
-        eval "$(localspec completion zsh)"
-        words=(localspec chat --preset dem) CURRENT=4
-        _describe() { print -l ${(P)3} ${(P)2}; }
-        compadd() { print -l $@; }
-        _localspec_completion
-    """,
-    "fish": """
-        localspec completion fish | source
-        complete --do-complete "localspec chat --preset dem"
-    """,
-}
+TYPED = """
+    eval "$(localspec completion bash)"
+    COMP_WORDS=(localspec chat --preset dem) COMP_CWORD=3 COMPREPLY=()
+    _localspec_completion localspec dem --preset
+    printf '%s\\n' "${COMPREPLY[@]}"
+"""
 
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="click completes in Unix shells")
-@pytest.mark.parametrize("shell", TYPED)
-def test_in_a_real_shell(shell):
-    path = shutil.which(shell)
-    if path is None:
-        pytest.skip(f"{shell} is not installed")
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_in_a_real_shell():
     done = subprocess.run(
-        [path, "-c", TYPED[shell]],
+        ["bash", "-c", TYPED],
         env={**os.environ, "PATH": f"{LOCALSPEC.parent}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert any(line.split("\t")[0].split(":")[0] == "demo" for line in done.stdout.splitlines())
+    assert "demo" in done.stdout.split()

@@ -42,13 +42,6 @@ def test_generate_answers_what_fits(tmp_path):
     assert json.loads(choice.stdout)["text"] in ("yes", "no")
 
 
-def test_json_is_ascii():
-    """So that any program can read it, whatever the output's encoding is."""
-    done = run("generate", "--json", "--choice", "größe", "--choice", "日本", "Hi")
-    assert done.stdout.isascii()
-    assert json.loads(done.stdout)["text"] in ("größe", "日本")
-
-
 def test_every_answer_of_a_chat_fits():
     answers = run("chat", "--choice", "yes", "--choice", "no", given="One?\nTwo?\n").stdout
     assert set(answers.split()) <= {"yes", "no"}

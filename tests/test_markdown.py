@@ -111,16 +111,6 @@ def test_richs_markup_is_text():
             assert word in raw
 
 
-def test_a_table_is_drawn_when_it_is_whole():
-    drawn = shown("| a | **b** |\n|---|:-:|\n| 日本 | x \\| y |\nafter").splitlines()
-    assert len({pyte_width(line) for line in drawn[:-1]}) == 1
-    assert any("日本" in line and "x" in line for line in drawn)
-    assert drawn[-1] == "after"
-    assert shown("| not | a |\n| table | at all |\n", width=12) == (
-        "| not | a |\n| table |\nat all |\n"
-    )
-
-
 @pytest.mark.parametrize("width", range(10, 100, 5))
 def test_a_table_keeps_its_words_whole(width):
     """In columns as wide as they must be; where those do not fit a cell is a line."""

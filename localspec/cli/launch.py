@@ -153,7 +153,7 @@ def _launcher(program: str, agent: Agent) -> click.Command:
 
 @contextlib.contextmanager
 def _server(model: str | None, context_length: int | None, port: int) -> Iterator[ServerFound]:
-    """The server at that port, started unless it runs, and then ended behind the block."""
+    """The server at that port; one that had to be started is ended at the exit."""
     with waiting(lambda: f"Waiting for the server at port {port} …"):
         found = _models_at(port)
     if found is not None:
@@ -231,10 +231,10 @@ def _chosen(
 
 @contextlib.contextmanager
 def _started(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """Run a server while the block runs; with the file that it writes its log to.
+    """Start a server, and end it at the exit; with the file that it writes its log to.
 
     It is in a process group of its own, so that Ctrl-C reaches the agent alone. A signal to
-    end ends the block.
+    end raises click.Abort.
     """
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(

@@ -168,10 +168,8 @@ def _free(preset: Preset, kept: DiskUsage, *, yes: bool) -> None:
     """Delete all that is kept for a preset, unless the user does not want it."""
     from localspec.engine.disk_usage import free_disk
 
-    for what, sizes in (
-        ("caches of conversations", kept.caches),
-        ("measured costs", kept.costs),
-    ):
+    by_kind = {"caches of conversations": kept.caches, "measured costs": kept.costs}
+    for what, sizes in by_kind.items():
         if sizes:
             say(f"{what}: {readable_bytes(sum(sizes.values()))}")
     if not yes:
@@ -182,24 +180,23 @@ def _free(preset: Preset, kept: DiskUsage, *, yes: bool) -> None:
 
 
 def _remove_preset(name: str, *, yes: bool) -> None:
-    """Remove a preset from the user's file, unless another extends it or the user says no."""
+    """Remove a preset from the user's file, unless another extends it or the user says no.
+
+    Says which aliases, or the default, meant it.
+    """
     if users := extended_by(name):
         say(f"The preset {name} stays: {', '.join(users)} extends it")
         return
     question = f"Remove the preset {name} from {user_presets_file()}?"
-    if yes or click.confirm(question, err=True):
-        drop_preset(name)
-        say(f"{name} is removed from {user_presets_file()}")
-        _note_dangling_names(name)
-
-
-def _note_dangling_names(gone: str) -> None:
-    """Say which aliases, or the default, meant a preset that is gone."""
-    if gone in load_presets():  # a shipped preset has the same name
+    if not (yes or click.confirm(question, err=True)):
+        return
+    drop_preset(name)
+    say(f"{name} is removed from {user_presets_file()}")
+    if name in load_presets():  # a shipped preset has the same name
         return
     names = read_names()
-    aliases = [short for short, meant in names.aliases.items() if meant == gone]
-    if names.default in (gone, *aliases):
+    aliases = [short for short, meant in names.aliases.items() if meant == name]
+    if names.default in (name, *aliases):
         say("It was the default: localspec models default NAME, or --clear")
     for short in aliases:
         say(f"{short} stood for it: localspec models alias {short} --clear")

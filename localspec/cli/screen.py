@@ -6,7 +6,6 @@ import re
 import sys
 import unicodedata
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,9 +14,6 @@ from localspec.cli.standard_streams import is_terminal, num_columns, use_colour
 from localspec.errors import LocalspecError
 from localspec.speculative.metrics import Provenance, Stats, why_mostly_off
 from localspec.speculative.policy_api import ProposerKind
-
-if TYPE_CHECKING:
-    from localspec.streaming.reply import Piece
 
 _STATUS_COLUMNS = 100  # of the window, at most
 # Where a token came from: its colour, its brackets where there are no colours, and in words.
@@ -71,12 +67,12 @@ def _visible(character: str) -> str:
     return character
 
 
-def titled(blocks: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Blocks of lines for stdout, each with its title in front of its first line."""
-    width = max(11, *(len(title) + 1 for title, _ in blocks))
+def titled(paragraphs: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Paragraphs for stdout, each with its title in front of its first line."""
+    width = max(11, *(len(title) + 1 for title, _ in paragraphs))
     lines = [
         f"{'' if index else title:<{width}}{line}"
-        for title, texts in blocks
+        for title, texts in paragraphs
         for index, line in enumerate(fitted("\n".join(texts), indent=width).split("\n"))
         if texts
     ]
@@ -104,15 +100,8 @@ def fitted(text: str, *, err: bool = False, indent: int = 0) -> str:
     return wrapped(text, num_columns(err=err) - indent)
 
 
-def mark(piece: Piece) -> tuple[str, str | None]:
-    """The piece's text and a colour for where it came from.
-
-    Without colours, brackets in the text show it.
-    """
-    return _mark(printable(piece.text), piece.provenance)
-
-
-def _mark(text: str, provenance: Provenance) -> tuple[str, str | None]:
+def mark(text: str, provenance: Provenance) -> tuple[str, str | None]:
+    """The text and a colour for where it came from; without colours it has brackets."""
     colour, opening, closing, _ = _MARKS[provenance]
     if not text or (is_terminal(sys.stdout) and use_colour() is None):
         return text, colour
@@ -122,7 +111,7 @@ def _mark(text: str, provenance: Provenance) -> tuple[str, str | None]:
 def show_legend() -> None:
     """Print the meaning of the colours or brackets on stderr."""
     for provenance, (_, _, _, meaning) in _MARKS.items():
-        text, colour = _mark(provenance.value, provenance)
+        text, colour = mark(provenance.value, provenance)
         marked = click.style(text, fg=colour) if colour else text
         click.echo(f"{marked}  {meaning}", err=True, color=use_colour())
 
@@ -145,10 +134,10 @@ def status_line(stats: Stats, context_length: int, columns: int) -> str:
         (5, "exact" if stats.exact else ""),
         (2, f"context {used:.0%} full"),
     ]
-    room = min(_STATUS_COLUMNS, columns - 1)
+    width = min(_STATUS_COLUMNS, columns - 1)
     for last in range(len(parts), -1, -1):
-        line = " · ".join(part for place, part in parts if part and place <= last)
-        if len(line) <= room:
+        line = " · ".join(part for rank, part in parts if part and rank <= last)
+        if len(line) <= width:
             break
     return line
 
@@ -170,11 +159,11 @@ def _threads_of(stats: Stats) -> str | None:
 def _thread_lines(stats: Stats) -> list[str]:
     """The numbers of threads that steps had, if there were several."""
     counts = sorted(stats.steps_per_threads.items(), reverse=True)
-    num_steps = sum(stats.steps_per_threads.values())
-    if len(counts) < 2 and _threads_of(stats) is None:
-        return []
-    shares = ", ".join(f"{count} in {steps / num_steps:.0%}" for count, steps in counts)
     held_up = _threads_of(stats)
+    if len(counts) < 2 and held_up is None:
+        return []
+    num_steps = sum(stats.steps_per_threads.values())
+    shares = ", ".join(f"{count} in {steps / num_steps:.0%}" for count, steps in counts)
     return [f"threads of a step: {shares}" + (f" ({held_up})" if held_up else "")]
 
 

@@ -200,14 +200,13 @@ def serve(  # noqa: PLR0913  each is an option of the command
     served = ServedModels(made, takes_any_name=not known_models_only, embedder=embedder)
     _prepare(served, access, parallel, cache_disk)
     with listen(host, port) as listening:
-        address = _address(host, listening.getsockname()[1])
+        shown_host = f"[{host}]" if ":" in host else host
+        address = f"http://{shown_host}:{listening.getsockname()[1]}"
         with waiting(lambda: "Loading the models …"):
             served.open_first()
         server = Server(served, Limits(), logs_json=log_json, has_page=has_page)
-        first = served.all[0]
-        settings = ready_settings(address, first.name, first.context_length, has_key=bool(keys))
-        settings += _more_words(first, address if has_page else None)
-        runner = Runner(server.app(access), lambda: say(settings), server.stop)
+        words = _greeting(address, served.all[0], has_key=bool(keys), has_page=has_page)
+        runner = Runner(server.app(access), lambda: say(words), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped
             runner.run(sockets=[listening])
 
@@ -278,15 +277,26 @@ def _prepare(
             )
 
 
-def _more_words(model: ServedModel, page: str | None) -> str:
-    """The end of the greeting, about the first model. page: the address of the chat page."""
+def _greeting(address: str, model: ServedModel, *, has_key: bool, has_page: bool) -> str:
+    """Settings to copy into clients, and what to know of the first model.
+
+    address: like http://127.0.0.1:8617. has_key: whether clients need an API key.
+    """
     from localspec.engine.cache_store import kept_folder
 
-    words, num_bytes = f"\n{_at_once(model)}", model.cache_disk.num_bytes
-    if num_bytes:
+    key, context = "YOUR_KEY" if has_key else "local", model.context_length
+    settings = _CLIENT_SETTINGS.substitute(
+        address=address,
+        model=model.name,
+        context=context,
+        key=key,
+        opencode=opencode_settings(address, model.name, context, key),
+    )
+    words = f"{printable(settings)}\n{_at_once(model)}"
+    if num_bytes := model.cache_disk.num_bytes:
         size = readable_bytes(num_bytes)
         words += f"\nCaches of conversations are kept in {kept_folder()}, up to {size}."
-    return words if page is None else f"{words}\nTo chat, open {page} in a browser."
+    return f"{words}\nTo chat, open {address} in a browser." if has_page else words
 
 
 def _at_once(model: ServedModel) -> str:
@@ -325,25 +335,6 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _address(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def ready_settings(address: str, model: str, context_length: int, *, has_key: bool) -> str:
-    """Settings to copy into clients. address: like http://127.0.0.1:8617. has_key: whether
-    clients need an API key.
-    """
-    key = "YOUR_KEY" if has_key else "local"
-    settings = _CLIENT_SETTINGS.substitute(
-        address=address,
-        model=model,
-        context=context_length,
-        key=key,
-        opencode=opencode_settings(address, model, context_length, key),
-    )
-    return printable(settings)
 
 
 def opencode_settings(address: str, model: str, context_length: int, key: str) -> str:

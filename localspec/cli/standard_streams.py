@@ -40,10 +40,11 @@ def use_colour() -> bool | None:
 
 
 @contextlib.contextmanager
-def modes_kept() -> Iterator[None]:
-    """Restore the modes of the terminal on stdin after the block, however it ended.
+def echo_off() -> Iterator[None]:
+    """Let the terminal not show typed text, which would mix with the output.
 
-    Does nothing for the Windows console, in the background, and where stdin is no terminal.
+    It is not lost: the next read gets it. Does nothing on the Windows console, which shows
+    nothing by itself, in the background, and where stdin is no terminal.
     """
     if sys.platform == "win32" or not _is_in_front():
         yield
@@ -51,7 +52,9 @@ def modes_kept() -> Iterator[None]:
     import termios
 
     terminal = sys.stdin.fileno()
-    modes = termios.tcgetattr(terminal)
+    modes, silent = termios.tcgetattr(terminal), termios.tcgetattr(terminal)
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSANOW, silent)
     try:
         yield
     finally:
@@ -66,24 +69,6 @@ def _is_in_front() -> bool:
     with contextlib.suppress(OSError):
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     return False
-
-
-@contextlib.contextmanager
-def echo_off() -> Iterator[None]:
-    """While the block runs, the terminal does not show typed text.
-
-    It would mix with the output. It is not lost: the next read gets it. The Windows console
-    shows nothing by itself.
-    """
-    with modes_kept():
-        if sys.platform != "win32" and _is_in_front():
-            import termios
-
-            terminal = sys.stdin.fileno()
-            modes = termios.tcgetattr(terminal)
-            modes[3] &= ~termios.ECHO
-            termios.tcsetattr(terminal, termios.TCSANOW, modes)
-        yield
 
 
 def read_input() -> str:

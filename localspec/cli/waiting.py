@@ -19,10 +19,10 @@ _length = [0]  # of the longest text on the line that waits
 
 @contextlib.contextmanager
 def waiting(describe: Callable[[], str], pipe_s: float | None = None) -> Iterator[None]:
-    """While the block runs, show the text of `describe`, which another thread calls.
+    """Show the text of `describe`, which another thread calls, until the context is left.
 
-    The line is rewritten with carriage returns, and blank when the block ends. What is typed
-    meanwhile is not shown, but read later. pipe_s: where stderr is no terminal, a new line
+    The line is rewritten with carriage returns, and blank at the end. What is typed meanwhile
+    is not shown, but read later. pipe_s: where stderr is no terminal, a new line
     comes every so many seconds; None for nothing.
     """
     is_shown = is_terminal(sys.stderr)
@@ -36,8 +36,8 @@ def waiting(describe: Callable[[], str], pipe_s: float | None = None) -> Iterato
             click.echo(describe(), err=True)
         pause = _PATIENCE_S
         while not done.wait(pause):
-            # An echoed Ctrl-C has room behind it: on the next line it could not be cleared.
-            text = describe()[: _room() - len("^C")]
+            # Columns are left for an echoed Ctrl-C: on the next line it could not be cleared.
+            text = describe()[: num_columns(err=True) - len(" ^C")]
             with _terminal:
                 _length[0] = max(_length[0], len(text))
                 click.echo("\r" + text.ljust(_length[0]), nl=False, err=True)
@@ -57,14 +57,10 @@ def waiting(describe: Callable[[], str], pipe_s: float | None = None) -> Iterato
 
 @contextlib.contextmanager
 def line_gone() -> Iterator[None]:
-    """Clear the line of `waiting` while the block writes to stderr."""
+    """Clear the line of `waiting`, so that something else can be written to stderr."""
     with _terminal:
         if _length[0]:
             blanks = " " * (_length[0] + len("^C"))
             click.echo(f"\r{blanks}\r", nl=False, err=True)
             _length[0] = 0
         yield
-
-
-def _room() -> int:
-    return num_columns(err=True) - 1

@@ -180,7 +180,14 @@ def _copy(conversation: Conversation, _argument: str) -> None:
     if not conversation.chat.messages or conversation.chat.messages[-1]["role"] != "assistant":
         raise OptionError("there is no answer to copy", "Ask something first.")
     text = conversation.chat.messages[-1]["content"]
-    copy_text(text)
+    data = text.encode(errors="replace")
+    if len(data) > _MAX_COPIED:
+        raise OptionError(
+            f"the answer has {len(data)} bytes; terminals take {_MAX_COPIED}",
+            "Select it with the mouse, or /save the conversation.",
+        )
+    # The base64 alphabet has no character that could end the sequence.
+    click.echo(f"\x1b]52;c;{base64.b64encode(data).decode()}\x07", nl=False, color=True)
     note(f"Sent {len(text)} characters to the clipboard (if the terminal supports OSC 52).")
 
 
@@ -253,15 +260,3 @@ COMMANDS = {
     "/image": ChatCommand(_image, "PATH", "attach an image to the next message", None),
     "/quit": ChatCommand(_quit, "", "leave; also /exit, /bye, exit and quit"),
 }
-
-
-def copy_text(text: str) -> None:
-    """Put the text on the clipboard by OSC 52. Raises OptionError if it is too long."""
-    data = text.encode(errors="replace")
-    if len(data) > _MAX_COPIED:
-        raise OptionError(
-            f"the answer has {len(data)} bytes; terminals take {_MAX_COPIED}",
-            "Select it with the mouse, or /save the conversation.",
-        )
-    # The base64 alphabet has no character that could end the sequence.
-    click.echo(f"\x1b]52;c;{base64.b64encode(data).decode()}\x07", nl=False, color=True)

@@ -22,7 +22,7 @@ from localspec.cli.answer import PlainView, note_limits
 from localspec.cli.conversation import Conversation
 from localspec.cli.interrupt import cancel_on_interrupt, told_to_end
 from localspec.cli.screen import error_lines, note, status_line
-from localspec.cli.standard_streams import echo_off, modes_kept
+from localspec.cli.standard_streams import echo_off
 from localspec.cli.terminal.chat_commands import COMMANDS, Leave, attach_file, run_command
 from localspec.cli.terminal.line_editor import LineEditor
 from localspec.cli.terminal.markdown import RenderedView
@@ -44,9 +44,10 @@ def converse(conversation: Conversation) -> None:
     meanwhile = functools.partial(idle_time, conversation.engine, conversation.chat)
 
     def leave(number: int) -> None:
-        raise SystemExit(128 + number)  # on whose way the terminal is restored
+        # An exception, so that the terminal is restored.
+        editor.end(SystemExit(128 + number))
 
-    with told_to_end(leave), modes_kept():
+    with told_to_end(leave):
         for text in editor.messages(prefill, meanwhile):
             try:
                 if not run_command(conversation, text) and not _takes_dropped(
@@ -114,8 +115,8 @@ def show_answer(conversation: Conversation, answer: Answer) -> Reply:
 def idle_time(engine: BaseEngine, chat: Chat) -> Iterator[None]:
     """Prepare the next answer while a person types.
 
-    A thread prepares the chat while the block runs, and has ended when the block is left. An
-    error there is not shown: it comes again with the next answer.
+    A thread prepares the chat, and has ended when the context is left. An error there is not
+    shown: it comes again with the next answer.
     """
 
     def prepare() -> None:
@@ -140,18 +141,18 @@ def _takes_dropped(conversation: Conversation, text: str) -> bool:
     False if the text is a message: anything but paths, or paths of texts alone. Raises
     OptionError for an image, audio, video or PDF that the model cannot take.
     """
-    heads = {path: _head(path) for path in _dropped_files(text)}
+    begins = {path: _first_bytes(path) for path in _dropped_files(text)}
     sees = conversation.engine.vision is not None
-    if sees and any(map(is_readable_picture, heads.values())):
-        for path in heads:
+    if sees and any(map(is_readable_picture, begins.values())):
+        for path in begins:
             attach_file(conversation, path)
         return True
-    for path, head in heads.items():
-        refuse_media(path, head)
+    for path, begin in begins.items():
+        refuse_media(path, begin)
     return False
 
 
-def _head(path: Path) -> bytes:
+def _first_bytes(path: Path) -> bytes:
     with contextlib.suppress(OSError), path.open("rb") as file:
         return file.read(FIRST_BYTES)
     return b""

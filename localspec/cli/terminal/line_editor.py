@@ -44,6 +44,7 @@ class LineEditor:
 
     def __init__(self, commands: Mapping[str, Values]) -> None:
         self._session = _session(commands) if can_edit() else None
+        self._ending: BaseException | None = None
 
     def messages(
         self,
@@ -80,7 +81,26 @@ class LineEditor:
             if prefill:
                 click.echo(printable(prefill))
             return input(PROMPT) or prefill
-        return self._session.prompt(PROMPT, default=prefill)
+        try:
+            return self._session.prompt(PROMPT, default=prefill)
+        finally:
+            if self._ending is not None:
+                raise self._ending
+
+    def end(self, ending: BaseException) -> None:
+        """Raise the exception, from a signal handler: at once, or when the prompt is left.
+
+        Inside the prompt's event loop it could come anywhere, and leave the terminal raw.
+        """
+        loop = None if self._session is None else self._session.app.loop
+        if loop is None:
+            raise ending
+        self._ending = ending
+        loop.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        if self._session is not None and not self._session.app.is_done:
+            self._session.app.exit(result="")
 
 
 def _session(commands: Mapping[str, Values]) -> PromptSession[str]:

@@ -50,7 +50,7 @@ _OPEN = re.compile(
     r"`.*|\*{1,3}(?:[^\s*].*)?|_{1,2}(?:[^\s_].*)?"
     r"|!?\[[^\[\]]*(?:\](?:\([^()\s]*)?)?|!|\\"
 )
-_BLOCK = re.compile(
+_START = re.compile(
     r" *(?P<fence>`{3,}|~{3,})"
     r"|(?P<heading> {0,3}#{1,6} +)"
     r"|(?P<indent> *)(?P<bullet>[-*+]|\d{1,9}[.)]) +"
@@ -85,7 +85,7 @@ _MAX_ABOVE = 2000  # characters above a line that are looked at again
 
 
 class Highlighter:
-    """Highlights one block of code. language: as the block names it, or ""."""
+    """Highlights code. language: as its fence names it, or ""."""
 
     def __init__(self, language: str) -> None:
         self._lexer = _lexer(language)
@@ -220,10 +220,10 @@ class MarkdownWriter:
             )
             self._stands_apart = False
             return True
-        block = _BLOCK.match(line)
-        if block and block["fence"] and "`" not in line[block.end() :]:
+        start = _START.match(line)
+        if start and start["fence"] and "`" not in line[start.end() :]:
             self._flush_table()
-            self._start_code(block[0], line[block.end() :])
+            self._start_code(start[0], line[start.end() :])
             return True
         return False
 
@@ -240,11 +240,11 @@ class MarkdownWriter:
         self._highlighter = Highlighter(language)
 
     def _add_code(self, line: str) -> None:
-        """A line of the block, or its end."""
+        """A line of code, or the fence that ends it."""
         fence = self._fence.lstrip()
         bare = line.strip()
         if len(bare) < len(fence) or set(bare) != {fence[0]}:
-            # A block in a list is indented, which is not part of the code.
+            # Code in a list is indented, which is not part of the code.
             indent = len(self._fence) - len(fence)
             self._code += line[min(indent, len(line) - len(line.lstrip(" "))) :] + "\n"
             return
@@ -283,21 +283,21 @@ class MarkdownWriter:
 
     def _start_style(self) -> None:
         """Write the symbol for the line's prefix."""
-        block = _BLOCK.match(self._line)
-        if block is None or block["fence"]:
+        start = _START.match(self._line)
+        if start is None or start["fence"]:
             self._done = len(self._line) - len(self._line.lstrip(" "))
             self._out.start_line(" " * min(self._done, self._width() // 3))
             return
-        self._done = block.end()
-        if block["heading"]:
+        self._done = start.end()
+        if start["heading"]:
             self._style = Style(bold=True, color="magenta")
             self._out.start_line("")
-        elif block["quote"]:
+        elif start["quote"]:
             self._style = Style(italic=True)
-            self._out.start_line("│ " * block["quote"].count(">"))
+            self._out.start_line("│ " * start["quote"].count(">"))
         else:
-            mark = block["bullet"]
-            indent = " " * min(len(block["indent"]), self._width() // 3)
+            mark = start["bullet"]
+            indent = " " * min(len(start["indent"]), self._width() // 3)
             self._out.start_line(indent + ("• " if mark in "-*+" else f"{mark} "))
 
     def _write_decided(self) -> None:
@@ -364,24 +364,24 @@ def _bare(found: re.Match[str]) -> str:
 
 
 def _table_lines(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """The table as lines: the first row is the head, the second the ruler below it.
+    """The table as lines: the first row is the header, the second the ruler below it.
 
     If the words do not fit into `width`, every cell is a line with its column's name, and may
     be longer than `width`. Empty if the rows are not a table.
     """
     if len(rows) < 2 or not all(map(_RULER.fullmatch, rows[1])):
         return []
-    head, _, *body = rows
-    if any(len(row) > len(head) for row in body):
+    header, _, *body = rows
+    if any(len(row) > len(header) for row in body):
         return []
-    columns = [list(column) for column in zip_longest(head, *body, fillvalue="")]
-    room = width - _BORDER * len(head) - 1
-    sizes = _sizes(columns, room)
-    if sum(sizes) > room:
-        named = (map(": ".join, zip(head, row, strict=False)) for row in body)
+    columns = [list(column) for column in zip_longest(header, *body, fillvalue="")]
+    left = width - _BORDER * len(header) - 1
+    sizes = _sizes(columns, left)
+    if sum(sizes) > left:
+        named = (map(": ".join, zip(header, row, strict=False)) for row in body)
         return [line for row in named for line in (*row, "")][:-1]
     table = Table()
-    for cell, size in zip(head, sizes, strict=True):
+    for cell, size in zip(header, sizes, strict=True):
         # Text, because rich would read markup in a str. Fold: nothing is cut off.
         table.add_column(Text(cell), overflow="fold", width=size)
     for row in body:
@@ -391,13 +391,13 @@ def _table_lines(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     return drawn.getvalue().splitlines()
 
 
-def _sizes(columns: Sequence[Sequence[str]], room: int) -> list[int]:
-    """The widths of columns that keep words whole: together `room`, or more if they must."""
+def _sizes(columns: Sequence[Sequence[str]], left: int) -> list[int]:
+    """The widths of columns that keep words whole: together `left`, or more if they must."""
     words = (_WORD.findall(" ".join(column)) for column in columns)
     least = [max(map(cell_len, each), default=1) for each in words]
     sizes = [max(map(cell_len, column)) for column in columns]
-    sizes = [max(few, min(size, room)) for few, size in zip(least, sizes, strict=True)]
-    while sum(sizes) > room and sizes != least:
+    sizes = [max(few, min(size, left)) for few, size in zip(least, sizes, strict=True)]
+    while sum(sizes) > left and sizes != least:
         widest = max(range(len(sizes)), key=lambda i: sizes[i] * (sizes[i] > least[i]))
         sizes[widest] -= 1
     return sizes

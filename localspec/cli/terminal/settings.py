@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, get_args
 
 import click
@@ -15,7 +15,6 @@ from localspec.errors import OptionError, perhaps
 from localspec.sampling.params import SamplingParams, check_has_distribution
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import rule_name
-from localspec.streaming.options import AnswerOptions
 
 _SWITCHES = {"on": True, "true": True, "off": False, "false": False}
 _NONE = "none"
@@ -54,18 +53,20 @@ def change_setting(conversation: Conversation, name: str, text: str) -> str:
     """
     name = _known(name)
     value = _value(name, text)
-    options = conversation.options
+    options, sampling = conversation.options, conversation.options.sampling
+    assert sampling is not None
     if name == "think":
         conversation.think = value
     elif name == "quiet":
         conversation.is_quiet = value
     elif name in _OF_ANSWERS:
-        options = dataclasses.replace(options, **{name: value})
+        options = replace(options, **{name: value})
     else:
-        assert options.sampling is not None
-        options = dataclasses.replace(options, sampling=options.sampling.changed({name: value}))
-    _check_answerable(options)
-    conversation.options = options
+        sampling = sampling.changed({name: value})
+    # These raise what the next answer would.
+    Randomness(options.seed or 0)
+    rule_name(options.rule, is_greedy=sampling.is_greedy, seed=options.seed)
+    conversation.options = replace(options, sampling=sampling)
     return f"{name} {_written(value)}"
 
 
@@ -87,13 +88,6 @@ def _known(name: str) -> str:
     ours = next(iter(ours_for("--" + written.replace("_", "-"))), setting)
     meant = perhaps(ours.removeprefix("--").replace("-", "_"), (*setting_names(), "ctx"))
     raise OptionError(f"there is no setting {name!r}", f"{meant}/set lists all.")
-
-
-def _check_answerable(options: AnswerOptions) -> None:
-    """Raise OptionError for options that the next answer would refuse."""
-    assert options.sampling is not None
-    Randomness(options.seed or 0)  # which has a range
-    rule_name(options.rule, is_greedy=options.sampling.is_greedy, seed=options.seed)
 
 
 def _value(name: str, text: str) -> Any:

@@ -82,7 +82,7 @@ class WrappedWriter:
 
     def hide(self) -> None:
         """Write nothing from now on: the text is on the screen already."""
-        self._write = _nothing
+        self._write = lambda _text: None
 
     def show(self) -> None:
         """Write again, at the start of a line. An unfinished word is written whole."""
@@ -108,8 +108,8 @@ class WrappedWriter:
             return
         size = cell_len("".join(character for character, _ in self._word))
         # The last column stays free: terminals differ when it is filled.
-        room = max(self.width() - 1, 1)
-        if self._column + len(self._gap) + size > room and self._column > len(self._indent):
+        columns = max(self.width() - 1, 1)
+        if self._column + len(self._gap) + size > columns and self._column > len(self._indent):
             self._write("\n" + self._indent)
             self._column = len(self._indent)
         else:
@@ -123,8 +123,8 @@ class WrappedWriter:
             run += character
         self._write(self._styled(run, style))
         self._column += size
-        while self._column > room + 1:  # the terminal has wrapped it
-            self._column -= room + 1
+        while self._column > columns + 1:  # the terminal has wrapped it
+            self._column -= columns + 1
         self._gap, self._word = "", []
 
     def _styled(self, text: str, style: Style) -> str:
@@ -138,10 +138,6 @@ def wrapped(text: str, width: int) -> str:
     writer = WrappedWriter(parts.append, lambda: width, colourful=False)
     writer.lines(text + "\n", Style())
     return "".join(parts).removesuffix("\n")
-
-
-def _nothing(_text: str) -> None:
-    pass
 
 
 def terminal_writer(*, err: bool) -> WrappedWriter:
