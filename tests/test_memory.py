@@ -1,15 +1,18 @@
-"""The memory estimate against what libllama itself says it allocates."""
+"""The memory estimate against what libllama says it allocates, and what a process takes."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
+import multiprocessing
 import re
+import sys
 from collections import defaultdict
 from typing import get_args
 
 import llama_cpp
 import pytest
+from measure_memory import measured_peak_bytes
 
 from gguf_maker import write_random_model
 from hollow_model import SHAPES, simulate_load, write_hollow_model
@@ -27,6 +30,7 @@ from localspec.llama.model import LlamaModel
 from localspec.llama.options import CacheType, LlamaOptions, graph_batch_size
 from localspec.llama.placement import place_layers
 from localspec.llama.quirks import amx_trial
+from localspec.preflight.free_memory import Planned, free_memory, pair_memory
 from localspec.preflight.memory import cache_bytes, estimate_memory, graph_bytes
 from shape_pair.bigrams import TextSpec
 from shape_pair.pair import PairSpec, make_pair
@@ -166,3 +170,20 @@ def test_types_are_libllamas():
             ggml, "ggml_row_size", ctypes.c_size_t, (ctypes.c_int, kind), (ctypes.c_int64, 256)
         )
         assert bytes_per_value(cached) * 256 == row
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform == "win32", reason="the peak is not known there")
+@pytest.mark.parametrize("name", ["demo", "tiny"])
+def test_the_estimate_is_what_a_process_takes(tmp_path, demo_target, demo_draft, name):
+    """Within 10 %: the smaller a model, the more the process itself counts."""
+    pair, context_length = (demo_target, demo_draft), 2048
+    if name == "tiny":
+        text = TextSpec(entropy=0.0, agreement=(0.9,), segment=64, period=64, seed=1)
+        pair = make_pair(PairSpec("tiny", "tiny", "Q8_0", "Q4_K_M", text), tmp_path)
+    estimated = pair_memory(
+        [Planned(check_model_file(path)) for path in pair], context_length, free_memory()
+    )
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        measured = pool.apply(measured_peak_bytes, (*pair, context_length))
+    assert estimated.peak_bytes == pytest.approx(measured, rel=0.1)

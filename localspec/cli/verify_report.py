@@ -14,23 +14,23 @@ from localspec.cli.quantities import duration
 from localspec.cli.screen import fitted
 from localspec.engine.base import BaseEngine
 
+_MORE = "For rounding and counts: --details."
+
 
 def report_text(report: Report, engine: BaseEngine, *, details: bool) -> str:
     """The report as text."""
-    lines = [
-        _headline(report),
-        *_rows_line(report),
-        _identity_line(report),
-        _distribution_line(report),
-        *(f"Bug: {line}" for line in (*report.identity_bugs, *report.step_law.bugs)),
-    ]
+    rounding, lines = report.rounding, [_headline(report)]
+    if rounding.num_rows:
+        lines.append(
+            f"Equal to the bit: {rounding.num_equal} of {rounding.num_rows} rows of logits, if "
+            f"tokens are decoded alone or 2 to {rounding.largest_size} at once."
+        )
+    lines += [_identity_line(report), _distribution_line(report)]
+    lines += [f"Bug: {line}" for line in (*report.identity_bugs, *report.step_law.bugs)]
     if report.finding is Finding.NOT_ENOUGH:
-        lines.append(_what_it_takes(report))
-    if details:
-        lines += ["", *_details(report, engine)]
-    else:
-        lines.append("For rounding and counts: --details.")
-    return fitted("\n".join(lines))
+        lines.append(_seconds_needed(report))
+    more = ["", *_details(report, engine)] if details else [_MORE]
+    return fitted("\n".join((*lines, *more)))
 
 
 def _headline(report: Report) -> str:
@@ -55,17 +55,6 @@ def _identical(report: Report) -> str:
     if num_accepted == 0:
         return ""
     return f"{num_identical} of {num_accepted} drafted tokens are the target's own"
-
-
-def _rows_line(report: Report) -> list[str]:
-    """How many rows of logits are those of single tokens, to the bit."""
-    rounding = report.rounding
-    if rounding.num_rows == 0:
-        return []
-    return [
-        f"Equal to the bit: {rounding.num_equal} of {rounding.num_rows} rows of logits, if "
-        f"tokens are decoded alone or 2 to {rounding.largest_size} at once."
-    ]
 
 
 def _identity_line(report: Report) -> str:
@@ -93,25 +82,19 @@ def _distribution_line(report: Report) -> str:
     return f"{line}: none is off by more than {law.largest_difference:.1g}."
 
 
-def _what_it_takes(report: Report) -> str:
+def _seconds_needed(report: Report) -> str:
+    """How long a verdict takes, if any time is enough."""
     if report.is_hopeless:
         return (
             "No time limit would be enough: too few draft tokens are proposed or accepted. Use "
             "other --prompts, or a better draft or head."
         )
-    if report.seconds_needed is None:
-        return (
-            "How long a verdict takes is not known yet: too little was compared. Try "
-            f"--seconds {_tens(10 * report.time_s)}."
-        )
-    return (
-        f"A verdict needs about {duration(report.seconds_needed)} here: "
-        f"--seconds {_tens(report.seconds_needed)}."
-    )
-
-
-def _tens(seconds: float) -> int:
-    return math.ceil(seconds / 10) * 10
+    needed = report.seconds_needed
+    tens = 10 * math.ceil(report.time_s if needed is None else needed / 10)
+    if needed is None:
+        why = "How long a verdict takes is not known yet: too little was compared."
+        return f"{why} Try --seconds {tens}."
+    return f"A verdict needs about {duration(needed)} here: --seconds {tens}."
 
 
 def _details(report: Report, engine: BaseEngine) -> list[str]:
@@ -125,12 +108,12 @@ def _details(report: Report, engine: BaseEngine) -> list[str]:
         f"{rounding.widest_gap_changed:.2g}).",
     ]
     for name, found in (("Greedy", report.greedy), ("Seeded", report.seeded)):
-        near = len(found.divergences) - len(found.bugs(bound))
+        num_bugs = len(found.bugs(bound))
         lines.append(
             f"{name} text: {found.num_tokens} tokens in {found.num_texts} texts, "
             f"{found.num_accepted} of them drafted and kept; "
-            f"{near} near ties were decided differently, "
-            f"{len(found.bugs(bound))} differences beyond rounding."
+            f"{len(found.divergences) - num_bugs} near ties were decided differently, "
+            f"{num_bugs} differences beyond rounding."
         )
     law = report.step_law
     lines.append(

@@ -100,7 +100,7 @@ class Installation:
     @property
     def problems(self) -> list[Problem]:
         """All problems, the most serious first."""
-        finders = (_faults, _build, _room, _leftovers, _drafts)
+        finders = (_faults, _build, _limits, _leftovers, _drafts)
         return [problem for find in finders for problem in find(self)]
 
 
@@ -180,16 +180,12 @@ def _plans() -> dict[str, Plan]:
     for name, preset in load_presets().items():
         if missing_files(preset):
             continue
+        options = LlamaOptions(context_length=preset.context_length)
+        of_role = {"target": replace(options, rpc=preset.rpc)}
         with contextlib.suppress(LocalspecError):
-            options = LlamaOptions(context_length=preset.context_length)
-            of_target = replace(options, rpc=preset.rpc)
             plans[name] = plan_here(
                 [
-                    Planned(
-                        role_header(path, role),
-                        of_target if role == "target" else options,
-                        role,
-                    )
+                    Planned(role_header(path, role), of_role.get(role, options), role)
                     for role, path in locate(preset).items()
                 ]
             )
@@ -199,7 +195,7 @@ def _plans() -> dict[str, Plan]:
 def _cache_state() -> HubCacheState:
     cache = HubCache()
     root = cache.root
-    existing = next(place for place in (root, *root.parents) if place.exists())
+    existing = next(folder for folder in (root, *root.parents) if folder.exists())
     return HubCacheState(
         path=root,
         size_bytes=cache.num_bytes(),
@@ -264,7 +260,8 @@ def _build(found: Installation) -> Iterator[Problem]:
         )
 
 
-def _room(found: Installation) -> Iterator[Problem]:
+def _limits(found: Installation) -> Iterator[Problem]:
+    """Cores, memory and disk that are closed or full."""
     cores, memory = found.cores, found.memory
     if cores.allowed < cores.logical or cores.is_bound_by_quota:
         given = cores.usable if cores.is_bound_by_quota else cores.allowed
@@ -293,7 +290,10 @@ def _room(found: Installation) -> Iterator[Problem]:
 
 def _leftovers(found: Installation) -> Iterator[Problem]:
     """Unfinished downloads."""
-    presets = _presets_by_hash()
+    presets: dict[str | None, str] = {}  # the first one with a file, by the file's sha256
+    for name, one in load_presets().items():
+        for file in hub_files(one.models):
+            presets.setdefault(file.sha256, name)
     for path, size in found.cache.unfinished.items():
         what = f"a download stopped after {size / 1e6:.1f} MB: {path}"
         preset = presets.get(path.name.removesuffix(PART_SUFFIX))
@@ -313,13 +313,3 @@ def _drafts(found: Installation) -> Iterator[Problem]:
             f"the preset {name} has no draft, and {draft.path.name} could draft for it{tokens}",
             f"See whether it pays: localspec bench {name}, with {draft.path} as its draft.",
         )
-
-
-def _presets_by_hash() -> dict[str, str]:
-    """The first preset that has a file, by the file's sha256."""
-    presets: dict[str, str] = {}
-    for name, preset in load_presets().items():
-        for file in hub_files(preset.models):
-            if file.sha256 is not None:
-                presets.setdefault(file.sha256, name)
-    return presets
