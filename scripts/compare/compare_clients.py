@@ -224,7 +224,7 @@ def servers_of(asked: argparse.Namespace, setup: Setup) -> list[ServerProcess]:
     if not asked.alone:
         folder = asked.programs
         if folder is None:
-            folder = build(default_folder(), jobs=os.cpu_count() or 1, no_amx=False).folder
+            folder = build(default_folder(), jobs=os.cpu_count() or 1).folder
         program = program_in(folder, "llama-server")
         servers.append(server_of_slots(program, setup, asked.parallel))
     return servers

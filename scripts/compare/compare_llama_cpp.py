@@ -185,7 +185,7 @@ def _title(temperature: float) -> str:
 def compare(asked: argparse.Namespace) -> None:
     setup = setup_of(asked)
     prompts = prompts_of(asked, setup.target)
-    tools = build(asked.build_folder, jobs=asked.jobs, no_amx=asked.no_amx)
+    tools = build(asked.build_folder, jobs=asked.jobs)
     program = tools.path(RPC_SERVER)
     with contextlib.ExitStack() as undo:
         sides = []
@@ -212,8 +212,6 @@ def main() -> None:
     add("--build-folder", type=Path, default=default_folder(), help=where)
     add("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at once")
     add("--rpc-servers", type=int, default=0, help="on the loopback, that hold the target")
-    amx = "build without AMX; chosen by itself if the compiler breaks ggml's AMX kernels"
-    add("--no-amx", action="store_true", help=amx)
     run(parser, compare)
 
 

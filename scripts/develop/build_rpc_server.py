@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers")
     asked = parser.parse_args()
     try:
-        binaries = build_programs(asked.folder, [RPC_SERVER], jobs=asked.jobs, no_amx=False)
+        binaries = build_programs(asked.folder, [RPC_SERVER], jobs=asked.jobs)
     except LocalspecError as error:
         parser.exit(1, f"Error: {error}\nHint: {error.hint}\n")
     print(program_in(binaries, RPC_SERVER))

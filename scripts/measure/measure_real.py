@@ -180,7 +180,7 @@ def server_files(asked: argparse.Namespace, num_threads: int) -> Files:
     program = asked.llama_server
     if program == _BUILD:
         jobs = os.cpu_count() or 1
-        binaries = build_programs(default_folder(), [SERVER], jobs=jobs, no_amx=False)
+        binaries = build_programs(default_folder(), [SERVER], jobs=jobs)
         program = program_in(binaries, SERVER)
     return Files(program, asked.target, asked.draft, asked.ctx, num_threads)
 

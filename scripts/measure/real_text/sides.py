@@ -114,25 +114,14 @@ class Weights:
 
 
 class Sides:
-    """An engine for each name. draft: None where no name needs one.
+    """An engine for each name. draft: None where no name needs one."""
 
-    remembering: names of sides besides, which draft from a memory.
-    With any, what policies and lookups learn goes on from answer to answer.
-    """
-
-    def __init__(
-        self,
-        target: Weights,
-        draft: Weights | None,
-        names: Sequence[str],
-        remembering: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, target: Weights, draft: Weights | None, names: Sequence[str]) -> None:
         self._target, self._draft = target, draft
-        self._goes_on = bool(remembering)
         self.engines: dict[str, Engine] = {}
         self._models: dict[str, Models] = {}
         self._learned: dict[str, dict[str, Any]] = {}
-        for name in (*names, *remembering):
+        for name in names:
             model = None
             if name in WITH_DRAFT:
                 assert draft is not None
@@ -140,11 +129,10 @@ class Sides:
                 if model.may_change_threads:
                     choose_threads(model)
             models = self._models[name] = Models(target.context(), model, None)
-            drafting = {**WITHOUT_DRAFT, **WITH_DRAFT}.get(name, Drafting())
+            drafting = {**WITHOUT_DRAFT, **WITH_DRAFT}[name]
             # Without the memory of earlier answers: each question is asked several times.
-            memory = name in remembering
             self.engines[name] = Engine(
-                models, drafting, SamplingParams(), name, CacheRoom(0), memory=memory
+                models, drafting, SamplingParams(), name, CacheRoom(0), memory=False
             )
         self._num_answered = 0
 
@@ -234,7 +222,7 @@ class Sides:
             if of_draft is not None and num_drafted(name):
                 assert models.draft is not None
                 models.draft.restore_state(of_draft)
-            if isinstance(engine._draft_policy, AdaptiveDraftPolicy) and not self._goes_on:
+            if isinstance(engine._draft_policy, AdaptiveDraftPolicy):
                 engine._draft_policy = self.policy(name)
                 if name not in self._learned:  # a lookup counts what it found, too
                     _, proposers, _ = choose_proposers(models, engine.drafting)
