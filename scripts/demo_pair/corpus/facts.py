@@ -1,21 +1,22 @@
-"""Questions about the simple facts of `fact_lists`."""
+"""Questions about simple facts: capitals, animals, opposites, plurals and the like."""
 
 from collections.abc import Callable, Mapping
 from random import Random
 
-from . import fact_lists as lists
-from .grammar import capital, say
+from .grammar import capital, say, words
 from .texts import texts
 from .turn import Memory, Turn, turn_of
 
 _WORDINGS = texts("facts")
-_ANIMALS = {
-    "sounds": lists.SOUNDS,
-    "legs": lists.LEGS,
-    "babies": lists.BABIES,
-    "homes": lists.HOMES,
-    "eats": lists.EATS,
-}
+_LISTS = texts("fact_lists")
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_RINGS = (  # what has an order, and how one of it is called
+    (words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday"), "day"),
+    (_LISTS["months"], "month"),
+    (words("spring summer autumn winter"), "season"),
+    (list(_LETTERS), "letter"),
+    (words("Mercury Venus Earth Mars Jupiter Saturn Uranus Neptune"), "planet"),
+)
 
 
 def _turn(
@@ -32,8 +33,8 @@ def _turn(
 
 def _capital(rng: Random) -> list[Turn]:
     wording, told = _WORDINGS["capital"], []
-    for country in rng.sample(list(lists.CAPITALS), rng.choice((1, 1, 1, 2, 2, 3))):
-        city = lists.CAPITALS[country]
+    for country in rng.sample(list(_LISTS["capitals"]), rng.choice((1, 1, 1, 2, 2, 3))):
+        city = _LISTS["capitals"][country]
         slots = {"x": country, "X": country, "y": city, "w": say(rng, _WORDINGS["which"])}
         kind = rng.random()
         if kind > 0.93:
@@ -44,7 +45,7 @@ def _capital(rng: Random) -> list[Turn]:
         if rng.random() < 0.08:
             told.append(_turn(rng, _WORDINGS["sure"], slots, "Yes"))
     if rng.random() < 0.14:
-        place = rng.choice(lists.NO_CAPITAL)
+        place = rng.choice(_LISTS["no_capital"])
         slots = {"x": place, "X": place, "w": say(rng, _WORDINGS["which"])}
         unknown = {"ask": wording["ask"], "answer": wording["unknown"]}
         told.append(_turn(rng, unknown, slots, "I do not know."))
@@ -52,8 +53,8 @@ def _capital(rng: Random) -> list[Turn]:
 
 
 def _animal(rng: Random) -> list[Turn]:
-    kind = list(_ANIMALS)[rng.randrange(len(_ANIMALS))]
-    table, wording = _ANIMALS[kind], _WORDINGS["animals"][kind]
+    kind = ("sounds", "legs", "babies", "homes", "eats")[rng.randrange(5)]
+    table, wording = _LISTS[kind], _WORDINGS["animals"][kind]
     told: list[Turn] = []
     for x in rng.sample(list(table), rng.choice((1, 1, 2))):
         is_again = bool(told) and rng.random() >= 0.4
@@ -72,31 +73,23 @@ def _listed(rng: Random, table: dict[str, str], wording: Mapping[str, str]) -> l
 
 
 def _opposite(rng: Random) -> list[Turn]:
-    return _listed(rng, lists.OPPOSITES, _WORDINGS["opposite"])
+    return _listed(rng, _LISTS["opposites"], _WORDINGS["opposite"])
 
 
 def _plural(rng: Random) -> list[Turn]:
-    return _listed(rng, lists.PLURALS, _WORDINGS["plural"])
+    return _listed(rng, _LISTS["plurals"], _WORDINGS["plural"])
 
 
 def _colour(rng: Random) -> list[Turn]:
     is_mixed = rng.random() < 0.5
-    table = lists.MIXES if is_mixed else lists.COLOURS
+    table = _LISTS["mixes"] if is_mixed else _LISTS["colours"]
     x = rng.choice(list(table))
     return [_turn(rng, _WORDINGS["mixed" if is_mixed else "colour"], {"x": x, "y": table[x]})]
 
 
 def _order(rng: Random) -> list[Turn]:
     """What comes after a day, month, season, letter or planet, and which one is the nth."""
-    ring, noun = rng.choice(
-        (
-            (lists.DAYS, "day"),
-            (lists.MONTHS, "month"),
-            (lists.SEASONS, "season"),
-            (list(lists.LETTERS), "letter"),
-            (lists.PLANETS, "planet"),
-        )
-    )
+    ring, noun = rng.choice(_RINGS)
     at = rng.randrange(len(ring) - (noun in ("letter", "planet")))
     one, following = ring[at], ring[(at + 1) % len(ring)]
     kind = rng.random()
@@ -105,12 +98,12 @@ def _order(rng: Random) -> list[Turn]:
     if kind < 0.75:
         return [_turn(rng, _WORDINGS["before"], {"x": following, "y": one, "noun": noun})]
     at = rng.randrange(min(12, len(ring)))
-    slots = {"x": lists.ORDINALS[at], "y": ring[at], "noun": noun}
+    slots = {"x": _LISTS["ordinals"][at], "y": ring[at], "noun": noun}
     return [_turn(rng, _WORDINGS["nth"], slots | {"z": _WORDINGS["wholes"][noun]})]
 
 
 def _spelling(rng: Random) -> list[Turn]:
-    x = rng.choice(lists.SPELLED)
+    x = rng.choice(_LISTS["spelled"])
     kind = rng.random()
     if kind < 0.6:
         asked, answer = "spelling", "-".join(x.upper())
@@ -124,7 +117,7 @@ def _spelling(rng: Random) -> list[Turn]:
 
 
 def _single(rng: Random) -> list[Turn]:
-    ask, answer, short = rng.choice(lists.SINGLES)
+    ask, answer, short = rng.choice(_LISTS["singles"])
     question = rng.choice(ask.rstrip("?").split("?|")) + "?"
     text = say(rng, answer)
     return [Turn(say(rng, question), text, short or text)]

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from .grammar import article, capital, expand, say
-from .plots import ENDINGS, FUNNY_ENDINGS, PLOTS, SAD_ENDINGS, Plot
 from .texts import texts
 from .turn import Memory, Turn, turn_of
 from .words import (
@@ -22,6 +21,23 @@ _WORDINGS = texts("story")
 _PRONOUNS = (("he", "his", "him"), ("she", "her", "her"))
 _SHE, _HE = frozenset(_WORDINGS["she"]), frozenset(_WORDINGS["he"])
 _IN_PLACE = _WORDINGS["in_place"]
+# Each plot is a few sentences, each with many wordings. It begins after the hero is introduced,
+# and stops before the last sentence.
+_PLOTS = texts("plots")
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A course of events, and what a visitor may ask about it afterwards."""
+
+    about: str
+    lines: tuple[str, ...]
+    found: str
+    helped: str
+    end: str
+
+
+PLOTS = tuple(Plot(**each) for each in _PLOTS["plots"])
 
 
 @dataclass(frozen=True)
@@ -72,7 +88,7 @@ def cast(rng: Random) -> Cast:
 def tell(rng: Random, who: Cast, *, short: bool = False) -> str:
     """The story of this cast; `short` leaves out about half of it."""
     slots = who.slots()
-    endings = {"sad": SAD_ENDINGS, "funny": FUNNY_ENDINGS}.get(who.mood, ENDINGS)
+    endings = _PLOTS[f"{who.mood}_endings" if who.mood else "endings"]
     body = list(who.plot.lines)
     if short:
         lines = [rng.choice(_WORDINGS["openings"]), body[0], capital(who.plot.end)]
