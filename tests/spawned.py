@@ -12,7 +12,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 import localspec
+from localspec.machine import peak_memory_bytes
 
 # What is measured in the midst of an answer must not decide a near tie between two processes.
 ALIKE: dict[str, int] = {"draft_tokens": 3, "num_threads": 1}
@@ -23,6 +26,25 @@ def answer_there(connection: Connection, prompt: str) -> None:
     with localspec.load(**ALIKE) as engine:
         greedy = localspec.SamplingParams(temperature=0)
         connection.send(engine.generate_raw(prompt, sampling=greedy, max_tokens=20).reply())
+
+
+def measured_peak_bytes(target: Path, draft: Path, context_length: int) -> int:
+    """The memory of the calling process for the pair, without that of the process itself."""
+    from localspec.llama import model as llama  # noqa: F401  its own memory is not the pair's
+
+    localspec.load  # noqa: B018  loads what it needs
+    before = psutil.Process().memory_info().rss
+    with localspec.load(
+        target=target,
+        draft=draft,
+        draft_tokens=3,  # both read the whole prompt
+        context_length=context_length,
+        num_threads=1,
+        force=True,
+    ) as engine:
+        prompt = [token % 1000 + 300 for token in range(context_length - 16)]
+        engine.generate_raw(prompt, max_tokens=16).reply()
+    return peak_memory_bytes() - before
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from typing import get_args
 
 import llama_cpp
 import pytest
-from measure_memory import measured_peak_bytes
 
 from gguf_maker import write_random_model
 from hollow_model import SHAPES, simulate_load, write_hollow_model
@@ -34,6 +33,7 @@ from localspec.preflight.free_memory import Planned, free_memory, pair_memory
 from localspec.preflight.memory import cache_bytes, estimate_memory, graph_bytes
 from shape_pair.bigrams import TextSpec
 from shape_pair.pair import PairSpec, make_pair
+from spawned import measured_peak_bytes
 
 _MIB = 1 << 20
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
@@ -68,25 +66,6 @@ class Progress:
         sys.stderr.flush()
 
 
-@contextlib.contextmanager
-def _stopping_between_steps() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed, which else could come in the middle of a step.
-
-    The second one comes at once.
-    """
-    pressed: list[int] = []
-
-    def note(number: int, _frame: object) -> None:
-        pressed.append(number)
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def tokens_a_draft(kept: Sequence[float]) -> float:
     """How many drafted tokens are accepted, from the share at each place of those before it."""
     return sum(accumulate(kept, mul))
@@ -117,24 +96,20 @@ class Learning:
         """Learn until the time is over or nothing is gained; the module is the best then.
 
         loss_of: of texts by number. examine: the share of tokens that are kept at each place.
-        What an interruption leaves goes on from its last step.
+        An interrupted run goes on from its last examination.
         """
         progress, schedule = Progress("learning"), self._schedule
         if self._step == 0:
             self._examined(examine())
-        with _stopping_between_steps() as is_stopped:
-            while not self._is_over():
-                if is_stopped():
-                    self._save()
-                    raise KeyboardInterrupt
-                began = time.monotonic()
-                chosen = np.random.default_rng(self._step).choice(num_texts, schedule.batch)
-                loss = self._learn(loss_of(chosen.tolist()))
-                self._seconds += time.monotonic() - began
-                spent = schedule.spent(self._step, self._seconds)
-                progress.show(spent, f"step {self._step}, loss {loss:.3f}")
-                if self._step % schedule.between == 0 or spent >= 1.0:
-                    self._examined(examine())
+        while not self._is_over():
+            began = time.monotonic()
+            chosen = np.random.default_rng(self._step).choice(num_texts, schedule.batch)
+            loss = self._learn(loss_of(chosen.tolist()))
+            self._seconds += time.monotonic() - began
+            spent = schedule.spent(self._step, self._seconds)
+            progress.show(spent, f"step {self._step}, loss {loss:.3f}")
+            if self._step % schedule.between == 0 or spent >= 1.0:
+                self._examined(examine())
         self._module.load_state_dict(self._best_weights)
 
     def _is_over(self) -> bool:
@@ -227,4 +202,4 @@ def run(parser: argparse.ArgumentParser, train: Callable[[argparse.Namespace], N
     except LocalspecError as error:
         parser.exit(1, f"Error: {error}\nHint: {error.hint}\n")
     except KeyboardInterrupt:
-        parser.exit(130, "\nStopped. The same command goes on from here.\n")
+        parser.exit(130, "\nStopped. The same command goes on from what is kept.\n")

@@ -20,7 +20,7 @@ from pathlib import Path
 from localspec.errors import LocalspecError
 from shape_pair.bigrams import MAX_ENTROPY, TextSpec
 from shape_pair.blocks import QUANTIZATIONS
-from shape_pair.pair import HEADS, PairSpec, head_spec, make_pair, make_with_head
+from shape_pair.pair import HEADS, HeadSpec, PairSpec, make_pair, make_with_head
 from shape_pair.shapes import SHAPES
 
 
@@ -59,7 +59,7 @@ def main() -> None:
             asked.entropy, tuple(asked.agreement), asked.segment, asked.period, asked.seed
         )
         if asked.head:
-            target, head = make_with_head(head_spec(asked.target, kind, text, asked.head), out)
+            target, head = make_with_head(HeadSpec(asked.target, kind, text, asked.head), out)
             print(f"target {target}\nhead   {head or target}")
         else:
             kinds = kind, asked.draft_quantization or kind

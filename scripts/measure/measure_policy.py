@@ -45,7 +45,7 @@ from localspec.streaming.answer import Answer
 from localspec.streaming.reply import Reply
 from shape_pair.bigrams import TextSpec
 from shape_pair.blocks import QUANTIZATIONS
-from shape_pair.pair import HEADS, PairSpec, head_spec, make_pair, make_with_head
+from shape_pair.pair import HEADS, HeadSpec, PairSpec, make_pair, make_with_head
 from shape_pair.shapes import SHAPES
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -187,7 +187,7 @@ def opened(asked: argparse.Namespace, agreement: float) -> Iterator[Bench]:
         entropy=1.0, agreement=(agreement,), segment=SEGMENT, period=None, seed=asked.seed
     )
     if asked.head:
-        spec = head_spec(asked.target, asked.quantization, text, asked.head)
+        spec = HeadSpec(asked.target, asked.quantization, text, asked.head)
         target, head = make_with_head(spec, asked.folder)
         drafting = {"proposer": "head", "head": head}
     else:

@@ -48,18 +48,26 @@ class PairSpec:
         return f"{self.draft}-{self.draft_quantization}-{text}-agreement{shares}.gguf"
 
 
+HEADS = ("inside", "apart", "block")  # where a head is; a block's has a file of its own
+
+
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """A target with a head.
-
-    is_apart: whether the head has a file of its own. is_block: that one is a DSpark head.
-    """
+    """A target with a head. where: one of HEADS; of block it is a DSpark head."""
 
     target: str
     quantization: str
     text: TextSpec
-    is_apart: bool
-    is_block: bool = False
+    where: str
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the head has a file of its own."""
+        return self.where != "inside"
+
+    @property
+    def is_block(self) -> bool:
+        return self.where == "block"
 
     def __post_init__(self) -> None:
         if not SHAPES[self.target].has_head:
@@ -86,15 +94,6 @@ class HeadSpec:
         kind = "dspark" if self.is_block else kind
         shares = _shares(self.text)
         return f"{kind}-{self.target}-{self.quantization}-{text}-agreement{shares}.gguf"
-
-
-HEADS = ("inside", "apart", "block")  # where a head is; a block's has a file of its own
-
-
-def head_spec(target: str, quantization: str, text: TextSpec, where: str) -> HeadSpec:
-    """The spec of a head. where: one of HEADS."""
-    is_block = where == "block"
-    return HeadSpec(target, quantization, text, where == "apart" or is_block, is_block)
 
 
 def make_pair(spec: PairSpec, folder: Path) -> tuple[Path, Path]:
