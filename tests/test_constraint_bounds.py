@@ -11,7 +11,7 @@ from call_families import FAMILIES
 import inside
 from localspec.constraints import number_bound
 from localspec.constraints.guidance import not_kept, problem_with
-from localspec.constraints.spec import FORMATS, ConstraintSpec, with_spacing
+from localspec.constraints.spec import FORMATS, ConstraintSpec, readable_schema
 from localspec.errors import ConstraintError
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
@@ -150,4 +150,4 @@ def test_what_is_not_kept_to_is_named():
 def test_a_schema_that_is_too_deep_is_an_error():
     deep = '{"items":' * 600 + "{}" + "}" * 600
     with pytest.raises(ConstraintError, match="deep"):
-        with_spacing(ConstraintSpec("json_schema", deep))
+        readable_schema(ConstraintSpec("json_schema", deep))

@@ -21,7 +21,7 @@ from localspec.chat.shown import for_the_blind, for_the_seeing, in_front
 from localspec.chat.template import NO_VARIABLES, ChatTemplate, Message
 from localspec.chat.tool_messages import fit_to_form
 from localspec.constraints.guidance import is_installed, problem_with
-from localspec.constraints.spec import ConstraintSpec, constraint_spec, with_spacing
+from localspec.constraints.spec import ConstraintSpec, constraint_spec, readable_schema
 from localspec.errors import ConstraintError, TemplateError
 from localspec.pictures.picture import Picture
 from localspec.pictures.vision import KnownCells, Vision
@@ -317,7 +317,7 @@ def _schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
     spec = ConstraintSpec("json_schema", json.dumps(schema), is_strict=True)
     problem = problem_with(spec)
     if problem is None:
-        return with_spacing(spec).schema
+        return readable_schema(spec).schema
     if use.must or tool.is_strict:
         raise ConstraintError(
             f"the parameters of the tool {tool.name}: {problem}",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from localspec.constraints.number_bound import NumberBound
-from localspec.constraints.spec import ConstraintSpec, Kind, for_converter, with_spacing
+from localspec.constraints.spec import ConstraintSpec, Kind, for_converter, readable_schema
 from localspec.constraints.spelling import Spelling
 from localspec.errors import ConstraintError
 from localspec.sampling.constraint import Constraint, Mask
@@ -66,7 +66,7 @@ def not_kept(spec: ConstraintSpec | None) -> tuple[str, ...]:
     from llguidance import LLMatcher
 
     try:
-        schema, passed_over = with_spacing(spec)
+        schema, passed_over = readable_schema(spec)
     except ConstraintError:
         return ()
     compiled = LLMatcher.grammar_from_json_schema(json.dumps(schema))
@@ -156,7 +156,7 @@ def _compiled(spec: ConstraintSpec) -> str:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if spec.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(json.dumps(with_spacing(spec).schema))
+        return LLMatcher.grammar_from_json_schema(json.dumps(readable_schema(spec).schema))
     if spec.kind == "regex":
         return LLMatcher.grammar_from_regex(spec.text)
     if spec.kind == "lark":

@@ -136,20 +136,6 @@ def _dataclass_schema(kind: type) -> Mapping[str, Any]:
         ) from error
 
 
-def with_spacing(spec: ConstraintSpec) -> Readable:
-    """A schema as llguidance reads it, also in a Lark grammar's `%json`: values on one line.
-
-    What the schema asks of llguidance itself ("x-guidance") comes first, but for which keywords
-    are passed over. Raises ConstraintError for one that would take too much to understand.
-    """
-    readable = readable_schema(json.loads(spec.text), is_strict=spec.is_strict)
-    schema = readable.schema
-    own = schema.get("x-guidance")
-    wishes = own if isinstance(own, Mapping) else {}
-    ours = {**_ONE_LINE, **wishes, "lenient": not spec.is_strict}
-    return readable._replace(schema={**schema, "x-guidance": ours})
-
-
 def _close(node: Node) -> None:
     """An object has the fields of its class, and no others."""
     if node.get("type") == "object" and isinstance(node.get("properties"), Mapping):
@@ -195,11 +181,13 @@ class Readable(NamedTuple):
     passed_over: tuple[str, ...]
 
 
-def readable_schema(schema: Mapping[str, Any], *, is_strict: bool) -> Readable:
-    """The schema without formats that are not known, which say nothing but what a text is for.
+def readable_schema(spec: ConstraintSpec) -> Readable:
+    """A schema as llguidance reads it, also in a Lark grammar's `%json`: values on one line.
 
-    Unless it is strict, without patterns that cannot be read, too. Raises ConstraintError for
-    a schema that is nested too deeply, or joins many patterns.
+    It lacks formats that are not known, which only say what a text is for, and, unless it is
+    strict, patterns that cannot be read. What the schema asks of llguidance itself
+    ("x-guidance") comes first, but for which keywords are passed over. Raises ConstraintError
+    for a schema that is nested too deeply, or joins many patterns.
     """
     passed_over: set[str] = set()
     patterns: set[tuple[str, object]] = set()
@@ -211,7 +199,7 @@ def readable_schema(schema: Mapping[str, Any], *, is_strict: bool) -> Readable:
         if isinstance(form, str) and form not in FORMATS:
             del node["format"]
             passed_over.add(f"format {form}")
-        if not is_strict and isinstance(pattern, str) and _UNREADABLE.search(pattern):
+        if not spec.is_strict and isinstance(pattern, str) and _UNREADABLE.search(pattern):
             del node["pattern"]
             passed_over.add(f"pattern {pattern}")
         patterns.update(
@@ -220,14 +208,17 @@ def readable_schema(schema: Mapping[str, Any], *, is_strict: bool) -> Readable:
         options = node.keys() & {"anyOf", "oneOf", "$ref"}
         joins |= "allOf" in node or bool(options and node.keys() & (_HOLDING - options))
 
-    found = changed_schema(schema, change)
+    schema = changed_schema(json.loads(spec.text), change)
     if joins and len(patterns) > _MAX_PATTERNS:
         raise ConstraintError(
             f"the JSON schema joins parts (allOf, $ref) and has {len(patterns)} patterns and "
             f"formats; {_MAX_PATTERNS} are the most where several may hold for one text",
             "Write one pattern that says it all, or leave out the joining.",
         )
-    return Readable(found, tuple(sorted(passed_over)))
+    own = schema.get("x-guidance")
+    wishes = own if isinstance(own, Mapping) else {}
+    schema["x-guidance"] = {**_ONE_LINE, **wishes, "lenient": not spec.is_strict}
+    return Readable(schema, tuple(sorted(passed_over)))
 
 
 def changed_schema(schema: Mapping[str, Any], change: Callable[[Node], None]) -> Node:

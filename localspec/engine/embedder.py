@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,8 +43,9 @@ class Embedder:
         self, header: Header, options: LlamaOptions, progress: Callable[[float], None]
     ) -> None:
         from localspec.llama.embedder import LlamaEmbedder
+        from localspec.llama.opening import open_watched
 
-        self._model = LlamaEmbedder.open(header, options, progress)
+        self._model = open_watched(progress, partial(LlamaEmbedder.load, header, options))
         self._in_use = threading.Lock()
         self.name = self._model.name
         self.context_length, self.width = self._model.context_length, self._model.width

@@ -7,10 +7,9 @@ import localspec.llama.loaded  # noqa: F401  libllama before NumPy
 # isort: split
 
 import ctypes
-import functools
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle
 from localspec.llama.library import llama_cpp
 from localspec.llama.native import LoadWatch
-from localspec.llama.opening import load_weights, new_context, open_watched
+from localspec.llama.opening import load_weights, new_context
 from localspec.llama.options import LlamaOptions, embedding_batch_size
 from localspec.llama.vocabulary import LlamaVocabulary
 
@@ -34,7 +33,7 @@ _PAIR = b"rerank"  # the name of a reranker's template
 
 
 class LlamaEmbedder(LlamaContext):
-    """A context that pools each text as its file says. Not thread-safe. Made by `open`.
+    """A context that pools each text as its file says. Not thread-safe. Made by `load`.
 
     ranks: whether it gives a query and a document a score. width: numbers of a text.
     """
@@ -64,20 +63,11 @@ class LlamaEmbedder(LlamaContext):
         self._sep = llama_cpp.llama_vocab_sep(vocab)
 
     @classmethod
-    def open(
-        cls,
-        header: Header,
-        options: LlamaOptions,
-        progress: Callable[[float], None] = lambda _fraction: None,
-    ) -> LlamaEmbedder:
+    def load(cls, header: Header, options: LlamaOptions, watch: LoadWatch) -> LlamaEmbedder:
         """Load the file of that header, which `check_embedder_file` has checked.
 
         Raises as `LlamaModel.open` does.
         """
-        return open_watched(progress, functools.partial(cls._load, header, options))
-
-    @classmethod
-    def _load(cls, header: Header, options: LlamaOptions, watch: LoadWatch) -> LlamaEmbedder:
         path = header.path
         states = FileContent(header).states
         model = load_weights(path, options, watch)
@@ -155,9 +145,9 @@ class LlamaEmbedder(LlamaContext):
         for begin in range(0, len(rows), self._batch_size):
             some, parts = rows[begin : begin + self._batch_size], []
             for number, group in itertools.groupby(some, key=operator.itemgetter(0)):
-                places = [at for _, at in group]
-                tokens = texts[number][places[0] : places[-1] + 1]
-                parts.append(TextPart(number, places[0], tokens, len(tokens), 0))
+                positions = [at for _, at in group]
+                tokens = texts[number][positions[0] : positions[-1] + 1]
+                parts.append(TextPart(number, positions[0], tokens, len(tokens), 0))
             self._start_decode(len(some))
             status = llama_cpp.llama_decode(self.handle.context, self._batch.joined(parts))
             self._check_decoded(status, len(some), 0)

@@ -26,11 +26,11 @@ from localspec.server.completions import ChatCompletion, Completion, Infill, Lla
 from localspec.server.counters import PROMETHEUS
 from localspec.server.embeddings import Embeddings, OllamaEmbed, OllamaEmbeddings, Rerank
 from localspec.server.encoding import json_response, sent_bytes
-from localspec.server.form import Aside, Form
+from localspec.server.form import EngineAside, RequestReader
 from localspec.server.guard import PAGE_PATH, AccessRules, BodyReader, Guard
 from localspec.server.line import WaitingLine
-from localspec.server.llama_server import ApplyTemplate, Detokenize, Tokenize, props
-from localspec.server.messages import CountTokens, MessageForm
+from localspec.server.llama_server import apply_template, detokenize, props, tokenize
+from localspec.server.messages import MessageForm, count_tokens
 from localspec.server.ollama import OllamaChat, OllamaGenerate
 from localspec.server.page import page_files, root
 from localspec.server.refusal import RequestError, refusal_of, refusal_response
@@ -44,22 +44,22 @@ _NUM_THREADS = MOST_PARALLEL + 16
 _IDLE_CHECKS_S = 15.0  # between two checks for unused models
 LAST_ANSWER_S = 3.0  # for the running answers when the server stops; uvicorn waits longer
 
-# The class that reads a request to each path and answers it.
-_POSTS: dict[str, type[Form | Aside]] = {
+# What reads a request to each path and answers it.
+_POSTS: dict[str, RequestReader] = {
     "/v1/chat/completions": ChatCompletion,
     "/v1/completions": Completion,
     "/v1/responses": ResponseForm,
     "/v1/messages": MessageForm,
-    "/v1/messages/count_tokens": CountTokens,
+    "/v1/messages/count_tokens": partial(EngineAside, count_tokens),
     "/completion": LlamaCompletion,
     "/infill": Infill,
     "/v1/embeddings": Embeddings,
     "/v1/rerank": Rerank,
     "/api/embed": OllamaEmbed,
     "/api/embeddings": OllamaEmbeddings,
-    "/tokenize": Tokenize,
-    "/detokenize": Detokenize,
-    "/apply-template": ApplyTemplate,
+    "/tokenize": partial(EngineAside, tokenize),
+    "/detokenize": partial(EngineAside, detokenize),
+    "/apply-template": partial(EngineAside, apply_template),
     "/api/show": ollama.Show,
     "/api/chat": OllamaChat,
     "/api/generate": OllamaGenerate,

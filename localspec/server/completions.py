@@ -26,14 +26,13 @@ from localspec.server.form import Form
 from localspec.server.prompting import FimPrompt
 from localspec.server.question import (
     MOST_ANSWERS,
+    MOST_LOGPROBS,
     Input,
     Question,
     RawPrompt,
     answer_options,
     flagged_logprobs,
     max_tokens,
-    num_answers,
-    num_logprobs,
     template_variables,
 )
 from localspec.server.refusal import RequestError
@@ -59,7 +58,7 @@ class OpenAIForm(Form):
         *,
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> None:
-        number = num_answers(fields)
+        number = fields.whole_from("n", 1, MOST_ANSWERS) or 1
         self.question = Question(
             fields, inputs, options, variables=variables, num_answers=number
         )
@@ -132,7 +131,7 @@ class Completion(OpenAIForm):
             fields.refuse("echo", "Leave it out: put the prompt before the answer yourself.")
         options = openai_options(fields)
         options["max_tokens"] = max_tokens(fields, "max_tokens", "n_predict")
-        options["logprobs"] = num_logprobs(fields, "logprobs")
+        options["logprobs"] = fields.whole_from("logprobs", 0, MOST_LOGPROBS)
         super().__init__(fields, _inputs(fields), options)
         self._offsets: dict[int, int] = {}  # of the next token, for each answer
 

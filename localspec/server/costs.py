@@ -75,8 +75,9 @@ def explanation(reply: Reply) -> dict[str, Any]:
     """Facts about the drafts of an answer, and why there were no more, for clients that ask.
 
     steps_per_length: steps that proposed 0, 1, 2 … tokens, up to the most. Drafted and accepted
-    tokens are counted per place in a draft and per proposer. outlook: what the automatic policy
-    expects of the next draft token; acceptance and break_even are 0 to 1; step_ratios are v(n).
+    tokens are counted per position in a draft and per proposer. outlook: what the automatic
+    policy expects of the next draft token: acceptance and break_even from 0 to 1, and
+    step_ratios v(n).
     """
     stats = reply.stats
     last = max((n for n, steps in enumerate(stats.steps_per_length) if steps), default=0)

@@ -11,17 +11,13 @@ from starlette.types import Receive
 _Outcome = TypeVar("_Outcome")
 
 
-def _cannot_cancel() -> None:
-    """The default of `in_thread`: the call has to run to its end."""
-
-
 async def in_thread(
-    call: Callable[[], _Outcome], cancel: Callable[[], object] = _cannot_cancel
+    call: Callable[[], _Outcome], cancel: Callable[[], object] = lambda: None
 ) -> _Outcome:
     """Run the call in a thread; its result.
 
     If the task is cancelled, `cancel` is called, and CancelledError is raised once the call has
-    ended.
+    ended, by itself where nothing can cancel it.
     """
     work = asyncio.ensure_future(asyncio.to_thread(call))
     try:

@@ -55,6 +55,13 @@ class Fields:
         """A whole number; 3.0 is one."""
         return self._checked(name, int, _is_whole, "Give a whole number.")
 
+    def whole_from(self, name: str, least: int, most: int) -> int | None:
+        """A whole number in that range."""
+        value = self.whole(name)
+        if value is not None and not least <= value <= most:
+            self.refuse(name, f"Choose {least} to {most}.")
+        return value
+
     def texts(self, name: str) -> list[str] | None:
         """A short list of strings; a single string is a list of one."""
         given = self.any(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -64,13 +64,22 @@ class Aside(abc.ABC):
         """The JSON that the client gets. Raises RequestError, and what loading raises."""
 
 
+EngineCall = Callable[[IsolatedEngine], Any]
+
+
 class EngineAside(Aside):
-    """A request whose result the engine computes, without a decode."""
+    """A request whose result the engine computes, without a decode.
+
+    read: makes a function of the fields, which is called in a thread of its own.
+    """
+
+    def __init__(self, read: Callable[[Fields], EngineCall], fields: Fields) -> None:
+        super().__init__(fields)
+        self._compute = read(fields)
 
     async def result(self, service: Service) -> Any:
         async with service.opened(self.model_name) as engine:
-            return await in_thread(partial(self._computed, engine))
+            return await in_thread(partial(self._compute, engine))
 
-    @abc.abstractmethod
-    def _computed(self, engine: IsolatedEngine) -> Any:
-        """The result; in a thread of its own."""
+
+RequestReader = Callable[[Fields], Form | Aside]

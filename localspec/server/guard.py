@@ -82,7 +82,8 @@ class Guard:
                 code="forbidden_host",
             )
         origin = headers.get("origin")
-        if origin is not None and not self._knows(origin) and not _is_own_page(origin, host):
+        is_own_page = origin is not None and origin.partition("://")[2] == host
+        if origin is not None and not (self._knows(origin) or is_own_page):
             raise RequestError(
                 f"pages of {origin!r:.80} may not ask this server",
                 "Start it with --cors-origin ORIGIN.",
@@ -128,11 +129,6 @@ def _is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_own_page(origin: str, host: str) -> bool:
-    """Whether the page came from this server."""
-    return origin.partition("://")[2] == host
 
 
 def _sharing(send: Send, origin: str) -> Send:

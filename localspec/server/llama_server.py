@@ -11,7 +11,7 @@ from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.pictures.cells import without_cells
 from localspec.server.completions import chat_variables
 from localspec.server.fields import Fields
-from localspec.server.form import EngineAside
+from localspec.server.form import EngineCall
 from localspec.server.prompting import templated
 from localspec.server.question import CLIENTS_NAMES
 from localspec.server.refusal import RequestError
@@ -20,61 +20,45 @@ from localspec.server.tool_fields import openai_tools
 from localspec.vocabulary import with_bos
 
 
-class Tokenize(EngineAside):
-    """A request to /tokenize: the token ids of a text, with their pieces if wanted."""
+def tokenize(fields: Fields) -> EngineCall:
+    """Answer a request to /tokenize: the token ids of a text, with their pieces if wanted."""
+    text, special = fields.text("content") or "", fields.flag("parse_special") is not False
+    has_bos, has_pieces = fields.flag("add_special"), fields.flag("with_pieces")
 
-    def __init__(self, fields: Fields) -> None:
-        super().__init__(fields)
-        self._text = fields.text("content") or ""
-        self._special = fields.flag("parse_special") is not False
-        self._has_bos = bool(fields.flag("add_special"))
-        self._has_pieces = bool(fields.flag("with_pieces"))
-
-    def _computed(self, engine: IsolatedEngine) -> dict[str, Any]:
-        return {"tokens": self._tokens(engine)}
-
-    def _tokens(self, engine: IsolatedEngine) -> list[Any]:
-        tokens = engine.tokenize(self._text, special=self._special)
-        if self._has_bos:
+    def compute(engine: IsolatedEngine) -> dict[str, Any]:
+        tokens = engine.tokenize(text, special=special)
+        if has_bos:
             tokens = with_bos(tokens, engine.vocabulary)
-        if not self._has_pieces:
-            return tokens
+        if not has_pieces:
+            return {"tokens": tokens}
         if len(tokens) > engine.context_length:  # each piece is a call of its own
             raise RequestError(
                 f"the text has {len(tokens)} tokens",
                 f"with_pieces takes up to {engine.context_length}.",
                 param="with_pieces",
             )
-        return [
-            {"id": token, "piece": engine.detokenize([token], special=True)} for token in tokens
-        ]
+        pieces = [engine.detokenize([token], special=True) for token in tokens]
+        pairs = zip(tokens, pieces, strict=True)
+        return {"tokens": [{"id": token, "piece": piece} for token, piece in pairs]}
+
+    return compute
 
 
-class Detokenize(EngineAside):
-    """A request to /detokenize: the text of token ids."""
-
-    def __init__(self, fields: Fields) -> None:
-        super().__init__(fields)
-        self._ids = fields.any("tokens")
-        if not isinstance(self._ids, list):
-            fields.refuse("tokens", "Give a list of token ids.")
-
-    def _computed(self, engine: IsolatedEngine) -> dict[str, Any]:
-        return {"content": engine.detokenize(self._ids, special=True)}
+def detokenize(fields: Fields) -> EngineCall:
+    """Answer a request to /detokenize: the text of token ids."""
+    ids = fields.any("tokens")
+    if not isinstance(ids, list):
+        fields.refuse("tokens", "Give a list of token ids.")
+    return lambda engine: {"content": engine.detokenize(ids, special=True)}
 
 
-class ApplyTemplate(EngineAside):
-    """A request to /apply-template: the prompt made from messages."""
-
-    def __init__(self, fields: Fields) -> None:
-        super().__init__(fields)
-        messages = checked_messages(fields.any("messages"))
-        tools = openai_tools(fields)
-        self._prompt = templated(messages, tools, chat_variables(fields))
-
-    def _computed(self, engine: IsolatedEngine) -> dict[str, Any]:
-        tokens = without_cells(self._prompt(engine))
-        return {"prompt": engine.detokenize(tokens, special=True)}
+def apply_template(fields: Fields) -> EngineCall:
+    """Answer a request to /apply-template: the prompt made from messages."""
+    messages = checked_messages(fields.any("messages"))
+    prompt = templated(messages, openai_tools(fields), chat_variables(fields))
+    return lambda engine: {
+        "prompt": engine.detokenize(without_cells(prompt(engine)), special=True)
+    }
 
 
 def props(model: ServedModel) -> dict[str, Any]:

@@ -9,12 +9,11 @@ from typing import Any
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
-from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
 from localspec.server.costs import own_fields, usage_of
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
-from localspec.server.form import EngineAside, Form
+from localspec.server.form import EngineCall, Form
 from localspec.server.prompting import templated
 from localspec.server.question import Question, answer_options, max_tokens, template_variables
 from localspec.server.refusal import RequestError, anthropic_error
@@ -157,16 +156,10 @@ class MessageForm(Form):
         }
 
 
-class CountTokens(EngineAside):
-    """A request to /v1/messages/count_tokens: the number of tokens in the prompt."""
-
-    def __init__(self, fields: Fields) -> None:
-        super().__init__(fields)
-        messages, tools = _read_messages(fields), anthropic_tools(fields)
-        self._prompt = templated(messages, tools, _variables(fields))
-
-    def _computed(self, engine: IsolatedEngine) -> dict[str, int]:
-        return {"input_tokens": len(self._prompt(engine))}
+def count_tokens(fields: Fields) -> EngineCall:
+    """Answer a request to /v1/messages/count_tokens: the number of tokens in the prompt."""
+    prompt = templated(_read_messages(fields), anthropic_tools(fields), _variables(fields))
+    return lambda engine: {"input_tokens": len(prompt(engine))}
 
 
 def _read_messages(fields: Fields) -> list[Message]:
@@ -216,7 +209,7 @@ def _result_in(block: Mapping[str, Any]) -> Message:
 
 
 def _is_text(kind: object) -> bool:
-    """Also if it is an image. What others' servers called, and its results, are passed over."""
+    """Whether a block is text or an image; neither are other servers' calls and results."""
     is_theirs = kind in _THEIRS or str(kind).endswith("_tool_result")
     return kind not in _OWN and not is_theirs
 

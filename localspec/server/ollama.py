@@ -93,12 +93,16 @@ class Show(Aside):
 
 def loaded(models: ServedModels, unload_s: float) -> dict[str, Any]:
     """The loaded models. unload_s: seconds without a question after which one is closed."""
-    found = [_loaded(model, unload_s) for model in models.all if model.engine is not None]
+    found = []
+    for model in models.all:
+        if model.engine is not None and (memory := model.memory) is not None:
+            part = _loaded(model, memory.needed_bytes, model.left_s(unload_s))
+            found.append({**part, "size_vram": sum(memory.gpu_bytes)})
     embedder = models.embedder
     if embedder is not None and embedder.isolated is not None:
         # Where its layers lie is known in its process only, so there is no size_vram.
         left_s = unload_s - embedder.idle_s
-        found.append(_loaded_part(embedder, embedder.needed_bytes, left_s))
+        found.append(_loaded(embedder, embedder.needed_bytes, left_s))
     return {"models": found}
 
 
@@ -112,13 +116,7 @@ def not_offered(path: str) -> RequestError | None:
     return RequestError(f"{what} not offered by this server", hint, status=501)
 
 
-def _loaded(model: ServedModel, unload_s: float) -> dict[str, Any]:
-    assert model.memory is not None  # since it is loaded
-    part = _loaded_part(model, model.memory.needed_bytes, model.left_s(unload_s))
-    return {**part, "size_vram": sum(model.memory.gpu_bytes)}
-
-
-def _loaded_part(model: _Listed, size_bytes: int, left_s: float) -> dict[str, Any]:
+def _loaded(model: _Listed, size_bytes: int, left_s: float) -> dict[str, Any]:
     """The entry of a loaded model. left_s: seconds until it may be closed."""
     left_s = min(max(left_s, 0.0), _LONGEST_S)
     expires = datetime.now(timezone.utc) + timedelta(seconds=left_s)

@@ -114,42 +114,42 @@ def fim_prompt(
     context = engine.context_length
     # Also for a shorter answer: an editor that only reads beforehand asks for one token.
     answer = min(max(max_tokens or 0, _ANSWER), context // _PART)
-    room = max(context - answer - _MARKS, 0)
-    after = tokenize(given.after, parse_special=False, after=fim.suffix)[: room // _PART]
+    left = max(context - answer - _MARKS, 0)
+    after = tokenize(given.after, parse_special=False, after=fim.suffix)[: left // _PART]
     before = tokenize(given.before, parse_special=False, after=fim.prefix)
-    before = _end_of(before, room - len(after))
+    before = _end_of(before, left - len(after))
     # In parts, so that as many files fit while the text grows, from its first token on.
-    part = max(room // _PART, 1)
+    part = max(left // _PART, 1)
     taken = -(-max(len(before) + len(after), 1) // part) * part
-    front = _files(engine, given.files, fim, room - taken)
+    front = _files(engine, given.files, fim, left - taken)
     stable = [*front, fim.prefix, *before]
     if engine.vocabulary.add_bos and engine.vocabulary.bos >= 0:
         stable.insert(0, engine.vocabulary.bos)
     return [*stable, fim.suffix, *after, fim.middle], len(stable)
 
 
-def _end_of(tokens: list[int], room: int) -> list[int]:
-    """The last of them, up to `room`. The cut stays where it is while the text grows a little:
+def _end_of(tokens: list[int], left: int) -> list[int]:
+    """The last of them, up to `left`. The cut stays where it is while the text grows a little:
     what is behind it stays cached."""
-    surplus, part = len(tokens) - room, max(room // _PART, 1)
+    surplus, part = len(tokens) - left, max(left // _PART, 1)
     return tokens if surplus <= 0 else tokens[-(-surplus // part) * part :]
 
 
 def _files(
-    engine: IsolatedEngine, files: Sequence[tuple[str, str]], fim: FimTokens, room: int
+    engine: IsolatedEngine, files: Sequence[tuple[str, str]], fim: FimTokens, left: int
 ) -> list[int]:
     """The other files that fit, each with its name, as the model knows projects."""
     tokenize = engine.vocabulary.tokenize
     begin = [] if fim.repo is None else [fim.repo, *tokenize("project\n", parse_special=False)]
     end = [] if fim.file is None else [fim.file, *tokenize("file\n", parse_special=False)]
-    room -= len(begin) + len(end)
+    left -= len(begin) + len(end)
     kept: list[int] = []
     for name, text in reversed(files):
         if fim.file is None:
             chunk = tokenize(f"{name}\n{text}\n\n", parse_special=False)
         else:
             chunk = [fim.file, *tokenize(f"{name}\n{text}", parse_special=False)]
-        if len(chunk) > room:
+        if len(chunk) > left:
             break
-        kept, room = [*chunk, *kept], room - len(chunk)
+        kept, left = [*chunk, *kept], left - len(chunk)
     return [*begin, *kept, *end] if kept else []

@@ -143,25 +143,9 @@ def max_tokens(fields: Fields, *names: str) -> int | None:
     return given[0] if given and given[0] != -1 else None
 
 
-def num_answers(fields: Fields) -> int:
-    """How many answers are asked for. Raises RequestError."""
-    value = fields.whole("n")
-    if value is not None and not 1 <= value <= MOST_ANSWERS:
-        fields.refuse("n", f"Choose 1 to {MOST_ANSWERS}.")
-    return value or 1
-
-
-def num_logprobs(fields: Fields, name: str) -> int | None:
-    """How many of the best tokens are wanted at each position. Raises RequestError."""
-    value = fields.whole(name)
-    if value is not None and not 0 <= value <= MOST_LOGPROBS:
-        fields.refuse(name, f"Choose 0 to {MOST_LOGPROBS}.")
-    return value
-
-
 def flagged_logprobs(fields: Fields) -> int | None:
-    """As `num_logprobs`, in protocols where the flag `logprobs` asks for the token's own."""
-    num_top = num_logprobs(fields, "top_logprobs")
+    """How many of the best tokens are wanted at each position, where a flag asks for any."""
+    num_top = fields.whole_from("top_logprobs", 0, MOST_LOGPROBS)
     return num_top or 0 if fields.flag("logprobs") else None
 
 

@@ -139,7 +139,11 @@ def refusal_response(path: str, error: RequestError) -> Response:
     headers = dict(error.headers)
     if error.status == 503:
         headers["retry-after"] = str(_RETRY_AFTER_S)
-    return json_response(_error_for(path, error), error.status, headers)
+    if path.removeprefix("/v1").startswith("/messages"):
+        told = anthropic_error(error)
+    else:
+        told = {"error": error.sentence} if path.startswith("/api/") else openai_error(error)
+    return json_response(told, error.status, headers)
 
 
 def openai_error(error: RequestError) -> dict[str, Any]:
@@ -172,11 +176,3 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
         "type": "error",
         "error": {"type": _ANTHROPIC_TYPES.get(error.status, kind), "message": message},
     }
-
-
-def _error_for(path: str, error: RequestError) -> dict[str, Any]:
-    if path.removeprefix("/v1").startswith("/messages"):
-        return anthropic_error(error)
-    if path.startswith("/api/"):
-        return {"error": error.sentence}
-    return openai_error(error)

@@ -18,10 +18,10 @@ from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import Form
 from localspec.server.question import (
+    MOST_LOGPROBS,
     Question,
     answer_options,
     max_tokens,
-    num_logprobs,
     template_variables,
 )
 from localspec.server.refusal import RequestError
@@ -67,7 +67,7 @@ class ResponseForm(Form):
         options |= answer_form(text and text.object("format"))
         options["max_tokens"] = max_tokens(fields, "max_output_tokens")
         options["stop"] = fields.texts("stop")
-        num_top = num_logprobs(fields, "top_logprobs")
+        num_top = fields.whole_from("top_logprobs", 0, MOST_LOGPROBS)
         has_logprobs = _LOGPROBS in (fields.texts("include") or ())
         options["logprobs"] = num_top or 0 if has_logprobs else None
         messages = _input_messages(fields)
@@ -86,20 +86,15 @@ class ResponseForm(Form):
     def body(self, finished: Sequence[Finished]) -> Any:
         output = []
         for each in finished:
-            reply, items = each.reply, list[_Item]()
-            if reply.thoughts:
-                items.append(_Item("reasoning"))
-                items[-1].text = reply.thoughts
+            reply = each.reply
+            items = [_Item("reasoning", reply.thoughts)] if reply.thoughts else []
             if reply.text or not reply.tool_calls:
-                items.append(_Item("message"))
-                items[-1].text = reply.text
+                items.append(_Item("message", reply.text))
                 said = (reply.logprobs or ())[reply.num_thought_tokens :]
                 items[-1].logprobs += map(logprob_object, said)
             for call in reply.tool_calls:
-                items.append(
-                    self._call_item(CallPiece(0, call.id, call.name, "", is_last=True))
-                )
-                items[-1].text = call.json
+                piece = CallPiece(0, call.id, call.name, "", is_last=True)
+                items.append(self._call_item(piece, call.json))
             if items[-1].kind != "function_call":  # calls that were cut are not in a reply
                 items[-1].status = _status(reply)
             output += [item.object() for item in items]
@@ -113,7 +108,7 @@ class ResponseForm(Form):
             # An empty answer has an item, too.
             kind = self._item.name if self._item else ""
             if kind == "reasoning" or (kind == "" and not event.reply.tool_calls):
-                begun += self._turn_to(_Item("message"))
+                begun += self._turn_to(_Item("message", ""))
             if self._item is not None and not self._item.is_whole:
                 self._item.status = _status(event.reply)
             return begun + self._end_item()
@@ -149,19 +144,21 @@ class ResponseForm(Form):
             return ""
         item, turned = self._item, ""
         if item is None or item.name != (kind if call is None else call.number):
-            item = _Item(kind) if call is None else self._call_item(call)
+            item = _Item(kind, "") if call is None else self._call_item(call, "")
             turned = self._turn_to(item)
         item.is_whole = call is not None and call.is_last
         if not text:
             return turned
         item.text += text
         more = self._with_logprobs(item)
-        place = item.place(len(self._output))
-        return turned + self._event(f"response.{item.delta}.delta", **place, delta=text, **more)
+        position = item.position(len(self._output))
+        return turned + self._event(
+            f"response.{item.delta}.delta", **position, delta=text, **more
+        )
 
-    def _call_item(self, call: CallPiece) -> _Item:
+    def _call_item(self, call: CallPiece, arguments: str) -> _Item:
         named = self._spaces.get(call.name, {"name": call.name})
-        return _Item("function_call", call, named)
+        return _Item("function_call", arguments, call, named)
 
     def _with_logprobs(self, item: _Item) -> dict[str, Any]:
         """The log-probabilities of the tokens since the last event of a message."""
@@ -185,8 +182,8 @@ class ResponseForm(Form):
             return ""
         self._with_logprobs(item)
         index = len(self._output)
-        place = item.place(index)
-        done = self._event(f"response.{item.delta}.done", **place, **item.whole_text())
+        position = item.position(index)
+        done = self._event(f"response.{item.delta}.done", **position, **item.whole_text())
         done += self._parted("done", item)
         self._output.append(item.object())
         kind = "response.output_item.done"
@@ -196,8 +193,8 @@ class ResponseForm(Form):
         """The event that the part of an item starts or ends, if it has one."""
         if not item.part:
             return ""
-        place = item.place(len(self._output))
-        return self._event(f"response.content_part.{what}", **place, part=item.part)
+        position = item.position(len(self._output))
+        return self._event(f"response.content_part.{what}", **position, part=item.part)
 
     def _event(self, kind: str, **fields: Any) -> str:
         number, self._num_events = self._num_events, self._num_events + 1
@@ -272,9 +269,10 @@ def _add_item(messages: list[Message], item: Fields) -> None:
             said = {**messages.pop(), **said}
         messages.append(said)
     elif kind == "reasoning":
-        messages.append(
-            {"role": "assistant", "content": None, "reasoning_content": _item_thought(item)}
-        )
+        parts = item.objects("content") or item.objects("summary") or []
+        thought = "\n".join(part.text("text") or "" for part in parts)
+        said = {"role": "assistant", "content": None, "reasoning_content": thought}
+        messages.append(said)
     elif kind in _CALLS:
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": None})
@@ -291,11 +289,6 @@ def _add_item(messages: list[Message], item: Fields) -> None:
         logger.debug("an item of type %.80r is ignored", kind)
 
 
-def _item_thought(item: Fields) -> str:
-    parts = item.objects("content") or item.objects("summary") or []
-    return "\n".join(part.text("text") or "" for part in parts)
-
-
 def _item_call(item: Fields, kind: str) -> dict[str, Any]:
     arguments = item.any(_CALLS[kind])
     if kind != "function_call":
@@ -308,17 +301,21 @@ def _item_call(item: Fields, kind: str) -> dict[str, Any]:
 class _Item:
     """An item of the output: a message, the thoughts before it, or a call of a tool.
 
-    name: tells it from other items. named: a call's name and namespace.
+    text: of a call its arguments. name: tells it from other items. named: a call's name and
+    namespace.
     """
 
     status, is_whole = "completed", False
 
     def __init__(
-        self, kind: _Kind, call: CallPiece | None = None, named: Mapping[str, Any] = {}
+        self,
+        kind: _Kind,
+        text: str,
+        call: CallPiece | None = None,
+        named: Mapping[str, Any] = {},
     ) -> None:
-        self.kind = kind
+        self.kind, self.text = kind, text
         self.name = kind if call is None else call.number
-        self.text = ""  # of a call its arguments
         self.logprobs: list[dict[str, Any]] = []
         prefix, self.delta = _KINDS[kind]
         self._id = prefix + secrets.token_hex(24)
@@ -350,7 +347,7 @@ class _Item:
         empty: dict[str, Any] = {"content": []} if self._call is None else {"arguments": ""}
         return {**self.object(), "status": "in_progress", **empty}
 
-    def place(self, index: int) -> dict[str, Any]:
+    def position(self, index: int) -> dict[str, Any]:
         """The fields of an event that say where its text is."""
         part = {"content_index": 0} if self._call is None else {}
         return {"item_id": self._id, "output_index": index, **part}

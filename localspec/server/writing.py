@@ -17,7 +17,7 @@ from localspec.server.answering import Answering, Finished, Service, Waiting
 from localspec.server.encoding import json_response, sent_bytes
 from localspec.server.event_loop import in_thread, unless_gone
 from localspec.server.fields import read_fields
-from localspec.server.form import Aside, Form
+from localspec.server.form import Aside, Form, RequestReader
 from localspec.server.guard import CLIENT, BodyReader
 from localspec.server.refusal import refusal_of, refusal_response
 from localspec.server.request_log import ANSWERING
@@ -29,7 +29,7 @@ WRITE_S = 60.0  # for a client to take what is written, before it counts as gone
 class PostEndpoint:
     """Answers the requests of one kind. Not a function, so that Starlette calls it as ASGI."""
 
-    def __init__(self, service: Service, bodies: BodyReader, kind: type[Form | Aside]) -> None:
+    def __init__(self, service: Service, bodies: BodyReader, kind: RequestReader) -> None:
         self._service = service
         self._bodies = bodies
         self._kind = kind

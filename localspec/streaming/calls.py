@@ -44,7 +44,7 @@ class CallStream:
         self._tools = {tool.name: tool for tool in calls.use.callable}
         forgets = (self._form.forgets.replace("NAME", name) for name in self._tools)
         self._openings = (*self._form.openings, *filter(None, forgets))
-        self._head = calls.form.head_pattern()
+        self._head = calls.form.start_pattern()
         self._held = ""
         self._is_free = not calls.use.must and calls.use.answer_schema is None
         self._unmarked = _UnmarkedCalls(calls.use.callable) if self._is_free else None

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from localspec.constraints.spec import (
     ConstraintSpec,
     constraint_spec,
+    readable_schema,
     schema_text,
-    with_spacing,
 )
 from localspec.errors import OptionError, check_keywords, require_unicode
 from localspec.sampling.params import SamplingKeywords, SamplingParams
@@ -133,7 +133,7 @@ class AnswerOptions:
         asked = spec_of(self)
         if asked is None or asked.kind != "json_schema":
             return use
-        return replace(use, answer_schema=with_spacing(asked).schema)
+        return replace(use, answer_schema=readable_schema(asked).schema)
 
     @property
     def triggers(self) -> tuple[str, ...]:

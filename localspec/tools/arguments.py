@@ -1,6 +1,6 @@
 """Arguments of calls, read while they are written: each notation to JSON, piece by piece.
 
-A reader gets the text behind a call's head. What it has returned is final.
+A reader gets the text behind a call's name. Text that was returned is final.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _KEY_END, _VALUE_END = re.compile(":"), re.compile(r"[,:\[\]{}]")  # without quo
 class GemmaArguments(_Stepwise):
     """Gemma 4's {key:value,…}, whose strings stand between <|"|>.
 
-    What is in a wrong place gives no JSON.
+    Text in a wrong position gives no JSON.
     """
 
     def __init__(self, tool: Tool, *, is_kept: bool) -> None:

@@ -1,6 +1,6 @@
 """How each family of models writes a call of a tool: one table, found by the template.
 
-A call is before + head + arguments + tail + after; another call follows after `between`. That
+A call is before + start + arguments + end + after; another call follows after `between`. That
 is how a template renders it, and what the grammar lets a model write (`grammar`). A model that
 writes without a grammar may use other blank space, which `read` accepts.
 """
@@ -189,11 +189,11 @@ class CallForm:
     signs: tuple[str, ...]
     openings: tuple[str, ...]
     before: str
-    head: str
+    start: str
     after: str
     read: Reader
     closing: str = ""
-    tail: str = ""
+    end: str = ""
     between: str = ""
     notation: Notation = "json"
     marks: tuple[str, ...] = ()
@@ -205,21 +205,21 @@ class CallForm:
 
     @property
     def sign(self) -> str:
-        """The text of a head before the name, without blank space."""
-        return "".join(self.head.partition("NAME")[0].split())
+        """The text of `start` before the name, without blank space."""
+        return "".join(self.start.partition("NAME")[0].split())
 
     def may_begin(self, opening: str, text: str) -> bool:
         """Whether the text behind an opening may be the beginning of a call."""
         before = self.before.removeprefix(opening) if opening else ""
-        before += self.head.partition("NAME")[0]
+        before += self.start.partition("NAME")[0]
         sign = "".join(before.partition('"')[0].split())
         begun = "".join(text.split())
         return begun.startswith(sign) or sign.startswith(begun)
 
-    def head_pattern(self) -> re.Pattern[str]:
-        """Matches the head of a call, with its name, once that has ended."""
+    def start_pattern(self) -> re.Pattern[str]:
+        """Matches `start` with a name, once that has ended."""
         name = "(?P<name>[A-Za-z0-9_.:/-]+)(?=[^A-Za-z0-9_.:/-])"
-        return re.compile(re.escape(self.head).replace("NAME", name))
+        return re.compile(re.escape(self.start).replace("NAME", name))
 
 
 _OBJECT = '{"name": "NAME", "arguments": '
@@ -234,8 +234,8 @@ def _list_of_objects(
         openings=(opening,),
         closing=closing,
         before=f"{opening}[",
-        head=_OBJECT,
-        tail="}",
+        start=_OBJECT,
+        end="}",
         between=", ",
         after=f"]{closing}",
         read=read_objects,
@@ -252,8 +252,8 @@ FORMS = (
         openings=("<tool_call>",),
         closing="</tool_call>",
         before="<tool_call>\n",
-        head="<function=NAME>\n",
-        tail="</function>\n",
+        start="<function=NAME>\n",
+        end="</function>\n",
         between="</tool_call>\n<tool_call>\n",
         after="</tool_call>",
         read=read_tags,
@@ -267,7 +267,7 @@ FORMS = (
         openings=("<|tool_call>",),
         closing="<tool_call|>",
         before="<|tool_call>",
-        head="call:NAME",
+        start="call:NAME",
         between="<tool_call|><|tool_call>",
         after="<tool_call|>",
         read=read_gemma,
@@ -279,7 +279,7 @@ FORMS = (
         signs=("<|channel|>", "<|message|>", '"functions."'),
         openings=(),
         before="",
-        head="NAME\n",
+        start="NAME\n",
         after="",
         read=read_message,
         marks=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"),
@@ -291,7 +291,7 @@ FORMS = (
         signs=("[TOOL_CALLS]", "[ARGS]"),
         openings=("[TOOL_CALLS]",),
         before="[TOOL_CALLS]",
-        head="NAME[ARGS]",
+        start="NAME[ARGS]",
         between="[TOOL_CALLS]",
         after="",
         read=read_named,
@@ -308,8 +308,8 @@ FORMS = (
         openings=("<tool_call>",),
         closing="</tool_call>",
         before="<tool_call>\n",
-        head=_OBJECT,
-        tail="}",
+        start=_OBJECT,
+        end="}",
         between="\n</tool_call>\n<tool_call>\n",
         after="\n</tool_call>",
         read=read_objects,
@@ -322,8 +322,8 @@ FORMS = (
         signs=('"parameters": ', "<|start_header_id|>"),
         openings=("<|python_tag|>",),
         before="",
-        head='{"name": "NAME", "parameters": ',
-        tail="}",
+        start='{"name": "NAME", "parameters": ',
+        end="}",
         after="",
         read=read_objects,
         marks=("<|python_tag|>",),

@@ -53,25 +53,23 @@ def call_grammar(
     schema for the arguments of a tool.
     """
     spell = GrammarTexts(tokens)
-    heads = range(len(use.callable))
     rules = []
     for number, tool in enumerate(use.callable):
-        head = "" if form.recipient else spell.of(form.head.replace("NAME", tool.name))
-        rules.append(f"call_{number}: {head} args_{number} {spell.of(form.tail)}".rstrip())
+        opened = "" if form.recipient else spell.of(form.start.replace("NAME", tool.name))
+        rules.append(f"call_{number}: {opened} args_{number} {spell.of(form.end)}".rstrip())
         name, schema = f"args_{number}", schema_of(tool)
         if form.notation == "gemma":
             rules += gemma_rules(name, schema, spell)
         elif form.notation == "tags":
-            kinds = _kinds(tool.parameters)
-            rules += tag_rules(
-                name, schema if properties_of(schema) else kinds or schema, spell
-            )
+            named = schema if properties_of(schema) else _kinds(tool.parameters) or schema
+            rules += tag_rules(name, named)
         else:
             rules.append(json_rule(name, schema))
     if form.recipient:
         start, triggers = _messages(use, spell)
         return CallGrammar("\n".join([*start, *rules]) + "\n", triggers, has_frame=True)
-    rules.insert(0, f"call: {' | '.join(f'call_{number}' for number in heads)}")
+    calls = " | ".join(f"call_{number}" for number in range(len(use.callable)))
+    rules.insert(0, f"call: {calls}")
     more = f"({spell.of(form.between)} call)*" if use.is_parallel and not form.is_single else ""
     rules.insert(0, f"calls: call {more} {spell.of(form.after)}".rstrip())
     if form.is_bare and use.answer_schema is not None and not use.must:
@@ -202,7 +200,7 @@ def json_rule(name: str, schema: Schema) -> str:
     return f"{name}: %json {json.dumps({**schema, 'x-guidance': ours})}"
 
 
-def tag_rules(name: str, schema: Schema, spell: GrammarTexts) -> list[str]:
+def tag_rules(name: str, schema: Schema) -> list[str]:
     """Each argument between tags of its own: required ones, then any of the others.
 
     A schema that names none, and does not refuse others, takes any. Raises ConstraintError for

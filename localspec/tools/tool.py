@@ -35,7 +35,7 @@ class Tool:
     is_strict: bool = False
 
     def declared(self) -> dict[str, Any]:
-        """As chat templates expect it."""
+        """The tool as chat templates expect it."""
         function = {
             "name": self.name,
             "description": self.description,
