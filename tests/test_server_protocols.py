@@ -35,6 +35,22 @@ SAID = ["Let me see. ", "<tool_call>", '\n{"name": "get_weather", "arg', "uments
 THOUGHT = ["[ask]", "<think>", "one", "two", "</think>", "three", "four"]
 
 
+def openai_usage(told):
+    return told["usage"]["prompt_tokens"], told["usage"]["completion_tokens"]
+
+
+def ollama_usage(told):
+    return told["prompt_eval_count"], told["eval_count"]
+
+
+def finish_reason(told):
+    return told["choices"][0]["finish_reason"]
+
+
+def error_message(told):
+    return told["error"]["message"]
+
+
 class Protocol(NamedTuple):
     """How a question is asked, and where what belongs to an answer stands.
 
@@ -47,11 +63,11 @@ class Protocol(NamedTuple):
     asked: Callable[[str, int, list[str]], dict[str, Any]]
     said: Callable[[dict], tuple[str, str]]
     delta: Callable[[dict], tuple[str, str]]
-    usage: Callable[[dict], tuple[int, int]]
-    reason: Callable[[dict], str]
-    reasons: tuple[str, str]
-    error: Callable[[dict], str]
-    told: Callable[[dict], str]
+    usage: Callable[[dict], tuple[int, int]] = openai_usage
+    reason: Callable[[dict], str] = finish_reason
+    reasons: tuple[str, str] = ("length", "stop")
+    error: Callable[[dict], str] = error_message
+    told: Callable[[dict], str] = error_message
 
 
 def messages(text):
@@ -103,6 +119,12 @@ def chat_text(message):
     return message.get("content") or "", message.get("reasoning_content", "")
 
 
+OLLAMA_ANSWER = {
+    "usage": ollama_usage,
+    "reason": lambda told: told["done_reason"],
+    "error": lambda told: told["error"],
+    "told": lambda event: event["error"],
+}
 PROTOCOLS = {
     "chat": Protocol(
         "/v1/chat/completions",
@@ -110,22 +132,12 @@ PROTOCOLS = {
             "messages": messages(text), "max_tokens": n, "stop": stop, **STEADY},
         lambda told: chat_text(told["choices"][0]["message"]),
         lambda event: chat_text(chosen(event, "delta")),
-        lambda told: (told["usage"]["prompt_tokens"], told["usage"]["completion_tokens"]),
-        lambda told: told["choices"][0]["finish_reason"],
-        ("length", "stop"),
-        lambda told: told["error"]["message"],
-        lambda event: event["error"]["message"],
     ),
     "completions": Protocol(
         "/v1/completions",
         lambda text, n, stop: {"prompt": raw(text), "max_tokens": n, "stop": stop, **STEADY},
         lambda told: (told["choices"][0]["text"], ""),
         lambda event: (chosen(event, "text"), ""),
-        lambda told: (told["usage"]["prompt_tokens"], told["usage"]["completion_tokens"]),
-        lambda told: told["choices"][0]["finish_reason"],
-        ("length", "stop"),
-        lambda told: told["error"]["message"],
-        lambda event: event["error"]["message"],
     ),
     "responses": Protocol(
         "/v1/responses",
@@ -135,8 +147,7 @@ PROTOCOLS = {
         lambda told: (told["usage"]["input_tokens"], told["usage"]["output_tokens"]),
         lambda told: told["status"],
         ("incomplete", "completed"),
-        lambda told: told["error"]["message"],
-        lambda event: event["response"]["error"]["message"],
+        told=lambda event: error_message(event["response"]),
     ),
     "messages": Protocol(
         "/v1/messages",
@@ -150,30 +161,20 @@ PROTOCOLS = {
         message_usage,
         lambda told: told["stop_reason"],
         ("max_tokens", "stop_sequence"),
-        lambda told: told["error"]["message"],
-        lambda event: event["error"]["message"],
     ),
     "ollama chat": Protocol(
         "/api/chat",
         lambda text, n, stop: {"messages": messages(text), **of_ollama(n, stop)},
         lambda told: (told["message"]["content"], told["message"].get("thinking", "")),
         lambda told: (told["message"]["content"], told["message"].get("thinking", "")),
-        lambda told: (told["prompt_eval_count"], told["eval_count"]),
-        lambda told: told["done_reason"],
-        ("length", "stop"),
-        lambda told: told["error"],
-        lambda event: event["error"],
+        **OLLAMA_ANSWER,
     ),
     "ollama generate": Protocol(
         "/api/generate",
         lambda text, n, stop: {"prompt": text, **of_ollama(n, stop)},
         lambda told: (told["response"], told.get("thinking", "")),
         lambda told: (told["response"], told.get("thinking", "")),
-        lambda told: (told["prompt_eval_count"], told["eval_count"]),
-        lambda told: told["done_reason"],
-        ("length", "stop"),
-        lambda told: told["error"],
-        lambda event: event["error"],
+        **OLLAMA_ANSWER,
     ),
     "llama-server": Protocol(
         "/completion",
@@ -183,8 +184,6 @@ PROTOCOLS = {
         lambda told: (told["tokens_evaluated"], told["tokens_predicted"]),
         lambda told: told["stop_type"],
         ("limit", "word"),
-        lambda told: told["error"]["message"],
-        lambda event: event["error"]["message"],
     ),
 }  # fmt: skip
 THINKING = ("chat", "responses", "messages", "ollama chat", "ollama generate")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Boundary(Protocol):
-    """Watches an answer for the place where its constraint begins.
+    """Watches an answer for the position at which its constraint begins.
 
     Texts have one character per byte (latin-1).
     """
@@ -167,7 +167,7 @@ class Behind:
         return token not in self._candidates() or self._may_pass(token)
 
     def _go_on(self, token: int) -> None:
-        """Continue with a token that may come."""
+        """Take a token that may come."""
         if self._stage is _Stage.START:
             is_opening = token in self._others
             self._stage = _Stage.FREE if is_opening else _Stage.BEHIND

@@ -45,7 +45,7 @@ def is_installed() -> bool:
 
 @functools.lru_cache(maxsize=64)  # texts of up to spec.MAX_BYTES
 def problem_with(spec: ConstraintSpec) -> ConstraintError | None:
-    """Why no answer can be kept to it, with the keyword to blame; None if one seems possible.
+    """The error of a constraint that no answer can be kept to; None if one seems possible.
 
     Raises ImportError without llguidance.
     """
@@ -136,7 +136,7 @@ class Guide:
 class _Tokens:
     """A vocabulary in the shape that llguidance asks for.
 
-    Its own reader of llama.cpp's would pass by what keeps long texts off small stacks.
+    llguidance's reader of llama.cpp's vocabularies would overflow small stacks by long texts.
     """
 
     def __init__(self, spelling: Spelling) -> None:
@@ -151,7 +151,7 @@ class _Tokens:
 
 
 def _compiled(spec: ConstraintSpec) -> str:
-    """llguidance's own form of it. Raises ConstraintError for GBNF that it does not know."""
+    """The constraint in llguidance's form. Raises ConstraintError for GBNF that it lacks."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import gbnf_to_lark
 

@@ -25,9 +25,9 @@ class _Digits(JsonReader):
 
 
 class NumberBound:
-    """A `Constraint` for a JSON text: `inner` without numbers of more than MOST_DIGITS.
+    """A `Constraint` for a JSON text: `inner` with at most MOST_DIGITS digits in a row.
 
-    Where `inner` allows nothing but another digit, as in a constant, that may come.
+    More may come where `inner` allows nothing else, as in a constant.
     """
 
     def __init__(self, inner: Constraint, spelling: Spelling) -> None:

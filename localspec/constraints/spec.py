@@ -38,7 +38,7 @@ def constraint_spec(
     *,
     is_strict: bool = False,
 ) -> ConstraintSpec | None:
-    """The one that is given; None if none is.
+    """The constraint among these that is given; None if none is.
 
     json_schema: what `schema_text` made of one. grammar: Lark, as llguidance understands it, or
     llama.cpp's GBNF, told by its "name ::=". is_strict: of a JSON schema. Raises OptionError
@@ -137,7 +137,7 @@ def _dataclass_schema(kind: type) -> Mapping[str, Any]:
 
 
 def _close(node: Node) -> None:
-    """An object has the fields of its class, and no others."""
+    """Allow an object the fields of its class, and no others."""
     if node.get("type") == "object" and isinstance(node.get("properties"), Mapping):
         node.setdefault("additionalProperties", False)
 
@@ -222,9 +222,9 @@ def readable_schema(spec: ConstraintSpec) -> Readable:
 
 
 def changed_schema(schema: Mapping[str, Any], change: Callable[[Node], None]) -> Node:
-    """A copy in which `change` has had every object that may be a schema, the inner ones first.
+    """A copy with `change` called for every schema in it, the inner ones first.
 
-    Names and data are told from schemas. Raises ConstraintError for a schema that is nested too
+    Names and data are no schemas. Raises ConstraintError for a schema that is nested too
     deeply.
     """
     try:

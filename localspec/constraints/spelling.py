@@ -56,7 +56,7 @@ class Spelling:
 
     @cached_property
     def usual_end(self) -> int:
-        """The one of them that an answer most likely ends with."""
+        """The token that an answer most likely ends with."""
         eos = self._vocabulary.eos
         return eos if eos in self.ends else min(self.ends)
 

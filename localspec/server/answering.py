@@ -56,7 +56,7 @@ class ReadingPrompt(NamedTuple):
 
     @property
     def field(self) -> dict[str, Any]:
-        """The field that tells a client, in every protocol."""
+        """The field of a response that shows progress, in every protocol."""
         left_s = None if self.left_s is None else round(self.left_s, 1)
         told = {"processed": self.num_decoded, "total": self.num_tokens}
         return {"prompt_progress": {**told, "cache": self.num_cached, "left_s": left_s}}
@@ -78,13 +78,13 @@ class ReadingPrompt(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Nothing happened for a while. position: as `PlaceInLine` has it; 0 in its turn."""
+    """Nothing happened for a while. position: in the line, from 1 on; 0 while answered."""
 
     position: int
 
 
 class NewPiece(NamedTuple):
-    """More of one of the answers, and the length of its prompt, with what of it was cached."""
+    """More of an answer; the tokens of its prompt, and how many of these were cached."""
 
     number: int
     piece: Piece
@@ -272,7 +272,7 @@ class Answering:
         return self._place
 
     async def _one_ended(self, at_work: dict[asyncio.Task[None], PlaceInLine]) -> None:
-        """Until one of the answers has ended; raises its error."""
+        """Wait until an answer has ended; raises its error."""
         ended, _ = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
         task = ended.pop()
         if (place := at_work.pop(task)) is not self._place:
@@ -306,7 +306,7 @@ class Answering:
             self._tell(reading)
 
     def _tell(self, event: Event) -> None:
-        """From any thread. Events that come together wake the event loop once.
+        """Add an event, from any thread. Several at once wake the event loop once.
 
         Waking it takes the interpreter's lock, which reading the next piece needs.
         """

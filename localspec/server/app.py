@@ -265,7 +265,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 def _with_and_without_version(path: str) -> list[str]:
-    """Some people leave /v1 out of the base address, and some programs add it."""
+    """Both paths: people leave /v1 out of a base address, and programs add it."""
     if path.startswith("/v1"):
         return [path, path.removeprefix("/v1")]
     return [path]

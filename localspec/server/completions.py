@@ -183,7 +183,7 @@ class Completion(OpenAIForm):
 
 
 def openai_options(fields: Fields) -> dict[str, Any]:
-    """The options whose fields are the same in both."""
+    """The options that all forms of completions share."""
     return {**answer_options(fields), **own_form(fields), "stop": fields.texts("stop")}
 
 
@@ -267,7 +267,7 @@ class ChatCompletion(OpenAIForm):
         return {**told, "explanation": explanation(reply)} if self._explains else told
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
-        """The first choice of an answer has its role."""
+        """A choice without text; the first of an answer has its role."""
         delta = {} if number in self._has_role else {"role": "assistant", "content": ""}
         self._has_role.add(number)
         reason = None if finished is None else _finish_reason(finished.reply)
@@ -306,7 +306,7 @@ def _logprob_content(found: Sequence[TokenLogprobs] | None) -> dict[str, Any] | 
 
 
 def _finish_reason(reply: Reply) -> str:
-    """Why the answer ended."""
+    """Why the answer ended, in OpenAI's words."""
     has_called = reply.finish_reason == "stop" and reply.tool_calls
     return "tool_calls" if has_called else reply.finish_reason
 

@@ -15,9 +15,9 @@ _KINDS = ("accepted", "recovered", "bonus", "plain")
 
 
 class Counters:
-    """The counts of all answers and requests, by series. In the event loop alone.
+    """Counts answers and requests, by series. In the event loop alone.
 
-    Series that llama-server has, too, have its names.
+    Series of llama-server have its names.
     """
 
     def __init__(self) -> None:

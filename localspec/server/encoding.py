@@ -16,7 +16,7 @@ _LINE_ENDS = ("\x85", "\u2028", "\u2029")
 
 
 def compact_json(value: Any) -> str:
-    """The value as JSON in one line, whatever a client takes for the end of one."""
+    """The value as JSON on one line, without any character that clients split lines at."""
     text = _encoded(value)
     for end in _LINE_ENDS:
         text = text.replace(end, f"\\u{ord(end):04x}")

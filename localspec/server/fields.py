@@ -72,7 +72,7 @@ class Fields:
         return list(given)
 
     def prompts(self, name: str, most: int) -> list[str | list[int]]:
-        """A prompt, or up to so many, each a string or token ids."""
+        """Prompts, at least 1 and at most `most`, each a string or token ids."""
         value = self.any(name)
         given = [value] if isinstance(value, str) or _is_ids(value) else value
         is_list = isinstance(given, list) and 0 < len(given) <= most
@@ -99,7 +99,7 @@ class Fields:
         is_right: Callable[[Any], bool],
         hint: str,
     ) -> _Kind | None:
-        """The field as that type, or None if it is missing; refused unless it is right."""
+        """The field by `kind`, None if it is missing; refused unless it is right."""
         value = self.any(name)
         if value is not None and not is_right(value):
             self.refuse(name, hint)
@@ -131,7 +131,7 @@ def _is_list(value: object, kind: type) -> bool:
 
 
 def _is_ids(value: Any) -> bool:
-    """Whether it is a list of token ids, at least one."""
+    """Whether a value is a list of token ids, at least one."""
     return bool(value) and _is_list(value, int) and bool not in map(type, value)
 
 

@@ -39,7 +39,7 @@ class Form(abc.ABC):
 
     @abc.abstractmethod
     def text_for(self, event: Event) -> str:
-        """The part of a stream that tells of an event; "" for nothing."""
+        """The text of an event in a stream; "" for none."""
 
     def end(self, finished: Sequence[Finished]) -> str:
         """The end of a stream behind its last answer; in some protocols nothing."""

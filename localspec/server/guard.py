@@ -35,7 +35,7 @@ class AccessRules:
 
     @property
     def is_of_one(self) -> bool:
-        """Whether all clients have the same key, or need none, so are one user's."""
+        """Whether all clients are one user's: they have one key, or need none."""
         return len(set(self.keys)) < 2
 
     def client_of(self, key: str | None) -> str:
@@ -106,7 +106,7 @@ class Guard:
         return origin in self._access.origins or "*" in self._access.origins
 
     def _key_in(self, headers: Headers) -> str | None:
-        """The key of this server that a request has."""
+        """The server's key in a request, if any."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = [token.strip()] if scheme.lower() == "bearer" else []
         given.append(headers.get("x-api-key", ""))
@@ -158,8 +158,8 @@ class BodyReader:
     async def read(self, receive: Receive) -> bytes:
         """A body. Raises RequestError if it is too long or too slow, or others take the memory.
 
-        One that is too long is still read to its end, but not kept: few clients read a
-        response while they send.
+        A body that is too long is read to its end, but not kept: few clients read a response
+        while they send.
         """
         chunks: list[bytes] = []
         num_read, more = 0, True

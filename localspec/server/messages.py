@@ -32,9 +32,7 @@ _THEIRS = ("server_tool_use", "mcp_tool_use")
 class MessageForm(Form):
     """A request to /v1/messages, and its answer.
 
-    Without max_tokens the answer may fill the context, as in the other protocols here.
-    Anthropic's API and Ollama refuse such a request, llama-server takes 4096. Every client
-    that was tried sends it.
+    Without max_tokens the answer may fill the context, where Anthropic's API refuses.
     """
 
     def __init__(self, fields: Fields) -> None:
@@ -104,7 +102,7 @@ class MessageForm(Form):
         return _named_event("message_start", message=message)
 
     def _say(self, piece: Piece) -> str:
-        """The events of a piece, in the block that it belongs to."""
+        """The events of a piece, in its block."""
         if (call := piece.call) is not None:
             turned = self._turn_to(call.number, _tool_use(call.id, call.name))
             return turned + self._delta(call.json, {})
@@ -181,16 +179,19 @@ def _read_messages(fields: Fields) -> list[Message]:
 
 
 def _messages_in(content: object, role: str) -> list[Message]:
-    """The messages in one of Anthropic's: the results of calls, then its text with calls."""
+    """The messages in an Anthropic message: the results of calls, then its text with calls."""
     if not isinstance(content, list):
         return [{"role": role, "content": content}]
-    results = [_result_in(block) for block in content if _kind_of(block) == "tool_result"]
-    calls = [_call_in(block) for block in content if _kind_of(block) == "tool_use"]
-    thoughts = [block for block in content if _kind_of(block) == "thinking"]
+
+    def of_kind(kind: str) -> list[Any]:
+        return [block for block in content if _kind_of(block) == kind]
+
+    results = [_result_in(block) for block in of_kind("tool_result")]
+    calls = [_call_in(block) for block in of_kind("tool_use")]
     text = _plain([block for block in content if _is_text(_kind_of(block))])
     if results and not (text or calls):
         return results
-    thought = "\n".join(str(block.get("thinking")) for block in thoughts)
+    thought = "\n".join(str(block.get("thinking")) for block in of_kind("thinking"))
     called = {"tool_calls": calls, "reasoning_content": thought} if calls else {}
     return [*results, {"role": role, "content": text, **called}]
 
@@ -215,7 +216,7 @@ def _is_text(kind: object) -> bool:
 
 
 def _plain(content: object) -> object:
-    """The content, with the title and the texts of what holds others in its place."""
+    """The content, with documents and search results as their titles and texts."""
     if not isinstance(content, list):
         return content
     found: list[Any] = []

@@ -188,7 +188,7 @@ _DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)")
 
 
 class OllamaForm(Form):
-    """A request for an answer in Ollama's protocol, and the answer, in lines of JSON."""
+    """A request in Ollama's protocol, and its answer in lines of JSON."""
 
     content_type = OLLAMA_STREAM
 
@@ -222,7 +222,7 @@ class OllamaForm(Form):
         return {}
 
     def body(self, finished: Sequence[Finished]) -> Any:
-        """Without a question it says whether the model was loaded or unloaded."""
+        """The answer, or without a question whether the model was loaded or unloaded."""
         if not finished:
             reason = "unload" if self.question.keep_s == 0 else "load"
             return {**self._part(""), "done": True, "done_reason": reason}
@@ -238,7 +238,7 @@ class OllamaForm(Form):
         return {**part, **self._end_of(answer)}
 
     def text_for(self, event: Event) -> str:
-        """A client that waits gets empty pieces: without any, some hang up."""
+        """A line; empty pieces for a client that waits, or it may hang up."""
         if isinstance(event, Finished):
             return _json_line({**self._part(""), **self._end_of(event)})
         if not isinstance(event, NewPiece):
@@ -403,7 +403,7 @@ def _said_before(fields: Fields) -> list[Message]:
 
 
 def _most_tokens(options: Fields) -> int | None:
-    """None for as many as fit, which Ollama means by any number below 1."""
+    """The limit of an answer; None, in Ollama a number below 1, for as many as fit."""
     value = options.whole("num_predict")
     return None if value is None or value < 1 else value
 

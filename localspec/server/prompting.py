@@ -91,7 +91,7 @@ class FimPrompt(NamedTuple):
 
 
 def required_fim(fim: FimTokens | None, name: str) -> FimTokens:
-    """The model's tokens. Raises RequestError for a model that has none."""
+    """The model's fill-in-the-middle tokens. Raises RequestError for a model without."""
     if fim is None:
         raise RequestError(
             f"the model {name} has no tokens for a text to be filled in",
@@ -105,7 +105,7 @@ def required_fim(fim: FimTokens | None, name: str) -> FimTokens:
 def fim_prompt(
     engine: IsolatedEngine, given: FimPrompt, fim: FimTokens, max_tokens: int | None
 ) -> tuple[list[int], int]:
-    """The tokens to read, and how many of them the same request repeats as its text grows.
+    """The tokens of the prompt, and how many of them stay as the text grows.
 
     What does not fit is cut: other files first, then the beginning of the text before and the
     end of the text behind. max_tokens: of the answer.
@@ -129,8 +129,10 @@ def fim_prompt(
 
 
 def _end_of(tokens: list[int], left: int) -> list[int]:
-    """The last of them, up to `left`. The cut stays where it is while the text grows a little:
-    what is behind it stays cached."""
+    """The last of the tokens, up to `left`.
+
+    The cut stays at its position while the text grows a little, and the rest stays cached.
+    """
     surplus, part = len(tokens) - left, max(left // _PART, 1)
     return tokens if surplus <= 0 else tokens[-(-surplus // part) * part :]
 

@@ -138,7 +138,7 @@ def template_variables(
 
 
 def max_tokens(fields: Fields, *names: str) -> int | None:
-    """The first of the fields that is present; -1 means no limit, as in llama.cpp."""
+    """The limit in the first of the fields that is present; -1 is none, as in llama.cpp."""
     given = [value for value in map(fields.whole, names) if value is not None]
     return given[0] if given and given[0] != -1 else None
 

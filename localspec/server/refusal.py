@@ -162,8 +162,7 @@ def openai_error(error: RequestError) -> dict[str, Any]:
 def anthropic_error(error: RequestError) -> dict[str, Any]:
     """The error in the shape of Anthropic's protocol.
 
-    Clients recognise a prompt that is too long by these words. Some read the two numbers, to
-    see how much to leave out.
+    Clients look for these words and numbers of a prompt that is too long.
     """
     kind = "api_error" if error.status >= 500 else "invalid_request_error"
     message, cause = error.sentence, error.__cause__

@@ -323,7 +323,7 @@ class _Item:
 
     @property
     def part(self) -> dict[str, Any]:
-        """The one part of its content; empty for a call, which has none."""
+        """The part of the content; empty for a call, which has none."""
         if self._call is not None:
             return {}
         part = {"type": self.delta, "text": self.text}

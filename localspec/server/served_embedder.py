@@ -25,7 +25,7 @@ from localspec.server.refusal import stopping
 
 
 class ServedFile:
-    """A model under its name. preset: which says more of it, if any.
+    """A model under its name. preset: says more of it, if there is any.
 
     file_name: without its folders. created: Unix time of the file. num_trained: tokens of
     context that the model was trained for. width: numbers of a row. chat_template: its source,
@@ -61,8 +61,7 @@ class ServedEmbedder(ServedFile):
 
     context_length: tokens of a text. ranks: whether it is a reranker. needed_bytes: memory once
     it works. load_s: how long loading took the last time. isolated: the model while it is
-    loaded. Raises PresetError if it is not here,
-    and ModelFileError.
+    loaded. Raises PresetError if it is not here, and ModelFileError.
     """
 
     def __init__(self, model: str) -> None:

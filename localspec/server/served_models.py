@@ -49,7 +49,7 @@ class AnsweredText:
         self.num_stable = 0
 
     def is_continued_by(self, prompt: Sequence[int]) -> bool:
-        """Whether another prompt repeats all of this one, perhaps without its thoughts."""
+        """Whether a prompt repeats all of this text, perhaps without its thoughts."""
         num_needed = max(self.num_stable - _ASKING, self.num_stable // 2)
         return common_length(self.tokens, prompt) >= num_needed
 
@@ -86,16 +86,14 @@ class ServedModel(ServedFile):
     """A model that answers, under its name, and its engine while it is loaded.
 
     model: whatever `localspec.load` takes: a preset or its name, a file, or a model of the hub.
-    rpc: RPC servers that hold layers of it, in place of the preset's. exact, mmproj: as for
-    `load`. name: the preset's; a file's without its ending; or a hub model's own. sampling:
-    of answers that say nothing of it. end_texts: the texts of its begin and end tokens, ""
-    where there is none. fim: its fill-in-the-middle
-    tokens. kept_bytes: memory for caches of texts that wait. parallel: as for `load`, if memory
-    allows. cache_disk: what may be kept on disk of texts, and of whom. remembers: as `load`
-    takes `memory`. is_on_servers: whether RPC servers hold layers of it. keep_s: how long it
-    stays loaded without a question; None is the server's default. memory, load_s: the memory
-    that it takes, and the seconds that loading took. token_s: seconds per token of the last
-    long prompt; None before.
+    rpc: RPC servers that hold layers of it, in place of the preset's. exact, mmproj, parallel:
+    as for `load`. name: the preset's; a file's without its ending; or a hub model's own.
+    sampling: of answers that say nothing of it. end_texts: the texts of its begin and end
+    tokens, or "". fim: its fill-in-the-middle tokens. kept_bytes: memory for caches of texts
+    that wait. cache_disk: what may be kept on disk of texts, and of whom. remembers: `memory`
+    of `load`. is_on_servers: whether RPC servers hold layers of it. keep_s: how long it stays
+    loaded without a question; None is the server's default. memory, load_s: the memory and the
+    seconds that loading took. token_s: seconds per token of the last long prompt, or None.
 
     Raises PresetError if its files are not here, OptionError, and ModelFileError.
     """
@@ -213,8 +211,8 @@ def _served_name(model: Preset | str, path: Path) -> str:
 class ServedModels:
     """The models of a server, the default first.
 
-    takes_any_name: whether an unknown name means a model that is here. embedder: the one for
-    vectors, if any.
+    takes_any_name: whether an unknown name means a model that is here. embedder: for vectors,
+    if any.
     """
 
     def __init__(
@@ -251,7 +249,7 @@ class ServedModels:
         return max(loaded, key=lambda model: model.used_s, default=self.all[0])
 
     def embedder_named(self, name: str | None) -> ServedEmbedder:
-        """The model for vectors. Raises RequestError if there is none, or of another name."""
+        """The embedder. Raises RequestError if there is none, or it has another name."""
         if self.embedder is None:
             raise RequestError(
                 "there is no model for embeddings here",
@@ -264,7 +262,7 @@ class ServedModels:
 
     @property
     def listed(self) -> tuple[ServedModel | ServedEmbedder, ...]:
-        """All of them: the one for vectors, too."""
+        """All models, with the embedder."""
         return self.all if self.embedder is None else (*self.all, self.embedder)
 
     def listed_named(self, name: str | None) -> ServedModel | ServedEmbedder:
@@ -325,7 +323,7 @@ class ServedModels:
     async def close_unused(self, seconds: float) -> None:
         """Close models that were unused for so long, or for as long as each is kept.
 
-        For whoever alone has its turn in the line.
+        The caller is alone in the line.
         """
         for model in self.all:
             is_old = model.num_users == 0 and model.left_s(seconds) <= 0
@@ -333,7 +331,7 @@ class ServedModels:
                 await self.close_one(model)
 
     async def keep_unused(self, seconds: float) -> None:
-        """Have texts on disk of models that were unused for so long, until a question comes."""
+        """Write the texts of models that were unused for so long to disk."""
         for model in self.all:
             if model.cache_disk.num_bytes == 0:
                 continue

@@ -16,8 +16,8 @@ _ANTHROPIC_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 def openai_tools(fields: Fields) -> dict[str, Any]:
     """The tools of Chat Completions and Responses. Raises RequestError.
 
-    Those in a namespace have their `flat_name`. Tools that are not functions are ignored, and a
-    choice of one: nothing here could run them.
+    Functions in a namespace have their `flat_name`. Other tools are ignored, and a choice of
+    one of them: nothing here could run it.
     """
     given: list[Mapping[str, Any]] = []
     for tool, raw in zip(fields.objects("tools") or [], fields.any("tools") or (), strict=True):
@@ -36,7 +36,7 @@ def openai_tools(fields: Fields) -> dict[str, Any]:
 
 
 def namespaced(fields: Fields) -> dict[str, dict[str, Any]]:
-    """The functions in namespaces: what their calls have in Responses, by their flat names."""
+    """Name and namespace of the functions in namespaces, by their flat names."""
     return {
         flat_name(each.get("name"), space.get("name")): {
             "name": each.get("name"),
@@ -62,7 +62,7 @@ def _in_space(namespace: object, tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _allowed_functions(choice: Mapping[str, Any]) -> object:
-    """A choice among tools without those that are ignored; none where no other is left."""
+    """A choice among tools, without ignored ones; "none" where no other is left."""
     given = choice.get("allowed_tools", choice)
     tools = given.get("tools") if isinstance(given, Mapping) else None
     if not isinstance(tools, list) or not all(isinstance(each, Mapping) for each in tools):

@@ -179,7 +179,7 @@ class TagArguments(_Stepwise):
         return f"{separator}{json_text(key)}: "
 
     def _value(self) -> str | None:
-        """Find out how the value is to be read."""
+        """Choose how the value is read."""
         begun = self.rest[self._at :].lstrip()
         if not self._is_text and (not begun or any(each.startswith(begun) for each in _WORDS)):
             return None
@@ -225,7 +225,7 @@ class TagArguments(_Stepwise):
 
 
 def _is_cut(text: str) -> bool:
-    """Whether it is JSON that ends inside a string, to which the tag behind it belongs."""
+    """Whether a text is JSON cut inside a string, so that the tag behind it is text, too."""
     try:
         json.loads(text)
     except json.JSONDecodeError as error:

@@ -48,7 +48,7 @@ class Calls:
 
     @property
     def have_frame(self) -> bool:
-        """Whether what keeps to the grammar is the whole answer, with its thoughts."""
+        """Whether the grammar is of the whole answer, with its thoughts."""
         return self.grammar is not None and self.grammar.has_frame
 
 

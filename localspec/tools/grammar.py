@@ -141,7 +141,7 @@ def _messages(use: ToolUse, spell: GrammarTexts) -> tuple[list[str], tuple[str, 
 
 
 def _kinds(schema: Schema) -> Schema:
-    """The properties that a schema names, kept to nothing but what is read as a text."""
+    """The properties that a schema names, each kept only to being a text or none."""
     values = {
         key: {"type": _NO_TEXTS} if takes_text(value, schema) is False else {}
         for key, value in properties_of(schema).items()
@@ -180,7 +180,7 @@ class GrammarTexts:
         return mark in self._tokens
 
     def until(self, name: str, end: str) -> str:
-        """A rule of that name: any text up to that one, which belongs to it."""
+        """A rule of that name: any text up to and with `end`."""
         if self.has(end):
             # What reads it back does not see whether the end is an entry or spelled out.
             text, spelled = f"{name.upper()}_TEXT", re.escape(end).replace("/", "\\/")
@@ -190,9 +190,9 @@ class GrammarTexts:
 
 
 def json_rule(name: str, schema: Schema) -> str:
-    """A value of the schema, in one line.
+    """A value of the schema, on one line.
 
-    Of what the schema asks of llguidance, only whether it passes over keywords is heard.
+    Of the schema's wishes to llguidance only "lenient" counts.
     """
     wishes = schema.get("x-guidance")
     is_lenient = isinstance(wishes, Mapping) and wishes.get("lenient") is True
@@ -231,7 +231,7 @@ _TAGGED_TEXT = r"/\n(.|\n)*\n<\/parameter>\n/ & ~/\n(.|\n)*<\/parameter>(.|\n)(.
 
 
 def _tagged(rule: str, value: object, root: Schema) -> list[str]:
-    """The rules of what stands behind an opening tag; none if no value can be written."""
+    """The rules of the text behind an opening tag; none if no value can be written."""
     found = branches(value, root)
     free = [each for each in found if choices(each) is None and each is not False]
     if any(takes_text(each, root) is not False for each in free):
@@ -277,8 +277,8 @@ def gemma_rules(name: str, schema: Schema, spell: GrammarTexts) -> list[str]:
 class _GemmaWriter:
     """Writes the rules of one tool's arguments.
 
-    Each schema has one rule, to which all that refer to it do: so a schema may refer to itself.
-    None stands for what cannot be written.
+    Each schema has one rule, however many refer to it, so a schema may refer to itself. None
+    is the rule of a value that cannot be written.
     """
 
     def __init__(self, name: str, root: Schema, quote: str) -> None:

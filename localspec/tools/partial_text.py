@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 
 def first_of(marks: Iterable[str], text: str) -> str | None:
-    """The mark that comes first in the text; of several at one place, the first of `marks`."""
+    """The mark that comes first in the text; `marks` decide among those at one position."""
     return min(filter(text.__contains__, marks), key=text.find, default=None)
 
 

@@ -20,7 +20,7 @@ _DoFit = dict[tuple[int, int], bool]
 def takes_text(
     schema: object, root: Schema, depth: int = 0, known: _AreTexts | None = None
 ) -> bool | None:
-    """Whether a value of the schema is a text; None if it can be something else, too."""
+    """Whether every value of the schema is a text, or none is; None if some are."""
     schema = followed(schema, root)
     known = {} if known is None else known
     if schema is False:
@@ -48,7 +48,7 @@ def _takes_text(schema: Schema, root: Schema, depth: int, known: _AreTexts) -> b
 
 
 def types_of(schema: Schema) -> Sequence[object]:
-    """The names of the types that a value may have; none if it does not say."""
+    """The names of the types that a value may have; empty if the schema names none."""
     found = schema.get("type")
     if isinstance(found, str):
         return [found]
@@ -56,7 +56,7 @@ def types_of(schema: Schema) -> Sequence[object]:
 
 
 def alternatives(schema: Schema) -> Sequence[object] | None:
-    """The schemas of which a value fits one, if there are such."""
+    """The schemas of an anyOf or oneOf, if it has any."""
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list) and schema[word]:
             options: list[object] = schema[word]
@@ -65,7 +65,7 @@ def alternatives(schema: Schema) -> Sequence[object] | None:
 
 
 def choices(schema: object) -> Sequence[object] | None:
-    """The values that the schema has to choose from, if it does."""
+    """The values of an enum or const; None for a schema without."""
     if not isinstance(schema, Mapping):
         return None
     if "const" in schema:
@@ -75,7 +75,7 @@ def choices(schema: object) -> Sequence[object] | None:
 
 
 def branches(schema: object, root: Schema) -> list[object]:
-    """The schemas of which a value fits one: those of an anyOf in each other, or it alone."""
+    """The schemas of anyOfs within each other; the schema alone if it has none."""
     found: list[object] = []
     waiting, seen = [schema], set[int]()
     while waiting:
@@ -141,7 +141,7 @@ def resolved(schema: object, root: Schema) -> object:
 
 
 def followed(schema: object, root: Schema) -> object:
-    """`resolved`, and anything at all if it refers to nowhere."""
+    """`resolved`, or a schema of any value for a reference to nowhere."""
     try:
         return resolved(schema, root)
     except OptionError:
@@ -151,9 +151,9 @@ def followed(schema: object, root: Schema) -> object:
 def fits(
     value: object, schema: object, root: Schema, depth: int = 0, known: _DoFit | None = None
 ) -> bool:
-    """Whether a value is one of the schema, by its types, choices, names and parts.
+    """Whether a value fits the schema's types, choices, names and parts.
 
-    Lengths, ranges, patterns and whatever else a schema may say are not looked at.
+    Lengths, ranges, patterns and all other keywords are passed over.
     """
     schema = followed(schema, root)
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
@@ -185,7 +185,7 @@ def _fits(value: object, schema: Schema, root: Schema, depth: int, known: _DoFit
 
 
 def _parts_fit(value: object, schema: Schema, root: Schema, depth: int, known: _DoFit) -> bool:
-    """Whether what an object or a list holds does."""
+    """Whether the parts of an object or a list fit."""
     if isinstance(value, list):
         items = schema.get("items", True)
         return all(fits(each, items, root, depth, known) for each in value)
