@@ -126,46 +126,57 @@ def _qwen35(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
     head_norms(weights, block)
 
 
-def _glm4moe(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
+class _Layers(NamedTuple):
+    """What differs between models whose layers all attend."""
+
+    second_norm: str = "ffn_norm"
+    has_head_norms: bool = False
+    has_gate: bool = False
+    has_experts: bool = False
+
+
+_ATTENDING = {
+    "glm4moe": _Layers("post_attention_norm", has_experts=True),
+    "step35": _Layers(has_head_norms=True, has_gate=True),
+    "qwen3": _Layers(has_head_norms=True),
+    "llama": _Layers(),
+}
+
+
+def _attending(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
+    made, num_heads = _ATTENDING[writer.arch], NUM_HEADS.get(writer.arch, 0)
     writer.add_feed_forward_length(HIDDEN)
     writer.add_head_count_kv(1)
-    writer.add_leading_dense_block_count(1)
-    writer.add_expert_count(NUM_EXPERTS)
-    writer.add_expert_used_count(2)
-    writer.add_expert_feed_forward_length(HIDDEN)
-    writer.add_expert_shared_count(1)
+    if made.has_experts:
+        writer.add_leading_dense_block_count(1)
+        writer.add_expert_count(NUM_EXPERTS)
+        writer.add_expert_used_count(2)
+        writer.add_expert_shared_count(1)
+        writer.add_expert_feed_forward_length(HIDDEN)
+    if writer.arch == "step35":
+        writer.add_expert_feed_forward_length(HIDDEN)
+        writer.add_sliding_window(WINDOW)
+        # As in Step 3.5 every fourth layer sees everything, and no layer of the heads does.
+        looks_back = [layer % 4 > 0 for layer in range(NUM_LAYERS)]
+        writer.add_sliding_window_pattern(looks_back + [True] * num_heads)
+    if not num_heads:
+        weights.add("token_embd.weight", weights.random(tokens, WIDTH))
+        weights.add("output.weight", weights.random(tokens, WIDTH))
     weights.constant("output_norm.weight", WIDTH)
-    for layer in range(NUM_LAYERS + 1):
+    for layer in range(NUM_LAYERS + num_heads):
         block = f"blk.{layer}"
         weights.constant(f"{block}.attn_norm.weight", WIDTH)
-        weights.constant(f"{block}.post_attention_norm.weight", WIDTH)
+        weights.constant(f"{block}.{made.second_norm}.weight", WIDTH)
         weights.matrix(f"{block}.attn_q.weight", 2 * HEAD, WIDTH)
+        if made.has_gate:
+            weights.matrix(f"{block}.attn_gate.weight", 2, WIDTH)
         keys_and_values(weights, block)
-        if layer:
-            experts(weights, block, "gate", "up", "down")
+        if made.has_head_norms:
+            head_norms(weights, block)
+        if made.has_experts and layer:
+            experts(weights, block)
         else:
             feed_forward(weights, block)
-
-
-def _step35(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
-    num_blocks = NUM_LAYERS + NUM_HEADS["step35"]
-    writer.add_feed_forward_length(HIDDEN)
-    writer.add_expert_feed_forward_length(HIDDEN)
-    writer.add_head_count_kv(1)
-    writer.add_sliding_window(WINDOW)
-    # As in Step 3.5 every fourth layer sees everything, and no layer of the heads does.
-    writer.add_sliding_window_pattern([layer % 4 > 0 for layer in range(NUM_LAYERS)]
-                                      + [True] * NUM_HEADS["step35"])  # fmt: skip
-    weights.constant("output_norm.weight", WIDTH)
-    for layer in range(num_blocks):
-        block = f"blk.{layer}"
-        weights.constant(f"{block}.attn_norm.weight", WIDTH)
-        weights.constant(f"{block}.ffn_norm.weight", WIDTH)
-        weights.matrix(f"{block}.attn_q.weight", 2 * HEAD, WIDTH)
-        weights.matrix(f"{block}.attn_gate.weight", 2, WIDTH)
-        keys_and_values(weights, block)
-        head_norms(weights, block)
-        feed_forward(weights, block)
 
 
 def _gemma4(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
@@ -233,26 +244,8 @@ def _gemma4_layer(weights: _PartOfWeights, block: str, width: int) -> None:
     weights.constant(f"{block}.layer_output_scale.weight", 1)
 
 
-def _decoder(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
-    """Of qwen3 or llama."""
-    writer.add_feed_forward_length(HIDDEN)
-    writer.add_head_count_kv(1)
-    weights.add("token_embd.weight", weights.random(tokens, WIDTH))
-    weights.add("output.weight", weights.random(tokens, WIDTH))
-    weights.constant("output_norm.weight", WIDTH)
-    for layer in range(NUM_LAYERS):
-        block = f"blk.{layer}"
-        weights.constant(f"{block}.attn_norm.weight", WIDTH)
-        weights.constant(f"{block}.ffn_norm.weight", WIDTH)
-        weights.matrix(f"{block}.attn_q.weight", 2 * HEAD, WIDTH)
-        keys_and_values(weights, block)
-        feed_forward(weights, block)
-        if writer.arch == "qwen3":
-            head_norms(weights, block)
-
-
 def _eagle3(writer: ModelWriter, weights: _PartOfWeights, tokens: int, *, shares: bool) -> None:
-    """Of a `_decoder` of the same seed. It looks at its last token, and says what it is."""
+    """Of a target of the same seed. It looks at its last token, and says what it is."""
     writer.add_feed_forward_length(HIDDEN)
     writer.add_head_count_kv(2)
     writer.add_array("eagle3.target_layers", LAYERS_READ)
@@ -313,12 +306,9 @@ def write_medusa_heads(
 
 _WRITERS: dict[str, Callable[[ModelWriter, _PartOfWeights, int], None]] = {
     "qwen35": _qwen35,
-    "glm4moe": _glm4moe,
-    "step35": _step35,
     "gemma4": _gemma4,
     "gemma4-assistant": _gemma4_assistant,
-    "qwen3": _decoder,
-    "llama": _decoder,
+    **dict.fromkeys(_ATTENDING, _attending),
 }
 
 

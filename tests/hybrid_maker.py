@@ -68,7 +68,7 @@ def write_cache_kind(path: Path, tokenizer_of: Path, kind: str) -> Path:
         path,
         tokenizer_of,
         architecture=kind,
-        context_length=512,
+        context_length=1024,
         extra={"gemma3.attention.sliding_window": 24} if kind == "gemma3" else {},
     )
 
@@ -167,11 +167,11 @@ def feed_forward(weights: Weights, block: str) -> None:
     weights.matrix(f"{block}.ffn_down.weight", WIDTH, HIDDEN)
 
 
-def experts(weights: Weights, block: str, *parts: str) -> None:
-    """NUM_EXPERTS of them and a shared one; parts: of up, down and gate those there are."""
+def experts(weights: Weights, block: str) -> None:
+    """NUM_EXPERTS of them and a shared one."""
     weights.matrix(f"{block}.ffn_gate_inp.weight", NUM_EXPERTS, WIDTH)
     weights.constant(f"{block}.exp_probs_b.bias", NUM_EXPERTS, value=0.0)
-    for part in parts:
+    for part in ("gate", "up", "down"):
         shape = (WIDTH, HIDDEN) if part == "down" else (HIDDEN, WIDTH)
         weights.matrix(f"{block}.ffn_{part}_exps.weight", NUM_EXPERTS, *shape)
         weights.matrix(f"{block}.ffn_{part}_shexp.weight", *shape)

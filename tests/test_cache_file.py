@@ -148,23 +148,11 @@ def test_nothing_is_kept_of_a_conversation_that_said_nothing(tmp_path):
 
 
 def test_a_session_of_the_command_line_keeps_them(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
-    shared = [
-        "chat",
-        "--session",
-        "s",
-        "--keep-caches",
-        "--temperature",
-        "0",
-        "--draft-tokens",
-        "3",
-        "--threads",
-        "1",
-    ]
+    for name in ("XDG_DATA_HOME", "HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path))
+    given = "chat --session s --keep-caches --temperature 0 --draft-tokens 3 --threads 1"
     for question in QUESTIONS[:2]:
-        result = CliRunner().invoke(main, shared, input=f"{question}\n")
+        result = CliRunner().invoke(main, given.split(), input=f"{question}\n")
         assert result.exit_code == 0, result.output
         assert caches_file("s").stat().st_size > 10_000
     assert CliRunner().invoke(main, ["chat", "--keep-caches"]).exit_code == 2

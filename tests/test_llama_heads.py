@@ -24,7 +24,7 @@ from head_maker import (
     write_medusa_heads,
 )
 from head_reference import BlockReference, EagleReference, MedusaReference, MtpReference
-from hybrid_maker import write_hybrid
+from hybrid_maker import write_cache_kind, write_hybrid
 
 import inside
 import localspec
@@ -208,15 +208,8 @@ class MadeWithDraft(Made):
         self.name = name
         self.path, self.draft = folder / "target.gguf", folder / "draft.gguf"
         if name == "draft of a window":
-            for seed, path in enumerate((self.path, self.draft)):
-                write_random_model(
-                    path,
-                    tokenizer_of,
-                    architecture="gemma3",
-                    num_layers=6,
-                    seed=seed,
-                    extra={"gemma3.attention.sliding_window": 24},
-                )
+            for path in (self.path, self.draft):
+                write_cache_kind(path, tokenizer_of, "gemma3")
         elif name in ("draft of other ids", "draft of other letters"):
             write_random_model(self.path, tokenizer_of)
             write_renumbered(
