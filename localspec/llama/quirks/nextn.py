@@ -20,43 +20,21 @@ from localspec.llama.library import llama_cpp
 
 _CONTEXT = ctypes.c_void_p
 _ROWS = ctypes.POINTER(ctypes.c_float)
+_MSVC = "PEAUllama_context@@"  # a context as an argument
+# By name: how C++ writes the arguments behind the context on Linux and macOS, the signature on
+# Windows, and both in ctypes.
 HEAD_FUNCTIONS: dict[str, tuple[str, str, list[Any], Any]] = {
-    "set_embeddings_nextn": (
-        "_Z26llama_set_embeddings_nextnP13llama_contextbb",
-        "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
-        [_CONTEXT, ctypes.c_bool, ctypes.c_bool],
-        None,
-    ),
-    "get_embeddings_nextn": (
-        "_Z26llama_get_embeddings_nextnP13llama_context",
-        "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
-        [_CONTEXT],
-        _ROWS,
-    ),
-    "set_nextn_layer_offset": (
-        "_Z28llama_set_nextn_layer_offsetP13llama_contexti",
-        "?llama_set_nextn_layer_offset@@YAXPEAUllama_context@@H@Z",
-        [_CONTEXT, ctypes.c_int32],
-        None,
-    ),
+    "set_embeddings_nextn": ("bb", f"X{_MSVC}_N1@Z", [ctypes.c_bool, ctypes.c_bool], None),
+    "get_embeddings_nextn": ("", f"PEAM{_MSVC}@Z", [], _ROWS),
+    "set_nextn_layer_offset": ("i", f"X{_MSVC}H@Z", [ctypes.c_int32], None),
     "set_embeddings_layer_inp": (
-        "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
-        "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
-        [_CONTEXT, ctypes.c_uint32, ctypes.c_bool],
+        "jb",
+        f"X{_MSVC}I_N@Z",
+        [ctypes.c_uint32, ctypes.c_bool],
         None,
     ),
-    "get_embeddings_layer_inp": (
-        "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
-        "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
-        [_CONTEXT, ctypes.c_uint32],
-        _ROWS,
-    ),
-    "get_ctx_other": (
-        "_Z19llama_get_ctx_otherP13llama_context",
-        "?llama_get_ctx_other@@YAPEAUllama_context@@PEAU1@@Z",
-        [_CONTEXT],
-        _CONTEXT,
-    ),
+    "get_embeddings_layer_inp": ("j", f"PEAM{_MSVC}I@Z", [ctypes.c_uint32], _ROWS),
+    "get_ctx_other": ("", "PEAUllama_context@@PEAU1@@Z", [], _CONTEXT),
 }
 LAYER_FUNCTIONS = ("set_embeddings_layer_inp", "get_embeddings_layer_inp")
 
@@ -100,9 +78,11 @@ def require_nextn_functions(*, reads_layers: bool) -> NextnFunctions:
 
 def _found(library: ctypes.CDLL, name: str) -> Any:
     itanium, msvc, arguments, result = HEAD_FUNCTIONS[name]
-    for exported in (f"llama_{name}", itanium, msvc):
+    in_c = f"llama_{name}"
+    in_cpp = f"_Z{len(in_c)}{in_c}P13llama_context{itanium}", f"?{in_c}@@YA{msvc}"
+    for exported in (in_c, *in_cpp):
         try:
-            return ctypes.CFUNCTYPE(result, *arguments)((exported, library))
+            return ctypes.CFUNCTYPE(result, _CONTEXT, *arguments)((exported, library))
         except AttributeError:
             continue
     return None
