@@ -83,7 +83,7 @@ def _samples(tensor: Tensor) -> list[tuple[int, int]]:
 
 
 def require_unwritten(states: FileStates) -> None:
-    """Raise ModelFileError if one of these files was written to since.
+    """Raise ModelFileError if one of these files was written to after it was loaded.
 
     A file that was removed or replaced stays as it was where it is mapped.
     """
@@ -97,7 +97,7 @@ def require_unwritten(states: FileStates) -> None:
 
 
 def _state(path: Path) -> tuple[int, ...] | None:
-    """Changes with the file; None if it is gone."""
+    """A mark that changes with the file; None if the file is gone."""
     try:
         found = path.stat()
     except OSError:

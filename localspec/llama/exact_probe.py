@@ -88,7 +88,7 @@ class _ExactProbe:
         return Exactness(largest_step=size, all_sizes=True, joined=joined, reason="")
 
     def _with_threads(self, count: int, length: int) -> list[bytes]:
-        """Rows of single tokens that so many threads compute."""
+        """Rows of single tokens, computed by that many threads."""
         llama_cpp.llama_set_n_threads(self._context, count, count)
         rows = self._singles(0, length, 3)
         llama_cpp.llama_set_n_threads(self._context, self._threads, self._threads)
@@ -106,7 +106,7 @@ class _ExactProbe:
         )
 
     def _singles(self, sequence: int, length: int, count: int) -> list[bytes]:
-        """Rows of so many decodes of a single token behind that many others."""
+        """Rows of `count` decodes of a single token, after the first `length` tokens."""
         self._cut(sequence, length)
         positions = range(length, length + count)
         return [self._decoded([self._part(sequence, position, 1)])[0] for position in positions]
@@ -118,7 +118,7 @@ class _ExactProbe:
         return self._decoded([self._part(*text, size) for text in texts])
 
     def _fill(self, sequence: int, length: int) -> None:
-        """Have a sequence hold that many tokens."""
+        """Fill a sequence with that many tokens."""
         llama_cpp.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         self._decoded([self._part(sequence, 0, length)._replace(num_logits=0)])
 
@@ -137,7 +137,7 @@ class _ExactProbe:
         return TextPart(sequence, position, tokens, count)
 
     def _decoded(self, parts: list[TextPart]) -> list[bytes]:
-        """The rows of all tokens that the parts want rows of."""
+        """Decode the parts together; the rows of their last num_logits tokens."""
         context, count = self._context, sum(part.num_logits for part in parts)
         llama_cpp.llama_set_embeddings(context, count > 0)
         status = llama_cpp.llama_decode(context, self._batch.joined(parts))

@@ -122,9 +122,9 @@ class LlamaHead(LlamaContext):
             return HeadCopy(self._target_rows.copied(), self.begins_at, count, self._state())
 
     def take_over(self, other: HeadCopy, num_cached: int) -> None:
-        """Have what another had of a text whose first num_cached tokens are this one's, too.
+        """Take over the state of another text, up to its first num_cached tokens.
 
-        Its target has these, and nothing more, cached.
+        Both texts begin with these, and they are all that the target has cached.
         """
         self.read_from(0)
         self._target_rows.take_over(other.rows, num_cached)
@@ -143,7 +143,7 @@ class LlamaHead(LlamaContext):
         return data if 0 < written == data.size else None
 
     def _put(self, data: NDArray[np.uint8]) -> bool:
-        """Have these entries; False, and none, if libllama refuses."""
+        """Restore these entries; False, and no entries, if libllama refuses."""
         pointer = data.ctypes.data_as(BYTE_POINTER)
         read = llama_cpp.llama_state_seq_set_data(
             self.handle.context, pointer, data.size, self._sequence

@@ -56,7 +56,7 @@ class HiddenRows:
         return other
 
     def take_over(self, other: HiddenRows, num_cached: int) -> None:
-        """Have the rows of another, as far as the first num_cached tokens have any."""
+        """Copy the rows of another ring, up to those of the first num_cached tokens."""
         self.first, self.end, self._ring = other.first, other.end, other._ring.copy()
         self.truncate(num_cached)
         if self.end < num_cached:
@@ -181,7 +181,7 @@ class OutputRows(HiddenRows):
         llama_cpp.llama_set_embeddings(self._handle.context, is_taken)
 
     def add(self, position: int, count: int, before: int = 0) -> None:
-        """As that of `TargetRows`."""
+        """Take rows as `TargetRows.add` does."""
         given = llama_cpp.llama_get_embeddings(self._handle.context)
         rows = np.ctypeslib.as_array(given, (before + count, self.width))
         self.put(position, rows[before:])

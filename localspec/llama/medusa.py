@@ -106,7 +106,7 @@ class MedusaHeads:
             return self._rows.copied()
 
     def take_over(self, other: HiddenRows, num_cached: int) -> None:
-        """Have the rows of another text, as far as its first num_cached tokens have any."""
+        """Take over the rows of another text, up to its first num_cached tokens."""
         self.read_from(0)
         self._rows.take_over(other, num_cached)
 

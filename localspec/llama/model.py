@@ -103,7 +103,7 @@ class LlamaModel(LlamaContext):
         return " · ".join((self.content, self._setting, kernels()))
 
     def _probe_rollback(self) -> int:
-        """Try what `Cache.max_rollback` asks for.
+        """Decode two tokens, and try how far the cache can go back.
 
         The trial also pages the weights in, which otherwise the first answer has to do.
         """
@@ -284,7 +284,7 @@ class LlamaModel(LlamaContext):
             llama_cpp.llama_set_causal_attn(context, True)
 
     def _piece_size(self, num_tokens: int) -> int:
-        """The most of so many tokens that are decoded at once."""
+        """Tokens of a decode of num_tokens that libllama gets at once."""
         if self._computing is None or num_tokens <= LONGEST_STEP:
             return self._batch.size
         return self._computing.piece_size(self)

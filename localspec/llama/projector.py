@@ -131,7 +131,7 @@ class Projector:
             return tokens
 
     def show(self, pictures: Sequence[Picture]) -> list[PicturePart]:
-        """Have these at hand, since their cells are to be read. Raises as `cells`.
+        """Find the parts of pictures whose cells are about to be read. Raises as `cells`.
 
         Their parts are at hand as long as the caller keeps what is returned.
         """
@@ -325,7 +325,7 @@ class Projector:
 def _goes_on(
     projector: weakref.ref[Projector], _node: object, is_before: int, _data: object
 ) -> bool:
-    """Tell libmtmd at a node whether to ask again behind it, and there whether to go on."""
+    """Answer libmtmd before a node whether to ask again after it, and then whether to go on."""
     alive = projector()
     if alive is None:
         return not is_before

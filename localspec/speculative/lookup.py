@@ -96,7 +96,7 @@ class TextMemory:
         self._forget_some()
 
     def mark_used(self, found: Occurrence) -> None:
-        """Keep the part in which something was found longer than others, if it is of these."""
+        """Mark the part of the memory with this occurrence as just used, if there is one."""
         with self.lock:
             if found.text is self.index.text:
                 self._used[bisect.bisect_right(self._begins, found.position) - 1] = self._now
@@ -172,8 +172,9 @@ class FindingKind(NamedTuple):
     def of(
         cls, length: int, num_alike: int, num_different: int, *, is_resumed: bool
     ) -> FindingKind:
-        """length: tokens that match. num_alike: occurrences that go on as found, 1 or more.
+        """The kind of a finding.
 
+        length: tokens that match. num_alike: occurrences that go on as found, 1 or more.
         is_resumed: whether it is near where the text was followed before.
         """
         num_others = len(_FIRST) - _NUM_RESUMED
@@ -221,7 +222,7 @@ class Found(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """An occurrence that the text agreed with when it had so many tokens."""
+    """An occurrence that was followed when the text had num_tokens tokens."""
 
     occurrence: Occurrence
     num_tokens: int
@@ -231,7 +232,7 @@ _NOTHING = Found([], 0)
 
 
 class Lookup(Proposer):
-    """Proposes from the text itself, from a reference, and from what left the text.
+    """Proposes from the text itself, a reference, and a memory of earlier texts.
 
     is_end: the target's end-of-generation test; nothing is proposed after such a token.
     memory: of earlier texts, if any are to be remembered.
@@ -437,7 +438,7 @@ class Lookup(Proposer):
         return Found([Occurrence(text, at), *others], length, is_resumed=True)
 
     def _next(self, num_drafted: int) -> tuple[int, FindingKind] | None:
-        """The token to follow the text and so many drafted ones, which this gave before.
+        """The token to propose after num_drafted earlier ones of the same draft, and its kind.
 
         The first occurrence gives it. Its kind counts the occurrences that went on alike so
         far: how many do so again.

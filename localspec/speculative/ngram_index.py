@@ -160,7 +160,7 @@ class NgramIndex:
             self._link_all()
 
     def _hash_end(self) -> None:
-        """Begin the hashes that go on with each token."""
+        """Hash the end of the text; `read` continues these hashes with each token."""
         self._hashes = [0] * len(SIZES)
         for level, size in enumerate(SIZES):
             hash_ = 0

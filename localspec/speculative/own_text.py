@@ -110,7 +110,7 @@ class OwnText:
 
     @property
     def num_own_bytes(self) -> int:
-        """How far the draft's tokens reach."""
+        """Bytes of the text that the draft's tokens cover."""
         return self._own_ends[-1] if self.own else 0
 
     def reading(self, num_own: int) -> Reading:

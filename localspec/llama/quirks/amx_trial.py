@@ -90,7 +90,7 @@ def products_are_right(ggml: ctypes.CDLL, buffer_type: int) -> bool:
 def _product(
     ggml: ctypes.CDLL, buffer_type: int, weights: list[list[int]], rows: list[list[int]]
 ) -> list[float]:
-    """ggml's product, row by row. The process ends before its memory matters."""
+    """ggml's product, row by row. Nothing is freed: the process ends soon."""
     params = _InitParams(mem_size=1 << 20, no_alloc=True)
     for_weights, for_rows = (
         call(ggml, "ggml_init", _Pointer, (_InitParams, params)) for _ in range(2)

@@ -30,9 +30,9 @@ class Region(NamedTuple):
 
 
 def asking_for_huge_pages(progress: Callable[[float], None]) -> Callable[[float], None]:
-    """A load's progress callback, first called when all is allocated and nothing is filled.
+    """Wrap a load's progress callback, which libllama first calls with all memory allocated.
 
-    Then it asks for large pages in all memory allocated since this call. The request is a hint,
+    That call asks for large pages in what was allocated since this one. The request is a hint,
     and never an error.
     """
     before = _regions()
