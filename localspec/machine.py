@@ -33,7 +33,7 @@ class Memory:
 
 
 def memory_here(root: Path = Path("/")) -> Memory:
-    """The machine's memory, or what its control groups, as a container's, leave of it."""
+    """The machine's memory, or as much as its control groups, such as a container's, leave."""
     found, limits = psutil.virtual_memory(), memory_limits(root)
     return Memory(
         min([found.total, *(each.limit for each in limits)]),
@@ -47,7 +47,7 @@ class Cores:
 
     physical: None where the system does not say. logical: including hyperthreads. allowed:
     logical cores that this process may run on. efficiency: those of them on power-saving cores,
-    beside faster ones. hyperthreads: second threads of the other cores. quota: cores' worth of
+    next to faster ones. hyperthreads: second threads of the other cores. quota: cores' worth of
     time that control groups allow, or None. usable: at least 1.
     """
 
@@ -175,8 +175,8 @@ def linux_processors(root: Path) -> list[Processor]:
     if fast:
         efficient = cores.keys() - fast
     else:
-        # Half is between ARM's little cores and the middle ones beside a prime core, which are
-        # worth using. Without capacities, all count as fast.
+        # Half is between ARM's little cores and the middle cores of chips with a prime core,
+        # which are worth using. Without capacities, all count as fast.
         most = max(capacities.values(), default=0)
         efficient = {number for number, one in capacities.items() if 0 < one < most / 2}
     return [
@@ -249,9 +249,9 @@ def _windows_cores() -> bytes:
         call = ctypes.WinDLL("kernel32").GetLogicalProcessorInformationEx
         size = ctypes.c_uint32()
         call(0, None, ctypes.byref(size))  # fails, and sets the size that it needs
-        room = ctypes.create_string_buffer(size.value)
-        if call(0, room, ctypes.byref(size)):
-            return room.raw[: size.value]
+        buffer = ctypes.create_string_buffer(size.value)
+        if call(0, buffer, ctypes.byref(size)):
+            return buffer.raw[: size.value]
     return b""
 
 
@@ -282,7 +282,7 @@ def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
 
 
 def _groups(root: Path, resource: str) -> Iterator[Path]:
-    """Folders of the groups that limit this process in that: its own and all above them."""
+    """Folders of the control groups that limit this process: its own and all above it."""
     paths: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         if member := _MEMBERSHIP.fullmatch(line):

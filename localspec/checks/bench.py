@@ -127,9 +127,9 @@ class KindSpeed:
 class Bench:
     """The results of a benchmark.
 
-    kinds: in the order in which they are asked, also those with too little text. left_out: how
-    many prompts of a kind the model cannot be asked, or do not fit its context. costs: None if
-    timing decodes was interrupted. ended_by: None if all intervals are narrow.
+    kinds: in the order in which they are asked, also those with too little text. left_out:
+    prompts of each kind that need tools which the model cannot call, or do not fit its context.
+    costs: None if timing decodes was interrupted. ended_by: None if all intervals are narrow.
     """
 
     kinds: tuple[KindSpeed, ...]
@@ -231,7 +231,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class _BenchRun:
-    """A measurement and its results so far. ended: requested when time is up."""
+    """A measurement and its results so far. ended: requested when the time is over."""
 
     engine: Engine
     policy: DraftPolicy
@@ -284,7 +284,7 @@ class _BenchRun:
             self._ask(max(waiting, key=lambda kind: kind.reach), self.seconds)
 
     def _ask(self, kind: _Kind, until_s: float) -> None:
-        """Write one more answer; at that time it ends, if it has enough for an estimate."""
+        """Write one more answer. From until_s on it ends once it allows an estimate."""
         estimates = ((name, each.found.estimate) for name, each in self.kinds.items())
         known = [f"{name} {estimate.value:.2f}" for name, estimate in estimates if estimate]
         self.watch.progress("; ".join((f"writing {kind.found.kind}", *known)), None)

@@ -1,4 +1,4 @@
-"""Times steps of every size in a benchmark."""
+"""Times decodes of every size, as `bench` does first."""
 
 from __future__ import annotations
 

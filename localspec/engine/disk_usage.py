@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -16,7 +16,6 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.content import FileContent
 from localspec.hub.cache import HubCache
 from localspec.policy.profile import is_of_exactness, kept_profiles
-from localspec.preflight.content import are_of
 from localspec.presets import located
 from localspec.presets.located import locate
 from localspec.presets.preset import Preset
@@ -59,11 +58,11 @@ def disk_usage(preset: str | Preset) -> DiskUsage:
         return DiskUsage(files=files, caches={}, costs={})
     return DiskUsage(
         files=files,
-        caches=_sizes(p for p in _caches() if are_of(identities_in(p), contents)),
+        caches=_sizes(p for p in _caches() if _are_of(identities_in(p), contents)),
         costs=_sizes(
             path
             for path, identity, _ in kept_profiles()
-            if are_of(identity[:-1] if is_of_exactness(identity) else identity, contents)
+            if _are_of(identity[:-1] if is_of_exactness(identity) else identity, contents)
         ),
     )
 
@@ -130,3 +129,12 @@ def _sizes(paths: Iterable[Path]) -> dict[Path, int]:
         with contextlib.suppress(FileNotFoundError):  # a server has removed it
             found[path] = path.stat().st_size
     return found
+
+
+def _are_of(identities: Sequence[str], contents: Sequence[str]) -> bool:
+    """Whether the models with these identities are among those with these contents.
+
+    identities, contents: the target's first; see `LlamaModel.identity`.
+    """
+    own = [identity.partition(" · ")[0] for identity in identities]
+    return own[:1] == list(contents[:1]) and set(own) <= set(contents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -34,7 +35,6 @@ from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import is_on_gpus, place_layers, usable_gpus
 from localspec.llama.quirks import tiled_kernels
 from localspec.llama.rpc_servers import reset_lines_at_end
-from localspec.preflight.content import content_of_adopted
 from localspec.preflight.free_memory import Planned, suited
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.plan import (
@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     OpenModels = Callable[[list[Source], contextlib.ExitStack], Models]
 
 logger = logging.getLogger(__name__)
+
+_NUM_TRIED = 16  # tokens that an adopted model decodes
 
 
 @known_keywords(OTHER_KEYWORDS)
@@ -223,7 +225,7 @@ def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
         tiled_kernels.use()
         adopted = LlamaModel.adopt(source.llama, options.max_outputs)
         try:
-            adopted.content = content_of_adopted(adopted, source.llama.model_path)
+            adopted.content = _content_of_adopted(adopted, source.llama.model_path)
         except BaseException:
             adopted.close()
             raise
@@ -381,3 +383,28 @@ def _open_fitting(
             else:
                 undo.push(undo_try.pop_all())
                 return models._replace(memory=plan.memory if all_known else None)
+
+
+def _content_of_adopted(model: LlamaModel, path: str) -> str | None:
+    """A hash of the file at `path` and of the logits of an application's `model`.
+
+    Adapters, control vectors and other settings of the application change the content of a
+    cache, as does a file that was replaced since, and libllama reports none of that: so the
+    logits after a few tokens count as well. The cache is emptied. None, and a reason in the
+    log, as from `FileContent.digest`.
+    """
+    try:
+        in_file = FileContent(check_model_file(Path(path))).digest()
+    except ModelFileError as error:
+        logger.warning("the loaded model cannot be identified by its file: %s", error)
+        return None
+    return None if in_file is None else f"{in_file} {_behaviour(model)}"
+
+
+def _behaviour(model: LlamaModel) -> str:
+    """A hash of the logits after tokens from all over the vocabulary."""
+    count = min(_NUM_TRIED, model.vocab_size, model.context_length)
+    tokens = [model.vocab_size * index // count for index in range(count)]
+    row = model.decode(tokens, 1)
+    model.truncate(0)
+    return hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest()

@@ -71,9 +71,8 @@ class ModelFacts:
     """A model, as its header states it.
 
     type_bytes: bytes of weights by type, the largest first. num_kv_heads: the most of any
-    layer. sliding_window: tokens, 0 if every layer sees all of them. exact_settings: what it is
-    opened with for exact decodes, see docs/lossless.md; exactness: what was found with them
-    on this machine.
+    layer. sliding_window: tokens, 0 if every layer sees all of them. exact_settings: settings
+    for exact decodes, see docs/lossless.md; exactness: found with them on this machine.
     """
 
     name: str
@@ -115,9 +114,9 @@ class HeadReport:
 class ProjectorReport:
     """The projector, with which the target sees pictures.
 
-    kind: llama.cpp's name of it, size_bytes: of its file; empty and 0 where that is damaged.
-    misfit: why it cannot be the target's, or empty. is_named: whether it was asked for; `load`
-    leaves out another one that cannot be the target's, which then sees nothing.
+    kind: llama.cpp's name for it; size_bytes: of its file; empty and 0 for a damaged file.
+    misfit: why it cannot be the target's, or empty. is_named: whether it was asked for; else
+    `load` leaves out a projector with a misfit.
     """
 
     name: str
@@ -146,7 +145,7 @@ class Explanation:
     largest_context: tokens that fit into the memory that is free now. gpu_layers: the most
     layers of the target on GPUs that fit at this context, if more were asked for; None without
     GPUs, if no number fits, or if the number was left open. at_once: how many answers run at
-    once. embedder: what opens beside it. gains: None if the costs of decoding were not measured
+    once. embedder: the model for vectors. gains: None if costs of decoding were not measured
     here. break_even: the lowest acceptance rate that pays, None if none does. variants: other
     presets of the same models. smaller: a preset that fits, if this pair does not. draft_here:
     what could draft on this machine, if nothing was named that drafts.
@@ -215,7 +214,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     context_length: tokens; num_gpu_layers: of each model; rpc: RPC servers for the target,
     which are asked for their devices; tensor_split: the target's shares of the devices;
     parallel, kept_bytes: answers at once, and memory for caches (defaults: as for `load`).
-    embeddings: a model for vectors beside it, as for `load_embedder`.
+    embeddings: a model for vectors in addition, as for `load_embedder`.
 
     Raises PresetError, OptionError, ModelFileError or DownloadError for a model that cannot be
     found or read, OptionError for numbers that `load` refuses, and RpcError.

@@ -3,15 +3,15 @@
 Attention on a CPU is fused, or done product by product. ggml's fused kernel ("flash attention")
 takes the queries one at a time unless there are 64 or more of them, so the cost of decoding a
 few tokens grows quickly with the text: after 3000 cached tokens a 0.5B model takes 552 ms for 5
-tokens with it and 133 ms without, and 162 against 86 ms for one. Those are the decodes of an
-answer, and of verifying a draft. It reads prompts of whole batches faster, by up to a fifth
+tokens with it and 133 ms without, and 162 against 86 ms for one: the decodes of an answer with
+and without a draft. The fused kernel reads prompts of whole batches faster, by up to a fifth
 (see `options.graph_batch_size`), and in less memory.
 
 A model's file is mapped into memory, or read. ggml's CPU backend repacks many types of weights
 (see `repacked_types`). The weights of a mapped file are then in memory twice: as the file's
 pages, which the system may drop where memory is short, and as the copy. A file that is read is
-in memory once, but a large one that the system has cached loads several times more slowly
-(a 7B: 15 s in place of 5). So small ones are read.
+in memory once, but loads several times more slowly if it is large and the system has it cached
+(a 7B: 15 s instead of 5). So small files are read.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def suited_options(
 def suited_attention(
     header: Header, context_length: int, max_outputs: int, *, uses_gpu: bool
 ) -> FlashAttention:
-    """ "off" if that is faster and takes little memory, else "auto", libllama's choice."""
+    """Flash attention "off" if faster in little memory, else "auto", libllama's choice."""
     shape = ModelShape(header)
     if uses_gpu or shape.has_state or shape.is_latent:
         return "auto"
@@ -239,9 +239,9 @@ def with_exact_settings(
 
     uneven: types whose repacked kernels add differently, see `tensor_types`.
 
-    Flash attention has one kernel for the rows of any decode where keys and values have
-    different types (else ggml-cpu splits one token's among threads, and those of many into
-    tiles). Keys in bf16 cost less time than values in bf16, and lose as little.
+    Flash attention has one kernel for decodes of any size where keys and values have different
+    types (else ggml-cpu splits the row of one token among threads, and rows of many tokens
+    into tiles). Keys in bf16 cost less time than values in bf16, and lose as little.
     """
     if not options.exact:
         return options

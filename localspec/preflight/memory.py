@@ -101,7 +101,7 @@ def estimate_memory(
     """The memory of a model with these options, at their context length.
 
     repacked: the types that are repacked, and how much they grow, see `tensor_types`; none
-    where a GPU computes. The memory that a GPU's library takes for itself is not included.
+    where a GPU computes. A GPU's library takes more memory, which is not included.
     """
     facts = head_facts(header)
     if facts is not None and facts.graph is HeadGraph.OUTPUT:
@@ -144,9 +144,8 @@ def estimate_memory(
 def projector_memory(header: Header, num_gpus: int, place: int = MAIN_MEMORY) -> MemoryEstimate:
     """The memory of a projector: weights, encoding of a picture, and kept pictures.
 
-    place: the number of the GPU that it is on, or main memory. Encoding is bounded for the
-    pictures that it is made for, without tiles: the scores of attention of one layer, and the
-    layer's own buffers.
+    place: the number of its GPU, or main memory. Encoding is bounded for a picture of the
+    projector's own size, without tiles: one layer's scores of attention and its buffers.
     """
     stated = {key: header.number(f"clip.vision.{key}") for key in _OF_PICTURES}
     size, patch, width, hidden, heads = stated.values()
@@ -178,7 +177,7 @@ def _medusa_memory(
 
 
 def _rows_bytes(header: Header, facts: HeadFacts, num_sequences: int) -> int:
-    """The rows that a head reads: of a decode, and of each text's latest tokens."""
+    """Bytes of the rows that a head reads: a decode's, and those of each text's last tokens."""
     shape = ModelShape(header)
     width = shape.row_width
     if facts.layers_read:
@@ -188,16 +187,16 @@ def _rows_bytes(header: Header, facts: HeadFacts, num_sequences: int) -> int:
 
 
 class _Contexts(NamedTuple):
-    """The options of a file's contexts; None for a context that it does not have."""
+    """The options of a file's contexts; None for a context that the file does not have."""
 
     model: LlamaOptions | None
     head: LlamaOptions | None
 
 
 def _contexts(header: Header, options: LlamaOptions) -> _Contexts:
-    """The contexts of a model and its head, if it is used, or of a head in its own file.
+    """The contexts of a model and its used head, or of a head in a file of its own.
 
-    A decode in a head's context is of one text.
+    A head decodes one text at a time.
     """
     facts = head_facts(header)
     if facts is None or not (facts.layers_read or facts.is_apart or options.with_head):
@@ -234,7 +233,7 @@ def _compute_by_place(header: Header, options: LlamaOptions, placement: Placemen
 
 
 def vocabulary_bytes(header: Header) -> int:
-    """Memory that libllama takes for a vocabulary."""
+    """Memory of libllama for a vocabulary."""
     return len(header.tokens) * _BYTES_PER_TOKEN
 
 
@@ -249,7 +248,7 @@ def cache_bytes(header: Header, options: LlamaOptions) -> int:
     """Keys and values of the whole context in their types, and recurrent states.
 
     A sliding window saves nothing: libllama keeps everything by default, and localspec needs
-    that to take tokens back.
+    all of it to take tokens back.
     """
     return sum(_layer_cache_bytes(header, options))
 

@@ -50,7 +50,7 @@ _FEWER_SNAPSHOTS = (4, 2, 1, 0)  # of a hybrid's states, if the wanted number do
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Models with all layers placed, the target first. wanted: the models before that."""
+    """Models with all layers placed, the target first. wanted: the models as asked for."""
 
     wanted: tuple[Planned, ...]
     models: tuple[Planned, ...]
@@ -116,7 +116,7 @@ def _left_open(target: Planned) -> Iterator[LlamaOptions]:
 
 def _with_layers(wanted: tuple[Planned, ...], context_length: int, free: MemoryRoom) -> Plan:
     """Choose the layers that the options leave open, so that the models fit if they can."""
-    # The margin is used, too, if main memory cannot take the rest.
+    # Without the margin, if main memory cannot take the other layers.
     for margin in (MARGIN_BYTES, 0):
         gpus = tuple(
             replace(gpu, free_bytes=max(0, gpu.free_bytes - margin)) for gpu in free.gpus
@@ -169,7 +169,7 @@ class _Search:
         self._free = free
         self._num_layers = ModelShape(model.header).num_blocks + 1
         self._gpus = chosen_gpus(free.gpus, model.options)
-        # Otherwise the number of layers decides how many each GPU gets.
+        # Else the number of layers decides how many each GPU gets.
         self._is_split_here = len(self._gpus) > 1 and not any(model.options.tensor_split)
 
     def best(self) -> Planned:
@@ -214,7 +214,7 @@ class _Search:
         return self._split(base, counts)
 
     def _by_free_memory(self, options: LlamaOptions) -> list[int]:
-        """Layers of each GPU if libllama divides all of them by free memory."""
+        """Layers of each GPU if libllama divides all layers by free memory."""
         others = [model for at, model in enumerate(self._others) if at != self._index]
         gpus, taken = self._free.gpus, (0,) * len(self._free.gpus)
         if others:
@@ -235,7 +235,7 @@ class _Search:
 
 
 def largest(limit: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to the limit that fits, if all below it do; 0 is not tried."""
+    """The largest number up to the limit that fits, by bisection. 0 counts as fitting."""
     if fits(limit):
         return limit
     low, high = 0, limit - 1
@@ -260,8 +260,8 @@ def served_kept_bytes(total_bytes: int, num_models: int = 1) -> int:
 class AtOnce:
     """How many answers run at once. num_asked: how many were wanted.
 
-    num_bytes: of the memory, what all but one take. kept_bytes: the most that an engine takes
-    in addition, for the caches of waiting conversations.
+    num_bytes: the part of the memory that every answer but the first takes. kept_bytes: memory
+    that an engine takes in addition, at most, for the caches of waiting conversations.
     """
 
     num: int
@@ -279,7 +279,7 @@ def planned_at_once(
 ) -> tuple[PairMemory, AtOnce]:
     """The memory of models as `load` opens them; one answer at a time with RPC servers.
 
-    Raises OptionError for a number outside its range.
+    Raises OptionError for a number of answers outside its range.
     """
     check_parallel(parallel)
     alone = plan = plan_layers(wanted, context_length, free)
@@ -294,8 +294,8 @@ def plan_side_by_side(
 ) -> Plan:
     """The plan for up to `parallel` texts side by side. alone: the plan for one.
 
-    As many as half of kept_bytes pays for, so that the rest holds a copy of any text;
-    and as fit without a layer less on a GPU, or a snapshot less.
+    They take half of kept_bytes at most, so that a copy of any text fits into the rest, and
+    cost no layer on a GPU and no snapshot.
     """
     for count in range(parallel, 1, -1):
         planned = [with_sequences(model, count) for model in wanted]
@@ -306,7 +306,7 @@ def plan_side_by_side(
 
 
 def reserved_bytes(plan: Plan, alone: Plan) -> int:
-    """Memory that a plan takes for all texts but one."""
+    """Memory that a plan takes for all texts but the first."""
     return plan.memory.needed_bytes - alone.memory.needed_bytes
 
 
@@ -316,7 +316,7 @@ def with_sequences(model: Planned, num_sequences: int) -> Planned:
 
 
 def _is_like(plan: Plan, alone: Plan) -> bool:
-    """Whether a plan fits, and differs from that for one text in its sequences only."""
+    """Whether a plan fits, and differs from the plan for one text in its sequences only."""
     if alone.free.shortages(plan.memory):
         return False
     return [with_sequences(model, 1) for model in plan.models] == list(alone.models)
