@@ -297,8 +297,8 @@ def test_a_file_that_does_not_fit_is_no_trap(chat, tmp_path, monkeypatch):
     )
     assert "message: none" in person.says("/file")
     said = person.says("/file large.txt", "Why? " + "word " * 300)
-    assert "Error: with large.txt, the message makes a prompt of" in said
-    assert "/file none removes the files" in said
+    assert "large.txt: kept for the next message; /file none removes them" in said
+    assert "Error: the message makes a prompt of" in said
     assert "is unchanged" in said
     assert "message: large.txt" in person.says("/file")
     assert "message: none" in person.says("/file none")

@@ -53,11 +53,9 @@ def test_it_answers_what_a_chat_answers(any_engine):
     [
         (5, "the messages are 5"),
         ([], "no messages"),
-        ([QUESTION, "Hello"], "message 1 is 'Hello'"),
         ([{"content": "Hello"}], "the role of message 0 is None"),
         ([{"role": "user<|im_end|>", "content": "x"}], "the role of message 0"),
         ([{"role": "user", "content": 3}], "the content of message 0 is 3"),
-        ([{"role": "user", "content": b"x"}], "the content of message 0"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
             "message 0 has an image in it",
@@ -66,7 +64,6 @@ def test_it_answers_what_a_chat_answers(any_engine):
             [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}],
             "message 0 has audio in it",
         ),
-        ([{"role": "user", "content": ["x"]}], "a part that is not a text: 'x'"),
         ([{"role": "user", "content": [{"type": "text"}]}], "a part that is not a text"),
     ],
 )

@@ -73,7 +73,7 @@ class _WarningNotes(logging.Handler):
         super().__init__(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show it, unless it is about the pair and a person has seen it before."""
+        """Show the warning, unless it is about the pair and a person has seen it before."""
         text = printable(record.getMessage())
         if not (getattr(record, "is_of_pair", False) and _was_seen(text)):
             with line_gone():
@@ -81,7 +81,7 @@ class _WarningNotes(logging.Handler):
 
 
 def _was_seen(text: str) -> bool:
-    """Whether it was shown on a terminal before; showing it on one now counts, too."""
+    """Whether a terminal has shown the text before; one that shows it now counts, too."""
     path = platformdirs.user_state_path("localspec", appauthor=False) / "seen_warnings"
     line = text.replace("\n", " ")
     with contextlib.suppress(OSError, UnicodeError):  # then it is shown again

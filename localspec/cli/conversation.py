@@ -94,20 +94,12 @@ class Conversation:
             self.is_editing = False
         try:
             self._answer(ask(question, self.options, images=images), text)
-        except ContextError as error:
-            if not self.attachments:
-                raise
-            raise ContextError(
-                f"with {self.file_names()}, {error}",
-                f"{error.hint} /file none removes the files.",
-                num_tokens=error.num_tokens,
-                context_length=error.context_length,
-            ) from error
         finally:
             if [message["content"] for message in self.chat.messages[-2:-1]] == [question]:
                 self.attachments.clear()
-        if self.attachments:
-            note(f"{self.file_names()}: kept for the next message; /file none removes them.")
+            elif self.attachments:
+                names = self.file_names()
+                note(f"{names}: kept for the next message; /file none removes them.")
 
     def edited_text(self) -> str:
         """The last question as it was typed. Raises OptionError if there was none."""
@@ -194,10 +186,9 @@ class Conversation:
             return
         try:
             self.engine.save_caches(self.chat, caches_file(self.session))
-        except OSError as error:
-            note(f"The caches could not be saved: {error.strerror}.")
-        except CacheError as error:
-            note(f"The caches could not be saved: {error}.")
+        except (OSError, CacheError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            note(f"The caches could not be saved: {why}.")
 
     def keep_as(self, name: str, *, may_replace: Callable[[], bool]) -> bool:
         """Save as a session, now and after every answer. False if another was not replaced.

@@ -18,7 +18,7 @@ from localspec.cli.quantities import counted, readable_bytes
 from localspec.cli.screen import note, printable, say
 from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
-from localspec.errors import DownloadError, LocalspecError, PresetError
+from localspec.errors import DownloadError, LocalspecError
 from localspec.hub.hub_file import HubModel
 from localspec.preflight.free_memory import MemoryRoom, free_memory
 from localspec.preflight.plan import fits_by_size
@@ -140,7 +140,6 @@ def remove_preset(*, preset: str, yes: bool) -> None:
     from localspec.engine.disk_usage import disk_usage
 
     chosen = find_preset(preset)
-    is_own = _is_own(chosen.name)
     removal, kept = located.removal_of(chosen), disk_usage(chosen)
     for file, users in removal.shared.items():
         say(f"{file.name} stays: {', '.join(users)} uses it")
@@ -150,18 +149,10 @@ def remove_preset(*, preset: str, yes: bool) -> None:
         say(f"{file.repo} {file.file}: {readable_bytes(size)}")
     if kept.num_bytes:
         _free(chosen, kept, yes=yes)
-    if is_own:
+    if chosen.name in user_presets():
         _remove_preset(chosen.name, yes=yes)
     elif not kept.num_bytes:
         say("Nothing to remove.")
-
-
-def _is_own(name: str) -> bool:
-    """Whether the preset is in the user's file; False if that file is malformed."""
-    try:
-        return name in user_presets()
-    except PresetError:
-        return False
 
 
 def _free(preset: Preset, kept: DiskUsage, *, yes: bool) -> None:
@@ -222,7 +213,7 @@ def verify_files(*, presets: tuple[str, ...]) -> None:
 
 
 def _fits(state: PresetState, room: MemoryRoom) -> bool | None:
-    """Whether it probably fits; None if its size is unknown."""
+    """Whether the preset probably fits; None if its size is unknown."""
     return None if state.size_bytes is None else fits_by_size(state.size_bytes, room)
 
 

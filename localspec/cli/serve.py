@@ -231,7 +231,7 @@ class JSONFormatter(LogFormatter):
 
 
 def _begin_log(*, in_json: bool) -> Callable[[str], None]:
-    """Returns what says something to who started the server."""
+    """Set up the log. Returns a function that says something to the person at the terminal."""
     log = logging.StreamHandler()
     log.setFormatter((JSONFormatter if in_json else LogFormatter)("%(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[log])

@@ -9,18 +9,23 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, get_args
 
 import click
 
 from localspec.chat.attachment import Attachment, read_attachment, require_sight
 from localspec.chat.session import session_names
-from localspec.cli.conversation import LEAVE, Conversation
+from localspec.cli.conversation import LEAVE, Conversation, ThoughtView
+from localspec.cli.flags import ours_for
+from localspec.cli.options import SAMPLING_KEYWORDS
 from localspec.cli.screen import note, show_legend, stats_lines
 from localspec.cli.sessions import note_resumed, session_lines
 from localspec.cli.terminal.line_editor import Values, can_edit
-from localspec.cli.terminal.settings import change_setting, setting_names, settings_lines
 from localspec.errors import OptionError, perhaps
 from localspec.pictures.picture import Picture
+from localspec.sampling.params import SamplingParams, check_has_distribution
+from localspec.speculative.randomness import Randomness
+from localspec.speculative.rules import rule_name
 
 # A path such as /etc/hosts is a message, and so is a line that begins with a space.
 _COMMAND = re.compile(r"(/(?:[a-z]+|\?))(?:\s+(.*))?", re.DOTALL)
@@ -28,6 +33,18 @@ _ALIASES = {"/?": "/help", **dict.fromkeys((*LEAVE, "exit", "quit"), "/quit")}
 _BETWEEN = re.compile(r"[\s=]+")  # a setting and its value
 _MAX_COPIED = 74_000  # bytes; many terminals ignore a longer sequence
 _SHOWN = 60  # characters of a text that is quoted
+# Of /set.
+_SWITCHES = {"on": True, "true": True, "off": False, "false": False}
+_NONE = "none"
+_DEFAULTS = SamplingParams()
+# Fields of SamplingParams that are one number or switch.
+_SAMPLING = [
+    name
+    for name in SamplingParams.__dataclass_fields__
+    if isinstance(getattr(_DEFAULTS, name), bool | int | float)
+]
+_OF_ANSWERS = ("seed", "max_tokens")  # None is their default
+_SETTINGS = (*_SAMPLING, *_OF_ANSWERS, "think", "quiet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +111,92 @@ def _set(conversation: Conversation, argument: str) -> None:
         raise OptionError(f"{name} is not a setting", f"It is a command: /{name}.")
     value = "".join(rest)
     if value:
-        note(change_setting(conversation, name, value))
+        note(_change_setting(conversation, name, value))
     else:
-        note("\n".join(settings_lines(conversation, name)))
+        note("\n".join(_settings_lines(conversation, name)))
+
+
+def _settings_lines(conversation: Conversation, name: str) -> list[str]:
+    """A setting with its value, or all settings if the name is empty.
+
+    Raises OptionError for an unknown name.
+    """
+    options = conversation.options
+    values = {each: getattr(options.sampling, each) for each in _SAMPLING}
+    values |= {each: getattr(options, each) for each in _OF_ANSWERS}
+    values |= {"think": conversation.think, "quiet": conversation.is_quiet}
+    chosen = [_known(name)] if name else list(values)
+    return [f"{each} {_written(values[each])}" for each in chosen]
+
+
+def _change_setting(conversation: Conversation, name: str, text: str) -> str:
+    """Change a setting, and return a line that says so. Raises OptionError.
+
+    name: one of `_SETTINGS`, or an option of the command line.
+    """
+    name = _known(name)
+    value = _value(name, text)
+    options, sampling = conversation.options, conversation.options.sampling
+    assert sampling is not None
+    if name == "think":
+        conversation.think = value
+    elif name == "quiet":
+        conversation.is_quiet = value
+    elif name in _OF_ANSWERS:
+        options = replace(options, **{name: value})
+    else:
+        sampling = sampling.changed({name: value})
+    # These raise what the next answer would.
+    Randomness(options.seed or 0)
+    rule_name(options.rule, is_greedy=sampling.is_greedy, seed=options.seed)
+    conversation.options = replace(options, sampling=sampling)
+    return f"{name} {_written(value)}"
+
+
+def _known(name: str) -> str:
+    """The setting that a name means. Raises OptionError if there is none."""
+    written = name.removeprefix("--").replace("-", "_")
+    setting = SAMPLING_KEYWORDS.get(written, written)
+    if setting in _SETTINGS:
+        return setting
+    for option in click.get_current_context().command.params:
+        flag = option.opts[0]
+        is_meant = setting == option.name or name.removeprefix("--") == flag.removeprefix("--")
+        if is_meant and flag.startswith("--") and not getattr(option, "hidden", False):
+            raise OptionError(
+                f"{flag} cannot be changed during a chat",
+                f"Give it at the start: localspec chat {flag} …",
+            )
+    check_has_distribution(setting)
+    ours = next(iter(ours_for("--" + written.replace("_", "-"))), setting)
+    meant = perhaps(ours.removeprefix("--").replace("-", "_"), (*_SETTINGS, "ctx"))
+    raise OptionError(f"there is no setting {name!r}", f"{meant}/set lists all.")
+
+
+def _value(name: str, text: str) -> Any:
+    """The value that a text means. A text that is no number is refused later, by the range."""
+    if name == "think":
+        views = get_args(ThoughtView)
+        if text not in views:
+            raise OptionError(f"think is {text!r}", f"Choose {', '.join(views)}.")
+        return text
+    kind: Any = bool if name == "quiet" else type(getattr(_DEFAULTS, name, 0))
+    if kind is bool:
+        if text not in _SWITCHES:
+            raise OptionError(f"{name} is {text!r}", "Choose on or off.")
+        return _SWITCHES[text]
+    if name in _OF_ANSWERS and text == _NONE:
+        return None
+    try:
+        return kind(text)
+    except ValueError:
+        return text
+
+
+def _written(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return _NONE if value is None else str(value)
 
 
 def _system(conversation: Conversation, argument: str) -> None:
@@ -234,7 +334,7 @@ COMMANDS = {
     "/help": ChatCommand(_help, "", "list the commands"),
     "/stats": ChatCommand(_stats, "", "statistics of the last answer"),
     "/set": ChatCommand(
-        _set, "[NAME VALUE]", "sampling, seed, max_tokens, think, quiet", setting_names
+        _set, "[NAME VALUE]", "sampling, seed, max_tokens, think, quiet", lambda: _SETTINGS
     ),
     "/system": ChatCommand(_system, "[TEXT|none]", "the system message"),
     "/edit": ChatCommand(_edit, "", "change the last question and ask it again"),
