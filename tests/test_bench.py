@@ -254,7 +254,9 @@ def test_costs_of_a_busy_machine_are_not_shown(engine, monkeypatch, slowdowns, a
     target = TimedTarget(clock, 0.1, TRAINED)
     target.slowdown = lambda _cached, _tokens: draw.choice(slowdowns)
     monkeypatch.setattr(step_bench, "time", SimpleNamespace(perf_counter=clock))
-    loop = SimpleNamespace(target=target, proposers=[], draft_policy=None)
+    loop = SimpleNamespace(
+        target=target, proposers=[], draft_policy=None, truncate=target.truncate
+    )
     costs = step_bench.measure_steps(loop, 5)
     assert costs.are_steady is are_steady
     found = benched(compared("code", [1.0] * 3), costs=costs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -56,72 +56,48 @@ def measure_steps(
 ) -> DecodeCosts:
     """Time every size num_rounds times, in turn, after a text that is removed afterwards.
 
-    The loop's text must be empty. An adaptive policy of the loop learns the costs. show: called
-    before each size with how many are done, of how many. is_enough: called before each but the
-    first; then the largest sizes may be missing. Raises Interrupted.
+    The loop's text must be empty. An adaptive policy of the loop learns the costs, also the
+    draft's. show: called before each size with how many are done, of how many. is_enough:
+    called before each but the first; the largest sizes may be missing then. Raises Interrupted.
     """
-    timer = _Timer(loop)
-    num_sizes = len(timer.target_s)
+    target = loop.target
+    draft = next((p for p in loop.proposers if isinstance(p, DraftModel)), None)
+    policy = loop.draft_policy
+    learner = policy if isinstance(policy, AdaptiveDraftPolicy) else None
+    cores = cores_here()
+    is_quiet = num_busy_cores() < cores.allowed - cores.usable + _BUSY_CORES
+    num_cached = min(_NUM_CACHED, target.context_length - LARGEST_STEP)
+    sizes = range(1, min(LARGEST_STEP, target.max_outputs) + 1)
+    target_s: dict[int, list[float]] = {size: [] for size in sizes}
+    draft_s: list[float] = []
     try:
-        for number in range(num_rounds):
-            for done in timer.measured_round():
-                if (number or done) and is_enough():
-                    return timer.costs()
-                show(number * num_sizes + done, num_rounds * num_sizes)
-    finally:
-        loop.target.truncate(0)
-        if timer.draft is not None:
-            timer.draft.truncate(0)
-    return timer.costs()
-
-
-class _Timer:
-    """The measured seconds of each size."""
-
-    def __init__(self, loop: SpeculativeDecoder) -> None:
-        self._target = target = loop.target
-        self.draft = next((p for p in loop.proposers if isinstance(p, DraftModel)), None)
-        policy = loop.draft_policy
-        self._learner = policy if isinstance(policy, AdaptiveDraftPolicy) else None
-        self._num_cached = min(_NUM_CACHED, target.context_length - LARGEST_STEP)
-        sizes = range(1, min(LARGEST_STEP, target.max_outputs) + 1)
-        self.target_s: dict[int, list[float]] = {size: [] for size in sizes}
-        self._draft_s: list[float] = []
-        cores = cores_here()
-        self._is_quiet = num_busy_cores() < cores.allowed - cores.usable + _BUSY_CORES
-
-    def measured_round(self) -> Iterator[int]:
-        """Measure every size once. Before each, yields how many are done."""
-        for done, (size, found) in enumerate(self.target_s.items()):
-            yield done
+        for done, size in enumerate([*sizes] * num_rounds):
+            if done and is_enough():
+                break
+            show(done, num_rounds * len(sizes))
             # A target-only step at the same moment, to compare with.
-            target_only_s = _timed(self._target, self._num_cached, 1)
-            self.target_s[1].append(target_only_s)
-            seconds = target_only_s
+            seconds = {1: _timed(target, num_cached, 1)}
             if size > 1:
-                seconds = _timed(self._target, self._num_cached, size)
-                found.append(seconds)
-            elif self.draft is not None:
-                most = self.draft.context_length - LARGEST_STEP
-                self._draft_s.append(_timed_draft(self.draft, min(self._num_cached, most)))
-            if self._learner is not None:
-                self._learner.target_cost.learn(1, self._num_cached, target_only_s)
-                self._learner.target_cost.learn(size, self._num_cached, seconds)
-
-    def costs(self) -> DecodeCosts:
-        """The medians. The policy learns the draft's cost as well."""
-        target_s = tuple(map(statistics.median, takewhile(bool, self.target_s.values())))
-        is_even = target_s[0] < _UNSTEADY * min(self.target_s[1])
-        is_possible = min(target_s) > _IMPOSSIBLE * target_s[0]
-        are_steady = self._is_quiet and is_even and is_possible
-        if self.draft is None:
-            return DecodeCosts(target_s, are_steady=are_steady)
-        draft_token_s = statistics.median(self._draft_s)
-        if self._learner is not None:
-            for prospect in self._learner.prospects:
-                if prospect.kind is self.draft.kind:
-                    prospect.cost.learn(1, 1, draft_token_s, target_s[0])
-        return DecodeCosts(target_s, {self.draft.kind: draft_token_s}, are_steady)
+                seconds[size] = _timed(target, num_cached, size)
+            elif draft is not None:
+                most = draft.context_length - LARGEST_STEP
+                draft_s.append(_timed_draft(draft, min(num_cached, most)))
+            for num_tokens, taken_s in seconds.items():
+                target_s[num_tokens].append(taken_s)
+                if learner is not None:
+                    learner.target_cost.learn(num_tokens, num_cached, taken_s)
+    finally:
+        loop.truncate(0)
+    medians = tuple(map(statistics.median, takewhile(bool, target_s.values())))
+    is_even = medians[0] < _UNSTEADY * min(target_s[1])
+    are_steady = is_quiet and is_even and min(medians) > _IMPOSSIBLE * medians[0]
+    if draft is None:
+        return DecodeCosts(medians, are_steady=are_steady)
+    draft_token_s = statistics.median(draft_s)
+    for prospect in () if learner is None else learner.prospects:
+        if prospect.kind is draft.kind:
+            prospect.cost.learn(1, 1, draft_token_s, medians[0])
+    return DecodeCosts(medians, {draft.kind: draft_token_s}, are_steady)
 
 
 def _timed(model: Model, num_cached: int, size: int) -> float:
