@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import gguf
+
 import localspec
 from localspec.pictures.picture import Picture
 from localspec.presets.presets import read_presets
@@ -47,54 +49,28 @@ _BOUNDS = (
     2**63,
     2**64 - 1,
 )
-_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # by GGUF type
-_TEXT, _ARRAY, _ITEMS = 8, 9, 8  # items of an array that are changed, at most
+_MOST_PARTS = 20  # of a key's value, whose numbers are changed: arrays have thousands
 
 
-class _Numbers:
-    """Offset and size of each number in the header of a whole GGUF file."""
-
-    def __init__(self, data: bytes) -> None:
-        self.found: list[tuple[int, int]] = []
-        self._data, self._at = data, 4
-        self._take(4)
-        num_tensors, num_keys = self._take(8), self._take(8)
-        for _ in range(num_keys):
-            self._text()
-            self._value(self._take(4))
-        for _ in range(num_tensors):
-            self._text()
-            for _ in range(self._take(4)):
-                self._take(8)
-            self._take(4)
-            self._take(8)
-
-    def _take(self, size: int) -> int:
-        self.found.append((self._at, size))
-        self._at += size
-        return int.from_bytes(self._data[self._at - size : self._at], "little")
-
-    def _text(self) -> None:
-        size = self._take(8)
-        self._at += size
-
-    def _value(self, kind: int) -> None:
-        if kind == _TEXT:
-            self._text()
-        elif kind == _ARRAY:
-            kind, count = self._take(4), self._take(8)
-            first = len(self.found)
-            for _ in range(count):
-                self._value(kind)
-            del self.found[first + _ITEMS :]
-        else:
-            self._take(_SIZES[kind])
+def _numbers(path: Path) -> list[tuple[int, int]]:
+    """Offset and size of each number in the header of a GGUF file; none in another file."""
+    if not path.read_bytes().startswith(b"GGUF"):
+        return []
+    found, reader = list[tuple[int, int]](), gguf.GGUFReader(path)
+    for field in (*reader.fields.values(), *(tensor.field for tensor in reader.tensors)):
+        at = field.offset
+        for part in field.parts[:_MOST_PARTS]:
+            if part.itemsize > 1 or part.size == 1:  # else it is a text
+                found += [
+                    (at + place * part.itemsize, part.itemsize) for place in range(part.size)
+                ]
+            at += part.nbytes
+    return found
 
 
-def damaged(data: bytes, random: Random) -> bytes:
-    """The file with one to three faults."""
-    numbers = _Numbers(data).found if data.startswith(b"GGUF") else []
-    found = bytearray(data)
+def damaged(path: Path, random: Random) -> bytes:
+    """The file's bytes with one to three faults."""
+    numbers, found = _numbers(path), bytearray(path.read_bytes())
     for _ in range(random.choice((1, 1, 2, 3))):
         at, chance = random.randrange(len(found) + 1), random.random()
         if numbers and chance < 0.7:
@@ -175,7 +151,7 @@ def run(seconds: float, seed: int, folder: Path) -> list[str]:
     while time.monotonic() < until_s or number < len(kinds):
         kind, random = kinds[number % len(kinds)], Random(f"{seed} {number}")
         path = folder / f"{number}-{kind.name}"
-        path.write_bytes(damaged(kind.whole.read_bytes(), random))
+        path.write_bytes(damaged(kind.whole, random))
         faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
         number += 1
         try:
