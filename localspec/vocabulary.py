@@ -39,7 +39,7 @@ class Vocabulary(Protocol):
         """Ids of `text` after a token; only with parse_special can it name control tokens."""
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Their text; with special, also that of control tokens."""
+        """The text of tokens; with special, also that of control tokens."""
 
     def text(self, token: int) -> str:
         """The vocabulary's entry for a token."""
@@ -48,7 +48,7 @@ class Vocabulary(Protocol):
         """Texts that name control tokens."""
 
     def is_control(self, token: int) -> bool:
-        """Whether the token is one of those: it steers the model."""
+        """Whether the token is a control token, which steers the model."""
 
 
 def with_bos(tokens: list[int], vocabulary: Vocabulary) -> list[int]:

@@ -241,7 +241,7 @@ def _unescaped(text: str, spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def _merged(spans: Iterable[Span]) -> list[Span]:
-    """Runs that do not touch, in order."""
+    """The runs in order, those that touch made one."""
     merged: list[Span] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:
@@ -266,7 +266,7 @@ def _new_mark(taken: str) -> str:
 
 
 def _overlap(content: str, texts: Sequence[str]) -> int:
-    """How long an end of content some text goes on from. texts: sorted."""
+    """The length of the longest end of the content with which a text begins. texts: sorted."""
     for size in range(len(content), 0, -1):
         end = content[-size:]
         following = bisect_right(texts, end)  # texts that begin with `end` stand behind it

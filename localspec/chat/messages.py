@@ -60,10 +60,10 @@ def checked_messages(messages: object) -> list[Message]:
 def merged_messages(messages: Sequence[Message]) -> list[Message]:
     """The messages in turns that every template takes.
 
-    What the system says first is one message, what it says later the user's, and messages in a
-    row of one role are one. Calls of tools and their results stay as they are. To templates
-    that count words only these are no turn: where a user speaks again behind nothing else, an
-    answer without a word comes between, and the earlier of two answers joins the calls.
+    The system's messages in front are one, its later ones the user's, and messages in a row of
+    one role are one. Calls of tools and their results stay as they are. Some templates do not
+    count them as turns: where nothing else stands between two messages of the user, an empty
+    answer follows, and between two answers, the text of the first one joins the calls.
     """
     opening = list(takewhile(_is_system, messages))
     merged = [_merged("system", opening)] if opening else []

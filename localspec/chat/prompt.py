@@ -82,12 +82,11 @@ class PromptMaker:
         may_merge: bool = False,
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> Prompt:
-        """The prompt that asks for the next answer, or for the rest of the last message.
+        """The prompt that asks for the next answer, or for the rest of one in the last message.
 
-        That is where the last message is an answer. A developer is the system
-        where the template does not know the word. Thoughts that stand before an answer are
-        left out: templates that do so themselves could not see the marks, which are hidden
-        like any in a message.
+        A developer is the system where the template does not know the word. Thoughts that stand
+        before an answer are left out: templates that do so themselves could not see the marks,
+        which are hidden like any in a message.
 
         A picture before the last message is a note for a model that does not see. may_merge:
         what the template refuses is tried once more as `merged_messages`. variables: as for

@@ -346,7 +346,7 @@ def _as_compared(name: str) -> str:
 
 
 def _kept_files() -> dict[str, Path]:
-    """By name. Some file systems take the letters of a file's name apart."""
+    """Files of sessions by name. Some file systems decompose the letters of names."""
     paths = {unicodedata.normalize("NFC", path.stem): path for path in _folder().glob("*.json")}
     return {name: path for name, path in paths.items() if _is_name(name)}
 

@@ -163,9 +163,9 @@ def for_the_seeing(
 ) -> tuple[list[Message], list[Picture]]:
     """The messages with the tokens of their pictures, and these pictures in order.
 
-    In place of one before the last message that cannot be read there is a note, and in place of
-    the oldest where there are more than MOST_PROMPT_PICTURES, or of MOST_PROMPT_PIXELS. Raises
-    OptionError for those of the last message, unless a tool gave them.
+    A note replaces each picture that cannot be read, and the oldest ones where there are more
+    than MOST_PROMPT_PICTURES, or MOST_PROMPT_PIXELS. Raises OptionError where such a picture is
+    in the last message, unless a tool gave it.
     """
     reader = _Reader(vision)
     last = len(messages) - 1

@@ -95,12 +95,12 @@ def require_no_calls(turns: Sequence[Turn]) -> None:
 
 
 def messages_of(turns: Sequence[Turn]) -> list[Message]:
-    """Their messages in a row."""
+    """The messages of the turns in a row."""
     return [message for turn in turns for message in turn]
 
 
 def turn_size(turn: Turn) -> int:
-    """About how many characters it takes in a prompt."""
+    """Characters that the turn takes in a prompt, roughly."""
     return sum(
         len(message["content"])
         + len(json.dumps(message.get("tool_calls", "")))

@@ -14,7 +14,7 @@ import functools
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,18 +282,15 @@ def _refusal(repo: str, status: int, response: Any) -> DownloadError:
         answer = f"the storage that the hub leads to for {repo} answers {status}"
     # A signed address that has expired gives 403; the next request gets a new one.
     if status in _TRANSIENT or (is_elsewhere and status == 403):
-        return HubBusyError(answer, _stated_wait(response.headers))
+        seconds = response.headers.get("Retry-After", "")
+        stated = re.fullmatch(r"\d{1,9}", seconds)
+        return HubBusyError(answer, int(seconds) if stated else None)
     if is_elsewhere or status not in (401, 403, 404):
         return DownloadError(answer, "Try again later; check HF_ENDPOINT and the proxy.")
     return DownloadError(
         f"{repo} does not exist, or is private ({answer})",
         "Check the name. For a private repository set HF_TOKEN or run: hf auth login",
     )
-
-
-def _stated_wait(headers: Mapping[str, str]) -> int | None:
-    seconds = headers.get("Retry-After", "")
-    return int(seconds) if re.fullmatch(r"\d{1,9}", seconds) else None
 
 
 class HubBusyError(DownloadError):

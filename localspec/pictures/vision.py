@@ -21,9 +21,9 @@ class Vision(Protocol):
 
 
 class KnownCells:
-    """A `Vision` that asks another one once for each picture, of the last ones at least.
+    """A `Vision` that remembers the cells of the last pictures.
 
-    A conversation's pictures are in each of its prompts, and the other one may be in another
+    A conversation's pictures are in each of its prompts, and its `Vision` may be in another
     process.
     """
 

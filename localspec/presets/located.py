@@ -142,7 +142,7 @@ def _checked(model: PackagedModel) -> Path:
 
 @functools.lru_cache
 def _has_content(path: Path, _changed: int, sha256: str) -> bool:
-    """Read once in a process, unless the file changes."""
+    """Whether the file has that sha256; read once in a process, unless it changes."""
     return has_checksum(path, sha256)
 
 
@@ -200,10 +200,6 @@ class Removal:
     shared: dict[HubFile, list[str]]
     foreign: list[HubFile]
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that are freed."""
-        return sum(self.owned.values())
 
 
 def list_models() -> list[PresetState]:

@@ -195,7 +195,7 @@ def _beside(target: Path) -> Iterator[Path]:
 
 
 def _header(path: Path) -> Header:
-    """Raises ModelFileError for a file that is no model for text."""
+    """Read a header. Raises ModelFileError for a file that is no model for text."""
     header = check_model_file(path)
     check_target(header)
     return header
