@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from call_families import ARGUMENTS, FAMILIES, TOOLS, written_call
 
-from localspec.chat.messages import checked_messages
+from localspec.chat.messages import checked_messages, fit_to_form
 from localspec.chat.prompt import takes_tools
 from localspec.chat.template import ChatTemplate
-from localspec.chat.tool_messages import fit_to_form
 from localspec.streaming.answer_text import AnswerText
 from localspec.streaming.calls import CallStream
 from localspec.streaming.thinking import Part, Thoughts

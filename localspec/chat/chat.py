@@ -8,9 +8,9 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from localspec.chat.forgetting import ChatBackend, fitting_prompt
+from localspec.chat.messages import call_message
 from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import Message, template_source
-from localspec.chat.tool_messages import call_message
 from localspec.chat.turns import (
     MAX_COUNT,
     Turn,

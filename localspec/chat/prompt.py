@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localspec.chat.control_guard import ControlGuard, Exposed, Hidden
-from localspec.chat.messages import merged_messages
+from localspec.chat.messages import fit_to_form, merged_messages
 from localspec.chat.shown import for_the_blind, for_the_seeing, in_front
 from localspec.chat.template import NO_VARIABLES, ChatTemplate, Message
-from localspec.chat.tool_messages import fit_to_form
 from localspec.constraints.guidance import is_installed, problem_with
 from localspec.constraints.spec import ConstraintSpec, constraint_spec, readable_schema
 from localspec.errors import ConstraintError, TemplateError

@@ -6,11 +6,10 @@ huggingface_hub's own download has dropped them since 1.18; its session is used 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -105,27 +104,22 @@ class DownloadJob(threading.Thread):
         )
 
     def _in_place(self, slot: Slot) -> Path:
-        slot.content.parent.mkdir(parents=True, exist_ok=True)
-        slot.lock.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock(slot.lock):
-            is_new = not self._is_there(slot)
-            if is_new:
-                self._obtain(slot)
-            return self._store.publish(self.remote, fetched=is_new)
-
-    @contextlib.contextmanager
-    def _lock(self, path: Path) -> Iterator[None]:
-        """Hold the lock that huggingface_hub takes, too; wait as long as another has it."""
+        """The path of the file, once it is there; waits as long as another process has it."""
         import filelock  # late: every command imports this module
 
-        lock = filelock.FileLock(path)
+        slot.content.parent.mkdir(parents=True, exist_ok=True)
+        slot.lock.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(slot.lock)  # the one that huggingface_hub takes, too
         while not lock.is_locked:
             try:
                 lock.acquire(timeout=_LOCK_POLL_S)
             except filelock.Timeout:
                 self._tell("waiting", 0)
         try:
-            yield
+            is_new = not self._is_there(slot)
+            if is_new:
+                self._obtain(slot)
+            return self._store.publish(self.remote, fetched=is_new)
         finally:
             lock.release()
 
@@ -148,18 +142,9 @@ class DownloadJob(threading.Thread):
         return True
 
     def _has_content(self, path: Path) -> bool:
-        return has_checksum(path, self.remote.checksum, self._counter())
-
-    def _counter(self) -> Callable[[int], None]:
-        """A callback that reports checked bytes; it is given the length of each piece."""
-        num_seen = 0
-
-        def on_bytes(num_bytes: int) -> None:
-            nonlocal num_seen
-            num_seen += num_bytes
-            self._tell("checking", num_seen)
-
-        return on_bytes
+        return has_checksum(
+            path, self.remote.checksum, lambda num_seen: self._tell("checking", num_seen)
+        )
 
     def _obtain(self, slot: Slot) -> None:
         """Get the content, from another program or the hub, and give it its final name."""
@@ -194,11 +179,10 @@ class DownloadJob(threading.Thread):
 
     def _copy(self, source: Path, copy: Path) -> None:
         check_disk(self.remote.size_bytes, copy.parent)
-        count = self._counter()
         with source.open("rb") as theirs, copy.open("xb") as ours:
             while piece := theirs.read(_READ_BYTES):
                 ours.write(piece)
-                count(len(piece))
+                self._tell("checking", ours.tell())
             ours.flush()
             os.fsync(ours.fileno())
 
@@ -212,20 +196,18 @@ class DownloadJob(threading.Thread):
         with part.open("ab") as file:
             if _size(file) > self.remote.size_bytes:
                 file.truncate(0)
-            is_resumed = _size(file) > 0
-            self._fetch_missing(file)
-            is_right = self._has_content(part)
-            if is_resumed and not is_right:  # a power cut may have damaged the earlier bytes
-                file.truncate(0)
+            is_resumed = True
+            while is_resumed:  # a power cut may have damaged the earlier bytes
+                is_resumed = _size(file) > 0
                 self._fetch_missing(file)
-                is_right = self._has_content(part)
-            if not is_right:
+                if self._has_content(part):
+                    return
                 file.truncate(0)
-                raise DownloadError(
-                    f"{self.remote.file.name} arrived with wrong content: its checksum is not "
-                    f"{self.remote.checksum}",
-                    "Try again; if it stays so, the hub or a proxy sends wrong bytes.",
-                )
+        raise DownloadError(
+            f"{self.remote.file.name} arrived with wrong content: its checksum is not "
+            f"{self.remote.checksum}",
+            "Try again; if it stays so, the hub or a proxy sends wrong bytes.",
+        )
 
     def _fetch_missing(self, file: BinaryIO) -> None:
         """Receive until the size is reached, with retries after errors that may pass."""
@@ -295,9 +277,9 @@ class RemoteSource:
 
 
 def has_checksum(
-    path: Path, checksum: str, on_bytes: Callable[[int], None] = lambda _num_bytes: None
+    path: Path, checksum: str, on_read: Callable[[int], None] = lambda _num_bytes: None
 ) -> bool:
-    """Whether the file has that sha256, or git blob id. on_bytes: gets each piece's length."""
+    """Whether the file has that sha256, or git blob id. on_read: gets the bytes read so far."""
     if len(checksum) == 64:
         digest = hashlib.sha256()
     else:
@@ -306,7 +288,7 @@ def has_checksum(
     with path.open("rb") as file:
         while piece := file.read(_READ_BYTES):
             digest.update(piece)
-            on_bytes(len(piece))
+            on_read(file.tell())
     return digest.hexdigest() == checksum
 
 

@@ -201,7 +201,6 @@ class Removal:
     foreign: list[HubFile]
 
 
-
 def list_models() -> list[PresetState]:
     """All presets, the shipped ones first, and whether their files are here.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from localspec.chat.messages import as_text
 from localspec.chat.template import Message
-from localspec.chat.tool_messages import as_text
 from localspec.gguf_file.fim import FimTokens
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.refusal import RequestError
