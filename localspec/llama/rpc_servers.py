@@ -13,8 +13,7 @@ import os
 import socket
 import struct
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import NamedTuple
 from localspec.errors import RpcError
 from localspec.llama.devices import REMOTE, Device
 
-SERVER_WAIT_S = 5.0  # for a connection and all its answers
+SERVER_WAIT_S = 5.0  # for a connection, and for each answer
 _HELLO, _DEVICE_COUNT, _DEVICE_MEMORY = 14, 15, 11  # of enum rpc_cmd
 _CAPABILITIES = bytes(24)  # of RDMA: none
 _MOST_DEVICES = 64  # more are ignored
@@ -55,12 +54,12 @@ def ask_server(address: str) -> RpcServer:
     Raises RpcError if it does not answer within seconds, or is not an RPC server.
     """
     try:
-        with _Connection(address) as line:
+        with _asking(address) as ask:
             # The version is followed by a byte of padding and 24 bytes of capabilities.
-            protocol = Protocol(*line.ask(_HELLO, _CAPABILITIES, "<3B25x"))
-            (count,) = line.ask(_DEVICE_COUNT, b"", "<I")
-            devices = [
-                _device(line, address, protocol, index)
+            protocol = Protocol(*ask(_HELLO, _CAPABILITIES, "<3B25x"))
+            (count,) = ask(_DEVICE_COUNT, b"", "<I")
+            memory = [
+                ask(_DEVICE_MEMORY, struct.pack("<I", index), "<QQ")
                 for index in range(min(count, _MOST_DEVICES))
             ]
     except TimeoutError as error:
@@ -79,9 +78,49 @@ def ask_server(address: str) -> RpcServer:
             f"{address} does not answer as an RPC server of llama.cpp: {error}",
             "Name a running ggml-rpc-server, built from the source of your llama-cpp-python.",
         ) from error
-    if not devices:
+    if not memory:
         raise RpcError(f"{address} has no device", "Start it with one (--device).")
+    devices = [
+        Device(
+            name=address if index == 0 else f"{address}, device {index + 1}",
+            description=f"llama.cpp RPC server, protocol {protocol}",
+            kind=REMOTE,
+            free_bytes=free,
+            total_bytes=total,
+            server=address,
+        )
+        for index, (free, total) in enumerate(memory)
+    ]
     return RpcServer(address, protocol, tuple(devices))
+
+
+@contextlib.contextmanager
+def _asking(address: str) -> Iterator[Callable[[int, bytes, str], tuple[int, ...]]]:
+    """A connection, as a function of a command, a request, and the layout of the answer.
+
+    The function raises OSError, EOFError for a closed connection, ValueError for an answer of
+    another size.
+    """
+    host, port = _parts(address)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as line, line.makefile("rb") as file:
+        reset_at_end(line)
+        line.settimeout(SERVER_WAIT_S)
+        line.connect((host, int(port)))
+
+        def received(layout: str) -> tuple[int, ...]:
+            data = file.read(struct.calcsize(layout))
+            if len(data) < struct.calcsize(layout):
+                raise EOFError("it closed the connection")
+            return struct.unpack(layout, data)
+
+        def ask(command: int, request: bytes, answer: str) -> tuple[int, ...]:
+            line.sendall(struct.pack("<BQ", command, len(request)) + request)
+            (size,) = received("<Q")
+            if size != struct.calcsize(answer):
+                raise ValueError(f"{size} bytes came, not {struct.calcsize(answer)}")
+            return received(answer)
+
+        yield ask
 
 
 def ask_servers(addresses: Sequence[str]) -> list[RpcServer | RpcError]:
@@ -131,61 +170,3 @@ def reset_lines_at_end(addresses: Sequence[str]) -> None:
 def _parts(address: str) -> tuple[str, str]:
     host, _, port = address.partition(":")
     return host, port
-
-
-def _device(line: _Connection, address: str, protocol: Protocol, index: int) -> Device:
-    free, total = line.ask(_DEVICE_MEMORY, struct.pack("<I", index), "<QQ")
-    return Device(
-        name=address if index == 0 else f"{address}, device {index + 1}",
-        description=f"llama.cpp RPC server, protocol {protocol}",
-        kind=REMOTE,
-        free_bytes=free,
-        total_bytes=total,
-        server=address,
-    )
-
-
-class _Connection:
-    """A connection that ends after SERVER_WAIT_S in any case. Raises OSError."""
-
-    def __init__(self, address: str) -> None:
-        host, port = _parts(address)
-        self._deadline = time.monotonic() + SERVER_WAIT_S
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            reset_at_end(self._socket)
-            self._socket.settimeout(SERVER_WAIT_S)
-            self._socket.connect((host, int(port)))
-        except BaseException:
-            self._socket.close()
-            raise
-
-    def ask(self, command: int, request: bytes, answer: str) -> tuple[int, ...]:
-        """The numbers of an answer in the given layout.
-
-        Raises OSError, EOFError for a closed connection, ValueError for another size.
-        """
-        self._socket.sendall(struct.pack("<BQ", command, len(request)) + request)
-        (size,) = struct.unpack("<Q", self._received(8))
-        if size != struct.calcsize(answer):
-            raise ValueError(f"{size} bytes came, not {struct.calcsize(answer)}")
-        return struct.unpack(answer, self._received(size))
-
-    def _received(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            left_s = self._deadline - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError
-            self._socket.settimeout(left_s)
-            more = self._socket.recv(size - len(data))
-            if not more:
-                raise EOFError("it closed the connection")
-            data += more
-        return data
-
-    def __enter__(self) -> _Connection:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._socket.close()
