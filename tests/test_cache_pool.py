@@ -11,7 +11,6 @@ from hybrid_maker import CACHE_KINDS, write_cache_kind
 import inside
 import localspec
 from engines import PLACES, Owner, answer_of, answered
-from gguf_maker import write_random_model
 from localspec.engine.cache_pool import CachePool, TextPlace
 from localspec.errors import CacheError, OptionError
 from localspec.llama.cache_state import CacheState
@@ -173,35 +172,6 @@ def test_a_short_beginning_is_not_worth_a_copy(demo_target):
         answered(engine, owners[0], range(100, 500))
         answered(engine, owners[1], range(600, 630))
         assert answered(engine, owners[2], [*range(100, 110), *range(700, 720)])[1] == 30
-
-
-@pytest.mark.parametrize("architecture", ["demo", "llama", "mamba"])
-def test_rows_after_a_restore_are_those_of_a_fresh_decode(tmp_path, demo_target, architecture):
-    """Bit for bit, where the batches are the same; also for a cache that cannot be cut."""
-    path = demo_target
-    if architecture != "demo":
-        path = write_random_model(
-            tmp_path / "m.gguf", demo_target, architecture=architecture, context_length=256
-        )
-    model = LlamaModel.open(path, LlamaOptions(context_length=256))
-    text, other, more = list(range(5, 105)), list(range(400, 600)), [7, 8, 9]
-    model.decode(text, 1)
-    state = model.save_state()
-    assert state.data.size == model.state_bytes()
-    fresh = model.decode(more, 1).copy()
-    if model.max_rollback:
-        model.truncate(50)
-        fresh_after_a_cut = model.decode(more, 1).copy()
-    model.truncate(0)
-    assert model.state_bytes() == 0
-    model.decode(other, 1)
-    model.restore_state(state)
-    assert model.num_cached == len(text)
-    np.testing.assert_array_equal(model.decode(more, 1), fresh)
-    if model.max_rollback:
-        model.truncate(50)
-        np.testing.assert_array_equal(model.decode(more, 1), fresh_after_a_cut)
-    model.close()
 
 
 def test_a_state_that_is_refused_leaves_an_empty_cache(demo_target, demo_draft):

@@ -9,7 +9,6 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from gguf_maker import write_random_model
 from localspec.errors import (
     CacheError,
     ClosedError,
@@ -185,19 +184,6 @@ def test_a_short_context_holds_what_was_asked_for(demo_target):
     model.decode([5] * 10, 1)
     with pytest.raises(ContextError):
         model.decode([5], 1)
-    model.close()
-
-
-def test_a_recurrent_model_is_found_out(tmp_path, demo_target):
-    """A mamba model cannot lose its last token, and the probe says so."""
-    path = write_random_model(
-        tmp_path / "mamba.gguf", demo_target, architecture="mamba", context_length=256
-    )
-    model = LlamaModel.open(path, LlamaOptions())
-    assert model.max_rollback == 0
-    model.decode([1, 2, 3], 1)
-    model.truncate(2)
-    assert model.num_cached == 0  # emptied, so that all is decoded again
     model.close()
 
 
