@@ -28,7 +28,6 @@ from localspec.llama.library import system_info
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import CacheType, LlamaOptions, graph_batch_size
 from localspec.llama.placement import place_layers
-from localspec.llama.quirks import amx_trial
 from localspec.preflight.free_memory import Planned, free_memory, pair_memory
 from localspec.preflight.memory import cache_bytes, estimate_memory, graph_bytes
 from shape_pair.bigrams import TextSpec
@@ -153,12 +152,12 @@ def test_models_of_real_shape_take_what_libllama_would_allocate(
 
 def test_types_are_libllamas():
     """Names, sizes and numbers, of every type that this build of it has."""
-    ggml = native.shared_library(llama_cpp)  # symbols of its dependencies resolve too
-    known = {}
-    for kind in range(llama_cpp.GGML_TYPE_COUNT):
-        number = (ctypes.c_int, kind)
-        if amx_trial.call(ggml, "ggml_type_size", ctypes.c_size_t, number) > 0:  # else removed
-            known[kind] = amx_trial.call(ggml, "ggml_type_name", ctypes.c_char_p, number)
+    number, size = ctypes.c_int, ctypes.c_size_t
+    name_of = native.ggml_function(llama_cpp, "ggml_type_name", ctypes.c_char_p, number)
+    size_of = native.ggml_function(llama_cpp, "ggml_type_size", size, number)
+    row_of = native.ggml_function(llama_cpp, "ggml_row_size", size, number, ctypes.c_int64)
+    kinds = [k for k in range(llama_cpp.GGML_TYPE_COUNT) if size_of(k) > 0]  # else removed
+    known = {kind: name_of(kind) for kind in kinds}
     assert {kind: type_name(kind) for kind in known} == {
         kind: name.decode().upper() for kind, name in known.items()
     }
@@ -166,10 +165,7 @@ def test_types_are_libllamas():
     for cached in get_args(CacheType):
         kind = type_number(cached)
         assert type_name(kind) == cached.upper()
-        row = amx_trial.call(
-            ggml, "ggml_row_size", ctypes.c_size_t, (ctypes.c_int, kind), (ctypes.c_int64, 256)
-        )
-        assert bytes_per_value(cached) * 256 == row
+        assert bytes_per_value(cached) * 256 == row_of(kind, 256)
 
 
 @pytest.mark.process

@@ -23,7 +23,7 @@ _BLOCK_SIZE = 32  # weights of Q8_0 that share a scale
 _SCALE = 0.5
 _CPU_DEVICE = 0  # of enum ggml_backend_dev_type
 _TOLERANCE = 0.02  # of the largest product: the batch is rounded to 8 bits
-_Pointer = ctypes.c_void_p
+_Pointer, _Size = ctypes.c_void_p, ctypes.c_size_t
 
 
 class _InitParams(ctypes.Structure):
@@ -36,10 +36,29 @@ class _InitParams(ctypes.Structure):
     )
 
 
-def call(ggml: ctypes.CDLL, name: str, result: Any, *arguments: tuple[Any, Any]) -> Any:
-    """Call the function of that name. arguments: the C type and the value of each."""
-    prototype = ctypes.CFUNCTYPE(result, *(kind for kind, _ in arguments))
-    return prototype((name, ggml))(*(value for _, value in arguments))
+# Of each function of ggml: its result and its arguments.
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "ggml_init": (_Pointer, _InitParams),
+    "ggml_new_tensor_2d": (_Pointer, _Pointer, ctypes.c_int, ctypes.c_int64, ctypes.c_int64),
+    "ggml_mul_mat": (_Pointer, _Pointer, _Pointer, _Pointer),
+    "ggml_new_graph": (_Pointer, _Pointer),
+    "ggml_build_forward_expand": (None, _Pointer, _Pointer),
+    "ggml_backend_dev_by_type": (_Pointer, ctypes.c_int),
+    "ggml_backend_dev_backend_reg": (_Pointer, _Pointer),
+    "ggml_backend_reg_get_proc_address": (_Pointer, _Pointer, ctypes.c_char_p),
+    "ggml_backend_buft_name": (ctypes.c_char_p, _Pointer),
+    "ggml_backend_dev_init": (_Pointer, _Pointer, ctypes.c_char_p),
+    "ggml_backend_alloc_ctx_tensors": (_Pointer, _Pointer, _Pointer),
+    "ggml_backend_alloc_ctx_tensors_from_buft": (_Pointer, _Pointer, _Pointer),
+    "ggml_backend_tensor_set": (None, _Pointer, ctypes.c_char_p, _Size, _Size),
+    "ggml_backend_tensor_get": (None, _Pointer, _Pointer, _Size, _Size),
+    "ggml_backend_graph_compute": (ctypes.c_int, _Pointer, _Pointer),
+}
+
+
+def _call(ggml: ctypes.CDLL, name: str, *arguments: Any) -> Any:
+    """Call the function of _FUNCTIONS with that name."""
+    return ctypes.CFUNCTYPE(*_FUNCTIONS[name])((name, ggml))(*arguments)
 
 
 def extra_buffer_types(ggml: ctypes.CDLL) -> Any:
@@ -47,12 +66,10 @@ def extra_buffer_types(ggml: ctypes.CDLL) -> Any:
 
     It is ggml's own array, from which a load chooses one for each weight.
     """
-    cpu = call(ggml, "ggml_backend_dev_by_type", _Pointer, (ctypes.c_int, _CPU_DEVICE))
-    registry = call(ggml, "ggml_backend_dev_backend_reg", _Pointer, (_Pointer, cpu))
-    address = call(
-        ggml, "ggml_backend_reg_get_proc_address", _Pointer,
-        (_Pointer, registry), (ctypes.c_char_p, b"ggml_backend_dev_get_extra_bufts"),
-    )  # fmt: skip
+    cpu = _call(ggml, "ggml_backend_dev_by_type", _CPU_DEVICE)
+    registry = _call(ggml, "ggml_backend_dev_backend_reg", cpu)
+    find, wanted = "ggml_backend_reg_get_proc_address", b"ggml_backend_dev_get_extra_bufts"
+    address = _call(ggml, find, registry, wanted)
     return ctypes.CFUNCTYPE(ctypes.POINTER(_Pointer), _Pointer)(address)(cpu)
 
 
@@ -63,7 +80,7 @@ def listed(buffer_types: Any) -> list[int]:
 
 def name_of(ggml: ctypes.CDLL, buffer_type: int) -> bytes:
     """The name of a buffer type."""
-    name: bytes = call(ggml, "ggml_backend_buft_name", ctypes.c_char_p, (_Pointer, buffer_type))
+    name: bytes = _call(ggml, "ggml_backend_buft_name", buffer_type)
     return name
 
 
@@ -92,58 +109,26 @@ def _product(
 ) -> list[float]:
     """ggml's product, row by row. Nothing is freed: the process ends soon."""
     params = _InitParams(mem_size=1 << 20, no_alloc=True)
-    for_weights, for_rows = (
-        call(ggml, "ggml_init", _Pointer, (_InitParams, params)) for _ in range(2)
-    )
-    weight = _tensor(ggml, for_weights, _Q8_0, len(weights))
-    call(
-        ggml, "ggml_backend_alloc_ctx_tensors_from_buft", _Pointer,
-        (_Pointer, for_weights), (_Pointer, buffer_type),
-    )  # fmt: skip
-    _write(ggml, weight, b"".join(map(q8_blocks, weights)))
+    for_weights, for_rows = (_call(ggml, "ggml_init", params) for _ in range(2))
+    weight = _call(ggml, "ggml_new_tensor_2d", for_weights, _Q8_0, _WIDTH, len(weights))
+    _call(ggml, "ggml_backend_alloc_ctx_tensors_from_buft", for_weights, buffer_type)
+    data = b"".join(map(q8_blocks, weights))
+    _call(ggml, "ggml_backend_tensor_set", weight, data, 0, len(data))
 
-    cpu = call(ggml, "ggml_backend_dev_by_type", _Pointer, (ctypes.c_int, _CPU_DEVICE))
-    backend = call(
-        ggml, "ggml_backend_dev_init", _Pointer, (_Pointer, cpu), (ctypes.c_char_p, None)
-    )
-    batch = _tensor(ggml, for_rows, _F32, len(rows))
-    product = call(
-        ggml, "ggml_mul_mat", _Pointer, (_Pointer, for_rows), (_Pointer, weight),
-        (_Pointer, batch),
-    )  # fmt: skip
-    graph = call(ggml, "ggml_new_graph", _Pointer, (_Pointer, for_rows))
-    call(ggml, "ggml_build_forward_expand", None, (_Pointer, graph), (_Pointer, product))
-    call(
-        ggml, "ggml_backend_alloc_ctx_tensors", _Pointer, (_Pointer, for_rows),
-        (_Pointer, backend),
-    )  # fmt: skip
-    _write(ggml, batch, b"".join(struct.pack(f"<{_WIDTH}f", *row) for row in rows))
-    call(
-        ggml, "ggml_backend_graph_compute", ctypes.c_int, (_Pointer, backend),
-        (_Pointer, graph),
-    )  # fmt: skip
+    cpu = _call(ggml, "ggml_backend_dev_by_type", _CPU_DEVICE)
+    backend = _call(ggml, "ggml_backend_dev_init", cpu, None)
+    batch = _call(ggml, "ggml_new_tensor_2d", for_rows, _F32, _WIDTH, len(rows))
+    product = _call(ggml, "ggml_mul_mat", for_rows, weight, batch)
+    graph = _call(ggml, "ggml_new_graph", for_rows)
+    _call(ggml, "ggml_build_forward_expand", graph, product)
+    _call(ggml, "ggml_backend_alloc_ctx_tensors", for_rows, backend)
+    data = b"".join(struct.pack(f"<{_WIDTH}f", *row) for row in rows)
+    _call(ggml, "ggml_backend_tensor_set", batch, data, 0, len(data))
+    _call(ggml, "ggml_backend_graph_compute", backend, graph)
     found = (ctypes.c_float * (len(rows) * len(weights)))()
-    call(
-        ggml, "ggml_backend_tensor_get", None, (_Pointer, product),
-        (_Pointer, ctypes.addressof(found)), (ctypes.c_size_t, 0),
-        (ctypes.c_size_t, ctypes.sizeof(found)),
-    )  # fmt: skip
+    size, address = ctypes.sizeof(found), ctypes.addressof(found)
+    _call(ggml, "ggml_backend_tensor_get", product, address, 0, size)
     return list(found)
-
-
-def _tensor(ggml: ctypes.CDLL, context: int, kind: int, num_rows: int) -> int:
-    made: int = call(
-        ggml, "ggml_new_tensor_2d", _Pointer, (_Pointer, context), (ctypes.c_int, kind),
-        (ctypes.c_int64, _WIDTH), (ctypes.c_int64, num_rows),
-    )  # fmt: skip
-    return made
-
-
-def _write(ggml: ctypes.CDLL, tensor: int, data: bytes) -> None:
-    call(
-        ggml, "ggml_backend_tensor_set", None, (_Pointer, tensor), (ctypes.c_char_p, data),
-        (ctypes.c_size_t, 0), (ctypes.c_size_t, len(data)),
-    )  # fmt: skip
 
 
 def q8_blocks(row: list[int]) -> bytes:
