@@ -28,6 +28,18 @@ TOOLS = [
     {"name": "now", "description": "What time it is."},
 ]
 ARGUMENTS = {"city": "Rome", "days": 3}
+# Few arguments, so that any model soon has some that fit; and what a model says of a call.
+FEW = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Rome", "Oslo"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+SAID = ["Let me see. ", "<tool_call>", '\n{"name": "get_weather", "arg', "uments",
+        '": {"city": "Rome", "days": 3}}\n', "</tool_call>"]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -378,10 +378,6 @@ def test_blocks(server):
         "system": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}],
         "tools": [{"name": "look", "description": "", "input_schema": {}}],
         "tool_choice": {"type": "auto"},
-        "metadata": {"user_id": "me"},
-        "thinking": {"type": "disabled"},
-        "context_management": {},
-        "output_config": {"effort": "low"},
     }
     counted = server.ask("/v1/messages/count_tokens", **fields).json()
     usage = message(server, **fields)["usage"]
@@ -504,13 +500,8 @@ def test_what_an_agent_sends(server, caplog):
         tools=[{"type": "function", "name": "clock"}, {"type": "web_search"}],
         tool_choice="auto",
         parallel_tool_calls=False,
-        reasoning={"effort": "low"},
-        store=False,
-        include=["reasoning.encrypted_content"],
         service_tier="auto",
-        prompt_cache_key="thread",
         text={"verbosity": "low"},
-        client_metadata={},
     )
     assert "something_new" not in caplog.text  # a line for each would have no end
     fewer = respond(server, input=items[:5], instructions="You are an agent.")

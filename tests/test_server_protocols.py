@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jsonschema
 import pytest
-from call_families import write_calling_model
+from call_families import FEW, SAID, write_calling_model
 
 from gguf_maker import write_scripted_model
 from server_runner import presets_of, running_server
@@ -21,17 +21,6 @@ pytestmark = pytest.mark.process
 QUESTION = "Tell me a story about a fox."
 STEADY = {"temperature": 0, "draft_tokens": 3}
 OLLAMA = {"temperature": 0, "draft_num_predict": 3}
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "city": {"enum": ["Rome", "Oslo"]},
-        "days": {"type": "integer", "minimum": 1, "maximum": 9},
-    },
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
-SAID = ["Let me see. ", "<tool_call>", '\n{"name": "get_weather", "arg', "uments",
-        '": {"city": "Rome", "days": 3}}\n', "</tool_call>"]  # fmt: skip
 THOUGHT = ["[ask]", "<think>", "one", "two", "</think>", "three", "four"]
 
 
@@ -328,16 +317,16 @@ def calls_in(name, told):
 @pytest.mark.parametrize("name", ["chat", "responses", "messages", "ollama chat"])
 def test_calls_of_tools_come_beside_the_text(server, name):
     protocol = PROTOCOLS[name]
-    function = {"name": "get_weather", "parameters": SCHEMA}
+    function = {"name": "get_weather", "parameters": FEW}
     tool = {
         "responses": {"type": "function", **function},
-        "messages": {"name": "get_weather", "input_schema": SCHEMA},
+        "messages": {"name": "get_weather", "input_schema": FEW},
     }.get(name, {"type": "function", "function": function})
     asked = {"model": "caller", "tools": [tool], "num_tokens": 200}
     told = whole(server, protocol, **asked)
     ((called, arguments),) = calls_in(name, told)
     assert called == "get_weather"
-    jsonschema.validate(arguments, SCHEMA)
+    jsonschema.validate(arguments, FEW)
     assert protocol.said(told)[0] == "Let me see."
     assert joined(protocol, [*events(server, protocol, **asked)])[0] == "Let me see."
 
@@ -361,8 +350,8 @@ def form(schema, **more):
 def test_an_answer_keeps_to_a_schema(server, name):
     pytest.importorskip("llguidance", reason="llguidance is not installed")
     protocol = PROTOCOLS[name]
-    text, _ = protocol.said(whole(server, protocol, num_tokens=100, **form(SCHEMA)[name]))
-    jsonschema.validate(json.loads(text), SCHEMA)
+    text, _ = protocol.said(whole(server, protocol, num_tokens=100, **form(FEW)[name]))
+    jsonschema.validate(json.loads(text), FEW)
     odd = {"type": "string", "format": "path", "maxLength": 3}
     body = {**protocol.asked(QUESTION, 9, []), **form(odd)[name]}
     body |= {"model": "demo", "stream": False}

@@ -6,7 +6,7 @@ import json
 
 import jsonschema
 import pytest
-from call_families import FAMILIES, write_calling_model
+from call_families import FAMILIES, FEW, SAID, write_calling_model
 
 from gguf_maker import with_template
 from server_runner import presets_of, running_server
@@ -15,26 +15,15 @@ pytestmark = pytest.mark.process
 
 pytest.importorskip("llguidance", reason="llguidance is not installed")
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "city": {"enum": ["Rome", "Oslo"]},
-        "days": {"type": "integer", "minimum": 1, "maximum": 9},
-    },
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
-FUNCTION = {"name": "get_weather", "description": "The weather.", "parameters": SCHEMA}
+FUNCTION = {"name": "get_weather", "description": "The weather.", "parameters": FEW}
 CHAT_TOOLS = [{"type": "function", "function": FUNCTION}, {"type": "web_search"}]
 TOOLS = [{"type": "function", **FUNCTION}, {"type": "web_search"}]
 ANTHROPIC_TOOLS = [
-    {"name": "get_weather", "description": "The weather.", "input_schema": SCHEMA},
+    {"name": "get_weather", "description": "The weather.", "input_schema": FEW},
     {"type": "web_search_20250305", "name": "web_search"},
 ]
 QUESTION = {"role": "user", "content": "How will it be in Rome?"}
 STEADY = {"temperature": 0, "draft_tokens": 3}
-SAID = ["Let me see. ", "<tool_call>", '\n{"name": "get_weather", "arg', "uments",
-        '": {"city": "Rome", "days": 3}}\n', "</tool_call>"]  # fmt: skip
 
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 WRITE = {"name": "write", "description": "A file.", "parameters": TEXT}
@@ -76,7 +65,7 @@ def test_openai_chat_until_an_answer_comes(openai_client, streams):
     assert choice.finish_reason == "tool_calls"
     (call,) = choice.message.tool_calls
     assert call.function.name == "get_weather"
-    jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+    jsonschema.validate(json.loads(call.function.arguments), FEW)
     messages.append(choice.message.model_dump(exclude_none=True))
     messages.append({"role": "tool", "tool_call_id": call.id, "content": "sunny"})
     (choice,) = answered(*library, **ask, messages=messages, tool_choice="none").choices
@@ -97,7 +86,7 @@ def test_openai_responses_until_an_answer_comes(openai_client, streams):
     assert response.status == "completed"
     (call,) = response.output
     assert (call.type, call.name) == ("function_call", "get_weather")
-    jsonschema.validate(json.loads(call.arguments), SCHEMA)
+    jsonschema.validate(json.loads(call.arguments), FEW)
     called = {"type": "function_call", "call_id": call.call_id, "name": call.name}
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
     given = [QUESTION, {**called, "arguments": call.arguments}, result]
@@ -117,7 +106,7 @@ def test_anthropic_until_an_answer_comes(anthropic_client, streams):
     assert message.stop_reason == "tool_use"
     (block,) = message.content
     assert (block.type, block.name) == ("tool_use", "get_weather")
-    jsonschema.validate(block.input, SCHEMA)
+    jsonschema.validate(block.input, FEW)
     result = {"type": "tool_result", "tool_use_id": block.id, "content": "sunny"}
     said = {"role": "assistant", "content": message.content}
     given = [QUESTION, said, {"role": "user", "content": [result]}]

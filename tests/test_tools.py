@@ -7,7 +7,7 @@ import itertools
 import json
 
 import pytest
-from call_families import FAMILIES, write_calling_model
+from call_families import FAMILIES, FEW, SAID, write_calling_model
 
 import inside
 import localspec
@@ -16,18 +16,7 @@ from localspec.chat.messages import checked_messages
 from localspec.errors import ConstraintError, OptionError, TemplateError
 
 TOOLS = [
-    {
-        "name": "get_weather",
-        "description": "What the weather is.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"enum": ["Rome", "Oslo"]},
-                "days": {"type": "integer", "minimum": 1, "maximum": 9},
-            },
-            "required": ["city", "days"],
-        },
-    },
+    {"name": "get_weather", "description": "What the weather is.", "parameters": FEW},
     {"name": "now", "description": "What time it is."},
 ]
 ONE = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
@@ -108,10 +97,6 @@ def test_the_law_of_a_call_does_not_depend_on_the_draft(engine):
 def script(tmp_path):
     """The file of a model that says that by itself."""
     return functools.partial(write_calling_model, tmp_path / "model.gguf", "Qwen")
-
-
-SAID = ["Let me see. ", "<tool_call>", '\n{"name": "get_weather", "arg', "uments",
-        '": {"city": "Rome", "days": 3}}\n', "</tool_call>"]  # fmt: skip
 
 
 def test_a_model_that_calls_by_itself(script):
