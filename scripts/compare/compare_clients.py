@@ -61,7 +61,8 @@ class Load:
 class Client(threading.Thread):
     """A question that is asked when it is started, and its streamed answer.
 
-    has_begun: set with its first text. first_s, end_s: of the clock. leave: hang up soon.
+    has_begun: set with its first text. has_left: whether it hangs up soon. first_s, end_s:
+    times of the clock.
     """
 
     def __init__(self, server: ServerProcess, text: str, num_tokens: int, load: Load) -> None:
@@ -122,7 +123,7 @@ def alone_s(server: ServerProcess, load: Load) -> float:
 
 
 def beside_answer_s(server: ServerProcess, load: Load) -> float:
-    """The same while a long answer is given."""
+    """Seconds until its first text while a long answer is given."""
     long = Client(server, f"{load.seed}: a very long story!", 4 * load.answer_tokens, load)
     long.start()
     long.has_begun.wait()
@@ -130,7 +131,7 @@ def beside_answer_s(server: ServerProcess, load: Load) -> float:
 
 
 def beside_prompt_s(server: ServerProcess, load: Load) -> float:
-    """The same while a long prompt is read."""
+    """Seconds until its first text while a long prompt is read."""
     words = " ".join(f"{load.seed + number} foxes" for number in range(load.prompt_words // 2))
     long = Client(server, words, _NUM_SHORT, load)
     long.start()
@@ -153,7 +154,7 @@ def _run(clients: Iterable[Client]) -> None:
 
 
 def measure(servers: Sequence[ServerProcess], load: Load, path: Path) -> None:
-    """One round: everything of each server in turn; each result is a line at the file's end."""
+    """Measure each server in turn, and append each result to the file as a line."""
     works = {
         **{
             f"{number} at once, tokens/s": lambda server, n=number: rate(server, n, load)
@@ -174,7 +175,7 @@ def measure(servers: Sequence[ServerProcess], load: Load, path: Path) -> None:
 
 
 def table(path: Path) -> str:
-    """Of all rounds in the file: what each server reached, and the first one's ÷ each other's.
+    """A Markdown table of all rounds in the file, with the first server ÷ each other one.
 
     Medians, with the lowest and the highest.
     """
@@ -231,7 +232,7 @@ def servers_of(asked: argparse.Namespace, setup: Setup) -> list[ServerProcess]:
 
 
 def compare(asked: argparse.Namespace) -> None:
-    """One round, and the table of all."""
+    """Measure a round, and print the table of all rounds."""
     setup = setup_of(asked).alone()
     load = Load(
         tuple(asked.clients),

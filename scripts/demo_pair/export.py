@@ -58,7 +58,7 @@ def add_head_header(
 
 
 def _add_header(writer: gguf.GGUFWriter, shape: Shape, name: str, matrices: Kind) -> None:
-    """What a target and its head have in common."""
+    """Write the sizes that a target and its head share."""
     size = shape.width // shape.heads
     writer.add_name(name)
     writer.add_license("MIT")

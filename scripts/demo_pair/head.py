@@ -76,7 +76,7 @@ class HeadBlock(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """What three layers of a target read, to states that its output layer turns into logits."""
+    """Turns the inputs of three of a target's layers into states for its output layer."""
 
     def __init__(self, target: Shape, shape: HeadShape) -> None:
         super().__init__()

@@ -160,7 +160,7 @@ class Llama(nn.Module):
         self.pretend_quantised(on=False)
 
     def layer_inputs(self, tokens: Tensor, mask: Tensor | None = None) -> list[Tensor]:
-        """What each layer reads, and what the last one leaves: (rows, length, width) each.
+        """The input of each layer, and the output of the last: (rows, length, width) each.
 
         `mask` (rows, 1, length, length) is additive.
         """

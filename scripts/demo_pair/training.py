@@ -83,7 +83,7 @@ def held_out_loss(model: nn.Module, loss_of: Loss, batches: list[Batch]) -> floa
 
 
 class Trainer:
-    """One run: its optimisers, its place in the schedule, its log and its checkpoint."""
+    """A training run: its optimisers, progress, log and checkpoint."""
 
     def __init__(
         self,

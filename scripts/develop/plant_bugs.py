@@ -108,14 +108,14 @@ def is_noticed_by_test(bug: Bug, folder: str) -> bool:
 
 def is_noticed(bug: Bug, folder: str, *, by_verify: bool) -> bool:
     """Whether it is noticed in the copy of the package that lies in `folder`."""
-    place = Path(folder) / "localspec" / bug.file
-    text, status = place.read_text("utf-8"), place.stat()
+    path = Path(folder) / "localspec" / bug.file
+    text, status = path.read_text("utf-8"), path.stat()
     if text.count(bug.old) != 1:
         sys.exit(f"{bug.name}: {bug.file} has its text {text.count(bug.old)} times")
-    place.write_text(text.replace(bug.old, bug.new), "utf-8")
+    path.write_text(text.replace(bug.old, bug.new), "utf-8")
     noticed = (is_noticed_by_verify if by_verify else is_noticed_by_test)(bug, folder)
-    place.write_text(text, "utf-8")
-    os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))  # its bytecode is right again
+    path.write_text(text, "utf-8")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # its bytecode is right again
     return noticed
 
 

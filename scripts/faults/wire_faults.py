@@ -148,7 +148,7 @@ FAULTS: tuple[Callable[[Random], bytes], ...] = (
 
 
 def _sent(address: tuple[str, int], data: bytes, random: Random) -> str:
-    """What the server did wrong with the data, or nothing.
+    """The server's mistake with the data, in words; empty if there was none.
 
     The client then says that no more comes, leaves, or resets the connection.
     """
@@ -175,7 +175,7 @@ def _sent(address: tuple[str, int], data: bytes, random: Random) -> str:
 
 
 class _Errors(logging.Handler):
-    """What the server's log says of its own errors."""
+    """Collects the errors in the server's log."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

@@ -83,7 +83,7 @@ def heads_of(tensors: Mapping[str, NDArray[np.generic]]) -> list[HeadWeights]:
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """Of one head. residuals: weight (width, width) and bias (width,) of each block.
+    """The weights of a head. residuals: weight (width, width) and bias (width,) of each block.
 
     output: (tokens, width).
     """

@@ -1,4 +1,4 @@
-"""What the trainers of heads have in common: when to stop, what is kept, what is shown."""
+"""The training loop of heads: when to stop, what is kept, what is shown."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Progress:
 
 
 def tokens_a_draft(kept: Sequence[float]) -> float:
-    """How many drafted tokens are accepted, from the share at each place of those before it."""
+    """How many drafted tokens are accepted, from the share kept at each position."""
     return sum(accumulate(kept, mul))
 
 
@@ -95,7 +95,7 @@ class Learning:
     ) -> None:
         """Learn until the time is over or nothing is gained; the module is the best then.
 
-        loss_of: of texts by number. examine: the share of tokens that are kept at each place.
+        loss_of: of texts by number. examine: gives the share of tokens kept at each position.
         An interrupted run goes on from its last examination.
         """
         progress, schedule = Progress("learning"), self._schedule
@@ -162,7 +162,7 @@ class Learning:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What all trainers ask."""
+    """Add the command line's options."""
     add = parser.add_argument
     add("--target", type=Path, required=True, help="the model's GGUF file")
     add("--out", type=Path, required=True, help="the head's GGUF file")
@@ -183,7 +183,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def schedule_of(asked: argparse.Namespace) -> Schedule:
-    """As the command line asks."""
+    """The schedule that the command line asks for."""
     return Schedule(
         asked.steps, asked.minutes, asked.between, asked.patience, asked.batch, asked.rate
     )

@@ -37,7 +37,7 @@ _FIELDS = "prompt", "question", "turns"  # of a line of JSON, as published sets 
 
 
 class Writing(NamedTuple):
-    """Who answers, what, at what length, and the layers whose inputs are kept."""
+    """The model, its prompts, and the layers whose inputs are kept."""
 
     target: Path
     prompts: Sequence[list[int]]  # token ids
@@ -103,7 +103,7 @@ def prompts_of(target: Path, questions: Sequence[str]) -> list[list[int]]:
 
 
 def read_texts(folder: Path) -> list[Text]:
-    """What `write_texts` has written so far; a line that was cut off does not count."""
+    """The texts that `write_texts` has finished; a line that was cut off does not count."""
     path = folder / _TEXTS
     lines = path.read_text("utf-8").split("\n")[:-1] if path.exists() else []
     return [Text(*json.loads(line)) for line in lines]
@@ -170,7 +170,7 @@ def num_answered(text: Text) -> int:
 
 @dataclass
 class _Answer:
-    """One in the making, with the rows of what was decoded."""
+    """An answer in the making, with the rows of its tokens."""
 
     text: Text
     rng: np.random.Generator
@@ -208,7 +208,7 @@ class _Writer:
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
             llama_cpp.llama_model_free(self._model)
-            raise EngineError(f"there is no room for a context of {target}")
+            raise EngineError(f"there is no memory for a context of {target}")
         for layer in writing.layers:
             self._functions.set_embeddings_layer_inp(self._context, layer, True)  # noqa: FBT003
         self._width = llama_cpp.llama_model_n_embd(self._model)
@@ -276,7 +276,7 @@ class _Writer:
             begin += size
 
     def _rows(self, count: int, *, is_step: bool) -> NDArray[np.float16]:
-        """Of the last decode: see `Text`."""
+        """The rows of the last decode: see `Text`."""
         layers = self._asked.layers
         rows = np.zeros((count, len(layers) + 1, self._width), np.float16)
         given = [

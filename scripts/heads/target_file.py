@@ -1,4 +1,4 @@
-"""What heads take from their target's GGUF file."""
+"""The parts of a target's GGUF file that heads use."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def examined(head: EagleHead, output: Tensor, tokens: Tensor, texts: Texts) -> l
 def write_head(
     path: Path, target: Path, head: EagleHead, texts: Texts, output: Tensor, kind: Kind
 ) -> None:
-    """As llama.cpp's converter writes it, with the target's tokenizer; no embedding."""
+    """Write the file as llama.cpp's converter does; it has no embedding."""
     writer = gguf.GGUFWriter(path, "eagle3")
     writer.add_description("EAGLE-3 head trained by localspec's scripts/heads/train_eagle.py")
     add_head_header(writer, head, path.stem, kind)

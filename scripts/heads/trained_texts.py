@@ -29,7 +29,7 @@ from localspec.checks.prompts import built_in_texts
 
 
 class Batch(NamedTuple):
-    """Of some texts, (texts, length, …), by place; what is missing at their ends is 0.
+    """Tensors of some texts, (texts, length, …), padded with 0 at their ends.
 
     rows: what the layers read, side by side and scaled. following: the embedding of the token
     behind. outputs: the input of the output layer there. wanted: whether it is known, that
@@ -44,7 +44,7 @@ class Batch(NamedTuple):
 
 
 class Texts:
-    """What is learned from. known: ids of the tokens that a head of it knows, rising.
+    """Texts to learn from. known: ids of the tokens that the head knows, rising.
 
     scale: (width of the rows,) one by the root mean square of each, by which they are scaled.
     """
@@ -117,7 +117,7 @@ def _scale(folder: Path, texts: Sequence[Text]) -> NDArray[np.float32]:
 
 
 def written_texts(asked: argparse.Namespace) -> tuple[Texts, Texts]:
-    """What the target wrote, to learn from and held out; it writes what there is not yet."""
+    """The target's texts to learn from, and those held out; missing ones are written first."""
     questions = read_questions(asked.prompts) if asked.prompts else built_in_texts()
     prompts = prompts_of(asked.target, questions)
     layers = layers_of(asked.target)

@@ -117,7 +117,7 @@ def server_rates(target: str, num_clients: int) -> list[float]:
 
 
 def rates_in(python: str, kind: str, asked: argparse.Namespace) -> list[float]:
-    """What this file measures when that environment runs it."""
+    """The rates that this file measures when that environment runs it."""
     files = [str(path.absolute()) for path in (asked.target, asked.draft) if path]
     command = [python, str(Path(__file__).absolute()), "--child", kind, *files]
     # Not here, where a folder localspec/ could be imported.

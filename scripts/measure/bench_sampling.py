@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def refusal(rows: np.ndarray) -> Callable[[int], object]:
-    """What judges the draft tokens of a step, of which the block rule keeps none."""
+    """A function that judges a step's draft tokens, of which the block rule keeps none."""
     chain = SamplerChain(PARAMS["temperature only"], num_prompt_tokens=0)
     targets = [chain.distribution(row, ()) for row in rows[: NUM_DRAFT_TOKENS + 1]]
     drafts = [chain.distribution(row, ()) for row in rows[-NUM_DRAFT_TOKENS:]]

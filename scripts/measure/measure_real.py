@@ -136,7 +136,7 @@ def plan_of(asked: argparse.Namespace) -> Plan:
 
 
 def facts_of(setup: Setup) -> dict[str, str]:
-    """What the figures depend on; the sha256 of each file, too."""
+    """Facts that the figures depend on, with the sha256 of each file."""
     facts = header_facts(setup, ["python", *sys.argv])
     for path in filter(None, (setup.target, setup.draft)):
         with path.open("rb") as file:
@@ -176,7 +176,7 @@ def opened(
 
 
 def server_files(asked: argparse.Namespace, num_threads: int) -> Files:
-    """What llama-server needs; without a path it is built."""
+    """The files of llama-server, which is built unless its path is given."""
     program = asked.llama_server
     if program == _BUILD:
         jobs = os.cpu_count() or 1
@@ -186,11 +186,11 @@ def server_files(asked: argparse.Namespace, num_threads: int) -> Files:
 
 
 def grouped(servers: Sequence[str], files: Files | None) -> list[Sequence[str]]:
-    """As many at once as there is memory for; one group without any, if there are none."""
+    """The servers in groups that fit into memory; one empty group if there are none."""
     if files is None:
         return [()]
-    room = _MEMORY_SHARE * memory_here().available_bytes
-    most = max(1, int(room / files.bytes_of_each))
+    free_bytes = _MEMORY_SHARE * memory_here().available_bytes
+    most = max(1, int(free_bytes / files.bytes_of_each))
     return [servers[first : first + most] for first in range(0, len(servers), most)]
 
 

@@ -52,7 +52,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One answer to give. temperature 0 is greedy; above it all filters are off."""
+    """A question. temperature 0 is greedy; above it all filters are off."""
 
     prompt: str
     max_tokens: int

@@ -197,7 +197,7 @@ def _drafting(setup: Setup, num_draft_tokens: int | None) -> list[str | Path]:
 
 
 def _kind(setup: Setup) -> str:
-    """As llama.cpp calls who drafts."""
+    """llama.cpp's name for the proposer."""
     if setup.head is None:
         return "simple"
     facts = head_facts(check_model_file(setup.head))

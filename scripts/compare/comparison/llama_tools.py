@@ -75,7 +75,7 @@ def build_programs(folder: Path, programs: Sequence[str], *, jobs: int) -> Path:
         )
     folder.mkdir(parents=True, exist_ok=True)
     source = _source(folder)
-    place = binaries_of(folder).parent
+    target = binaries_of(folder).parent
     without_amx = f" {_NO_AMX}" if amx_is_left_out else ""
     options = [
         "-DCMAKE_BUILD_TYPE=Release",
@@ -88,8 +88,8 @@ def build_programs(folder: Path, programs: Sequence[str], *, jobs: int) -> Path:
         flags = os.environ.get(f"{language}FLAGS", "") + without_amx
         options.append(f"-DCMAKE_{language}_FLAGS={flags}")
     options += shlex.split(os.environ.get("CMAKE_ARGS", ""))
-    _run("cmake", "-S", source, "-B", place, *options)
-    _run("cmake", "--build", place, "--config", "Release", f"-j{jobs}", "--target", *programs)
+    _run("cmake", "-S", source, "-B", target, *options)
+    _run("cmake", "--build", target, "--config", "Release", f"-j{jobs}", "--target", *programs)
     return binaries_of(folder)
 
 

@@ -19,7 +19,7 @@ def header(setup: Setup, command: Sequence[str]) -> str:
 
 
 def header_facts(setup: Setup, command: Sequence[str]) -> dict[str, str]:
-    """The same, each fact by its name."""
+    """Date, machine, versions, files and settings, by name."""
     # A head may be in the target's file.
     files = dict.fromkeys(filter(None, (setup.target, setup.draft, setup.head)))
     return {

@@ -56,7 +56,7 @@ class RpcServer:
 
 @contextlib.contextmanager
 def running_servers(program: Path, count: int, num_threads: int) -> Iterator[list[RpcServer]]:
-    """So many servers, which have ended when the block is left."""
+    """RPC servers that run while the block does."""
     with contextlib.ExitStack() as undo:
         servers = []
         for _ in range(count):

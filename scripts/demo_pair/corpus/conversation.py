@@ -30,7 +30,7 @@ _CHEERFUL = "{You are very cheerful.|Be cheerful.|You are an enthusiastic assist
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a conversation: `role` is system, user or assistant."""
+    """A message of a conversation: `role` is system, user or assistant."""
 
     role: str
     text: str

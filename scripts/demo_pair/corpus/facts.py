@@ -88,7 +88,7 @@ def _colour(rng: Random) -> list[Turn]:
 
 
 def _order(rng: Random) -> list[Turn]:
-    """What comes after a day, month, season, letter or planet, and which one is the nth."""
+    """The neighbour of a day, month, season, letter or planet, or the nth of them."""
     ring, noun = rng.choice(_RINGS)
     at = rng.randrange(len(ring) - (noun in ("letter", "planet")))
     one, following = ring[at], ring[(at + 1) % len(ring)]

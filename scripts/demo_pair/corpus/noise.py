@@ -18,7 +18,7 @@ _AFTER = (
 
 
 def _typo(rng: Random, text: str) -> str:
-    """One slip of the fingers inside one longer lower-case word."""
+    """A slip of the fingers inside a longer lower-case word."""
     words = text.split(" ")
     places = [
         i for i, word in enumerate(words) if len(word) > 4 and word.isalpha() and word.islower()

@@ -1,4 +1,4 @@
-"""What happens when a visitor takes up, or refuses, what an answer offered."""
+"""Turns in which a visitor takes up, or refuses, what an answer offered."""
 # ruff: noqa: E501 - a wording stays on its line
 
 from dataclasses import replace

@@ -42,7 +42,7 @@ PLOTS = tuple(Plot(**each) for each in _PLOTS["plots"])
 
 @dataclass(frozen=True)
 class Cast:
-    """Who and what a story is about, and its mood ("", "sad" or "funny")."""
+    """Hero, thing, place and plot of a story, and its mood ("", "sad" or "funny")."""
 
     kind: str
     name: str
@@ -98,7 +98,7 @@ def tell(rng: Random, who: Cast, *, short: bool = False) -> str:
 
 
 def _subject(rng: Random, base: Cast) -> tuple[str, Cast]:
-    """What is asked for ("about a fox and a lantern"), and the cast that obeys it."""
+    """The subject asked for ("about a fox and a lantern"), and the cast that obeys it."""
     about = rng.choice(_WORDINGS["about"])
     thing = base.thing
     if rng.random() < 0.3:

@@ -1,4 +1,4 @@
-"""One question with its answer, and what a conversation remembers between them."""
+"""A question with its answer, and the memory of a conversation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class Turn:
 
 @dataclass
 class Memory:
-    """What was said earlier in this conversation and may be asked for again."""
+    """Facts of this conversation that may be asked for again."""
 
     name: str = ""
     likes: dict[str, str] = field(default_factory=dict)

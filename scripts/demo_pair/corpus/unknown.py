@@ -1,4 +1,4 @@
-"""What the model does not know, asked in many ways, and the honest answers."""
+"""Questions beyond what the model knows, and honest answers."""
 
 from random import Random
 

@@ -37,5 +37,5 @@ def hero_name(rng: Random) -> str:
 
 
 def hero_kind(rng: Random) -> str:
-    """Who a story is about: an animal or somebody from a tale."""
+    """The hero of a story: an animal or somebody from a tale."""
     return rng.choice(ANIMALS) if rng.random() < 0.6 else rng.choice(PEOPLE)

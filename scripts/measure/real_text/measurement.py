@@ -1,4 +1,4 @@
-"""What is asked, by kind of text, and what came of it.
+"""Asks questions by kind of text, and records the answers.
 
 The questions are of published sets in a folder, else the built-in tasks.
 """
@@ -94,7 +94,7 @@ def _question(name: str, kind: KindOfText, turns: Sequence[str]) -> Question:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked. prompts: a folder of published sets. write: the record's file."""
+    """The questions. prompts: a folder of published sets. write: the record's file."""
 
     kinds: Sequence[KindOfText]
     temperatures: Sequence[float]
@@ -107,7 +107,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Measurement:
-    """Who answers, and what came of it so far. servers: those that run at the same time."""
+    """A measurement, with the record so far. servers: those that run at the same time."""
 
     plan: Plan
     sides: Sides

@@ -31,7 +31,7 @@ _COMPARED += [
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One side's answer to one question. tokens_per_s: None of an answer of one token.
+    """A side's answer to a question. tokens_per_s: None for an answer of one token.
 
     ratio: tokens/s ÷ those of plain decoding, which answered in turn with it. drafted,
     accepted: tokens at each place. is_same: whether the text is plain decoding's, token by

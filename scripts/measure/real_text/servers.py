@@ -29,7 +29,7 @@ _GREEDY = {"samplers": ["top_k"], "top_k": 1}
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What a server loads, and with how many threads."""
+    """The files that a server loads, and its threads."""
 
     program: Path
     target: Path

@@ -55,7 +55,7 @@ _LEARNING_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What came of an answer. seconds: of all tokens but the first, which is the prompt's.
+    """A finished answer. seconds: for all tokens but the first, which is the prompt's.
 
     drafted, accepted: tokens at each place of a draft; of llama-server only their sums, at
     the first place. text, token_ids: of the whole answer.
@@ -138,7 +138,7 @@ class Sides:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all sides."""
+        """The names of all sides."""
         return tuple(self.engines)
 
     def close(self) -> None:
@@ -231,7 +231,7 @@ class Sides:
         return begin
 
     def policy(self, name: str) -> AdaptiveDraftPolicy:
-        """One that knows nothing, or what the learning gave."""
+        """A policy that knows nothing, or what the learning gave."""
         engine = self.engines[name]
         (policy, _), _ = choose_policies(
             self._models[name], engine.drafting, engine._decoder.proposers
@@ -243,7 +243,7 @@ class Sides:
 
 
 def _state_of(reader: LlamaModel, tokens: list[int]) -> CacheState | None:
-    """What its cache holds of these tokens; None of none."""
+    """The state of its cache after these tokens; None if there are none."""
     reader.truncate(0)
     if not tokens:
         return None
@@ -265,7 +265,7 @@ def _answered(timed: Timed) -> Answered:
 def target_options(
     context_length: int, num_threads: int | None, *, exact: bool = False
 ) -> LlamaOptions:
-    """Those of a target that is drafted for."""
+    """Options of a target with drafts."""
     return LlamaOptions(
         context_length=context_length,
         num_threads=num_threads,
@@ -277,7 +277,7 @@ def target_options(
 
 
 def draft_options(of_target: LlamaOptions) -> LlamaOptions:
-    """Those of its draft."""
+    """Options of its draft."""
     return replace(of_target, max_outputs=REPLAY_TOKENS, num_snapshots=0, exact=None)
 
 

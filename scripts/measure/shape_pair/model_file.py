@@ -60,7 +60,7 @@ class Tensor:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Of the array in the file: bytes, or float32 numbers."""
+        """The shape of the array in the file: bytes, or float32 numbers."""
         if self.kind is Kind.F32:
             return self.shape
         return (self.shape[0], blocks.row_bytes(self.kind, self.shape[1]))

@@ -88,7 +88,7 @@ class HeadSpec:
         return f"{self.target}-{self.quantization}-{text}{head}.gguf"
 
     def head_name(self) -> str:
-        """Of a file of its own."""
+        """The name of the head's own file."""
         text = _text_name(self.target, self.text)
         kind = "eagle3" if SHAPES[self.target].has_eagle else "mtp"
         kind = "dspark" if self.is_block else kind
