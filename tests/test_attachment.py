@@ -87,11 +87,6 @@ def test_text_is_text_whatever_it_is_called_and_begins_with(tmp_path, name, text
 
 
 def test_a_path_that_is_no_file_is_refused(tmp_path):
-    with pytest.raises(OptionError, match="does not exist"):
-        read_attachment(tmp_path / "absent")
-    with pytest.raises(OptionError, match="is not a file"):
-        read_attachment(tmp_path)
-    with pytest.raises(OptionError):
-        read_attachment(tmp_path / "zero\0byte")
-    with pytest.raises(OptionError, match="cannot be read"):
-        read_attachment(tmp_path / ("x" * 300))
+    for name in ("absent", ".", "zero\0byte", "x" * 300):
+        with pytest.raises(OptionError, match="does not exist, or is not a file"):
+            read_attachment(tmp_path / name)

@@ -113,7 +113,7 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(size, monkeypatch):
         (3, "the picture is 3"),
         (None, "the picture is None"),
         ("/nowhere/x.png", "does not exist"),
-        ("a\0b", "is not a path"),
+        ("a\0b", "is not a file"),
         (os.curdir, "is not a file"),
     ],
 )

@@ -115,13 +115,7 @@ class ControlGuard:
 
     def found(self, prompt: str) -> list[str]:
         """The control texts in a prompt whose messages are hidden, in order."""
-        positions = []
-        for text in self.texts:
-            at = prompt.find(text)
-            while at >= 0:
-                positions.append((at, text))
-                at = prompt.find(text, at + 1)
-        return [text for _, text in sorted(positions)]
+        return [match.group() for match in sorted(self._matches(prompt), key=re.Match.start)]
 
     def tokenize(self, prompt: str, hidden: Hidden) -> list[int]:
         """Ids of the prompt that the hidden messages were rendered to."""
@@ -156,15 +150,17 @@ class ControlGuard:
 
     def _spans(self, content: str) -> list[Span]:
         """The runs that have to be hidden, which can overlap."""
-        found = list(self._edges(content))
-        for text in self.texts:
-            begin = content.find(text)
-            while begin >= 0:
-                end = begin + len(text)
-                found.append((begin, end))
-                # What overlaps with it is not spelled any more where it is cut out.
-                begin = content.find(text, end)
-        return found
+        # A text that overlaps with one is not spelled any more where that is cut out.
+        return [*self._edges(content), *(match.span() for match in self._matches(content))]
+
+    def _matches(self, content: str) -> list[re.Match[str]]:
+        """The control texts in a content, in the order of `texts`."""
+        return [
+            match
+            for text in self.texts
+            if text in content  # few are: Python keeps no more than some hundred patterns
+            for match in re.finditer(re.escape(text), content)
+        ]
 
     def _words(self, content: str) -> Iterator[Span]:
         """The runs that `hide_words` hides, which can overlap."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import stat
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -133,20 +132,15 @@ class Picture:
 
 def read_bytes(path: Path, most_bytes: int) -> bytes:
     """The file's first bytes, one more than it may have. Raises OptionError."""
+    if not os.path.isfile(path):  # to open a pipe would wait for its other end
+        raise OptionError(
+            f"{path} does not exist, or is not a file", "Give the path of a file."
+        )
     try:
-        # Before it is opened, which would wait for the other end of a pipe.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise OptionError(f"{path} is not a file", "Give the path of a file.")
         with path.open("rb") as file:
             return file.read(most_bytes + 1)
-    except FileNotFoundError:
-        raise OptionError(f"{path} does not exist", "Give the path of a file.") from None
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}", "Check it.") from error
-    except ValueError as error:  # a NUL character; an OptionError, too
-        if isinstance(error, OptionError):
-            raise
-        raise OptionError(f"{str(path)!r} is not a path: {error}", "Check it.") from error
 
 
 def _check_size(name: str, size: tuple[int, int]) -> None:
