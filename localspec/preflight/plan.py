@@ -144,27 +144,20 @@ def _chosen(
         of_text = wanted[index].role != "mmproj"
         is_open = of_text and wanted[index].options.num_gpu_layers is None
         if is_open and chosen_gpus(free.gpus, wanted[index].options):
-            models[index] = _Search(wanted[index], index, models, context_length, free).best()
+            models[index] = wanted[index]
+            models[index] = _Search(models, index, context_length, free).best()
     return tuple(models)
 
 
 class _Search:
-    """Finds the most layers of one model that fit together with the others.
-
-    others: the pair, in which the model at `index` is replaced.
-    """
+    """Finds the most layers of the model at `index` that fit together with the others."""
 
     def __init__(
-        self,
-        model: Planned,
-        index: int,
-        others: Sequence[Planned],
-        context_length: int,
-        free: MemoryRoom,
+        self, models: Sequence[Planned], index: int, context_length: int, free: MemoryRoom
     ) -> None:
-        self._model = model
+        self._model = model = models[index]
         self._index = index
-        self._others = list(others)
+        self._models = list(models)
         self._context_length = context_length
         self._free = free
         self._num_layers = ModelShape(model.header).num_blocks + 1
@@ -215,7 +208,7 @@ class _Search:
 
     def _by_free_memory(self, options: LlamaOptions) -> list[int]:
         """Layers of each GPU if libllama divides all layers by free memory."""
-        others = [model for at, model in enumerate(self._others) if at != self._index]
+        others = [model for at, model in enumerate(self._models) if at != self._index]
         gpus, taken = self._free.gpus, (0,) * len(self._free.gpus)
         if others:
             taken = pair_memory(others, self._context_length, self._free).gpu_bytes
@@ -229,8 +222,8 @@ class _Search:
 
     def _fits(self, options: LlamaOptions) -> bool:
         """Whether the pair fits on each GPU with these options of the model."""
-        self._others[self._index] = self._model._replace(options=options)
-        memory = pair_memory(self._others, self._context_length, self._free)
+        self._models[self._index] = self._model._replace(options=options)
+        memory = pair_memory(self._models, self._context_length, self._free)
         return not any(shortage.gpu for shortage in self._free.shortages(memory))
 
 
