@@ -69,14 +69,6 @@ def all_at_once(engine, prompts, **options):
         return list(pool.map(lambda answer: answer.reply(), answers))
 
 
-@contextlib.contextmanager
-def sharing_decodes():
-    """Answers at once share decodes however busy the machine is: each waits for the others."""
-    with pytest.MonkeyPatch.context() as patch:
-        inside.be_patient(patch)
-        yield
-
-
 def assert_drafts_at_once_as_alone(made, prompt):
     """Four answers at once say what plain decoding says, each is drafted as well as alone, and
     they share decodes.
@@ -89,7 +81,7 @@ def assert_drafts_at_once_as_alone(made, prompt):
     with made.opened(draft_tokens=3) as engine:
         alone = [engine.generate_raw(each, **asked).reply() for each in others]
         num_alone = engine.num_decodes
-    with made.opened(parallel=4, draft_tokens=3) as engine, sharing_decodes():
+    with made.opened(parallel=4, draft_tokens=3) as engine:
         replies = all_at_once(engine, others, **asked)
         assert engine.num_decodes < 0.75 * num_alone
         for reply in (replies[0], *all_at_once(engine, [prompt] * 2, **asked)):

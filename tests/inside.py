@@ -6,10 +6,9 @@ tests/test_quality.py refuse it. What the public interface says as well is asked
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from localspec.engine.lane import Lane
 from localspec.engine.models import Models
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.isolated.process import Channel, ChildProcess
-from localspec.llama import joint, projector
+from localspec.llama import projector
 from localspec.llama.head import LlamaHead
 from localspec.llama.hidden_rows import HiddenRows
 from localspec.llama.model import LlamaModel
@@ -241,47 +240,6 @@ def target_rows(head: LlamaHead) -> HiddenRows:
 def vocabulary_pointer(vocabulary: LlamaVocabulary) -> Any:
     """libllama's pointer to the vocabulary: tests compare with its own functions."""
     return vocabulary._vocab
-
-
-def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have decodes wait for those that they may be joined with, for as long as 20 take."""
-    monkeypatch.setattr(joint, "_PATIENCE", 20.0)
-    monkeypatch.setattr(joint, "_IDLE_SHARE", 20.0)
-
-
-def is_in_line(computing: joint.Computing, work: joint.Work) -> bool:
-    """Whether a work waits to be done: tests have several come in an order of theirs."""
-    return work in computing._line
-
-
-def computing(model: LlamaModel) -> joint.Computing:
-    """The line of those that share a context: tests have several come in an order of theirs."""
-    assert model._computing is not None
-    return model._computing
-
-
-@contextlib.contextmanager
-def struck_when_at_work(line: joint.Computing) -> Iterator[None]:
-    """In the block Ctrl-C comes as soon as it is somebody's turn to compute, once."""
-    lock = line._changing
-
-    class Striking:
-        def __enter__(self) -> None:
-            lock.acquire()
-
-        def __exit__(self, *_error: object) -> None:
-            lock.release()
-            if line._at_work is not None:
-                line._changing = lock
-                raise KeyboardInterrupt
-
-    line._changing = Striking()
-    yield
-
-
-def num_in_line(line: joint.Computing) -> int:
-    """How many there wait, or work."""
-    return len(line._line)
 
 
 def keep_pictures(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:

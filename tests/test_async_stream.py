@@ -183,6 +183,6 @@ def test_no_thread_is_left_behind(engine):
     kept: list[localspec.Answer] = []
     asyncio.run(ask())
     for thread in threading.enumerate():
-        if thread.name.startswith("localspec"):
+        if thread.name == "localspec-async":
             thread.join(timeout=60)
             assert not thread.is_alive()

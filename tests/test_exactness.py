@@ -17,7 +17,7 @@ from exact_files import exact_copy, is_known_to_be_exact, requantised
 from head_maker import write_head_model
 
 import localspec
-from engines import all_at_once, sharing_decodes
+from engines import all_at_once
 from gguf_maker import write_random_model
 from localspec.checks import selfcheck
 from localspec.cli.explain import explanation_text
@@ -166,8 +166,7 @@ def test_joint_decodes_that_are_not_exact_are_found_and_not_joined(q8_target, mo
         assert not engine.exactness.joined
         before = engine.num_decodes
         asked = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
-        with sharing_decodes():
-            all_at_once(engine, [QUESTION, "Hello!"], **asked)
+        all_at_once(engine, [QUESTION, "Hello!"], **asked)
         assert engine.num_decodes - before == 24
 
 

@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import logging
 import re
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import llama_cpp
 import numpy as np
 import pytest
 from hybrid_maker import CACHE_KINDS, write_cache_kind, write_hybrid
 
 import inside
 import localspec
-from engines import sharing_decodes
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.shape import ModelShape
 from localspec.llama.batch import TokenBatch
-from localspec.llama.joint import Computing, LaneTime
+from localspec.llama.joint_decode import JointPart, decode_parts
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.preflight.free_memory import MemoryRoom, Planned
@@ -131,8 +127,7 @@ def stop_half_way(model, tokens):
     filled, graphs = TokenBatch.filled, []
 
     def interrupt(*given):
-        graphs.append(model.interrupt())
-        model.handle.allow()
+        graphs.append(given)
         batch = filled(*given)
         model.interrupt()  # libllama asks at the first node of its graph
         return batch
@@ -238,13 +233,12 @@ def test_snapshots_take_what_is_said(made, caplog):
 
 
 def side_by_side(path, count):
-    """Models of so many texts in one context, in threads of their own."""
+    """Models of so many texts in one context."""
     first = LlamaModel.open(
         path,
         LlamaOptions(context_length=256, max_outputs=17, num_snapshots=4, num_sequences=count),
     )
-    first.share(Computing(first.batch_size), LaneTime())
-    return [first, *(first.sibling(number, LaneTime()) for number in range(1, count))]
+    return [first, *(first.sibling(number) for number in range(1, count))]
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
@@ -262,12 +256,12 @@ def test_a_joint_decode_leaves_others_what_they_can_go_back_to(made, is_settled)
     if is_settled:
         models[2].truncate(24)
     before = models[0].num_decodes
-    with sharing_decodes(), ThreadPoolExecutor(2) as pool:
-        for _ in range(3):
-            work = [pool.submit(models[number].decode, [7], 1) for number in (0, 1)]
-            for number, each in enumerate(work):
-                each.result()
-                models[number].truncate(models[number].num_cached)
+    for _ in range(3):
+        parts = [JointPart(model, [7], 1) for model in models[:2]]
+        decode_parts(parts)
+        for part in parts:
+            assert part.error is None
+            part.model.truncate(part.model.num_cached)
     assert (models[0].num_decodes - before < 6) is is_settled
     models[2].truncate(22)
     assert models[2].num_cached == (0 if is_settled else 22)
@@ -276,34 +270,6 @@ def test_a_joint_decode_leaves_others_what_they_can_go_back_to(made, is_settled)
     for number in (0, 1):
         text = [*TEXT[number : 20 + number], 7, 7, 7]
         assert_goes_on_like_a_fresh_decode(models[number], made["qwen35"], text)
-    models[0].close()
-
-
-def test_ctrl_c_in_a_joint_decode_is_the_error_of_one_text(made, monkeypatch):
-    """The other gets its rows: its state is not lost, and it goes on."""
-    models = side_by_side(made["qwen35"], 3)
-    computing, real = inside.computing(models[0]), llama_cpp.llama_decode
-    for number, model in enumerate(models[:2]):
-        model.decode(TEXT[number : number + 20], 1)
-
-    def struck(*_arguments):
-        monkeypatch.setattr(llama_cpp, "llama_decode", real)
-        raise KeyboardInterrupt
-
-    def wait_for(count):
-        while inside.num_in_line(computing) < count:
-            time.sleep(0.001)
-
-    with ThreadPoolExecutor(2) as pool:
-        with computing.alone(models[2], 0):
-            leads = pool.submit(models[0].decode, [7], 1)
-            wait_for(2)
-            joins = pool.submit(models[1].decode, [7], 1)
-            wait_for(3)
-            monkeypatch.setattr(llama_cpp, "llama_decode", struck)
-        assert isinstance(leads.exception(), KeyboardInterrupt)
-        expected = fresh_rows(made["qwen35"], [*TEXT[1:21], 7], 1)
-        np.testing.assert_allclose(joins.result(), expected, atol=2e-3)
     models[0].close()
 
 

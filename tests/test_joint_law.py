@@ -7,6 +7,9 @@ with its own, and the probabilities of its texts be compared with those of plain
 
 from __future__ import annotations
 
+import copy
+import functools
+import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,8 +17,9 @@ import pytest
 
 import inside
 import localspec
-from engines import sharing_decodes
 from localspec.checks.enumeration import Enumeration
+from localspec.llama.joint_costs import RowTimes
+from localspec.llama.joint_decode import JointPart, decode_parts, joinable
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative.loop import Request
 from localspec.speculative.policy_api import FixedDraftPolicy
@@ -72,27 +76,59 @@ def engine(request, exact_target, demo_draft, demo_head):
         yield opened
 
 
+class Together:
+    """Threads, of which one runs at a time. Their decodes are joint: when all wait for one.
+
+    num_texts: threads, each of which has `turn` while it runs.
+    """
+
+    def __init__(self, num_texts):
+        self.turn = threading.Condition()
+        self.num_asked = 0
+        self._num_texts, self._waiting = num_texts, []
+
+    def decode(self, model, tokens, num_logits):
+        part = JointPart(model, tokens, num_logits)
+        self.num_asked += 1
+        self._waiting.append(part)
+        self._decode_if_all_wait()
+        self.turn.wait_for(lambda: part.rows is not None)
+        return part.rows
+
+    def end(self):
+        self._num_texts -= 1
+        self._decode_if_all_wait()
+
+    def _decode_if_all_wait(self):
+        while self._waiting and len(self._waiting) >= self._num_texts:
+            chosen, _ = joinable(self._waiting, RowTimes())
+            decode_parts(chosen)
+            for part in chosen:
+                part.rows = part.rows.copy()
+                self._waiting.remove(part)
+            self.turn.notify_all()
+
+
 def test_joint_steps_have_the_targets_law(engine, plain, monkeypatch):
     """To 1e-12, by each rule; and they are joint."""
-    lanes, asked = inside.lanes(engine)[:2], []
+    lanes, together = inside.lanes(engine)[:2], Together(2)
     for lane in lanes:
         lane.begin()
         target = lane.own_models.target
-
-        def decode(*given, real=target.decode):
-            asked.append(given)
-            return real(*given)
-
+        decode = functools.partial(together.decode, copy.copy(target))
         monkeypatch.setattr(target, "decode", decode)
 
     def laws(number):
         loop = lanes[number].decoder
-        return [law(engine, loop, PROMPTS[number], 2, rule) for rule in ("token", "block")]
+        with together.turn:
+            found = [law(engine, loop, PROMPTS[number], 2, rule) for rule in ("token", "block")]
+            together.end()
+        return found
 
     begun = engine.num_decodes
-    with sharing_decodes(), ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(laws, range(2)))
-    assert engine.num_decodes - begun < 0.75 * len(asked)
+    assert engine.num_decodes - begun < 0.75 * together.num_asked
     for number in range(2):
         for each in found[number]:
             assert set(each) == set(plain[number])

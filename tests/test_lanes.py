@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import threading
 import time
@@ -12,14 +11,14 @@ import numpy as np
 import pytest
 from test_sequences import made as made
 
-import inside
 import localspec
-from engines import sharing_decodes
-from localspec.errors import BusyError, ClosedError, DecodeError, EngineError
-from localspec.llama import joint, joint_costs, joint_decode
-from localspec.llama.joint import Computing, LaneTime, Work
+from localspec.errors import BusyError, ClosedError, DecodeError, Interrupted
+from localspec.llama import joint_costs, joint_decode
+from localspec.llama.context import LONGEST_STEP
+from localspec.llama.joint_decode import JointPart, decode_parts, joinable
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
+from localspec.speculative.model import Decode, result_of
 
 GREEDY = localspec.SamplingParams(temperature=0)
 ENDLESS = localspec.SamplingParams(temperature=0, ignore_eos=True)
@@ -105,8 +104,7 @@ def test_texts_are_those_alone(exact_target, demo_draft, demo_head, options, sam
                 said += [work().token_ids for work in works]
             else:
                 assert opened.exactness.joined
-                with sharing_decodes():
-                    assert [reply.token_ids for reply in all_at_once(*works)] == said
+                assert [reply.token_ids for reply in all_at_once(*works)] == said
                 assert opened.num_decodes < 110
 
 
@@ -117,6 +115,24 @@ def pays(request, monkeypatch):
     return request.param
 
 
+def decode_all(texts):
+    """Drive generators that yield decodes, in joint ones where that goes; what each returns."""
+    asked, found = {text: next(text) for text in texts}, {}
+    while asked:
+        parts = [JointPart(*decode) for decode in asked.values()]
+        chosen, _ = joinable(parts, joint_costs.RowTimes())
+        decode_parts(chosen)
+        for text, part in zip(list(asked), parts, strict=True):
+            if part in chosen:
+                assert part.error is None
+                try:
+                    asked[text] = text.send(part.rows)
+                except StopIteration as end:
+                    found[text] = end.value
+                    del asked[text]
+    return [found[text] for text in texts]
+
+
 def test_rows_are_those_alone(made, pays):
     """But for rounding, whether decodes are joined or take turns: of any size, and cut back."""
     options = LlamaOptions(context_length=200, max_outputs=4, num_snapshots=3)
@@ -124,64 +140,43 @@ def test_rows_are_those_alone(made, pays):
     texts = [random.integers(5, 900, size).tolist() for size in (40, 90, 7)]
 
     def rows(model, text):
-        # Pieces of a prompt depend on who works beside; rounding depends on the pieces.
-        begin = (len(text) - 1) // joint.LONGEST_STEP * joint.LONGEST_STEP
-        for at in range(0, begin, joint.LONGEST_STEP):
-            model.decode(text[at : at + joint.LONGEST_STEP], 0)
-        found = [model.decode(text[begin:], 1).copy()]
+        # Rounding depends on the pieces.
+        begin = (len(text) - 1) // LONGEST_STEP * LONGEST_STEP
+        for at in range(0, begin, LONGEST_STEP):
+            yield Decode(model, text[at : at + LONGEST_STEP], 0)
+        found = [(yield Decode(model, text[begin:], 1)).copy()]
         for size in (1, 1, 3, 2, 1, 4):
-            found.append(model.decode(text[:size], size).copy())
+            found.append((yield Decode(model, text[:size], size)).copy())
             model.truncate(model.num_cached - min(size - 1, model.max_rollback))
             if model.num_cached < len(text):
-                found.append(model.decode(text[model.num_cached :], 1).copy())
+                found.append((yield Decode(model, text[model.num_cached :], 1)).copy())
         return np.concatenate(found)
 
     one = LlamaModel.open(made, options)
     alone = []
     for text in texts:
         one.truncate(0)
-        alone.append(rows(one, text))
+        alone.append(result_of(rows(one, text)))
     one.close()
     first = LlamaModel.open(made, LlamaOptions(**{**vars_of(options), "num_sequences": 3}))
-    lane = LaneTime()
-    first.share(Computing(first.batch_size), lane)
-    models = [first, first.sibling(1, LaneTime()), first.sibling(2, LaneTime())]
+    models = [first, first.sibling(1), first.sibling(2)]
     for _ in range(2):
         for model in models:
             model.truncate(0)
-        found = all_at_once(
-            *(
-                lambda model=model, text=text: rows(model, text)
-                for model, text in zip(models, texts, strict=True)
-            )
-        )
+        found = decode_all([rows(*each) for each in zip(models, texts, strict=True)])
         for mine, expected in zip(found, alone, strict=True):
             np.testing.assert_allclose(mine, expected, atol=2e-3)
     first.close()
 
 
-def test_a_joint_decode_is_one_graph(demo_target, monkeypatch):
+def test_a_joint_decode_is_one_graph(demo_target):
     """Of several, libllama has the rows that heads read in the order of the graphs."""
-    sizes, decode = [], joint_decode.llama_cpp.llama_decode
-
-    def noted(context, batch):
-        sizes.append(batch.n_tokens)
-        return decode(context, batch)
-
     options = LlamaOptions(context_length=512, flash_attention="off", num_sequences=6)
     first = LlamaModel.open(demo_target, options)
-    first.share(Computing(first.batch_size), LaneTime())
-    models = [first, *(first.sibling(number, LaneTime()) for number in range(1, 6))]
-    with sharing_decodes():
-        all_at_once(
-            *(functools.partial(model.decode, [*range(300, 332)], 1) for model in models)
-        )
-        monkeypatch.setattr(joint_decode.llama_cpp, "llama_decode", noted)
-        all_at_once(
-            *(functools.partial(model.decode, [*range(400, 432)], 1) for model in models)
-        )
-    assert [model.num_cached for model in models] == [64] * 6
-    assert 32 < max(sizes) <= 128
+    models = [first, *(first.sibling(number) for number in range(1, 6))]
+    parts = [JointPart(model, [*range(400, 432)], 1) for model in models]
+    chosen, num_rows = joinable(parts, joint_costs.RowTimes())
+    assert 32 < num_rows == 32 * len(chosen) <= first.handle.graph_size
     first.close()
 
 
@@ -408,165 +403,16 @@ def test_texts_are_remembered_for_all_lanes():
         assert [len(reply.token_ids) for reply in found] == [40] * 2
 
 
-class Context:
-    """Whose decodes take so long, as far as the line for computing knows it."""
-
-    graph_size = 512
-
-    def __init__(self, seconds):
-        self.seconds = seconds
-        self.ends = 0
-        self.num_parts = []  # of each decode
-        self.has_begun = threading.Event()
-
-    def interrupt(self):
-        self.ends += 1
-
-    def allow(self):
-        pass
-
-
-class Text:
-    """One of those that share a context."""
-
-    is_interrupted = False
-
-    def __init__(self, context, sequence=0):
-        self.handle, self.lane, self.sequence = context, LaneTime(), sequence
-
-    def decode(self, computing):
-        computing.decode(Work(self, 1, self.lane, self._decode, sequence=self.sequence))
-
-    def _decode(self, parts):
-        self.handle.num_parts.append(len(parts))
-        self.handle.has_begun.set()
-        time.sleep(self.handle.seconds)
-        for part in parts:
-            part.is_done = True
-
-
-class Unwanted(Text):
-    """One that is interrupted, by a thread that is held up until others go on, or a while."""
-
-    def __init__(self, context):
-        super().__init__(context)
-        self.is_looked_at, self.others_go_on = threading.Event(), threading.Event()
-
-    @property
-    def is_interrupted(self):
-        if threading.current_thread() is threading.main_thread():
-            return False
-        self.is_looked_at.set()
-        self.others_go_on.wait(0.2)
-        return True
-
-
-def test_a_late_wish_to_end_a_decode_ends_no_other_texts():
-    """It was on its way when the decode that it was for ended, and the next one began."""
-    context = Context(0.0)
-    context.is_to_end = False
-    context.interrupt = lambda: setattr(context, "is_to_end", True)
-    context.allow = lambda: setattr(context, "is_to_end", False)
-    computing, first, second = Computing(8), Unwanted(context), Text(context, 1)
-    late = threading.Thread(target=computing.end_if_unwanted)
-    with computing.alone(first, 0):
-        late.start()
-        assert first.is_looked_at.wait(30)
-    with computing.alone(second, 0):
-        first.others_go_on.set()
-        late.join(30)
-        assert not context.is_to_end
-
-
-class InLine:
-    """Texts of one context, whose decodes are noted in the order in which they are done."""
-
-    def __init__(self):
-        self.computing, self.context, self.order = Computing(512), Context(0.0), []
-        self._waiting = []
-
-    def text(self, name, num_tokens, reading_s=0.0, seconds=0.0):
-        """One that wants to decode so many tokens, behind those that came before."""
-        text = Text(self.context, 7 * len(self._waiting))  # nobody's neighbour
-        text.lane.reading_s = reading_s
-
-        def decode(parts):
-            self.order.append(name)
-            time.sleep(seconds)
-            for part in parts:
-                part.is_done = True
-
-        work = Work(text, num_tokens, text.lane, decode, sequence=text.sequence)
-        thread = threading.Thread(target=self.computing.decode, args=(work,), daemon=True)
-        thread.start()
-        while not (work.is_done or inside.is_in_line(self.computing, work)):
-            time.sleep(0.001)
-        self._waiting.append(thread)
-        return text
-
-    def end(self):
-        for thread in self._waiting:
-            thread.join(30)
-            assert not thread.is_alive()
-        return self.order
-
-
-@pytest.mark.parametrize(
-    ("reading_s", "order"),
-    [
-        (0.0, ["prompt", "step", "other prompt", "other step"]),
-        (60.0, ["prompt", "step", "other step", "other prompt"]),
-    ],
-)
-def test_nobodys_next_token_waits_for_two_prompts(reading_s, order):
-    """A step goes before the next piece; before one of a text that reads for long, more do."""
-    line = InLine()
-    with line.computing.alone(Text(line.context), 0):
-        line.text("prompt", 100, reading_s, seconds=0.5)
-        line.text("other prompt", 100, reading_s)
-        line.text("step", 1)
-        line.text("other step", 1)
-    assert line.end() == order
-
-
-def test_a_piece_that_is_interrupted_as_its_turn_begins_took_no_time():
-    """Else the next ones would wait for hours, since a piece's time is owed to others."""
-    computing, text = Computing(512), Text(Context(0.0))
-    with inside.struck_when_at_work(computing), pytest.raises(KeyboardInterrupt):
-        computing.decode(Work(text, 100, text.lane, lambda parts: None))
-    assert text.lane.reading_s < 1.0
-
-
-def test_a_thread_that_comes_to_decode_within_a_decode_is_told():
-    """A signal handler does, and the collector of garbage, which ends a dropped answer."""
-    computing, context = Computing(512), Context(0.0)
-    one, other = Text(context), Text(context, 7)
-    errors = []
-
-    def work(text, done):
-        return Work(text, 1, text.lane, done, sequence=text.sequence)
-
-    def done(parts):
-        for begin in (
-            lambda: computing.decode(work(other, lambda parts: None)),
-            lambda: computing.alone(other, 0).__enter__(),
-        ):
-            with pytest.raises(EngineError, match="in the midst"):
-                begin()
-            errors.append(begin)
-        for part in parts:
-            part.is_done = True
-
-    computing.decode(work(one, done))
-    with computing.alone(one, 0), pytest.raises(EngineError, match="in the midst"):
-        computing.decode(work(other, lambda parts: None))
-    assert len(errors) == 2
-    with computing.alone(other, 0):
-        pass
-
-
-def raised(work):
-    try:
-        return work()
-    except Exception as error:
-        return error
+def test_a_late_wish_to_end_a_decode_ends_no_other_texts(demo_target):
+    """Nor does the wish of one of several."""
+    options = LlamaOptions(context_length=64, num_sequences=2)
+    first = LlamaModel.open(demo_target, options)
+    second = first.sibling(1)
+    first.decode([5], 1)
+    first.interrupt()
+    assert len(second.decode([5], 1)) == 1
+    parts = [JointPart(model, [6], 1) for model in (first, second)]
+    decode_parts(parts)
+    assert isinstance(parts[0].error, Interrupted)
+    assert parts[1].rows is not None
+    first.close()

@@ -13,7 +13,6 @@ import inside
 import localspec
 from engines import Owner, answered
 from localspec.errors import OptionError
-from localspec.llama.joint import LaneTime
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 
@@ -35,7 +34,7 @@ def test_rows_of_a_sequence_are_those_of_a_context_of_its_own(made, attention):
     one = LlamaModel.open(made, options)
     first = LlamaModel.open(made, replace(options, num_sequences=3))
     assert (first.num_sequences, first.context_length) == (3, one.context_length)
-    many = [first, first.sibling(1, LaneTime()), first.sibling(2, LaneTime())]
+    many = [first, first.sibling(1), first.sibling(2)]
     random = np.random.default_rng(0)
     texts = [random.integers(5, 900, size).tolist() for size in (40, 90, 7)]
     more, cuts = [11, 12, 13], (2, 1, 3)

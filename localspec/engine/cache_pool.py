@@ -80,11 +80,7 @@ class TextPlace:
         self.owner: Callable[[], object | None] = _nobody
         self.client = ""
         self.last_used = 0
-
-    @property
-    def is_free(self) -> bool:
-        """Whether nobody works here."""
-        return True
+        self.is_free = True  # nobody works here
 
     def common_with(self, tokens: Sequence[int], client: str = "") -> int:
         """How many of a client's `tokens` are cached here."""
@@ -125,16 +121,14 @@ class TextPlace:
     def beginning(self, tokens: Sequence[int]) -> PooledCache | None:
         """A copy of what the text here begins alike, of target and head.
 
-        Its answer may run, in another thread, and tokens that were drafted be cached behind it.
+        Its answer may be in the midst of a step, and tokens that were drafted be cached.
         """
-        before = self.decoder.tokens[:]
         try:
             state = self.models[0].save_state()
         except CacheError:
             return None
         head = None if self.head is None else self.head.copied()
-        # Meanwhile the text can have become the prompt of that answer.
-        common = min(common_length(each, tokens) for each in (before, self.decoder.tokens[:]))
+        common = common_length(self.decoder.tokens, tokens)
         others = [None] * (len(self.models) - 1)
         return PooledCache(list(tokens[:common]), [state, *others], head, self.client)
 

@@ -8,15 +8,15 @@ import localspec.llama.loaded  # noqa: F401  libllama before NumPy
 
 import contextlib
 import functools
-import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from localspec.chat.forgetting import longer_context
 from localspec.constraints.guidance import not_kept
-from localspec.engine.base import BaseEngine
+from localspec.engine.base import BaseEngine, Found
 from localspec.engine.cache_disk import CacheRoom
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.constraint_choice import Constrainer
@@ -24,6 +24,7 @@ from localspec.engine.lane import Lane, open_lanes, pool_of
 from localspec.engine.models import EngineMemory, Models
 from localspec.engine.prefill import prepare
 from localspec.engine.proposer_choice import answer_policy
+from localspec.engine.worker import AnswerJob, Producing, Worker
 from localspec.errors import (
     BusyError,
     ContextError,
@@ -88,7 +89,8 @@ class Engine(BaseEngine):
         proposers = [each for lane in self._lanes for each in lane.decoder.proposers]
         self._remembering = _Remembering(proposers, has_memory=memory)
         self._cache_pool = pool_of(self._lanes, room)
-        self._changing = threading.Lock()  # held while a text is put into a lane
+        self._worker = Worker(len(self._lanes))
+        weakref.finalize(self, self._worker.stop).atexit = False  # it is closed before
 
     @property
     def vocabulary(self) -> LlamaVocabulary:
@@ -128,18 +130,15 @@ class Engine(BaseEngine):
         For checks and measurements: without the memory. Raises EngineError while an answer is
         produced.
         """
-        lane = self._lanes[0]
         with self._access.turn() as turn, turn:
             self._take(turn, in_use)
-            lane.is_settled = False
-            self._cache_pool.switch_to(lane, None, ())
+            self._worker.call(lambda: self._cache_pool.switch_to(self._lanes[0], None, ()))
             self._decoder.truncate(0)
             with self._remembering.paused():
                 try:
                     yield self._decoder
                 finally:
                     self._decoder.truncate(0)
-            lane.is_settled = True
 
     def _check_options(self, options: AnswerOptions) -> None:
         self._require_open()
@@ -162,41 +161,76 @@ class Engine(BaseEngine):
         except Interrupted:
             state.abandon()
             return
-        lane = self._enter(turn, exchange.owner, prompt)
-        run = state.run = AnswerRun(
-            decoder=lane.decoder,
-            prompt=prompt,
-            request=request,
-            vocabulary=self.vocabulary,
-            options=options,
-            cancellation=state.cancellation,
-            interrupt=lambda: None if turn.is_over else lane.interrupt(),
-            on_cached=lambda cached: exchange.on_cached(cached, len(prompt.tokens)),
-            not_kept=not_kept(spec_of(options)),
-            exact=self.exactness.all_sizes,
-            waited=lane.waited_s,
-        )
+        job, num_read = AnswerJob(), 0
+
+        def end() -> list[Piece] | None:
+            """End it behind what was read; what waited for tokens that do not come."""
+            run = state.run
+            return None if run is None else run.cut(num_read)
+
         try:
             exchange.begin()
-            self._switch(lane, exchange.owner, prompt)
-            lane.use(
-                lambda done: exchange.on_prompt(done, len(prompt.tokens)), policy, reference
-            )
-            yield from run.pieces()
-            lane.is_settled = True
-        except GeneratorExit:
-            lane.is_settled = True
-            raise
+            own = policy, reference
+            self._worker.start(job, self._produced(job, exchange, state, prompt, request, own))
+            for piece in job.pieces(self._worker):
+                num_read += len(piece.token_ids)
+                yield piece
+                if cancellation.is_requested:
+                    rest = self._worker.close(job, end)
+                    if rest is not None:
+                        yield from rest
+                        break
         finally:
             try:
-                if run.result is not None:
-                    state.result = run.result
-                    exchange.remember(*run.result)
-                lane.use_usual()
+                if self._own_process.is_this():
+                    self._worker.close(job, end)
+                if state.run is not None and state.run.result is not None:
+                    state.result = state.run.result
+                    exchange.remember(*state.result)
             finally:
                 turn.end()
-            if run.result is not None:
-                self._save_profile(lane)
+
+    def _produced(
+        self,
+        job: AnswerJob,
+        exchange: Exchange,
+        state: AnswerState,
+        prompt: Prompt,
+        request: Request,
+        own: tuple[DraftPolicy | None, Sequence[int]],
+    ) -> Producing:
+        """Produce an answer in a lane that is free, in the worker.
+
+        own: its policy and its prediction, as `Lane.use` takes them.
+        """
+        num_tokens = len(prompt.tokens)
+        free = [lane for lane in self._lanes if lane.is_free]
+        lane = self._cache_pool.place_for(exchange.owner, prompt.tokens, free, prompt.client)
+        lane.is_free, job.clock = False, lane.clock
+        try:
+            lane.begin()
+            self._switch(lane, exchange.owner, prompt)
+            lane.use(lambda done: job.tell(lambda: exchange.on_prompt(done, num_tokens)), *own)
+            state.run = AnswerRun(
+                decoder=lane.decoder,
+                prompt=prompt,
+                request=request,
+                vocabulary=self.vocabulary,
+                options=exchange.options,
+                cancellation=state.cancellation,
+                interrupt=lane.interrupt,
+                on_cached=lambda cached: job.tell(
+                    lambda: exchange.on_cached(cached, num_tokens)
+                ),
+                not_kept=not_kept(spec_of(exchange.options)),
+                exact=self.exactness.all_sizes,
+                clock=lane.clock,
+            )
+            yield from state.run.pieces()
+        finally:
+            lane.use_usual()
+            lane.is_free = True
+            self._save_profile(lane)
 
     def _request(
         self,
@@ -235,21 +269,29 @@ class Engine(BaseEngine):
             kinds=kinds,
         )
 
-    def _save_caches_of(self, owner: object, path: Path) -> bool:
+    def _alone(self, function: Callable[[], Found]) -> Found:
+        """A function's result, while no answer may run. Raises as `_wait`."""
         with self._access.turn() as turn, turn:
             self._take(turn, in_use)
+            return self._worker.call(function)
+
+    def _save_caches_of(self, owner: object, path: Path) -> bool:
+        def save() -> bool:
             kept = self._cache_pool.text_of(owner)
             if kept is not None:
                 write_caches(path, kept, self._models.identities())
             return kept is not None
 
+        return self._alone(save)
+
     def _load_caches_of(self, owner: object, path: Path) -> bool:
-        with self._access.turn() as turn, turn:
-            self._take(turn, in_use)
+        def load() -> bool:
             kept = read_caches(path, self._models.identities(), self._cache_pool.make_room)
             if kept is not None:
                 self._cache_pool.put(owner, kept)
             return kept is not None
+
+        return self._alone(load)
 
     @property
     def num_decodes(self) -> int:
@@ -263,46 +305,56 @@ class Engine(BaseEngine):
 
     def remember(self, text: str | Sequence[int]) -> None:
         tokens = self.tokenize(text) if isinstance(text, str) else self._known_ids(text)
-        with self._access.turn() as turn, turn:
-            self._take(turn, in_use)
-            self._remembering.add(tokens)
+        self._alone(lambda: self._remembering.add(tokens))
 
     def free_kept(self) -> None:
-        with self._access.turn() as turn, turn:
-            self._take(turn, in_use)
-            self._cache_pool.clear()
+        self._alone(self._cache_pool.clear)
 
     def _prepare(
         self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
     ) -> None:
-        idle = Cancellation()
-        with self._access.turn(idle.request) as turn, turn:
-            try:
-                self._take(turn, in_use)
-            except BusyError:
-                return
-            with idle.obeyed(self.cancel), contextlib.suppress(Interrupted):
-                # Now that no answer can change what they are.
-                whole = make_tokens(lambda: self._target.is_interrupted)
-                tokens, _parts = self._models.readable(whole)
-                if tokens:
-                    lane = self._cache_pool.place_for(owner, whole, self._lanes)
-                    lane.is_settled = False
-                    self._switch(lane, owner, Prompt(whole))
-                    chain = self._resolver.chain(self.sampling, len(tokens))
-                    with contextlib.suppress(Interrupted):
-                        if lane.common_with(whole) <= len(tokens):  # else more is cached
-                            prepare(lane.decoder, tokens, chain, time.perf_counter)
-                    self._save_profile(lane)
-                    lane.is_settled = True
+        def work(whole: list[int]) -> None:
+            tokens, _parts = self._models.readable(whole)
+            if tokens:
+                lane = self._cache_pool.place_for(owner, whole, self._lanes)
+                self._switch(lane, owner, Prompt(whole))
+                chain = self._resolver.chain(self.sampling, len(tokens))
+                with contextlib.suppress(Interrupted):
+                    if lane.common_with(whole) <= len(tokens):  # else more is cached
+                        prepare(lane.decoder, tokens, chain, time.perf_counter)
+                self._save_profile(lane)
+
+        def begin() -> None:
+            # Now that no answer can change what they are.
+            whole = make_tokens(lambda: self._target.is_interrupted)
+            self._worker.call(lambda: work(whole))
+
+        self._while_idle(begin)
 
     def _keep_on_disk(self) -> None:
         """Write the caches of conversations that the disk lacks, until an answer begins."""
+        pool = self._cache_pool
+        self._while_idle(
+            lambda: self._worker.call(
+                lambda: pool.put_all_aside(lambda: self._target.is_interrupted)
+            )
+        )
+
+    def _while_idle(self, function: Callable[[], None]) -> None:
+        """Call a function while no answer runs, if none does already.
+
+        One that begins ends what it does, as `cancel` does.
+        """
         idle = Cancellation()
-        with self._access.turn(idle.request) as turn, turn, contextlib.suppress(BusyError):
+        turn = self._access.turn(idle.request)
+        with turn, contextlib.suppress(BusyError, Interrupted):
             self._take(turn, in_use)
             with idle.obeyed(self.cancel):
-                self._cache_pool.put_all_aside(lambda: self._target.is_interrupted)
+                try:
+                    function()
+                except BaseException:
+                    self.cancel()  # Ctrl-C has ended the waiting, and not the work
+                    raise
 
     def cancel(self) -> None:
         for lane in self._lanes:
@@ -316,9 +368,9 @@ class Engine(BaseEngine):
         self._access.end_here()
         with self._access.turn() as turn, turn:
             self._access.take(turn, in_use, waits=True)
+            self._worker.stop()
             with contextlib.suppress(EngineError, MemoryError):  # of one that is closed
-                for lane in self._lanes:
-                    lane.begin()
+                self._begin_lanes()
                 self._cache_pool.put_all_aside()
             self._free()
 
@@ -353,30 +405,22 @@ class Engine(BaseEngine):
     def _take(self, turn: EngineTurn, refusal: Callable[[], BusyError]) -> None:
         """Take a turn alone, and make all lanes ready for it. Raises as `_wait`."""
         self._wait(turn, refusal)
+        self._worker.call(self._begin_lanes)
+
+    def _begin_lanes(self) -> None:
         for lane in self._lanes:
             lane.begin()
 
-    def _enter(self, turn: EngineTurn, owner: object | None, prompt: Prompt) -> Lane:
-        """Give a turn that was taken a lane, ready for an answer."""
-        with self._changing:
-            free = [lane for lane in self._lanes if lane.is_free]
-            lane = self._cache_pool.place_for(owner, prompt.tokens, free, prompt.client)
-            lane.turn = turn
-        lane.begin()
-        lane.is_settled = False
-        return lane
-
     def _switch(self, lane: Lane, owner: object | None, prompt: Prompt) -> None:
         """Put the owner's text into a lane; nobody's, if the owner's runs in another."""
-        with self._changing:
-            others = [other for other in self._lanes if other is not lane]
-            if any(not other.is_free and other.owner() is owner for other in others):
-                owner = None
-            self._cache_pool.switch_to(lane, owner, prompt.tokens, others, prompt.client)
+        others = [other for other in self._lanes if other is not lane]
+        if any(not other.is_free and other.owner() is owner for other in others):
+            owner = None
+        self._cache_pool.switch_to(lane, owner, prompt.tokens, others, prompt.client)
 
     def _require_open(self) -> None:
         self._require_not_ending()
-        # Before the lock, which a fork may have copied as it was: taken.
+        # A fork has none of the threads.
         for model in self._models.all:
             model.require_open()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +16,9 @@ from localspec.engine.proposer_choice import (
     choose_proposers,
     proposers_beside,
 )
+from localspec.engine.worker import TextClock
 from localspec.errors import CacheError
 from localspec.llama.cache_state import CacheState
-from localspec.llama.joint import LaneTime
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.policy.threads import AdaptiveThreads
@@ -29,7 +28,6 @@ from localspec.speculative.own_text import Reading
 from localspec.speculative.policy_api import Drafting, DraftPolicy
 from localspec.speculative.proposers import Proposer
 from localspec.speculative.translated import TranslatedDraft
-from localspec.streaming.access import EngineTurn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,37 +41,23 @@ logger = logging.getLogger(__name__)
 class Lane(TextPlace):
     """A text's sequence in each context, and the loop over them, where one answer runs.
 
-    models: views at this sequence. turn: the current or last holder.
+    models: views at this sequence. is_free: whether nobody works here.
     """
 
-    def __init__(self, models: Models, decoder: SpeculativeDecoder) -> None:
+    def __init__(self, models: Models, decoder: SpeculativeDecoder, clock: TextClock) -> None:
         super().__init__(decoder, saved_caches(models, decoder.proposers), models.head)
         self.own_models = models
-        self.turn: EngineTurn | None = None
+        self.clock = clock
         self.own_policy = decoder.draft_policy
         self._usual_policy: DraftPolicy | None = None  # while an answer has another
         self._lookups = [each for each in decoder.proposers if isinstance(each, Lookup)]
-        self.is_settled = True  # whether the last work here came to its end in order
         self._num_shared = 0  # decodes, when the last work began
-
-    @property
-    def is_free(self) -> bool:
-        """Whether nobody works here."""
-        return self.turn is None or self.turn.is_over
-
-    def waited_s(self) -> float:
-        """Seconds, so far, in which other lanes had the machine."""
-        return self.own_models.target.lane.waited_s
 
     def begin(self) -> None:
         """Make models and loop ready for work."""
         for model in self.own_models.all:
             model.begin()
-        taken = self.own_models.target.lane
-        self._num_shared, taken.reading_s = taken.num_shared, 0.0
-        if not self.is_settled:
-            self.decoder.forget_doubtful()
-            self.is_settled = True
+        self._num_shared = self.clock.num_shared
         self.use_usual()
 
     def use(
@@ -107,7 +91,7 @@ class Lane(TextPlace):
         Beside other answers they learn nothing: decodes then cost time for these, too.
         """
         policy, threads = self.decoder.draft_policy, self.decoder.thread_policy
-        has_shared = self._num_shared < self.own_models.target.lane.num_shared
+        has_shared = self._num_shared < self.clock.num_shared
         if has_shared or not isinstance(policy, AdaptiveDraftPolicy):
             return None
         learned = policy.as_dict()
@@ -148,17 +132,15 @@ def open_lanes(
     """
     shared, proposers, off = choose_proposers(models, drafting)
     lanes: list[Lane] = []
-    profile, several = None, models.num_sequences > 1
-    if several:
-        models.share()
+    profile = None
     for number in range(models.num_sequences):
-        own = models if number == 0 else models.sibling(number, LaneTime())
-        clock = own.target.lane.clock if several else time.perf_counter
+        own = models if number == 0 else models.sibling(number)
+        clock = TextClock()
         if number > 0:
             proposers = proposers_beside(proposers, own)
-        policies, profile = choose_policies(own, drafting, proposers)
-        decoder = SpeculativeDecoder(own.target, proposers, *policies, off, clock)
-        lanes.append(Lane(own, decoder))
+        policies, profile = choose_policies(own, drafting, proposers, clock.was_alone)
+        decoder = SpeculativeDecoder(own.target, proposers, *policies, off, clock.now)
+        lanes.append(Lane(own, decoder, clock))
     return lanes, shared, profile
 
 

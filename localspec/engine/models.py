@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from localspec.errors import CacheError, OptionError
 from localspec.gguf_file.content import require_unwritten
-from localspec.llama.joint import Computing, LaneTime
 from localspec.pictures.cells import LAST_CELL
 
 if TYPE_CHECKING:
@@ -84,20 +83,13 @@ class Models(NamedTuple):
         for model in reversed(self.all):  # a head before its target
             model.close()
 
-    def share(self) -> None:
-        """Let others beside these work in other threads from now on."""
-        lane = LaneTime()
-        computing = Computing(min(model.batch_size for model in self.saved))
-        for model in self.all:
-            model.share(computing, lane)
-
-    def sibling(self, number: int, lane: LaneTime) -> Models:
+    def sibling(self, number: int) -> Models:
         """Views of these models at another sequence, for another text."""
         target, draft, head, memory = self
-        target = target.sibling(number, lane)
+        target = target.sibling(number)
         return Models(
             target,
-            None if draft is None else draft.sibling(number, lane),
+            None if draft is None else draft.sibling(number),
             None if head is None else head.sibling(number, target),
             memory,
         )

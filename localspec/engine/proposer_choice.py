@@ -176,13 +176,16 @@ def weight_shares(models: Models) -> dict[ProposerKind, float]:
 
 
 def choose_policies(
-    models: Models, drafting: Drafting, proposers: Sequence[Proposer]
+    models: Models,
+    drafting: Drafting,
+    proposers: Sequence[Proposer],
+    was_alone: Callable[[], bool],
 ) -> tuple[tuple[DraftPolicy, ThreadPolicy], Profile | None]:
     """The draft and thread policies, and the profile that keeps what they learn.
 
-    The profile is None if a model has no identity.
+    The profile is None if a model has no identity. was_alone: see `AdaptiveThreads`.
     """
-    threads = _thread_policy(models)
+    threads = _thread_policy(models, was_alone)
     if drafting.is_off:
         return (FixedDraftPolicy(0), threads), None
     if drafting.draft_tokens is not None:
@@ -205,7 +208,7 @@ def choose_policies(
         except DAMAGES as error:
             logger.warning("%s is damaged and will be replaced: %s", profile.path, error)
             policy = AdaptiveDraftPolicy(shares, models.target.num_threads)
-            threads = _thread_policy(models)
+            threads = _thread_policy(models, was_alone)
     return (policy, threads), profile
 
 
@@ -236,7 +239,7 @@ def choose_threads(model: LlamaModel) -> None:
     model.num_threads = chosen
 
 
-def _thread_policy(models: Models) -> ThreadPolicy:
+def _thread_policy(models: Models, was_alone: Callable[[], bool]) -> ThreadPolicy:
     """The target's number follows the load, and the others' with it, where nobody set them."""
     target, draft, head, _ = models
     if not target.may_change_threads:
@@ -250,4 +253,4 @@ def _thread_policy(models: Models) -> ThreadPolicy:
         if head is not None:
             head.num_threads = count
 
-    return AdaptiveThreads(target.num_threads, use, target.lane.was_alone)
+    return AdaptiveThreads(target.num_threads, use, was_alone)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from contextlib import AbstractContextManager
-
 from localspec.errors import DecodeError, Interrupted
 from localspec.gguf_file.content import FileStates
-from localspec.llama.handle import Handle
-from localspec.llama.joint import LONGEST_STEP, Computing, LaneTime
+from localspec.llama.handle import Handle, Stop
 from localspec.llama.library import complaints, llama_cpp
 from localspec.llama.options import LlamaOptions
+
+LONGEST_STEP = 32  # tokens; a larger decode is part of a prompt
 
 
 class LlamaContext:
@@ -33,9 +31,7 @@ class LlamaContext:
         self._step_threads: int = llama_cpp.llama_n_threads(handle.context)
         self._prompt_threads: int = llama_cpp.llama_n_threads_batch(handle.context)
         handle.threads_set = (self._step_threads, self._prompt_threads)
-        self._computing: Computing | None = None  # where several texts share the context
-        self.lane = LaneTime()
-        self._is_stopped = False  # this text, where others are not
+        self._stop = Stop()  # this text, whatever others do in the context
 
     @property
     def num_threads(self) -> int:
@@ -56,6 +52,7 @@ class LlamaContext:
         """Set the threads of a decode. Raises Interrupted after `interrupt`."""
         if self.is_interrupted:
             raise self._cancelled()
+        self.handle.begin_decode((self._stop,))
         self._set_threads(num_tokens)
 
     def _set_threads(self, num_tokens: int) -> None:
@@ -71,14 +68,18 @@ class LlamaContext:
 
     def _check_decoded(self, status: int, num_tokens: int, position: int) -> None:
         """Raise Interrupted or DecodeError for a status of libllama other than 0."""
-        if status == 2:
-            raise self._cancelled()
         if status != 0:
-            raise DecodeError(
-                f"libllama could not decode {num_tokens} tokens of {self._title} at position "
-                f"{position} (status {status}){complaints.because()}",
-                "Out of memory? Try a smaller context or fewer GPU layers.",
-            )
+            raise self.failed(status, num_tokens, position)
+
+    def failed(self, status: int, num_tokens: int, position: int) -> Interrupted | DecodeError:
+        """The error of a decode with that status of libllama."""
+        if status == 2:
+            return self._cancelled()
+        return DecodeError(
+            f"libllama could not decode {num_tokens} tokens of {self._title} at position "
+            f"{position} (status {status}){complaints.because()}",
+            "Out of memory? Try a smaller context or fewer GPU layers.",
+        )
 
     def _cancelled(self) -> Interrupted:
         return Interrupted(f"a decode of {self._title} was cancelled")
@@ -92,38 +93,13 @@ class LlamaContext:
 
         A decode that other texts have a part in ends by itself.
         """
-        if self._computing is None:
-            self.handle.interrupt()
-        else:
-            self._is_stopped = True
-            self._computing.end_if_unwanted()
+        self._stop.is_wanted = True
+        self.handle.end_if_unwanted()
 
     @property
     def is_interrupted(self) -> bool:
         """Whether `interrupt` was called since `begin`."""
-        return self._is_stopped if self._computing else self.handle.is_interrupted
-
-    def share(self, computing: Computing, lane: LaneTime) -> None:
-        """Let those beside it, at other sequences, work in other threads from now on.
-
-        lane: of the text that this one has.
-        """
-        self._computing, self.lane = computing, lane
-
-    def _allow(self) -> None:
-        """Let decodes run again."""
-        if self._computing is None:
-            self.handle.allow()
-        else:
-            self._is_stopped = False
-
-    def _alone(
-        self, num_tokens: int = 0, lane: LaneTime | None = None, *, is_piece: bool = False
-    ) -> AbstractContextManager[None]:
-        """In the block nobody else uses the context. The arguments: see `Computing.alone`."""
-        if self._computing is None:
-            return contextlib.nullcontext()
-        return self._computing.alone(self, num_tokens, lane, is_piece=is_piece)
+        return self._stop.is_wanted
 
     def close(self) -> None:
         """Free everything, or give an adopted `Llama` back. Idempotent.

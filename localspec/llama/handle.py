@@ -7,12 +7,18 @@ import ctypes
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from localspec.errors import ClosedError
 from localspec.llama import native
 from localspec.llama.library import llama_cpp, own_process, stop_callback
+
+
+class Stop:
+    """Whether a text's decodes are to end."""
+
+    is_wanted = False
 
 
 class Handle:
@@ -55,6 +61,10 @@ class Handle:
         self.in_use = threading.Lock()
         self.name = name
         self._stop = ctypes.create_string_buffer(2)
+        # Of the texts that the running decode is for. A signal handler may come to the lock
+        # within itself.
+        self._stops: Sequence[Stop] = ()
+        self._stopping = threading.RLock()
         llama_cpp.llama_set_abort_callback(
             context, stop_callback, ctypes.cast(self._stop, ctypes.c_void_p)
         )
@@ -83,18 +93,21 @@ class Handle:
                 "Close this engine, create the object again and load a new engine.",
             )
 
-    def interrupt(self) -> None:
-        """End a running decode within a node of its graph. From any thread."""
-        self._stop[0] = b"\1"
+    def begin_decode(self, stops: Sequence[Stop]) -> None:
+        """Let the next decode run until each of its texts is to stop."""
+        with self._stopping:
+            self._stop[0] = b"\0"
+            self._stops = stops
+            self.end_if_unwanted()
 
-    def allow(self) -> None:
-        """Let decodes run again."""
-        self._stop[0] = b"\0"
+    def end_if_unwanted(self) -> None:
+        """End a decode within a node of its graph if all of its texts are to stop.
 
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether decodes are to end."""
-        return self._stop.raw[0] != 0
+        From any thread.
+        """
+        with self._stopping:
+            if self._stops and all(stop.is_wanted for stop in self._stops):
+                self._stop[0] = b"\1"
 
     @contextlib.contextmanager
     def closed_on_failure(self) -> Iterator[None]:

@@ -27,9 +27,8 @@ from localspec.llama import params as llama_params
 from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import BYTE_POINTER
 from localspec.llama.context import LlamaContext
-from localspec.llama.handle import Handle
+from localspec.llama.handle import Handle, Stop
 from localspec.llama.hidden_rows import HiddenRows, Rows, TargetRows
-from localspec.llama.joint import LaneTime
 from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
 from localspec.llama.native import LoadWatch
@@ -109,17 +108,16 @@ class LlamaHead(LlamaContext):
     def sibling(self, number: int, target: LlamaModel) -> Self:
         """A view of this head at the target's sequence."""
         other = copy.copy(self)
-        other.lane = target.lane
+        other._stop = Stop()
         other._sequence, other._target_rows = number, target.kept_rows
         other.begins_at = other.num_cached = 0
         other._drafted, other._own_rows = [], np.zeros_like(self._own_rows)
         return other
 
     def copied(self) -> HeadCopy:
-        """A copy of its state, and of the rows to read on with. From any thread."""
-        with self._alone(lane=LaneTime()):
-            count = self.num_cached - len(self._drafted)
-            return HeadCopy(self._target_rows.copied(), self.begins_at, count, self._state())
+        """A copy of its state, and of the rows to read on with."""
+        count = self.num_cached - len(self._drafted)
+        return HeadCopy(self._target_rows.copied(), self.begins_at, count, self._state())
 
     def take_over(self, other: HeadCopy, num_cached: int) -> None:
         """Take over the state of another text, up to its first num_cached tokens.
@@ -128,11 +126,10 @@ class LlamaHead(LlamaContext):
         """
         self.read_from(0)
         self._target_rows.take_over(other.rows, num_cached)
-        with self._alone():
-            if other.state is not None and self._put(other.state):
-                self.begins_at, self.num_cached = other.begins_at, other.num_cached
-        with self._alone():  # a state that was copied may have what was drafted, too
-            self._cut(min(max(num_cached - self.begins_at, 0), self.num_cached))
+        if other.state is not None and self._put(other.state):
+            self.begins_at, self.num_cached = other.begins_at, other.num_cached
+        # A state that was copied may have what was drafted, too.
+        self._cut(min(max(num_cached - self.begins_at, 0), self.num_cached))
 
     def _state(self) -> NDArray[np.uint8] | None:
         """A copy of its entries; None if libllama fails to give it."""
@@ -163,11 +160,6 @@ class LlamaHead(LlamaContext):
         Raises DecodeError or Interrupted.
         """
         self.handle.require_open()
-        with self._alone(len(tokens)):
-            rows = self._decoded(tokens, num_logits)
-            return rows if self._computing is None else rows.copy()
-
-    def _decoded(self, tokens: Sequence[int], num_logits: int) -> Logits:
         before = self.num_cached - len(self._drafted)
         try:
             if self.begins_at + self.num_cached < self.readable.stop:
@@ -270,8 +262,7 @@ class LlamaHead(LlamaContext):
         num_cached = min(num_cached, self.num_cached - len(self._drafted))
         if num_cached < self.num_cached:
             self.handle.require_pointers()
-            with self._alone():
-                self._cut(num_cached)
+            self._cut(num_cached)
 
     def _cut(self, num_cached: int) -> None:
         self.num_cached = num_cached
@@ -288,9 +279,8 @@ class LlamaHead(LlamaContext):
     def begin(self) -> None:
         """Allow decodes again after `interrupt`, and let libllama cache what is recorded."""
         self.require_open()
-        self._allow()
-        with self._alone():
-            self._cut(self.num_cached - len(self._drafted))
+        self._stop.is_wanted = False
+        self._cut(self.num_cached - len(self._drafted))
 
 
 class AssistantHead(LlamaHead):
@@ -403,12 +393,7 @@ class DflashHead(LlamaHead):
         Interrupted.
         """
         self.handle.require_open()
-        with self._alone(len(tokens) + num_tokens):
-            self._decode_alone(tokens, num_tokens + self.first_row)
-            if self._computing is not None:  # another's block overwrites them
-                self._logits, self._given = self._logits.copy(), self._given.copy()
-
-    def _decode_alone(self, tokens: Sequence[int], size: int) -> None:
+        size = num_tokens + self.first_row
         try:
             self._read_rows(len(tokens) - 1)
             block = [tokens[-1], *[self._block.mask] * (size - 1)]

@@ -18,7 +18,6 @@ from localspec.gguf_file.head import OWN_TOKENS, medusa_names
 from localspec.gguf_file.header import Header, Tensor
 from localspec.gguf_file.tensor_types import BF16, F16, F32, INT64
 from localspec.llama.hidden_rows import HiddenRows, OutputRows, products
-from localspec.llama.joint import Computing, LaneTime
 from localspec.llama.model import LlamaModel
 from localspec.sampling.distribution import Logits
 
@@ -89,9 +88,6 @@ class MedusaHeads:
     def confidence(self, _index: int) -> None:
         """None: they do not say how likely a token is right."""
 
-    def share(self, _computing: Computing, _lane: LaneTime) -> None:
-        """Nothing to do: NumPy computes, from rows that are its own."""
-
     def sibling(self, _number: int, target: LlamaModel) -> MedusaHeads:
         """A view of these heads at the target's sequence."""
         other = copy.copy(self)
@@ -101,9 +97,8 @@ class MedusaHeads:
         return other
 
     def copied(self) -> HiddenRows:
-        """The rows that it reads on with. From any thread."""
-        with self._target._alone(lane=LaneTime()):
-            return self._rows.copied()
+        """The rows that it reads on with."""
+        return self._rows.copied()
 
     def take_over(self, other: HiddenRows, num_cached: int) -> None:
         """Take over the rows of another text, up to its first num_cached tokens."""

@@ -22,10 +22,8 @@ from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import Cache
 from localspec.llama.cache_state import CacheState
 from localspec.llama.context import LlamaContext
-from localspec.llama.handle import Handle
+from localspec.llama.handle import Handle, Stop
 from localspec.llama.hidden_rows import HiddenRows, OutputRows, Rows, TargetRows
-from localspec.llama.joint import LONGEST_STEP, LaneTime
-from localspec.llama.joint_decode import may_be_joined, work_of
 from localspec.llama.library import Llama, kernels, llama_cpp
 from localspec.llama.native import LoadWatch
 from localspec.llama.opening import adopted_handle, load_context, open_watched
@@ -41,9 +39,8 @@ _UNUSED = -1  # in place of the first token that the owner of an adopted `Llama`
 class LlamaModel(LlamaContext):
     """A sequence of a llama_cpp context: an implementation of `model.Model`.
 
-    Not thread-safe, except for `interrupt`; but its siblings may work in other threads
-    once it `shares`. Open one with `open` or `adopt`. vision: with which it reads pictures;
-    is_blind: whether it passes over them.
+    Not thread-safe, except for `interrupt`. Open one with `open` or `adopt`. vision: with which
+    it reads pictures; is_blind: whether it passes over them.
     """
 
     vision: Projector | None = None
@@ -76,16 +73,14 @@ class LlamaModel(LlamaContext):
         self.num_weight_bytes: int = llama_cpp.llama_model_size(model)
         self._cache = Cache(handle)
         self._rows: TargetRows | OutputRows | None = None  # that a head reads
-        # Its rows, where others compute before they are used.
-        self._kept: Logits = np.empty((0, self.vocab_size), dtype=np.float32)
         self._batch = TokenBatch(llama_cpp.llama_n_batch(context))
         self.max_rollback = self._probe_rollback()
 
-    def sibling(self, number: int, lane: LaneTime) -> LlamaModel:
+    def sibling(self, number: int) -> LlamaModel:
         """A view of this model at another sequence, for another text."""
         other = copy.copy(self)
-        other.lane, other.on_batch = lane, None
-        other._cache, other._kept = Cache(self.handle, number), self._kept[:0]
+        other._stop, other.on_batch = Stop(), None
+        other._cache = Cache(self.handle, number)
         if self._rows is not None:
             other._rows = self._rows.sibling()
         return other
@@ -162,16 +157,13 @@ class LlamaModel(LlamaContext):
         adopted `Llama` has used it in the meantime. Raises EngineError if it was closed.
         """
         self.require_open()
-        self._allow()
+        self._stop.is_wanted = False
         llama = self.handle.owner
         is_used = llama is not None and (llama.n_tokens or llama.input_ids[0] != _UNUSED)
-        with self._alone():
-            if self.vision is not None:  # an exception may have come before that was undone
-                llama_cpp.llama_set_causal_attn(self.handle.context, True)
-            if is_used or not self._cache.is_unchanged:
-                if llama is not None:
-                    llama.reset()
-                self._cache.clear()
+        if is_used or not self._cache.is_unchanged:
+            if llama is not None:
+                llama.reset()
+            self._cache.clear()
         if llama is not None:
             llama.input_ids[0] = _UNUSED
         self._forget_rows()
@@ -181,33 +173,33 @@ class LlamaModel(LlamaContext):
         if min(tokens, default=0) <= LAST_CELL:
             tokens = self._up_to_last_picture(tokens, num_logits)
             if not tokens:
-                return self._kept[:0]
-        self._check(tokens, num_logits)
-        before = self.num_cached
-        try:
-            while len(tokens) > (most := self._piece_size(len(tokens))):
-                # The last batch must be long enough to hold every row that is asked for.
-                size = min(most, len(tokens) - num_logits)
-                self._decode_batch(tokens[:size], 0, len(tokens) - size)
-                tokens = tokens[size:]
-                before = self.num_cached  # whole batches stay: the next try continues there
-                self.checkpoint()
-                if self.on_batch is not None:
-                    self.on_batch(self.num_cached)
-            self._decode_batch(tokens, num_logits, 0)
-        except BaseException as error:
-            with self._alone():
-                if isinstance(error, Interrupted):
-                    self._cache.keep_decoded()
-                else:
-                    self._cache.keep(before)  # a failed batch leaves entries behind
-            self._forget_rows()
-            raise
+                return np.empty((0, self.vocab_size), dtype=np.float32)
+        self.check(tokens, num_logits)
+        while len(tokens) > self.batch_size:
+            # The last batch must be long enough to hold every row that is asked for.
+            size = min(self.batch_size, len(tokens) - num_logits)
+            self._decode_batch(tokens[:size], 0, len(tokens) - size)
+            tokens = tokens[size:]
+            self._has_read()
+        self._decode_batch(tokens, num_logits, 0)
         if num_logits == 0:
             return np.empty((0, self.vocab_size), dtype=np.float32)
-        if self._computing is None:
-            return self._given_logits(num_logits)
-        return self._kept[:num_logits]
+        return self.given_logits(num_logits)
+
+    def read_piece(self, tokens: Sequence[int], num_to_come: int) -> None:
+        """Decode a piece of a text, which so many more tokens follow. Raises as `decode`."""
+        if min(tokens) <= LAST_CELL:
+            tokens = self._up_to_last_picture(tokens, 0)
+        if tokens:
+            self.check(tokens, 0)
+            self._decode_batch(tokens, 0, num_to_come)
+            self._has_read()
+
+    def _has_read(self) -> None:
+        """A batch is whole, and stays: the next try continues behind it."""
+        self.checkpoint()
+        if self.on_batch is not None:
+            self.on_batch(self.num_cached)
 
     def _up_to_last_picture(self, tokens: Sequence[int], num_logits: int) -> Sequence[int]:
         """Decode tokens and pictures; what is left is text behind the last picture.
@@ -231,32 +223,26 @@ class LlamaModel(LlamaContext):
             if begin < row.start:
                 self.decode(tokens[begin : row.start], 0)
             if vision is None:
-                with self._alone():
-                    self._cache.add_picture(len(row), 0, -1)
+                self._cache.add_picture(len(row), 0, -1)
             else:
                 self._read_picture(vision.part(tokens[row.start : row.stop]))
             begin = row.stop
-            self.checkpoint()
-            if self.on_batch is not None:
-                self.on_batch(self.num_cached)
+            self._has_read()
         return tokens[begin:]
 
     def _read_picture(self, part: PicturePart) -> None:
         """Read a part of a picture, wholly or not at all."""
         count, cache, vision = len(part.cells), self._cache, self.vision
         assert vision is not None
-        with self._alone(is_piece=True):  # which says nothing of what a prompt's tokens take
-            rows = vision.rows(part, lambda: self.is_interrupted)
+        rows = vision.rows(part, lambda: self.is_interrupted)
         try:
-            with self._alone(count, is_piece=True):
-                if self._rows is not None:
-                    # A head begins anew behind it: there are no tokens that it could read.
-                    self._rows.begin_decode(is_taken=False)
-                self._decode_picture(vision, part, rows)
-                cache.add_picture(count, part.num_positions, part.last)
+            if self._rows is not None:
+                # A head begins anew behind it: there are no tokens that it could read.
+                self._rows.begin_decode(is_taken=False)
+            self._decode_picture(vision, part, rows)
+            cache.add_picture(count, part.num_positions, part.last)
         except BaseException:
-            with self._alone():
-                cache.keep(cache.num_cached)  # without what is not recorded
+            cache.keep(cache.num_cached)  # without what is not recorded
             self._forget_rows()
             raise
         if self._rows is not None:
@@ -283,23 +269,13 @@ class LlamaModel(LlamaContext):
         finally:
             llama_cpp.llama_set_causal_attn(context, True)
 
-    def _piece_size(self, num_tokens: int) -> int:
-        """Tokens of a decode of num_tokens that libllama gets at once."""
-        if self._computing is None or num_tokens <= LONGEST_STEP:
-            return self._batch.size
-        return self._computing.piece_size(self)
-
-    def _keep_logits(self, rows: Logits) -> None:
-        """Keep rows that the next decode, of any text, overwrites."""
-        if len(self._kept) < len(rows):
-            self._kept = np.empty((len(rows), self.vocab_size), dtype=np.float32)
-        self._kept[: len(rows)] = rows
-
-    def _given_logits(self, count: int) -> Logits:
+    def given_logits(self, count: int) -> Logits:
+        """The rows of logits of the last decode of its context: a view until the next."""
         rows = llama_cpp.llama_get_logits(self.handle.context)
         return np.ctypeslib.as_array(rows, (count, self.vocabulary.size))
 
-    def _check(self, tokens: Sequence[int], num_logits: int) -> None:
+    def check(self, tokens: Sequence[int], num_logits: int) -> None:
+        """Raise what `decode` would, where it cannot be asked for that."""
         self.require_open()
         if not 0 < len(tokens) <= self.context_length - self.num_cached:
             raise ContextError(
@@ -320,18 +296,18 @@ class LlamaModel(LlamaContext):
 
     def _decode_batch(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
         """Decode a batch, which num_to_come tokens follow in the same call of `decode`."""
-        if self._computing is None:
-            self._decode_own(tokens, num_logits, num_to_come)
-        elif may_be_joined(self):
-            self._computing.decode(work_of(self, tokens, num_logits, num_to_come))
-        else:
-            is_piece = num_to_come > 0
-            with self._computing.alone(self, len(tokens), is_piece=is_piece):
-                self._decode_own(tokens, num_logits, num_to_come)
-                if num_logits:
-                    self._keep_logits(self._given_logits(num_logits))
+        before = self.num_cached
+        try:
+            self._try_batch(tokens, num_logits, num_to_come)
+        except BaseException as error:
+            if isinstance(error, Interrupted):
+                self._cache.keep_decoded()
+            else:
+                self._cache.keep(before)  # a failed batch leaves entries behind
+            self._forget_rows()
+            raise
 
-    def _decode_own(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
+    def _try_batch(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
         count = len(tokens)
         self._start_decode(count)
         cache = self._cache
@@ -364,9 +340,7 @@ class LlamaModel(LlamaContext):
 
     def truncate(self, num_cached: int) -> None:
         """Cut as `Model.truncate` does. Raises CacheError for more tokens than there are."""
-        if num_cached != self.num_cached or self._computing is None:
-            with self._alone():
-                self._cache.truncate(num_cached)
+        self._cache.truncate(num_cached)
         self._cache.is_settled = True
         self._forget_rows()
 
@@ -395,21 +369,17 @@ class LlamaModel(LlamaContext):
         return self._rows
 
     def checkpoint(self) -> None:
-        if self._cache.is_recurrent:
-            with self._alone():
-                self._cache.checkpoint()
+        self._cache.checkpoint()
 
     def state_bytes(self) -> int:
         """Bytes that `save_state` would copy now; 0 if nothing is cached."""
         self.require_open()
-        with self._alone(lane=LaneTime()):  # for a text of another lane, perhaps
-            return self._cache.state_bytes()
+        return self._cache.state_bytes()
 
     def save_state(self) -> CacheState:
         """A copy of what is cached. Raises CacheError if libllama fails to give it."""
         self.require_open()
-        with self._alone(lane=LaneTime()):
-            return self._cache.save_state()
+        return self._cache.save_state()
 
     def outline(self) -> CacheState:
         """The result of `save_state` without the entries: for `reach`."""
@@ -426,8 +396,7 @@ class LlamaModel(LlamaContext):
         """
         self.require_open()
         try:
-            with self._alone():
-                self._cache.restore_state(state)
+            self._cache.restore_state(state)
         finally:
             if self._rows is not None:
                 self._rows.go_on_at(self.num_cached)

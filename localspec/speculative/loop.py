@@ -6,15 +6,14 @@ The loop sees token ids, models and numbers; never a string, a path or a clock o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from localspec.pictures.cells import has_cells
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Provenance, Step
-from localspec.speculative.model import Decode, Decoding, Model, decoded
+from localspec.speculative.model import Decode, Decoding, Model, result_of
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     REPLAY_TOKENS,
@@ -75,6 +74,7 @@ class SpeculativeDecoder:
         self.tokens: list[int] = []
         self._probs: list[float] = []  # of the answer's tokens, in the target's distributions
         self._chain: SamplerChain | None = None  # of the answer
+        self._emitted: list[int] = []  # by the last step
         self.target = target
         self.proposers = tuple(proposers)
         self.draft_policy = draft_policy
@@ -106,16 +106,6 @@ class SpeculativeDecoder:
         del self._probs[max(len(self._probs) - num_leaving, 0) :]
         del self.tokens[num_tokens:]
 
-    def forget_doubtful(self) -> None:
-        """Forget everything that an exception at any line may have left half done.
-
-        The target's cache is kept: whatever it holds is a prefix of the text.
-        """
-        self._probs.clear()
-        for proposer in self.proposers:
-            proposer.read_from(0)
-            proposer.truncate(0)
-
     def replay_scores(self, proposer: Proposer, num_tokens: int) -> Iterator[ReplayScores]:
         """How proposals would have done at the last num_tokens positions of the answer.
 
@@ -134,10 +124,11 @@ class SpeculativeDecoder:
         The text must be started and have room: its length plus max_tokens within the
         target's context.
         """
-        return decoded(self.run(request))
+        for step in self.each_step(request):
+            yield result_of(step)
 
-    def run(self, request: Request) -> Generator[Decode | Step, Any, None]:
-        """`steps`, which yields each decode, too, and is to be sent its rows."""
+    def each_step(self, request: Request) -> Iterator[Decoding[Step]]:
+        """`steps`, each of which is to be driven to its end before the next."""
         remaining = request.max_tokens
         number = 0
         self._chain = request.chain
@@ -145,28 +136,32 @@ class SpeculativeDecoder:
             proposer.begin(request.chain)
         self.draft_policy.begin()
         while remaining > 0:
-            num_threads = self.thread_policy.choose()
-            self.draft_policy.use_threads(num_threads)
-            start = StepStart(number, request.max_tokens - remaining)
-            sees = has_cells(self.tokens[self.target.num_cached :])
-            try:
-                step = yield from self._step(request, start, num_threads)
-            except BaseException:
-                # One token stays pending, so that steps can go on from here.
-                self._truncate_caches(len(self.tokens) - 1)
-                self._probs.clear()  # they may lack some of the last tokens
-                raise
-            if number == 0:
-                # An answer that is cut back or generated again continues after its prompt.
-                self.target.checkpoint()
-            if not sees:  # reading a picture takes a time of its own
-                self.draft_policy.learn(step)
-                self.thread_policy.learn(step)
-            yield step
-            if request.is_end(step.tokens[-1]):
+            yield self._whole_step(request, StepStart(number, request.max_tokens - remaining))
+            if request.is_end(self._emitted[-1]):
                 return
-            remaining -= len(step.tokens)
+            remaining -= len(self._emitted)
             number += 1
+
+    def _whole_step(self, request: Request, start: StepStart) -> Decoding[Step]:
+        """A step, of which the policies learn."""
+        num_threads = self.thread_policy.choose()
+        self.draft_policy.use_threads(num_threads)
+        sees = has_cells(self.tokens[self.target.num_cached :])
+        try:
+            step = yield from self._step(request, start, num_threads)
+        except BaseException:
+            # One token stays pending, so that steps can go on from here.
+            self._truncate_caches(len(self.tokens) - 1)
+            self._probs.clear()  # they may lack some of the last tokens
+            raise
+        if start.step == 0:
+            # An answer that is cut back or generated again continues after its prompt.
+            self.target.checkpoint()
+        if not sees:  # reading a picture takes a time of its own
+            self.draft_policy.learn(step)
+            self.thread_policy.learn(step)
+        self._emitted = step.tokens
+        return step
 
     def _step(self, request: Request, start: StepStart, num_threads: int) -> Decoding[Step]:
         started = self.clock()

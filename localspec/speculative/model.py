@@ -3,13 +3,13 @@
 Implemented by `LlamaModel` and by the tests' table models. Knows no files and no text.
 
 What decodes for a text is a generator, which yields each `Decode` and is sent its rows. So
-whoever drives several texts can decode for all of them at once; `decoded` drives one.
+whoever drives several texts can decode for all of them at once; `result_of` drives one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from localspec.sampling.distribution import Logits
 
@@ -72,23 +72,16 @@ class Decode(NamedTuple):
     num_logits: int
 
 
-Other = TypeVar("Other")
 Result = TypeVar("Result")
 # A function that decodes, as a generator: what it returns is the `Result`.
 Decoding = Generator[Decode, Logits, Result]
 
 
-def decoded(
-    decoding: Generator[Decode | Other, Any, Result],
-) -> Generator[Other, None, Result]:
-    """Drive a generator: decode as it asks, and pass on what else it yields."""
+def result_of(decoding: Decoding[Result]) -> Result:
+    """The result of a function that decodes, which is driven here."""
     try:
         asked = next(decoding)
         while True:
-            if not isinstance(asked, Decode):
-                yield asked
-                asked = next(decoding)
-                continue
             try:
                 rows = asked.model.decode(asked.tokens, asked.num_logits)
             except BaseException as error:
@@ -98,16 +91,3 @@ def decoded(
     except StopIteration as end:
         result: Result = end.value
         return result
-    finally:
-        decoding.close()
-
-
-def result_of(decoding: Decoding[Result]) -> Result:
-    """The result of a function that decodes."""
-    driven: Generator[Decode, None, Result] = decoded(decoding)
-    try:
-        next(driven)
-    except StopIteration as end:
-        result: Result = end.value
-        return result
-    raise AssertionError("it yields nothing but decodes")

@@ -304,7 +304,10 @@ def close_behind(answer: Answer, num_tokens: int) -> tuple[Reply, Said | None] |
     """
     answer.close()
     state = answer._reader.state
-    return state.result if state.run is None else state.run.cut(num_tokens)
+    if state.run is None:
+        return state.result
+    state.run.cut(num_tokens)
+    return state.run.result
 
 
 def _read_elsewhere() -> EngineError:

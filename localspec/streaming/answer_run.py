@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from localspec.errors import EngineError, Interrupted
 from localspec.sampling.logprobs import TokenLogprobs, token_logprobs
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Meter, Provenance, Stats, Step
+from localspec.speculative.model import Decode
 from localspec.speculative.policy_api import RuleName
 from localspec.streaming.answer_text import AnswerText, Said, checked_stop_strings
 from localspec.streaming.cancellation import Cancellation
@@ -62,15 +65,18 @@ class AnswerState:
         return result[0]
 
 
+class Waits(Protocol):
+    """The decoder's clock. waited_s: for which it stood still, since others computed."""
+
+    waited_s: float
+
+
 @dataclass(slots=True)
 class AnswerRun:
-    """Everything one answer needs while it is produced, apart from the iterator itself.
+    """An answer as it is produced.
 
-    The two are kept apart so that dropping an unfinished `Answer` frees it at once, which
-    ends its generator, which frees the engine. interrupt: ends what the models do for this
-    answer, and no other, within one decode; from any thread. on_cached: called with the tokens
-    of the prompt that are cached. waited: seconds for which the
-    decoder's clock stood still, since other answers had the machine.
+    interrupt: ends what the models do for this answer, and no other, within one decode; from
+    any thread. on_cached: called with the tokens of the prompt that are cached.
     """
 
     decoder: SpeculativeDecoder
@@ -83,7 +89,7 @@ class AnswerRun:
     on_cached: Callable[[int], None]
     not_kept: tuple[str, ...]  # of what the answer was to fit
     exact: bool  # see `Stats.exact`
-    waited: Callable[[], float] = float  # 0.0
+    clock: Waits
     before: list[Part] = field(default_factory=list)  # of the answer that is continued
     parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -91,10 +97,10 @@ class AnswerRun:
     finish_reason: FinishReason = "cancelled"
     num_thought_tokens: int = 0
     stopped_by: str | None = None
-    provenance: Provenance = Provenance.PLAIN  # of the last token
+    provenances: list[Provenance] = field(default_factory=list)  # of the tokens
     result: tuple[Reply, Said] | None = None
 
-    def pieces(self) -> Generator[Piece, None, None]:
+    def pieces(self) -> Generator[Decode | Piece, Any, None]:
         """The answer, token by token. Whatever ends it, caches and reply are left right."""
         started = self._now()
         cached = self.decoder.start(self.prompt.tokens)
@@ -104,34 +110,23 @@ class AnswerRun:
             self.on_cached(cached)
             with self.cancellation.obeyed(self.interrupt):
                 with contextlib.suppress(Interrupted):
-                    for step in self.decoder.steps(self.request):
-                        meter.add(step, self._now(), self.waited())
-                        yield from self._told(step, meter, text)
+                    for driven in self.decoder.each_step(self.request):
+                        step = yield from driven
+                        meter.add(step, self._now(), self.clock.waited_s)
+                        yield from self._told(step, text)
                         if text.stopped:
                             break
                     if self.finish_reason != "stop":
                         self.finish_reason = "length"
-                for part in self._finish(text):
-                    yield _piece(part, self.provenance)
-        except GeneratorExit:
-            raise
-        except BaseException:  # between a token and what belongs to it, if of a signal handler
-            has_logprobs = self.options.logprobs is not None
-            text = self._read_again(len(self.logprobs if has_logprobs else self.token_ids))
-            raise
+                yield from self._rest(text)
         finally:
-            try:
-                # A closed answer or a stop string leaves the rest of a step behind.
-                self.decoder.truncate(len(self.prompt.tokens) + len(self.token_ids))
-                self._finish(text)
-                self._conclude(self._stats(meter))
-            finally:
-                if self.result is None:  # a signal handler raised: what was said stays
-                    meter = Meter(len(self.prompt.tokens), 0, 0.0)
-                    self._conclude(meter.stats(0.0, None, None))
+            # A closed answer or a stop string leaves the rest of a step behind.
+            self.decoder.truncate(len(self.prompt.tokens) + len(self.token_ids))
+            self._finish(text)
+            self._conclude(self._stats(meter))
 
     def _now(self) -> float:
-        return self.decoder.clock() + self.waited()
+        return self.decoder.clock() + self.clock.waited_s
 
     def _text(self) -> AnswerText:
         """Behind what was said already, if anything."""
@@ -141,7 +136,7 @@ class AnswerRun:
         self.before = text.resume(prompt.tokens[num_before:])
         return text
 
-    def _told(self, step: Step, meter: Meter, text: AnswerText) -> Iterator[Piece]:
+    def _told(self, step: Step, text: AnswerText) -> Iterator[Piece]:
         """The tokens of a step, up to what ends the answer."""
         facts = StepFacts(
             step.num_draft_tokens, step.num_accepted, step.num_threads, step.draft_off
@@ -149,8 +144,7 @@ class AnswerRun:
         for index, (token, provenance) in enumerate(
             zip(step.tokens, step.provenance, strict=True)
         ):
-            self.provenance = provenance
-            meter.deliver(provenance)
+            self.provenances.append(provenance)
             self.token_ids.append(token)
             logprobs = self._logprobs(step, index)
             first, *more = self._pushed(text, token)
@@ -168,6 +162,11 @@ class AnswerRun:
         parts = self._new(text.push(token)) or [Part("", text.is_thinking)]
         self.num_thought_tokens += parts[0].is_thought
         return parts
+
+    def _rest(self, text: AnswerText) -> list[Piece]:
+        """The text that waited for tokens that do not come."""
+        last = self.provenances[-1] if self.provenances else Provenance.PLAIN
+        return [_piece(part, last) for part in self._finish(text)]
 
     def _finish(self, text: AnswerText) -> list[Part]:
         """The parts that waited for tokens that do not come."""
@@ -193,7 +192,7 @@ class AnswerRun:
         return found
 
     def _stats(self, meter: Meter) -> Stats:
-        decoder = self.decoder
+        decoder, meter.tokens = self.decoder, Counter(self.provenances)
         estimate = decoder.draft_policy.estimate()
         return meter.stats(self._now(), estimate, decoder.thread_policy.use())
 
@@ -216,22 +215,31 @@ class AnswerRun:
         )
         self.result = (reply, said)
 
-    def _read_again(self, num_tokens: int) -> AnswerText:
-        """The text of the first num_tokens, which are all that stay."""
+    def cut(self, num_tokens: int) -> list[Piece] | None:
+        """Make the result that of the first num_tokens alone, once there is one.
+
+        Returns the text that waited for more tokens; None where these are all.
+        """
+        if self.result is None or num_tokens >= len(self.token_ids):
+            return None
         del self.token_ids[num_tokens:], self.logprobs[num_tokens:]
+        del self.provenances[num_tokens:]
+        self.finish_reason, self.stopped_by = "cancelled", None
         self.parts, self.num_thought_tokens = [], 0
         text = self._text()
         for token in self.token_ids:
             self._pushed(text, token)
-        return text
-
-    def cut(self, num_tokens: int) -> tuple[Reply, Said] | None:
-        """The result, as if only the first num_tokens had been produced."""
-        if self.result is not None and num_tokens < len(self.token_ids):
-            self.finish_reason, self.stopped_by = "cancelled", None
-            self._finish(self._read_again(num_tokens))
-            self._conclude(self.result[0].stats)
-        return self.result
+        rest, counts = self._rest(text), Counter(self.provenances)
+        self._conclude(
+            replace(
+                self.result[0].stats,
+                completion_tokens=num_tokens,
+                num_recovered=counts[Provenance.RECOVERED],
+                num_bonus=counts[Provenance.BONUS],
+                num_plain=counts[Provenance.PLAIN],
+            )
+        )
+        return rest
 
 
 def _piece(
