@@ -4,5 +4,5 @@ A transformer whose attention-output and FFN-down matrices are zero hands its to
 straight to the head, whatever the other matrices hold. So the next token depends on the last
 one only, by a distribution that can be chosen, while every decode does the work of the real
 shape. Recurrent layers are silenced likewise, and the layer of a head (MTP), which sees the
-target's row as well: see head_weights.
+target's row as well: see weights.
 """

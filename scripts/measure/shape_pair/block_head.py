@@ -16,10 +16,9 @@ from gguf import GGMLQuantizationType as Kind
 from model_writer import ModelWriter, Stated
 from shape_pair import blocks
 from shape_pair.bigrams import Bigrams
-from shape_pair.head_weights import code_width
 from shape_pair.shapes import Shape
 from shape_pair.vocabulary import WordList, add_tokenizer
-from shape_pair.weights import Ends, codes_of, shortest_vectors
+from shape_pair.weights import Ends, code_width, codes_of, shortest_vectors
 
 _NUM_LAYERS = 5  # as of the published heads, and as many of the target's are read
 _BLOCK_SIZE = 16

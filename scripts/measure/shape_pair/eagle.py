@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from model_writer import ModelWriter, Stated
 from shape_pair import blocks
 from shape_pair.bigrams import PHASES, Bigrams
-from shape_pair.head_weights import code_width
 from shape_pair.shapes import Shape
 from shape_pair.vocabulary import WordList, add_tokenizer
-from shape_pair.weights import CHUNK, Ends, codes_of, shortest_vectors
+from shape_pair.weights import CHUNK, Ends, code_width, codes_of, shortest_vectors
 
 Matrix = NDArray[np.float32]
 

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from localspec.errors import OptionError
 from model_writer import ModelWriter, Stated
 from shape_pair import blocks
-from shape_pair.head_weights import reading_matrix
 from shape_pair.shapes import Recurrence, Shape
 from shape_pair.vocabulary import WordList, add_tokenizer
-from shape_pair.weights import Ends
+from shape_pair.weights import Ends, reading_matrix
 
 Sizes = dict[str, tuple[int, ...]]  # (rows, columns) of a matrix, (length,) of a vector
 

@@ -10,11 +10,10 @@ from shape_pair import blocks
 from shape_pair.bigrams import PHASES, Bigrams, TextSpec
 from shape_pair.block_head import write_block_head
 from shape_pair.eagle import write_eagle_head
-from shape_pair.head_weights import make_head_ends
 from shape_pair.model_file import Contents, Parts, check_room, write_model
 from shape_pair.shapes import SHAPES
 from shape_pair.vocabulary import invent
-from shape_pair.weights import make_ends
+from shape_pair.weights import make_ends, make_head_ends
 
 
 @dataclass(frozen=True, slots=True)
