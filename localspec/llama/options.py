@@ -14,20 +14,16 @@ FlashAttention = Literal["auto", "on", "off"]
 
 BATCH_SIZE = 512  # tokens that one call of libllama takes
 # Tokens that a graph computes at once without flash attention, which stores the scores of all
-# heads for each token with the whole context: of more tokens they exceed the processor's cache
-# (512 tokens after 500 take 4.6 s in steps of 128 and 5.0 s in one, with 0.5B on one core; with
-# flash attention 4.3). In contexts above 8192 they are fewer, so that the scores take no more
-# memory. Prompts are read more slowly then, of a 1.5B model 33 ms a token in steps of 32 and 28
-# in those of 128, but flash attention would make all other decodes slower (see
-# `preflight.free_memory`).
+# heads for each token with the whole context: of more tokens they exceed the processor's cache.
+# In contexts above 8192 they are fewer, so that the scores take no more memory; prompts are
+# then read more slowly, but flash attention would make all other decodes slower.
 _STEP_WITHOUT_FLASH, _LEAST_WITHOUT_FLASH = 128, 32
 _SCORES_WITHOUT_FLASH = 8192 * _STEP_WITHOUT_FLASH  # of a head
 
 # Tokens of a hybrid's last decode that can be taken back; each needs a state of tens of MB.
 DEFAULT_SNAPSHOTS = 8
 NUM_KEPT_ROWS = 512  # of a target: a head that was idle for longer starts again
-# Tokens that a head reads at once in rows of its target's layers: libllama reserves
-# logits of each.
+# Tokens that a head reads at once in rows of its target's layers, each of which takes logits.
 ROWS_BATCH_SIZE = 64
 
 # Architectures whose models answer, unless a file says otherwise, and ways of pooling (last,

@@ -221,13 +221,6 @@ class Found(NamedTuple):
     is_resumed: bool = False
 
 
-class Followed(NamedTuple):
-    """An occurrence that was followed when the text had num_tokens tokens."""
-
-    occurrence: Occurrence
-    num_tokens: int
-
-
 _NOTHING = Found([], 0)
 
 
@@ -248,7 +241,8 @@ class Lookup(Proposer):
         self._reference = NgramIndex()
         self._chain: SamplerChain | None = None  # of the answer
         self._found = _NOTHING
-        self._followed: Followed | None = None
+        # An occurrence that was followed, and how many tokens the text had then.
+        self._followed: tuple[Occurrence, int] | None = None
         self._forced: list[int] = []  # that come between the text and what was found
         self._found_at: tuple[int, int] | None = None  # tokens, and changes of the memory
         # To follow the text for which it looked.
@@ -392,7 +386,7 @@ class Lookup(Proposer):
         if found.length < RESUMED_BELOW:
             found = self._resumed(end, num_tokens, found)
         if found.length >= (_RESUMED_FROM if found.is_resumed else _FOLLOWED_FROM):
-            self._followed = Followed(found.occurrences[0], num_tokens)
+            self._followed = found.occurrences[0], num_tokens
         return found
 
     def _longest(self, end: array[int], hashes: Sequence[int]) -> Found:
