@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.screen import mark, note, printable
 from localspec.cli.standard_streams import is_terminal
+from localspec.cli.waiting import cancel_on_interrupt
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine

@@ -21,11 +21,11 @@ from localspec.cli.answer import note_limits, write_answer
 from localspec.cli.completion import complete_model
 from localspec.cli.flags import json_option, option
 from localspec.cli.help import Command
-from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.json_output import to_json, write_json
 from localspec.cli.options import MODEL_NAMES, PairOptions, constraint_options, pair_options
 from localspec.cli.screen import note, show_legend, stats_lines
 from localspec.cli.standard_streams import is_terminal, read_input
+from localspec.cli.waiting import cancel_on_interrupt
 from localspec.presets.presets import DEFAULT_PRESET
 from localspec.presets.source import VARIABLE
 

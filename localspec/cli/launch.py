@@ -25,10 +25,9 @@ import click
 
 from localspec.cli.download import offer_download
 from localspec.cli.help import Command
-from localspec.cli.interrupt import told_to_end
 from localspec.cli.options import SERVED_CONTEXT, model_argument, shared
 from localspec.cli.serve import DEFAULT_PORT, opencode_settings, require_server, usual_name
-from localspec.cli.waiting import waiting
+from localspec.cli.waiting import told_to_end, waiting
 from localspec.errors import LocalspecError, OptionError
 from localspec.presets.presets import stands_for
 

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from localspec.cli.interrupt import cancel_on_interrupt
 from localspec.cli.quantities import clock_time
 from localspec.cli.standard_streams import is_terminal, num_columns
-from localspec.cli.waiting import waiting
+from localspec.cli.waiting import cancel_on_interrupt, waiting
 from localspec.engine.base import BaseEngine
 from localspec.isolated.watch import Watch
 

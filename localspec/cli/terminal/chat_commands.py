@@ -125,8 +125,8 @@ def _settings_lines(conversation: Conversation, name: str) -> list[str]:
     values = {each: getattr(options.sampling, each) for each in _SAMPLING}
     values |= {each: getattr(options, each) for each in _OF_ANSWERS}
     values |= {"think": conversation.think, "quiet": conversation.is_quiet}
-    chosen = [_known(name)] if name else list(values)
-    return [f"{each} {_written(values[each])}" for each in chosen]
+    chosen = [_known_setting(name)] if name else list(values)
+    return [f"{each} {_shown_value(values[each])}" for each in chosen]
 
 
 def _change_setting(conversation: Conversation, name: str, text: str) -> str:
@@ -134,8 +134,8 @@ def _change_setting(conversation: Conversation, name: str, text: str) -> str:
 
     name: one of `_SETTINGS`, or an option of the command line.
     """
-    name = _known(name)
-    value = _value(name, text)
+    name = _known_setting(name)
+    value = _setting_value(name, text)
     options, sampling = conversation.options, conversation.options.sampling
     assert sampling is not None
     if name == "think":
@@ -150,10 +150,10 @@ def _change_setting(conversation: Conversation, name: str, text: str) -> str:
     Randomness(options.seed or 0)
     rule_name(options.rule, is_greedy=sampling.is_greedy, seed=options.seed)
     conversation.options = replace(options, sampling=sampling)
-    return f"{name} {_written(value)}"
+    return f"{name} {_shown_value(value)}"
 
 
-def _known(name: str) -> str:
+def _known_setting(name: str) -> str:
     """The setting that a name means. Raises OptionError if there is none."""
     written = name.removeprefix("--").replace("-", "_")
     setting = SAMPLING_KEYWORDS.get(written, written)
@@ -173,7 +173,7 @@ def _known(name: str) -> str:
     raise OptionError(f"there is no setting {name!r}", f"{meant}/set lists all.")
 
 
-def _value(name: str, text: str) -> Any:
+def _setting_value(name: str, text: str) -> Any:
     """The value that a text means. A text that is no number is refused later, by the range."""
     if name == "think":
         views = get_args(ThoughtView)
@@ -193,7 +193,7 @@ def _value(name: str, text: str) -> Any:
         return text
 
 
-def _written(value: object) -> str:
+def _shown_value(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return _NONE if value is None else str(value)

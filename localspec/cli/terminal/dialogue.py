@@ -20,13 +20,12 @@ from localspec.chat.attachment import FIRST_BYTES, is_readable_picture, refuse_m
 from localspec.chat.chat import Chat
 from localspec.cli.answer import PlainView, note_limits
 from localspec.cli.conversation import Conversation
-from localspec.cli.interrupt import cancel_on_interrupt, told_to_end
 from localspec.cli.screen import error_lines, note, status_line
 from localspec.cli.standard_streams import echo_off
 from localspec.cli.terminal.chat_commands import COMMANDS, Leave, attach_file, run_command
 from localspec.cli.terminal.line_editor import LineEditor
 from localspec.cli.terminal.markdown import RenderedView
-from localspec.cli.waiting import waiting
+from localspec.cli.waiting import cancel_on_interrupt, told_to_end, waiting
 from localspec.engine.base import BaseEngine
 from localspec.errors import ContextError, LocalspecError
 from localspec.streaming.answer import Answer
