@@ -109,11 +109,8 @@ NEMOTRON = (
     "<SPECIAL_11>Assistant\n{{ '<think>' if ns.think else '<think></think>' }}"
 )
 SWITCHES = [
-    "<",
-    ">",
-    " ",
-    *["SPECIAL_", "1", "0", "2", "/", "think", "no_", "/think", "/no_think"],
-]
+    "<", ">", " ", "SPECIAL_", "1", "0", "2", "/", "think", "no_", "/think", "/no_think",
+]  # fmt: skip
 SMOLLM3 = (Path(__file__).parent / "templates/HuggingFaceTB-SmolLM3-3B.jinja").read_text()
 
 

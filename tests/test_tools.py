@@ -111,9 +111,9 @@ def test_a_model_that_calls_by_itself(script):
         with pytest.raises(OptionError, match="their results are missing"):
             chat.send("and").reply()
         (call,) = reply.tool_calls
-        with pytest.raises(OptionError, match="no result is given"):
+        with pytest.raises(OptionError, match="results are given of none"):
             chat.send_tool_results({}).reply()
-        with pytest.raises(OptionError, match="there is no call 'x'"):
+        with pytest.raises(OptionError, match=r"results are given of .*, x"):
             chat.send_tool_results({call.id: "", "x": ""}).reply()
         answer = chat.send_tool_results({call.id: {"degrees": 21}}, temperature=0).reply()
         assert answer.text == "Done."

@@ -57,15 +57,12 @@ def result_messages(turns: Sequence[Turn], results: Mapping[str, object]) -> Tur
     if not isinstance(results, Mapping):
         raise OptionError(f"the results are {results!r:.80}", "Give a dict, by ids of calls.")
     ids = [str(call["id"]) for call in calls]
-    for call_id in [*results, *ids]:
-        if call_id not in ids or call_id not in results:
-            missing = (
-                "there is no call" if call_id not in ids else "no result is given of the call"
-            )
-            raise OptionError(
-                f"{missing} {call_id!r:.80}; the last answer's are {', '.join(ids)}",
-                "Give one result for each call, by its id.",
-            )
+    if results.keys() != set(ids):
+        given = ", ".join(map(str, results)) or "none"
+        raise OptionError(
+            f"the last answer's calls are {', '.join(ids)}; results are given of {given}",
+            "Give one result for each call, by its id.",
+        )
     return tuple(
         {
             "role": "tool",
