@@ -20,7 +20,8 @@ from localspec.checks.prompts import Task
 from localspec.checks.rounds import SHORTEST_ANSWER, Stretch
 from localspec.checks.step_bench import DecodeCosts
 from localspec.cli import main
-from localspec.cli.bench_report import bench_json, bench_text, verdict
+from localspec.cli.bench_report import bench_text, verdict
+from localspec.cli.json_output import to_json
 from localspec.isolated.watch import Watch
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.speculative.metrics import Meter
@@ -127,7 +128,7 @@ def test_what_is_known_is_kept_whenever_it_ends(few):
             assert num_decodes == number - 1  # and not one more
             num_kinds = sum(bool(each.stretches) for each in found.kinds)
             parts.add((found.costs is not None, num_kinds))
-            told = json.loads(json.dumps(bench_json(found)))
+            told = json.loads(json.dumps(to_json(found)))
             assert (told["partial"], told["ended_by"]) == (True, "interrupt")
             shown = bench_text(found, engine, details=True)
             assert "Stopped after " in shown

@@ -18,7 +18,8 @@ from localspec.checks.limit import EndedBy
 from localspec.checks.selfcheck import Finding, check
 from localspec.checks.step_law import BOUND, ENOUGH_PLACES
 from localspec.cli import main
-from localspec.cli.verify_report import report_json, report_text
+from localspec.cli.json_output import to_json
+from localspec.cli.verify_report import report_text
 from localspec.isolated.watch import Watch
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative import verify
@@ -74,7 +75,7 @@ def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(pair):
         )
         assert compared >= before
         before = compared
-        told = json.loads(json.dumps(report_json(report)))
+        told = json.loads(json.dumps(to_json(report)))
         assert (told["partial"], told["ended_by"]) == (True, "interrupt")
         first, *_ = report_text(report, pair, details=True).splitlines()
         assert first.startswith("Not enough evidence for a verdict, stopped after ")
@@ -174,7 +175,7 @@ def test_planted_bugs_are_found(monkeypatch, small_pair, place, name, planted, w
     """And named: of 1 %, too, and without waiting for more evidence."""
     monkeypatch.setattr(place, name, planted)
     report = run_check(small_pair)
-    bugs = [*report.identity_bugs, *report.step_law.bugs]
+    bugs = report.bugs
     assert any(words in line for line in bugs), report
     assert report.finding is Finding.NOT_LOSSLESS
     assert (report.identity is Finding.NOT_LOSSLESS) == (words == "greedy text")
@@ -252,7 +253,7 @@ def test_the_demo_pair_is_lossless_and_the_verdict_comes_first(stories, monkeypa
     assert report.step_law.num_places == ENOUGH_PLACES
     assert report.step_law.num_outcomes > report.step_law.num_rows > 4 * ENOUGH_PLACES
     assert report.step_law.largest_difference < BOUND / 1000
-    told = json.loads(json.dumps(report_json(report)))
+    told = json.loads(json.dumps(to_json(report)))
     assert (told["finding"], told["distribution"]) == ("lossless", "lossless")
     assert (told["partial"], told["bugs"]) == (False, [])
     assert told["step_law"]["largest_difference"] < told["law_bound"]

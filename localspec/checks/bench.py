@@ -151,6 +151,12 @@ class Bench:
         return _outcome(self.over_all, sum(found.num_drafted for found in self.kinds))
 
     @property
+    def partial(self) -> bool:
+        """Whether it was interrupted, or a kind has too little text."""
+        lacks = any(found.outcome is Outcome.TOO_LITTLE for found in self.kinds)
+        return lacks or self.ended_by is EndedBy.INTERRUPT
+
+    @property
     def draft_off(self) -> DraftOff | None:
         """The most frequent reason for not drafting, without the rounds' plain steps."""
         reasons: Counter[DraftOff] = Counter()

@@ -26,7 +26,7 @@ from localspec.checks.identity import (
 )
 from localspec.checks.limit import EndedBy, limited
 from localspec.checks.prompts import check_lengths
-from localspec.checks.step_law import ENOUGH_PLACES, StepLaw, StepLawCheck
+from localspec.checks.step_law import BOUND, ENOUGH_PLACES, StepLaw, StepLawCheck
 from localspec.engine.engine import Engine
 from localspec.errors import OptionError
 from localspec.isolated.watch import Watch
@@ -82,6 +82,26 @@ class Report:
     def distribution_bugs(self) -> list[str]:
         """Steps that do not give the target's distribution, one per line."""
         return self.step_law.bugs
+
+    @property
+    def bugs(self) -> list[str]:
+        """All that is wrong, one per line."""
+        return [*self.identity_bugs, *self.step_law.bugs]
+
+    @property
+    def rounding_bound(self) -> float:
+        """Tokens closer than this, in logits, are near ties."""
+        return self.rounding.bound
+
+    @property
+    def law_bound(self) -> float:
+        """A probability that is off by more than this is a bug."""
+        return BOUND
+
+    @property
+    def partial(self) -> bool:
+        """Whether the check ended before it was complete."""
+        return self.ended_by is not None
 
     @property
     def smallest_fault(self) -> float:

@@ -64,7 +64,7 @@ def bench(
     # Imported here, because shell completion must not load an engine.
     from localspec.checks.bench import Outcome, run_bench
     from localspec.checks.limit import EndedBy
-    from localspec.cli.bench_report import bench_json, bench_text, check_plot, write_plot
+    from localspec.cli.bench_report import bench_text, check_plot, write_plot
     from localspec.cli.measured import measured
 
     if plot is not None:
@@ -85,7 +85,7 @@ def bench(
             seconds=seconds,
         )
         if as_json:
-            write_json(bench_json(found))
+            write_json(found)
         else:
             click.echo(bench_text(found, engine, details=details))
     if plot is not None:

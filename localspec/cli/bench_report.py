@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib.util
 import io
 from pathlib import Path
-from typing import Any
 
 from localspec.checks.bench import Bench, KindSpeed, Outcome
 from localspec.checks.limit import EndedBy
 from localspec.checks.ratio_estimate import RatioEstimate
-from localspec.cli.json_output import to_json
 from localspec.cli.quantities import counted, duration, pays_from, readable_bytes
 from localspec.cli.screen import PROPOSER_NAMES, fitted
 from localspec.engine.base import BaseEngine
@@ -116,16 +114,6 @@ def _kind_details(found: KindSpeed) -> list[str]:
         lines.append(f"  {rate:.0%} of the tokens of {PROPOSER_NAMES[kind]} accepted")
     lengths = [f"{k}: {count}" for k, count in enumerate(found.steps_per_length) if count]
     return [*lines, f"  steps by number of draft tokens: {', '.join(lengths)}"]
-
-
-def bench_json(found: Bench) -> dict[str, Any]:
-    """Everything measured, for --json.
-
-    partial: whether it was interrupted, or a kind has too little text.
-    """
-    lacks = any(each.outcome is Outcome.TOO_LITTLE for each in found.kinds)
-    written: dict[str, Any] = to_json(found)
-    return written | {"partial": lacks or found.ended_by is EndedBy.INTERRUPT}
 
 
 def check_plot(path: Path) -> None:

@@ -123,11 +123,11 @@ def _exact(found: Installation) -> str:
 def _plan_lines(found: Installation, name: str) -> list[str]:
     """Where the layers of a downloaded preset would go now."""
     memory = found.plans[name]
-    room = replace(found.rooms[name], main_bytes=found.memory.available_bytes)
-    fits = "DOES NOT FIT" if room.shortages(memory) else "fits"
+    free = replace(found.rooms[name], main_bytes=found.memory.available_bytes)
+    fits = "DOES NOT FIT" if free.shortages(memory) else "fits"
     return [
         f"{name} at a context of {memory.context_length}: {fits}",
-        *place_lines(memory, room),
+        *place_lines(memory, free),
     ]
 
 

@@ -279,10 +279,10 @@ def _memory_lines(found: Explanation) -> list[str]:
     return lines
 
 
-def place_lines(memory: PairMemory, room: MemoryRoom) -> list[str]:
+def place_lines(memory: PairMemory, free: MemoryRoom) -> list[str]:
     """A line for each memory: needed and free bytes, and the layers that go there."""
-    lines = [_place("main memory", memory.main_bytes, room.main_bytes, _in_main_memory(memory))]
-    for index, gpu in enumerate(room.gpus):
+    lines = [_place("main memory", memory.main_bytes, free.main_bytes, _in_main_memory(memory))]
+    for index, gpu in enumerate(free.gpus):
         parts = [
             f"{model.gpu_layers[index]} of {model.num_layers} layers of the {role} "
             f"({readable_bytes(model.gpu_bytes[index])})"

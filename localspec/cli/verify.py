@@ -60,7 +60,7 @@ def verify(
     from localspec.checks.limit import EndedBy
     from localspec.checks.selfcheck import Finding, check
     from localspec.cli.measured import measured
-    from localspec.cli.verify_report import report_json, report_text
+    from localspec.cli.verify_report import report_text
     from localspec.streaming.options import AnswerOptions
 
     schema = None
@@ -77,7 +77,7 @@ def verify(
             options=AnswerOptions(json_schema=schema),
         )
         if as_json:
-            write_json(report_json(report))
+            write_json(report)
         else:
             click.echo(report_text(report, engine, details=details))
     if report.ended_by is EndedBy.INTERRUPT:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from localspec.checks.identity import ENOUGH_ACCEPTED
 from localspec.checks.limit import EndedBy
 from localspec.checks.selfcheck import Finding, Report
 from localspec.checks.step_law import BOUND, ENOUGH_PLACES, RULES
-from localspec.cli.json_output import to_json
 from localspec.cli.quantities import duration
 from localspec.cli.screen import fitted
 from localspec.engine.base import BaseEngine
@@ -26,7 +24,7 @@ def report_text(report: Report, engine: BaseEngine, *, details: bool) -> str:
             f"tokens are decoded alone or 2 to {rounding.largest_size} at once."
         )
     lines += [_identity_line(report), _distribution_line(report)]
-    lines += [f"Bug: {line}" for line in (*report.identity_bugs, *report.step_law.bugs)]
+    lines += [f"Bug: {line}" for line in report.bugs]
     if report.finding is Finding.NOT_ENOUGH:
         lines.append(_seconds_needed(report))
     more = ["", *_details(report, engine)] if details else [_MORE]
@@ -122,17 +120,3 @@ def _details(report: Report, engine: BaseEngine) -> list[str]:
         f"{law.largest_difference:.2g}, bound {BOUND:.0g}."
     )
     return lines
-
-
-def report_json(report: Report) -> dict[str, Any]:
-    """Everything found, for --json.
-
-    partial: whether the check ended before it was complete; ended_by: by what.
-    """
-    return {
-        **to_json(report),
-        "partial": report.ended_by is not None,
-        "rounding_bound": report.rounding.bound,
-        "law_bound": BOUND,
-        "bugs": [*report.identity_bugs, *report.step_law.bugs],
-    }
