@@ -32,7 +32,7 @@ def leave_out_if_wrong(lib: Any) -> bool:
     ):
         return False
     ggml = native.shared_library(lib)
-    if are_right(ggml._name):
+    if written_by(amx_trial.__file__, ggml._name) == amx_trial.RIGHT:
         return False
     buffer_types = amx_trial.extra_buffer_types(ggml)
     kept = [
@@ -43,8 +43,3 @@ def leave_out_if_wrong(lib: Any) -> bool:
     for index, buffer_type in enumerate([*kept, None]):
         buffer_types[index] = buffer_type
     return True
-
-
-def are_right(library: str) -> bool:
-    """Whether a process of its own finds the kernels of the library at that path right."""
-    return written_by(amx_trial.__file__, library) == amx_trial.RIGHT
