@@ -73,12 +73,9 @@ class NgramIndex:
             text.extend(tokens)
             self._link_all()
             return
-        levels = tuple(
-            zip(range(len(SIZES)), SIZES, _LEAVING, self._latest, self._links, strict=True)
-        )
         for token in tokens:
             text.append(token)
-            for level, size, leaving, latest, link in levels:
+            for level, size, leaving, latest, link in self._levels:
                 left = text[position - size] if position >= size else 0
                 hash_ = ((hashes[level] + token) * _BASE - left * leaving) & _MASK
                 hashes[level] = hash_
@@ -189,6 +186,9 @@ class NgramIndex:
                 latest[slot[is_last]] = position[is_last]
             self._latest.append(_as_array(latest))
             self._links.append(_as_array(link))
+        # What `read` looks at for each token; the arrays are changed in place.
+        levels = range(len(SIZES)), SIZES, _LEAVING, self._latest, self._links
+        self._levels = tuple(zip(*levels, strict=True))
         self._hash_end()
         self._is_changing = False
 
