@@ -128,9 +128,8 @@ class Guide:
         if matcher.is_error():
             raise _refused(spec, matcher.get_error())
         guidance = Guidance(matcher, self)
-        if spec.kind != "json_schema":
-            return guidance
-        return NumberBound(guidance, self.spelling)
+        is_json = spec.kind == "json_schema"
+        return NumberBound(guidance, self.spelling) if is_json else guidance
 
 
 class _Tokens:

@@ -171,7 +171,7 @@ class Server:
             "/v1/models/{name:path}": self._one,
             "/metrics": self._metrics,
             "/props": lambda request: props(models.named(request.query_params.get("model"))),
-            "/api/version": lambda _request: ollama.version(),
+            "/api/version": lambda _request: {"version": ollama.OLLAMA_VERSION},
             "/api/tags": lambda _request: ollama.tags(models),
             "/api/ps": lambda _request: ollama.loaded(models, unload_s),
         }

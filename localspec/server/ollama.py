@@ -41,7 +41,7 @@ from localspec.tools.calls import CallPiece
 _Listed = ServedModel | ServedEmbedder
 
 # Clients compare it with the first version that has what they need.
-_VERSION = "0.12.0"
+OLLAMA_VERSION = "0.12.0"
 _LONGEST_S = 9e9  # for a time in the future: some 285 years, as in Ollama
 _MODELS_AS_FILES = "Use localspec models on the command line."
 _NOT_OFFERED = {
@@ -52,11 +52,6 @@ _NOT_OFFERED = {
     "delete": ("removing a model is", _MODELS_AS_FILES),
     "blobs": ("uploading a file is", _MODELS_AS_FILES),
 }
-
-
-def version() -> dict[str, Any]:
-    """The version of Ollama's interface."""
-    return {"version": _VERSION}
 
 
 def tags(models: ServedModels) -> dict[str, Any]:
