@@ -40,6 +40,7 @@ from localspec.presets.presets import (
 VARIABLE = "LOCALSPEC_MODEL"
 
 _SEPARATOR = re.compile(r"[/\\]")
+_HUB_FILE = re.compile(r"hf:([^/@]*/[^/@]*)(?:@([^/]*))?/(.+)", re.DOTALL)
 _QUANTIZED = re.compile(r"(?:hf:)?([^/:\\]+/[^/:\\]+):([A-Za-z0-9_.-]+)")
 
 
@@ -152,20 +153,14 @@ def _absent_path(text: str) -> LocalModel:
 
 def _hub_model(text: str) -> HubModel:
     """The model of hf:owner/repo/file.gguf. Raises OptionError if that names no file."""
-    owner, _, rest = text.removeprefix("hf:").partition("/")
-    repo_name, _, file = rest.partition("/")
-    name, at, revision = repo_name.partition("@")
-    if not file:
+    named = _HUB_FILE.fullmatch(text)
+    if named is None:
         raise OptionError(
             f"{text!r} names no file", "Write hf:owner/repo/file.gguf or owner/repo:Q4_K_M."
         )
-    repo = f"{owner}/{name}"
-    return HubModel(
-        files=tuple(
-            HubFile(repo=repo, file=part, revision=revision if at else None)
-            for part in all_parts(file)
-        )
-    )
+    repo, revision, file = named.groups()
+    parts = (HubFile(repo=repo, file=part, revision=revision) for part in all_parts(file))
+    return HubModel(files=tuple(parts))
 
 
 def _expanded(path: str) -> Path:
