@@ -41,19 +41,27 @@ from localspec.preflight.plan import (
 CONTEXT = 1024
 
 
+def gpu(name, free_bytes, kind="GPU"):
+    total_bytes = max(free_bytes, 8 << 30)
+    return Device(
+        name=name,
+        description="a GPU",
+        kind=kind,
+        free_bytes=free_bytes,
+        total_bytes=total_bytes,
+    )
+
+
 def room(*free_beyond_margin, main_bytes=1 << 40):
-    """Of GPUs with so many bytes above what a plan leaves free."""
+    """Free memory: of GPUs these bytes above what a plan leaves free."""
     gpus = tuple(
-        Device(
-            name=f"CUDA{index}",
-            description="a GPU",
-            kind="GPU",
-            free_bytes=free + MARGIN_BYTES,
-            total_bytes=1 << 50,
-        )
+        gpu(f"CUDA{index}", free + MARGIN_BYTES)
         for index, free in enumerate(free_beyond_margin)
     )
     return MemoryRoom(main_bytes=main_bytes, gpus=gpus, repacked={})
+
+
+SMALL, LARGE = room(main_bytes=100 << 20), room()
 
 
 def planned(models, where):
@@ -249,20 +257,6 @@ def test_explain_and_doctor_show_the_plan_of_each_device(
     assert re.search(r"Layers +demo at a context of 2048: fits\n", shown)
     assert re.search(r"CUDA0 .* of the target .*, 3 of 3 layers of the draft", shown)
     assert json.loads(CliRunner().invoke(main, ["doctor", "--json"]).output)["plans"]["demo"]
-
-
-SMALL = MemoryRoom(main_bytes=100 << 20, gpus=(), repacked={})
-LARGE = replace(SMALL, main_bytes=1 << 40)
-
-
-def gpu(name, free_bytes, kind="GPU"):
-    return Device(
-        name=name,
-        description="a GPU",
-        kind=kind,
-        free_bytes=free_bytes,
-        total_bytes=max(free_bytes, 8 << 30),
-    )
 
 
 @pytest.fixture
