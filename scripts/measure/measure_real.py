@@ -13,8 +13,8 @@ gsm8k-test.jsonl (arithmetic), as they are published; the other kinds of text, a
 The sides: plain; lookup, which proposes from the text alone; draft-1 … draft-4, the draft
 model at a fixed K; automatic, without a draft model, and pair, with it, which know nothing
 before each answer; automatic-known and pair-known, which know what three answers taught. They
-answer each question at once, a token of each in turn, so that all meet the same machine; they
-share the weights, and the reading of the prompt; none remembers earlier answers. With
+answer each question in turn, another one first each time; they share the weights, and the
+reading of the prompt; none remembers earlier answers. With
 --llama-server there are also llama-server, llama-server-ngram-… (each of its lookups as it
 comes), and llama-server-draft-1 … 4: its answers to the same token ids take turns with plain
 decoding's, an answer of each. Without a PATH it is built from the source of the installed

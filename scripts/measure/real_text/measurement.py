@@ -168,9 +168,9 @@ class Measurement:
                 names = self.sides.names if is_first else (PLAIN,)
                 rounds = []
                 if len(names) > 1 or not servers:
-                    rounds.append(self._in_turn_by_token(question, temperature, names))
+                    rounds.append(self._answers_here(question, temperature, names))
                 if servers:
-                    rounds.append(self._in_turn_by_answer(question, temperature, servers))
+                    rounds.append(self._answers_of_servers(question, temperature, servers))
             except LocalspecError as error:
                 print(f"{question.name} is left out: {error}", file=sys.stderr)
                 return
@@ -179,14 +179,14 @@ class Measurement:
             self.longest_s = max(self.longest_s, time.perf_counter() - started)
             question = question.after(rounds[0][PLAIN].text)
 
-    def _in_turn_by_token(
+    def _answers_here(
         self, question: Question, temperature: float, names: Sequence[str]
     ) -> dict[str, Answered]:
         return self.sides.answer(
             question.task, names, max_tokens=self.plan.max_tokens, temperature=temperature
         )
 
-    def _in_turn_by_answer(
+    def _answers_of_servers(
         self, question: Question, temperature: float, servers: Mapping[str, LlamaServer]
     ) -> dict[str, Answered]:
         """Another one is first each time."""
@@ -196,7 +196,7 @@ class Measurement:
         found = {}
         for name in (*order[first:], *order[:first]):
             if name == PLAIN:
-                found |= self._in_turn_by_token(question, temperature, [PLAIN])
+                found |= self._answers_here(question, temperature, [PLAIN])
             else:
                 found[name] = servers[name].answer(
                     prompt, question.task, max_tokens=most, temperature=temperature

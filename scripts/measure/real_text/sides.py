@@ -1,4 +1,4 @@
-"""Engines that answer the same question, a token of each in turn, on weights they share."""
+"""Engines that answer the same question in turn, on weights they share."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from side_by_side import Timed, read_in_turn
 
 from localspec.checks.prompts import Task, built_in_tasks
 from localspec.engine.base import question_messages
@@ -33,6 +31,7 @@ from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS, Drafting
 from localspec.streaming.cancellation import never
 from localspec.streaming.options import AnswerOptions
+from localspec.streaming.reply import Reply
 
 PLAIN = "plain"
 WITHOUT_DRAFT: dict[str, Drafting] = {
@@ -190,15 +189,14 @@ class Sides:
         begin = self._read(self.prompt(task), names)
         self._num_answered += 1
         first = self._num_answered % len(names)
-        timed: dict[str, Timed] = {}
+        found = {}
         for name in (*names[first:], *names[:first]):
             begin(name)
             answer = task.ask(
                 self.engines[name], max_tokens=max_tokens, temperature=temperature
             )
-            timed[name] = Timed(answer)
-        read_in_turn(list(timed.values()))
-        return {name: _answered(timed[name]) for name in names}
+            found[name] = _answered(answer.reply())
+        return {name: found[name] for name in names}
 
     def _read(self, prompt: list[int], names: Sequence[str]) -> Callable[[str], None]:
         """Read a prompt but for its end. Gives what puts that into a side's caches.
@@ -234,7 +232,7 @@ class Sides:
         """A policy that knows nothing, or what the learning gave."""
         engine = self.engines[name]
         (policy, _), _ = choose_policies(
-            self._models[name], engine.drafting, engine._decoder.proposers
+            self._models[name], engine.drafting, engine._decoder.proposers, lambda: True
         )
         assert isinstance(policy, AdaptiveDraftPolicy)
         if name in self._learned:
@@ -251,12 +249,11 @@ def _state_of(reader: LlamaModel, tokens: list[int]) -> CacheState | None:
     return reader.save_state()
 
 
-def _answered(timed: Timed) -> Answered:
-    reply = timed.stream.reply()
+def _answered(reply: Reply) -> Answered:
     return Answered(
         reply.token_ids,
         reply.text,
-        timed.total_s - timed.first_s,
+        reply.stats.total_time_s - reply.stats.time_to_first_token_s,
         reply.stats.drafted_per_position,
         reply.stats.accepted_per_position,
     )
