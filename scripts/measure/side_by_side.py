@@ -1,18 +1,17 @@
-"""Two answers at once, a token of each in turn, so that both meet the same machine."""
+"""Answers to a question, one after the other, so that each has the machine to itself."""
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
 
 from localspec.streaming.answer import Answer
 
 
 class Timed:
-    """An answer that is read piece by piece. All times are without those between the pieces.
+    """An answer and its times, known once it was read.
 
-    first_s: seconds until the first piece, the prompt's reading among them. total_s: of all.
+    first_s: seconds until the first token, the prompt's reading among them. total_s: of all.
     """
 
     def __init__(self, stream: Answer) -> None:
@@ -20,20 +19,16 @@ class Timed:
         self.first_s = 0.0
         self.total_s = 0.0
 
-    def read_one(self) -> bool:
-        """Read the next piece; False if there was none."""
-        started = time.perf_counter()
-        piece = next(self.stream, None)
-        self.total_s += time.perf_counter() - started
-        if self.first_s == 0.0:
-            self.first_s = self.total_s
-        return piece is not None
+    def read(self) -> None:
+        """Read it to its end."""
+        stats = self.stream.reply().stats
+        self.first_s, self.total_s = stats.time_to_first_token_s, stats.total_time_s
 
 
 def read_in_turn(sides: Sequence[Timed]) -> None:
     """All of them to their ends."""
-    while sum(side.read_one() for side in sides):
-        pass
+    for side in sides:
+        side.read()
 
 
 def shown(ratios: Sequence[float]) -> str:
