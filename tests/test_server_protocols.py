@@ -314,21 +314,69 @@ def calls_in(name, told):
     return [(each["name"], each["arguments"]) for each in calls]
 
 
-@pytest.mark.parametrize("name", ["chat", "responses", "messages", "ollama chat"])
-def test_calls_of_tools_come_beside_the_text(server, name):
-    protocol = PROTOCOLS[name]
+def asked_of_the_caller(name):
+    """A question that the model answers with a call of a tool."""
     function = {"name": "get_weather", "parameters": FEW}
     tool = {
         "responses": {"type": "function", **function},
         "messages": {"name": "get_weather", "input_schema": FEW},
     }.get(name, {"type": "function", "function": function})
-    asked = {"model": "caller", "tools": [tool], "num_tokens": 200}
+    return {"model": "caller", "tools": [tool], "num_tokens": 200}
+
+
+@pytest.mark.parametrize("name", ["chat", "responses", "messages", "ollama chat"])
+def test_calls_of_tools_come_beside_the_text(server, name):
+    protocol = PROTOCOLS[name]
+    asked = asked_of_the_caller(name)
     told = whole(server, protocol, **asked)
     ((called, arguments),) = calls_in(name, told)
     assert called == "get_weather"
     jsonschema.validate(arguments, FEW)
     assert protocol.said(told)[0] == "Let me see."
     assert joined(protocol, [*events(server, protocol, **asked)])[0] == "Let me see."
+
+
+ITEM, PART = "response.output_item", "response.content_part"
+ORDER = {
+    "chat": ["content", "tool_calls", "finish_reason"],
+    "responses": [
+        "response.created", "response.in_progress",
+        f"{ITEM}.added", f"{PART}.added", "response.output_text.delta",
+        "response.output_text.done", f"{PART}.done", f"{ITEM}.done",
+        f"{ITEM}.added", "response.function_call_arguments.delta",
+        "response.function_call_arguments.done", f"{ITEM}.done", "response.completed",
+    ],
+    "messages": [
+        "message_start",
+        "content_block_start", "content_block_delta", "content_block_stop",
+        "content_block_start", "content_block_delta", "content_block_stop",
+        "message_delta", "message_stop",
+    ],
+}  # fmt: skip
+
+
+def kind_of(event):
+    """An event's type; in Chat Completions, which has none, what its choice holds."""
+    if "type" in event:
+        return event["type"]
+    (choice,) = event["choices"]
+    return "finish_reason" if choice["finish_reason"] else [*choice["delta"]][-1]
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_the_events_of_a_call_come_in_the_order_of_its_protocol(server, name):
+    told = [*events(server, PROTOCOLS[name], **asked_of_the_caller(name))]
+    assert [kind for kind, _ in itertools.groupby(map(kind_of, told))] == ORDER[name]
+    if name == "chat":
+        first, *rest = [
+            call
+            for event in told
+            for call in event["choices"][0]["delta"].get("tool_calls", ())
+        ]
+        assert first.keys() == {"index", "id", "type", "function"}
+        assert all(each.keys() == {"index", "function"} for each in rest)
+        assert all(each["function"].keys() == {"arguments"} for each in rest)
+        json.loads("".join(each["function"]["arguments"] for each in (first, *rest)))
 
 
 def form(schema, **more):
