@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+import subprocess
+import sys
 
 import pytest
 from page_driver import (
@@ -15,6 +19,7 @@ from page_driver import (
     last_text,
     played,
     set_option,
+    visitor,
 )
 
 from server_runner import running_server
@@ -218,6 +223,42 @@ def test_a_key_is_asked_for_once_and_kept_for_the_tab(browser):
         assert "fox" in last_text(page)
         assert page.evaluate("JSON.stringify(localStorage)").count("secret") == 0
         page.close()
+
+
+@contextlib.contextmanager
+def serving(port=0):
+    """The address of a `localspec serve`, which is killed when the block is left."""
+    command = [sys.executable, "-m", "localspec", "serve", "demo", "--port", str(port)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process.stderr.readline().split()[2]
+        finally:
+            process.kill()
+
+
+def test_an_answer_goes_on_after_its_server_was_killed(browser):
+    """What came and what is typed stay while there is none."""
+    with contextlib.ExitStack() as pages:
+        with serving() as url:
+            page = pages.enter_context(visitor(browser, url))
+            schema = {"type": "array", "items": {"type": "integer"}, "minItems": 900}
+            set_option(page, "form", "schema")  # so long that it is still coming
+            set_option(page, "schema", json.dumps(schema))
+            page.fill("#question", "Count.")
+            page.press("#question", "Enter")
+            page.wait_for_selector("#messages .assistant .text:has-text('[')")
+            page.fill("#question", "typed meanwhile")
+        page.wait_for_selector("#messages .error")
+        before = last_text(page)
+        with serving(url.rpartition(":")[2].strip("/")):
+            page.wait_for_selector("#banner:has-text('The server is back.')")
+            assert page.input_value("#question") == "typed meanwhile"
+            set_option(page, "max_tokens", "8")
+            page.click("text=Go on")
+            ended(page)
+            assert last_text(page).startswith(before)
+            assert len(last_text(page)) > len(before) > 0
+        page.wrong.clear()  # the browser's own notes of the connections that failed
 
 
 HEN = "#files li:has-text('hen.txt')"
