@@ -18,7 +18,7 @@ from localspec.cli.quantities import counted, readable_bytes
 from localspec.cli.screen import note, printable, say
 from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
-from localspec.errors import DownloadError, LocalspecError
+from localspec.errors import DownloadError, LocalspecError, PresetError
 from localspec.hub.hub_file import HubModel
 from localspec.preflight.free_memory import MemoryRoom, free_memory
 from localspec.preflight.plan import fits_by_size
@@ -149,7 +149,11 @@ def remove_preset(*, preset: str, yes: bool) -> None:
         say(f"{file.repo} {file.file}: {readable_bytes(size)}")
     if kept.num_bytes:
         _free(chosen, kept, yes=yes)
-    if chosen.name in user_presets():
+    try:
+        is_own = chosen.name in user_presets()
+    except PresetError:  # `find_preset` has said so, and left the user's file out
+        is_own = False
+    if is_own:
         _remove_preset(chosen.name, yes=yes)
     elif not kept.num_bytes:
         say("Nothing to remove.")
