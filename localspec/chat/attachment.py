@@ -13,11 +13,11 @@ from pathlib import Path
 from localspec.chat.text_file import text_of
 from localspec.errors import OptionError
 from localspec.pictures.picture import Picture, read_bytes
+from localspec.pictures.vision import Vision
 
 MAX_ATTACHED_BYTES = 8_000_000  # of one file: more than any context holds
 # A file as `attached` writes it: no line of its text has as many backticks.
 _ATTACHED = re.compile(r"[^\n]+:\n(?P<fence>`{3,})\n(?:.*?\n)?(?P=fence)\n\n", re.DOTALL)
-
 
 FIRST_BYTES = 4096  # of a file: enough to know it by
 _READABLE = re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP", re.DOTALL)
@@ -70,8 +70,8 @@ def is_readable_picture(data: bytes) -> bool:
 def refuse_media(path: Path, data: bytes) -> None:
     """Raise OptionError for a file that is an image, audio, a video or a PDF.
 
-    data: its first FIRST_BYTES bytes, or more. PDFs and pictures that can be read are known by
-    them, other files that are no text by the ending of their names.
+    data: its first FIRST_BYTES bytes, or more. They tell PDFs and readable pictures; for other
+    files that are not text, the ending of the name tells the kind.
     """
     kind = _kind(path, data[:FIRST_BYTES])
     if kind is not None:
@@ -94,7 +94,7 @@ def _kind(path: Path, first: bytes) -> str | None:
 
 
 def _is_utf8(first: bytes) -> bool:
-    """Whether it is UTF-8, of which the last character may be cut off."""
+    """Whether the bytes are UTF-8, whose last character may be cut off."""
     try:
         return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(first)
     except UnicodeDecodeError:
@@ -122,7 +122,7 @@ def attached(question: str, attachments: Sequence[Attachment]) -> str:
 
 
 def pictures_in(attachments: Sequence[Attachment]) -> list[Picture]:
-    """The pictures among them."""
+    """The pictures among the attachments."""
     return [each.picture for each in attachments if each.picture is not None]
 
 
@@ -131,10 +131,10 @@ def as_attachment(picture: Picture) -> Attachment:
     return Attachment(f"image of {picture.width} by {picture.height} pixels", picture=picture)
 
 
-def require_sight(attachments: Sequence[Attachment]) -> None:
-    """Raise OptionError where there is a picture among them, for a model that reads text."""
+def require_sight(attachments: Sequence[Attachment], vision: Vision | None) -> None:
+    """Raise OptionError for a picture among attachments of a model without vision."""
     for each in attachments:
-        if each.picture is not None:
+        if each.picture is not None and vision is None:
             raise OptionError(
                 f"{each.name} is an image; this model reads text",
                 "Give the model's projector (mmproj=…), describe the image, or give the text "

@@ -111,8 +111,7 @@ class Conversation:
         Raises ContextError if it does not fit, OptionError for a picture that is not seen.
         """
         try:
-            if self.engine.vision is None:
-                require_sight([attachment])
+            require_sight([attachment], self.engine.vision)
             files = [*self.attachments, attachment]
             self.chat.prompt_tokens(attached("", files), pictures_in(files))
         except ContextError as error:

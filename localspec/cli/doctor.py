@@ -36,16 +36,19 @@ def doctor(*, as_json: bool, rpc: tuple[str, ...] | None) -> None:
     # Imported here, because it loads libllama, which other commands do not need at once.
     from localspec.llama.quirks.nextn import missing_functions
 
-    found = inspect_installation(rpc or ())
-    problems = found.problems
-    if as_json:
-        from localspec.engine.cache_store import kept_sizes
+    found, for_layers = inspect_installation(rpc or ()), missing_functions(reads_layers=True)
+    # Behind libllama, because it loads NumPy.
+    from localspec.engine.cache_store import kept_folder, kept_sizes
 
-        missing = missing_functions(reads_layers=True)
-        write_json(found, missing_head_functions=missing, kept_conversations=kept_sizes())
+    sizes = kept_sizes()
+    if as_json:
+        write_json(found, missing_head_functions=for_layers, kept_conversations=sizes)
         return
-    heads = _heads(missing_functions(reads_layers=False), missing_functions(reads_layers=True))
-    click.echo(titled(_blocks(found, heads)))
+    count, size = counted(len(sizes), "conversation"), readable_bytes(sum(sizes.values()))
+    conversations = f"{kept_folder()}: {count} kept by servers, {size}"
+    heads = _heads(missing_functions(reads_layers=False), for_layers)
+    problems = found.problems
+    click.echo(titled(_blocks(found, heads, conversations)))
     for one in problems:
         click.echo()
         click.echo(titled([("Problem", [one.what]), ("Remedy", [in_flags(one.remedy)])]))
@@ -53,7 +56,7 @@ def doctor(*, as_json: bool, rpc: tuple[str, ...] | None) -> None:
         click.echo("\nNo problems found.")
 
 
-def _blocks(found: Installation, heads: str) -> list[tuple[str, list[str]]]:
+def _blocks(found: Installation, heads: str, conversations: str) -> list[tuple[str, list[str]]]:
     packages = ", ".join(f"{name} {version}" for name, version in found.packages.items())
     cache, memory = found.cache, found.memory
     presets = f"{found.presets_file}{'' if found.presets_file.exists() else ' (none yet)'}"
@@ -72,20 +75,10 @@ def _blocks(found: Installation, heads: str) -> list[tuple[str, list[str]]]:
         *(("Layers", _plan_lines(found, name)) for name in found.plans),
         ("Cache", [f"{cache.path}: {size}, {disk} of disk free"]),
         ("Profiles", [profiles]),
-        ("Conversations", [_conversations()]),
+        ("Conversations", [conversations]),
         ("Exact", [_exact(found)]),
         ("Presets", [presets]),
     ]
-
-
-def _conversations() -> str:
-    """The caches that servers keep on disk."""
-    # Here, because NumPy takes its time.
-    from localspec.engine.cache_store import kept_folder, kept_sizes
-
-    sizes = kept_sizes()
-    size = readable_bytes(sum(sizes.values()))
-    return f"{kept_folder()}: {counted(len(sizes), 'conversation')} kept by servers, {size}"
 
 
 def _device(device: Device) -> str:
@@ -112,7 +105,7 @@ def _heads(missing: tuple[str, ...], for_layers: tuple[str, ...]) -> str:
 
 
 def _exact(found: Installation) -> str:
-    """With how many models --exact works, and what it takes on this processor."""
+    """How many models --exact works with, and which weights it slows down here."""
     tested = "no model was loaded with --exact yet"
     if found.num_exact:
         tested = f"--exact works with {counted(found.num_exact, 'model')} tested here"
@@ -132,7 +125,7 @@ def _plan_lines(found: Installation, name: str) -> list[str]:
 
 
 def _cores_in_words(cores: Cores) -> str:
-    """How many cores a model uses, and why not the others."""
+    """The number of cores that a model uses, and the reasons against the others."""
     reasons = [
         f"{number} {'is ' + one if number == 1 else 'are ' + several}"
         for number, one, several in (

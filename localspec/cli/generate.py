@@ -139,8 +139,7 @@ def _with_pictures(
     text: str, attachments: Sequence[Attachment], engine: BaseEngine
 ) -> str | list[dict[str, Any]]:
     """The question, and the pictures before it. Raises OptionError for a blind model."""
-    if engine.vision is None:
-        require_sight(attachments)
+    require_sight(attachments, engine.vision)
     images = [{"type": "image", "image": each} for each in pictures_in(attachments)]
     parts = [*images, {"type": "text", "text": text}]
     return [{"role": "user", "content": parts}] if images else text

@@ -33,7 +33,7 @@ class _Grouped(click.Command):
         rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
-            if record is not None:  # as of a hidden one
+            if record is not None:  # a hidden option has none
                 rows[getattr(param, "heading", HEADINGS[0])].append(record)
         for heading, records in rows.items():
             if records:
@@ -54,12 +54,12 @@ class Command(_Grouped):
         """Parse the arguments. Raises click.UsageError."""
         own = args[: args.index("--") if "--" in args else None]
         try:
-            # Not -m with the model d, -h and -f, nor -f with the file a.
+            # click would read them as -m d, -h -f and -f a.
             if (theirs := {"-md", "-hf", "-fa"} & {*own}) and not ctx.resilient_parsing:
                 raise click.NoSuchOption(theirs.pop())
             extra = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            # Of -ngl, click names -n.
+            # For -ngl the error names -n.
             typed = next((word for word in own if word.startswith(error.option_name)), "")
             if instead := self._instead_of(typed.partition("=")[0]):
                 ctx.fail(f"No such option '{typed}'. Use: {instead}.")
@@ -81,7 +81,7 @@ class Command(_Grouped):
         )
 
     def _place_of(self, extra: list[str], prompt: str | None) -> str:
-        """Where the arguments belong that the command has no place for."""
+        """The hint on extra arguments: the option or command that takes them, if any."""
         model = next(filter(_is_model, [*extra, prompt or ""]), None)
         if model is None:
             return _NO_MODEL.get(self.name or "", "")
@@ -101,11 +101,9 @@ class Group(_Grouped, click.Group):
 
     command_class = Command
 
-    def __init__(
-        self, *arguments: Any, elsewhere: Mapping[str, str] | None = None, **more: Any
-    ) -> None:
+    def __init__(self, *arguments: Any, elsewhere: Mapping[str, str], **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._elsewhere = elsewhere or {}
+        self._elsewhere = elsewhere
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -125,7 +125,7 @@ def status_line(stats: Stats, context_length: int, columns: int) -> str:
     used = (stats.prompt_tokens + stats.completion_tokens) / context_length
     reason = (why_mostly_off(stats) or "").partition(":")[0]
     rate = stats.tokens_per_s
-    # Each with its rank: parts of a high rank are left out first if the line is short.
+    # Rank and text: the highest ranks are left out first if the line is short.
     parts = [
         (0, f"{stats.completion_tokens} tokens{drafted}"),
         (1, "" if rate is None else f"{rate:.0f} tokens/s"),
@@ -143,7 +143,7 @@ def status_line(stats: Stats, context_length: int, columns: int) -> str:
 
 
 def _threads_of(stats: Stats) -> str | None:
-    """The threads of most steps, if there were fewer than it could have."""
+    """The number of threads of most steps and the reason, if more were usable."""
     if stats.threads is None or not stats.steps_per_threads:
         return None
     usable = stats.threads.num_usable
@@ -157,7 +157,7 @@ def _threads_of(stats: Stats) -> str | None:
 
 
 def _thread_lines(stats: Stats) -> list[str]:
-    """The numbers of threads that steps had, if there were several."""
+    """The share of steps for each number of threads, if there were several numbers."""
     counts = sorted(stats.steps_per_threads.items(), reverse=True)
     held_up = _threads_of(stats)
     if len(counts) < 2 and held_up is None:
@@ -165,20 +165,6 @@ def _thread_lines(stats: Stats) -> list[str]:
     num_steps = sum(stats.steps_per_threads.values())
     shares = ", ".join(f"{count} in {steps / num_steps:.0%}" for count, steps in counts)
     return [f"threads of a step: {shares}" + (f" ({held_up})" if held_up else "")]
-
-
-def _expected(stats: Stats) -> list[str]:
-    """Whether drafting would pay now, which the draft tokens so far do not show."""
-    outlook = stats.outlook
-    if outlook is None:
-        return []
-    pays = (
-        "never pays" if outlook.break_even is None else f"pays from {outlook.break_even:.0%} on"
-    )
-    return [
-        f"expected acceptance of the next draft token: {outlook.acceptance:.0%}; "
-        f"drafting {pays} here"
-    ]
 
 
 def stats_lines(stats: Stats, context_length: int) -> list[str]:
@@ -210,7 +196,14 @@ def stats_lines(stats: Stats, context_length: int) -> list[str]:
         f"seconds: draft {stats.draft_time_s:.2f}, target {stats.target_time_s:.2f}, "
         f"sampler {stats.sampler_time_s:.2f}, total {stats.total_time_s:.2f}"
     )
-    lines += [*_thread_lines(stats), *_expected(stats)]
+    lines += _thread_lines(stats)
+    if (outlook := stats.outlook) is not None:
+        edge = outlook.break_even
+        pays = "never pays" if edge is None else f"pays from {edge:.0%} on"
+        lines.append(
+            f"expected acceptance of the next draft token: {outlook.acceptance:.0%}; "
+            f"drafting {pays} here"
+        )
     if reason := why_mostly_off(stats):
         lines.append(reason)
     if stats.exact:

@@ -42,7 +42,6 @@ _SHOWN = 240  # characters of a text of the last turn
 _SPEAKERS = {"system": "System message", "user": "You", "assistant": "Model"}  # by role
 _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
 
-
 _ELSEWHERE = {
     "ls": "localspec sessions",
     **dict.fromkeys(("rm", "delete"), "localspec sessions remove NAME"),

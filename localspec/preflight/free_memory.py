@@ -66,7 +66,7 @@ class MemoryRoom:
     uneven: Collection[str] = ()
 
     def shortages(self, memory: PairMemory) -> list[Shortage]:
-        """Every place that has less memory than is needed there; none if all fits."""
+        """The devices with less memory than is needed there; none if all fits."""
         main_bytes, found = memory.main_bytes, []
         for gpu, needed in zip(self.gpus, memory.gpu_bytes, strict=True):
             if is_in_main_memory(gpu):
@@ -96,7 +96,7 @@ def free_memory(rpc: Sequence[str] = ()) -> MemoryRoom:
 
 
 class Shortage(NamedTuple):
-    """A place with too little free memory. gpu: its name, or "" for main memory."""
+    """A device with too little free memory. gpu: its name, or "" for main memory."""
 
     gpu: str
     needed_bytes: int
@@ -121,7 +121,7 @@ class PairMemory:
 
     @property
     def needed_bytes(self) -> int:
-        """Memory that must be free, all places together."""
+        """Memory that must be free, on all devices together."""
         return _PROCESS_BYTES + sum(SMALL_BYTES + m.needed_bytes for m in self.models)
 
     @property

@@ -75,7 +75,7 @@ class MemoryEstimate:
 
     @property
     def needed_bytes(self) -> int:
-        """Memory that must be free, in all places together."""
+        """Memory that must be free, on all devices together."""
         return (
             self.weights_bytes
             + self.cache_bytes
@@ -209,16 +209,19 @@ def _contexts(header: Header, options: LlamaOptions) -> _Contexts:
 
 
 def _sums(*places: list[int]) -> list[int]:
-    """The sums of several lists, place by place."""
+    """The sums of several lists, element by element."""
     return [sum(sizes) for sizes in zip(*places, strict=True)]
 
 
 def _compute_by_place(header: Header, options: LlamaOptions, placement: Placement) -> list[int]:
-    """Intermediate results in each place."""
+    """Intermediate results in each memory."""
     context_length, max_outputs = options.context_length or 0, options.most_outputs
     attention = options.flash_attention
     graph = graph_bytes(header, context_length, max_outputs, attention)
-    inputs = _input_bytes(ModelShape(header), context_length, attention)
+    shape = ModelShape(header)
+    # The inputs of the graph: embeddings of the tokens, and attention masks.
+    inputs = graph_batch_size(attention, context_length) * shape.width * _FLOAT
+    inputs += _mask_bytes(shape, context_length, attention)
     logits = max_outputs * len(header.tokens) * _FLOAT
     sizes = placement.nowhere()
     sizes[placement.layers[-1]] = logits
@@ -314,12 +317,6 @@ def graph_bytes(
     return max(max(feed_forward, attention) * batch, logits) * _FLOAT + _mask_bytes(
         shape, context_length, flash_attention
     )
-
-
-def _input_bytes(shape: ModelShape, context_length: int, attention: FlashAttention) -> int:
-    """The inputs of a graph: embeddings of the tokens, and attention masks."""
-    rows = graph_batch_size(attention, context_length) * shape.width * _FLOAT
-    return rows + _mask_bytes(shape, context_length, attention)
 
 
 def _mask_bytes(shape: ModelShape, context_length: int, attention: FlashAttention) -> int:

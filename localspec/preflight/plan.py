@@ -293,7 +293,10 @@ def plan_side_by_side(
     for count in range(parallel, 1, -1):
         planned = [with_sequences(model, count) for model in wanted]
         plan = plan_layers(planned, alone.context_length, alone.free)
-        if reserved_bytes(plan, alone) <= kept_bytes // 2 and _is_like(plan, alone):
+        # Nothing but the sequences may differ from the plan for one text.
+        is_like = [with_sequences(model, 1) for model in plan.models] == list(alone.models)
+        is_small = reserved_bytes(plan, alone) <= kept_bytes // 2
+        if is_small and is_like and not alone.free.shortages(plan.memory):
             return plan
     return alone
 
@@ -306,13 +309,6 @@ def reserved_bytes(plan: Plan, alone: Plan) -> int:
 def with_sequences(model: Planned, num_sequences: int) -> Planned:
     """The model with that many texts side by side."""
     return model._replace(options=replace(model.options, num_sequences=num_sequences))
-
-
-def _is_like(plan: Plan, alone: Plan) -> bool:
-    """Whether a plan fits, and differs from the plan for one text in its sequences only."""
-    if alone.free.shortages(plan.memory):
-        return False
-    return [with_sequences(model, 1) for model in plan.models] == list(alone.models)
 
 
 def target_context_length(header: Header, wanted: int | None) -> int:

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import click
 
-from localspec.chat.attachment import Attachment, read_attachment, require_sight
+from localspec.chat.attachment import Attachment, read_attachment
 from localspec.chat.session import session_names
 from localspec.cli.conversation import LEAVE, Conversation, ThoughtView
 from localspec.cli.flags import ours_for
@@ -301,10 +301,14 @@ def _show(conversation: Conversation, _argument: str) -> None:
 
 def attach_file(conversation: Conversation, path: Path) -> None:
     """Attach a text or a picture to the next message, and note its size."""
-    vision = conversation.engine.vision
-    attachment = read_attachment(path, sees=vision is not None)
+    sees = conversation.engine.vision is not None
+    _attach(conversation, read_attachment(path, sees=sees))
+
+
+def _attach(conversation: Conversation, attachment: Attachment) -> None:
     conversation.attach(attachment)
     size, picture = f"{len(attachment.text)} characters", attachment.picture
+    vision = conversation.engine.vision
     if picture is not None and vision is not None:
         count = len(vision.cells(picture))
         size = f"{picture.width} by {picture.height} pixels, {count} tokens"
@@ -315,10 +319,7 @@ def _image(conversation: Conversation, argument: str) -> None:
     if not argument:
         raise OptionError("no image is named", "Give its path: /image PATH.")
     path = Path(os.path.expanduser(argument))
-    picture = Picture.read(path)  # which refuses anything else
-    if conversation.engine.vision is None:
-        require_sight([Attachment(path.name, picture=picture)])
-    attach_file(conversation, path)
+    _attach(conversation, Attachment(path.name, picture=Picture.read(path)))
 
 
 def _file(conversation: Conversation, argument: str) -> None:
