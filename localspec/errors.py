@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-# What reading a file of ours raises that was damaged, or never was one.
+# Errors of reading a file of ours that was damaged, or is something else.
 DAMAGES = (
     OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError
 )  # fmt: skip

@@ -46,8 +46,8 @@ class Cores:
     """The machine's processor cores, and those that a model should use.
 
     physical: None where the system does not say. logical: including hyperthreads. allowed:
-    logical cores that this process may run on. efficiency: those of them on power-saving cores,
-    next to faster ones. hyperthreads: second threads of the other cores. quota: cores' worth of
+    logical cores that this process may run on. efficiency: those that save power, next to
+    faster ones. hyperthreads: second threads of the other cores. quota: cores' worth of
     time that control groups allow, or None. usable: at least 1.
     """
 
@@ -258,8 +258,8 @@ def _windows_cores() -> bytes:
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """How many processors' time this process may use, or None without a limit.
 
-    The tightest limit of its own groups and of all visible groups above them, of both versions
-    of control groups. Read below root.
+    The tightest limit of its own control groups and of all visible groups above them, of both
+    versions. Read below root.
     """
     quotas = [_quota(group) for group in _groups(root, "cpu")]
     return min((quota for quota in quotas if quota is not None), default=None)
@@ -273,9 +273,9 @@ class MemoryLimit(NamedTuple):
 
 
 def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
-    """Limits of its own groups and of all visible groups above them, of both versions.
+    """Limits of this process's groups and of all visible groups above, of both versions.
 
-    A group without a limit has none, or one that no machine reaches. Read below root.
+    A group without a limit is left out, or states more than any machine has. Read below root.
     """
     found = [_memory_limit(group) for group in _groups(root, "memory")]
     return [limit for limit in found if limit is not None]

@@ -49,7 +49,7 @@ _KEPT_SHARE = 0.75  # of the bound that is left once it is reached
 
 
 class Occurrence(NamedTuple):
-    """Where the last tokens occurred before: what follows stands in `text` at `position`."""
+    """An earlier occurrence of the last tokens; `text` goes on at `position` behind it."""
 
     text: array[int]
     position: int
@@ -77,8 +77,9 @@ class TextMemory:
     def add(self, tokens: Sequence[int]) -> None:
         """Remember a text, as far as it is not known already, without gaps in it."""
         with self.lock:
-            for text in _without_gaps(tokens):
-                if len(text) > SIZES[0]:
+            # Between gaps and cells of pictures.
+            for is_text, run in itertools.groupby(tokens, lambda token: token > GAP):
+                if is_text and len(text := array("i", run)) > SIZES[0]:
                     self._add(text)
 
     def _add(self, text: array[int]) -> None:
@@ -134,12 +135,6 @@ class TextMemory:
         self.num_changes += 1
 
 
-def _without_gaps(tokens: Sequence[int]) -> list[array[int]]:
-    """The stretches between gaps and cells of pictures."""
-    stretches = itertools.groupby(tokens, lambda token: token > GAP)
-    return [array("i", stretch) for is_text, stretch in stretches if is_text]
-
-
 # Percent of tokens that came as found, as counted first: versions of this project's files in
 # the order in which they were written, its files after the others, and novels. A row for
 # matches of 2, 4, 8, 16, 32, 64 tokens and more; in it, for 1, 2, 3 and more occurrences that
@@ -192,7 +187,7 @@ class LookupOdds:
         self._counts: dict[FindingKind, list[float]] = {}  # of those that came, and of all
 
     def chance(self, kind: FindingKind) -> float:
-        """The share of such tokens that came as they were found, 0 … 1."""
+        """The share of tokens of this kind that came as they were found, 0 … 1."""
         came, seen = self._of(kind)
         return came / seen
 
@@ -213,7 +208,7 @@ class LookupOdds:
 class Found(NamedTuple):
     """Occurrences of the last `length` tokens, the one to follow first.
 
-    is_resumed: whether that one goes on near where the text was followed before it differed.
+    is_resumed: whether the first one is near where an occurrence was followed before.
     """
 
     occurrences: list[Occurrence]
@@ -243,11 +238,12 @@ class Lookup(Proposer):
         self._found = _NOTHING
         # An occurrence that was followed, and how many tokens the text had then.
         self._followed: tuple[Occurrence, int] | None = None
-        self._forced: list[int] = []  # that come between the text and what was found
+        self._forced: list[int] = []  # tokens between the text and what was found
         self._found_at: tuple[int, int] | None = None  # tokens, and changes of the memory
-        # To follow the text for which it looked.
-        self._expected: list[tuple[int, FindingKind]] = []
-        self._alive: list[Occurrence] = []  # that went on as expected so far
+        self._expected: list[
+            tuple[int, FindingKind]
+        ] = []  # next tokens, as found, and their kinds
+        self._alive: list[Occurrence] = []  # occurrences that went on as expected so far
         self._judged = 0  # tokens at the front of the text that no replay judges again
 
     def refer_to(self, tokens: Sequence[int]) -> None:
@@ -336,8 +332,7 @@ class Lookup(Proposer):
             self._look_behind(tokens[:position])
             state = self._state(position)
             if state.confidence is not None:
-                # A distribution of one token x accepts x whatever the target's distribution of
-                # it is.
+                # A certain token is kept as often as the target draws it, which drew the text.
                 hit = self._expected[0][0] == tokens[position]
                 chances.append((state.confidence, float(hit)))
         self._judged = len(tokens)
@@ -408,9 +403,9 @@ class Lookup(Proposer):
         return _longest_first(occurrences, end, length) if occurrences else _NOTHING
 
     def _resumed(self, end: array[int], num_tokens: int, found: Found) -> Found:
-        """Where the followed occurrence goes on behind tokens that were replaced; else `found`.
+        """Find where the followed occurrence goes on behind replaced tokens; else `found`.
 
-        A short match near there says more than one as short anywhere.
+        A short match near there says more than an equally short match elsewhere.
         """
         if self._followed is None:
             return found

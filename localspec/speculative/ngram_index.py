@@ -95,7 +95,9 @@ class NgramIndex:
         self._begin_change()
         for size, latest, link in zip(SIZES, self._latest, self._links, strict=True):
             first = max(num_tokens, size - 1)
-            slots = (self._hashes_from(first, size) >> np.uint32(self._shift)).tolist()
+            begin = max(first - size + 1, 0)  # of the first run that is cut
+            hashes = hashes_of(np.array(self.text[begin:], np.int32), size)[first - begin :]
+            slots = (hashes >> np.uint32(self._shift)).tolist()
             for position in range(len(self.text) - 1, first - 1, -1):
                 latest[slots[position - first]] = link[position]
             del link[num_tokens:]
@@ -123,11 +125,6 @@ class NgramIndex:
             found[positions[is_same]] = True
             positions, at = positions[~is_same], link[at[~is_same]]
         return found
-
-    def _hashes_from(self, first: int, size: int) -> NDArray[np.uint32]:
-        """Hashes of the runs that end at `first` or later, all of them whole."""
-        begin = max(first - size + 1, 0)
-        return hashes_of(np.array(self.text[begin:], np.int32), size)[first - begin :]
 
     def ends(self, level: int, hash_: int, run: array[int]) -> list[int]:
         """The positions after the latest occurrences of a run, the latest first.
@@ -158,12 +155,8 @@ class NgramIndex:
 
     def _hash_end(self) -> None:
         """Hash the end of the text; `read` continues these hashes with each token."""
-        self._hashes = [0] * len(SIZES)
-        for level, size in enumerate(SIZES):
-            hash_ = 0
-            for token in self.text[-size:]:
-                hash_ = (hash_ + token) * _BASE & _MASK
-            self._hashes[level] = hash_
+        padding = [0] * SIZES[-1]  # zeros in front leave a hash as it is
+        self._hashes = run_hashes([*padding, *self.text[-SIZES[-1] :]])
 
     def _link_all(self) -> None:
         """Link every position, in tables that can hold twice as many."""

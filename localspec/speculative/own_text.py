@@ -29,7 +29,7 @@ class TokenMaps:
     PairError if they have too little in common, or the draft cannot spell any text.
 
     Control tokens mean the same if their entries are the same, or if both are the token that
-    ends an answer. What starts the target's texts has no bytes: a draft has its own start.
+    ends an answer. The token that starts the target's texts has no bytes: a draft has its own.
     """
 
     def __init__(self, target: WholeVocabulary, draft: WholeVocabulary) -> None:
@@ -99,7 +99,7 @@ class OwnText:
         self._vocabulary = vocabulary
         # A text that follows an ordinary token gets no space before it.
         self._ordinary = next(own for own in maps.own_bytes if own >= 0)
-        self._words: dict[str, list[int]] = {}  # that were tokenised before
+        self._words: dict[str, list[int]] = {}  # words that were tokenised before
         self._data = bytearray()
         self._ends: list[int] = []  # of the target's tokens, in bytes
         self._own_ends: list[int] = []
@@ -189,7 +189,7 @@ class OwnText:
         self.num_same = min(self.num_same, num_own)
 
     def _restart(self) -> int:
-        """Where to tokenise from: most tokenizers begin anew with a space after a word."""
+        """The byte to tokenise from: most tokenizers begin anew with a space after a word."""
         data, end = self._data, self.num_own_bytes
         for own, at in zip(reversed(self.own), reversed(self._own_ends), strict=True):
             is_word = data[at : at + 1] == b" " and not data[at - 1 : at].isspace()
@@ -198,7 +198,7 @@ class OwnText:
         return 0
 
     def _spelled(self, start: int) -> tuple[list[int], list[int]]:
-        """The draft's tokens from that byte on, and where they end."""
+        """The draft's tokens from a byte on, and where they end."""
         own: list[int] = []
         ends: list[int] = []
         begin = start
@@ -213,7 +213,7 @@ class OwnText:
         return own, ends
 
     def _spell(self, begin: int, end: int, own: list[int], ends: list[int]) -> None:
-        """Add the draft's tokens of those bytes, and where they end."""
+        """Add the draft's tokens of bytes begin … end, and where they end."""
         pieces = self.maps.own_pieces
         for part in _PARTS.findall(self._data[begin:end].decode("utf-8", "surrogateescape")):
             is_text = not "\udc80" <= part[0] <= "\udcff"

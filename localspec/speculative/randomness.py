@@ -23,7 +23,7 @@ from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
 MAX_SEED = 2**63 - 1
 
 _UNIFORMS_CHUNK = 16  # steps whose uniforms are drawn at once
-_NOISE_CHUNK = 256  # and answer positions whose keys are
+_NOISE_CHUNK = 256  # positions of an answer whose keys are drawn at once
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFT_30, _SHIFT_27, _SHIFT_31, _SHIFT_11 = (np.uint64(n) for n in (30, 27, 31, 11))

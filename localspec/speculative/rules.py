@@ -60,7 +60,7 @@ def rule_name(name: RuleName | None, *, is_greedy: bool, seed: int | None) -> Ru
 def make_rule(
     name: RuleName | None, *, is_greedy: bool, seed: int | None, randomness: Randomness
 ) -> Rule:
-    """The rule that `rule_name` chooses, with its random numbers. Raises as it does."""
+    """The rule that `rule_name` chooses, with its random numbers. Raises OptionError."""
     chosen = rule_name(name, is_greedy=is_greedy, seed=seed)
     if chosen == "greedy":
         return _Matching(chosen, verify.argmax)

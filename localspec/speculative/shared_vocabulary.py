@@ -51,7 +51,7 @@ def shared_vocabulary(target: TokenTable, draft: TokenTable) -> SharedVocabulary
     """The common part of the vocabularies of a pair, by the texts of their ids.
 
     Vocabularies of one tokenizer may be padded to different sizes (152 064 and 151 936,
-    say), and a few ids may have other names: those the draft never proposes. Raises
+    say), and a few ids may have other names, which the draft never proposes. Raises
     PairError, with the first ids that differ, if the tokenizers are not the same.
     """
     if target.kind != draft.kind:
@@ -85,7 +85,7 @@ def _does_not_fit(why: str) -> PairError:
     )
 
 
-# Of the smaller vocabulary. A draft that cannot say most of what it means is hardly ever right.
+# Share of the smaller vocabulary. With less in common, a draft is hardly ever right.
 _LEAST_COMMON = 0.25
 
 # docs/performance.md: what a draft with another tokenizer may be expected to reach.

@@ -23,7 +23,7 @@ _SPARE_TOKENS = 16  # of the context: a word that is not whole yet may take more
 class TranslatedModel:
     """A `Model` over the target's ids, made of a model that has ids of its own.
 
-    own_model: the latter. text: its text in both tokenizers. After a checkpoint single tokens
+    own_model: that one. text: its text in both tokenizers. After a checkpoint single tokens
     are the draft's own, and are not tokenised again until the text goes on. Each of several
     rows takes a decode of its own, because tokens that follow may change the last word.
     """
@@ -56,7 +56,7 @@ class TranslatedModel:
 
     def decoding(self, tokens: Sequence[int], num_logits: int) -> Decoding[Logits]:
         """`decode`, which yields the decodes of its own model."""
-        # Counted on from here: tokens without bytes are not cached while nothing else is.
+        # Counted on from here, since tokens without bytes are not cached while nothing else is.
         begin = self.num_cached
         num_together = len(tokens) - max(num_logits - 1, 0)
         yield from self._decode(tokens[:num_together], begin, 0 if num_logits else None)
