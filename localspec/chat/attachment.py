@@ -21,7 +21,7 @@ _ATTACHED = re.compile(r"[^\n]+:\n(?P<fence>`{3,})\n(?:.*?\n)?(?P=fence)\n\n", r
 
 FIRST_BYTES = 4096  # of a file: enough to know it by
 _READABLE = re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP", re.DOTALL)
-# Some are written in characters of text alone, so this is looked for in text, too.
+# Some PDFs have characters of text alone, so text is searched, too.
 _PDF = re.compile(rb"%PDF-\d")
 _KINDS = {
     "application/pdf": ("a PDF", "Convert it to text first, with pdftotext, say."),
@@ -127,7 +127,7 @@ def pictures_in(attachments: Sequence[Attachment]) -> list[Picture]:
 
 
 def as_attachment(picture: Picture) -> Attachment:
-    """A picture whose file is not known."""
+    """An attachment for a picture whose file is not known."""
     return Attachment(f"image of {picture.width} by {picture.height} pixels", picture=picture)
 
 

@@ -71,14 +71,14 @@ class Chat:
         self._num_asked = 0
         self._revision = 0  # counts changes: an answer asked for before one is refused
         self._line = Access()  # for the next answer
-        self._unfinished: Unfinished | None = None  # the last answer, if it was
-        self._tools: tuple[Tool, ...] = ()  # those of the last answer
+        self._unfinished: Unfinished | None = None  # the last answer, if it was cut
+        self._tools: tuple[Tool, ...] = ()  # of the last answer
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation as the model will see it next: role and content of each message.
 
-        One that was shown pictures has them, and where they stand, under "pictures".
+        A message with pictures has them, and their positions, under "pictures".
         """
         return (*self._system, *messages_of(self._turns))
 
@@ -126,7 +126,7 @@ class Chat:
 
         images: pictures that go with it, see `Picture.read`; they stay in the conversation.
 
-        tools: those that the model may call from now on, until others are given; see
+        tools: functions that the model may call until other tools are given; see
         `send_tool_results`. With queue=True it waits for answers to questions that were asked
         before, and stands behind them. The conversation changes only when the answer is read.
         Then ContextError is raised if the message alone does not fit the context, and the
@@ -184,7 +184,7 @@ class Chat:
 
     @property
     def can_continue(self) -> bool:
-        """Whether the last answer was cut, by max_tokens or a stop, so that it has a rest."""
+        """Whether the last answer was cut, by max_tokens or a stop, and can be continued."""
         unfinished = self._unfinished
         return unfinished is not None and unfinished.revision == self._revision
 
@@ -214,7 +214,7 @@ class Chat:
     def prompt_tokens(self, text: str, images: Sequence[PictureSource] = ()) -> list[int]:
         """The tokens that the model would read if it were asked `text` now, with pictures.
 
-        A picture's own are negative numbers.
+        The tokens of a picture are negative numbers.
         """
         return self._as_asked(text, images).made(never).tokens
 
@@ -244,7 +244,7 @@ class Chat:
         return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
     def copy(self) -> Chat:
-        """Another conversation that begins as this one is now: each goes on by itself."""
+        """A copy of the conversation. From now on each goes on by itself."""
         other = copy.copy(self)
         other._line = Access()
         return other
@@ -271,9 +271,9 @@ class Chat:
     ) -> None:
         """Continue another conversation: an optional system message, then whole turns.
 
-        num_asked, num_forgotten: those of that conversation, whose transcript the messages are
-        then: its next answers see the same turns and have the same random numbers as they would
-        have had there. Raises OptionError for other messages, or a bad count.
+        num_asked, num_forgotten: of the other conversation, if the messages are its transcript.
+        The next answers then see the same turns and have the same random numbers as there.
+        Raises OptionError for other messages, or a bad count.
         """
         system, turns = turns_of(messages)
         for name, value in (("num_asked", num_asked), ("num_forgotten", num_forgotten)):
@@ -285,7 +285,7 @@ class Chat:
 
 
 class ChatExchange(Exchange):
-    """An answer, or its rest, in a conversation as that was when the answer was asked for.
+    """An answer, or its rest, in the conversation as it was when the answer was asked for.
 
     asked: the turn without the answer: a question, or everything up to the results of tools.
     turns: the turns before it. unfinished: the answer that is continued, the last of the chat.
@@ -333,7 +333,7 @@ class ChatExchange(Exchange):
         return self.made(is_cancelled)
 
     def made(self, is_cancelled: CancelCheck) -> Prompt:
-        """The prompt behind the conversation as it was seen, whoever answers in it now."""
+        """The prompt for the conversation as `_see` found it."""
         if self._prompt is None:
             self._prompt, self.num_leaving = fitting_prompt(
                 self.owner._engine,
@@ -373,7 +373,8 @@ class ChatExchange(Exchange):
             answer = {**self._said, "content": self._said["content"] + reply.text}
         is_kept = prompt.num_said or answer["content"] or reply.tool_calls
         if is_kept or reply.finish_reason != "cancelled":
-            # A question that was asked meanwhile knows nothing of it, and would take its place.
+            # A new revision: a question that was asked meanwhile does not know this answer, and
+            # would replace it.
             turns, revision = [*self.kept, (*self._asked, answer)], chat._revision + 1
             vars(chat).update(_turns=turns, _revision=revision)
             if reply.finish_reason != "stop":
@@ -385,5 +386,5 @@ class ChatExchange(Exchange):
 
     @property
     def kept(self) -> list[Turn]:
-        """The turns before it that are not forgotten."""
+        """The earlier turns that are not forgotten."""
         return self._turns[self.num_leaving :]

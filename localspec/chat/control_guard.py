@@ -90,22 +90,22 @@ class ControlGuard:
     def hide(self, exposed: Exposed) -> Hidden:
         """Hide what can be taken for a control token.
 
-        That suffices where the template leaves texts as they are, but for their edges. It may
-        write tools, calls and results as JSON: what JSON escapes is not hidden in them.
+        Enough where the template changes nothing but the edges of texts. Tools, calls and
+        results may be written as JSON, so characters that JSON escapes are not hidden there.
         """
         return _hidden(exposed, self._spans, self._spans)
 
     def hide_words(self, exposed: Exposed) -> Hidden:
         """Hide also every word that could be the beginning or the end of a control text.
 
-        The rest cannot be joined to one, unless the template writes both its ends.
+        The text left cannot be joined to a control text, unless the template writes both ends.
         """
         return _hidden(exposed, self._words, self._words)
 
     def hide_all(self, exposed: Exposed) -> Hidden:
-        """Hide all that messages say, but for the blank space around it.
+        """Hide the whole text of messages, but for the blank space around it.
 
-        Of the rest the template has to see as much as with `hide_words`.
+        Tools, calls and results are hidden as by `hide_words`: templates read in them.
         """
         return _hidden(exposed, _whole, self._words)
 
@@ -136,11 +136,11 @@ class ControlGuard:
     def _spell(self, text: str, after: int | None) -> list[int]:
         """Ids of the text without a control token among them.
 
-        Its parts are taken one by one where merging would end in the very entry that was to
-        be avoided. A single character that has no other entry is left out.
+        Where merging gives a control token, the halves of the text are tokenised one by one. A
+        single character that has no other entry is left out.
         """
         tokens = self._vocabulary.tokenize(text, parse_special=False, after=after)
-        # Each once: of an engine in another process it is asked there.
+        # As a set: an engine in another process is asked for each.
         if not any(map(self._vocabulary.is_control, set(tokens))):
             return tokens
         if len(text) == 1:
@@ -158,7 +158,7 @@ class ControlGuard:
         return [
             match
             for text in self.texts
-            if text in content  # few are: Python keeps no more than some hundred patterns
+            if text in content  # few are; Python caches only some hundred patterns
             for match in re.finditer(re.escape(text), content)
         ]
 
@@ -170,7 +170,7 @@ class ControlGuard:
                 yield word.span()
 
     def _edges(self, content: str) -> Iterator[Span]:
-        """Where the message could complete a text that the template begins, or begin one.
+        """Edges that could complete a control text that the template begins, or begin one.
 
         Templates trim messages, so that their edge may lie further in.
         """
@@ -230,7 +230,7 @@ def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _unescaped(text: str, spans: Iterable[Span]) -> Iterator[Span]:
-    """The runs without what JSON escapes, which a placeholder would keep from it."""
+    """The runs without characters that JSON escapes, as it could not within a placeholder."""
     for begin, end in _merged(spans):
         for found in re.finditer(r'[^"\\\x00-\x1f]+', text[begin:end]):
             yield begin + found.start(), begin + found.end()
@@ -248,13 +248,13 @@ def _merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def _whole(content: str) -> list[Span]:
-    """All but the blank space around it."""
+    """The content without the blank space around it."""
     begin, end = len(content) - len(content.lstrip()), len(content.rstrip())
     return [(begin, end)] if begin < end else []
 
 
 def _new_mark(taken: str) -> str:
-    """Text that is not there yet, in digits: these survive any case, trimming, and JSON."""
+    """A text that `taken` lacks, in digits: case, trimming and JSON change none."""
     while True:
         mark = "".join(secrets.choice("0123456789") for _ in range(_MARK_DIGITS))
         if mark not in taken:

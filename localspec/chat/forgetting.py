@@ -18,8 +18,7 @@ from localspec.streaming.prompt import Prompt
 from localspec.vocabulary import Vocabulary
 
 MIN_ANSWER_TOKENS = 64  # older turns leave rather than squeeze the answer below this
-# Of a text: if the newest turns with that many do not fit, no older ones need be looked at.
-_CHARACTERS_PER_TOKEN = 6
+_CHARACTERS_PER_TOKEN = 6  # a first guess at how much text fits
 
 
 class ChatBackend(Protocol):

@@ -68,7 +68,7 @@ def merged_messages(messages: Sequence[Message]) -> list[Message]:
 
     The system's messages in front are one, its later ones the user's, and messages in a row of
     one role are one. Calls of tools and their results stay as they are. Some templates do not
-    count them as turns: where nothing else stands between two messages of the user, an empty
+    count these as turns: where nothing else stands between two messages of the user, an empty
     answer follows, and between two answers, the text of the first one joins the calls.
     """
     opening = list(takewhile(_is_system, messages))
@@ -121,7 +121,7 @@ def _checked(number: int, message: object, count: int) -> Message:
         shown = [each._replace(is_result=True) for each in shown_in(checked)]
         checked = with_shown(checked, shown)
     pictures = message.get("pictures")
-    # Those of a message that was checked before: JSON has no tuples.
+    # A tuple is from an earlier check: JSON has no tuples.
     if isinstance(pictures, tuple) and all(isinstance(each, Shown) for each in pictures):
         checked = with_shown(checked, pictures)
     if is_tool:
@@ -153,8 +153,8 @@ def _content(number: int, content: object, *, is_asked: bool) -> dict[str, Any]:
         found = _found_in(number, part, is_asked=is_asked)
         if not isinstance(found, str):
             shown.append(Shown(len(text), found))
-        elif found:  # some say nothing, with which a server's answer may have begun
-            # No new line beside a picture, as in llama.cpp.
+        elif found:  # a server's answer may begin with an empty part
+            # No new line next to a picture, as in llama.cpp.
             text += f"\n{found}" if was_text else found
         was_text = isinstance(found, str) and bool(found or was_text)
     return with_shown({"content": text}, shown)
@@ -313,7 +313,7 @@ def _checked_call(number: int, index: int, call: object) -> dict[str, Any]:
 
 
 def _arguments(given: object) -> object:
-    """By name, if they are the text of an object; else as they are."""
+    """Arguments by name if `given` is the JSON of an object, else a text or an object."""
     if given is None or given == "":
         return {}
     if isinstance(given, str):
@@ -341,7 +341,7 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _with_thinking(message: Message) -> Message:
-    """With the thoughts by gpt-oss's name for them, which has no place for a text beside."""
+    """The message with its thoughts by gpt-oss's name, to which its text is added."""
     if "reasoning_content" not in message:
         return message
     fitted = {**message, "thinking": message["reasoning_content"]}
@@ -362,7 +362,7 @@ def _with_short_ids(message: Message) -> Message:
 
 
 def _short(call_id: str) -> str:
-    """The id in nine letters and digits, the same for the same."""
+    """The id in nine letters and digits, always the same for the same id."""
     if _NINE.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]

@@ -39,14 +39,14 @@ logger = logging.getLogger(__name__)
 _USUAL_ROLES = ("system", "user", "assistant")  # which templates know, or refuse in words
 _TOOLS = re.compile(r"\btools\b")  # the variable, in a template
 _ANY_OBJECT = {"type": "object"}
-# Where one of these says which arguments there are besides the properties, or may.
+# Keywords of a schema that may allow arguments other than its properties.
 _SAYS_MORE = frozenset(
     ("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
 )
 
 
 class PromptMaker:
-    """A chat template, and what keeps messages from speaking for it. For any thread.
+    """A chat template, and a guard against control texts in messages. For any thread.
 
     think: False asks for no thoughts. vision: what makes tokens of pictures, if the model sees.
     Raises TemplateError for a source that is broken, or knows no such switch.
@@ -169,7 +169,7 @@ class PromptMaker:
         return Calls(self._form, use, shown, kept_calls(self._form, use, tokens))
 
     def _check_tools(self, messages: Sequence[Message], use: ToolUse) -> None:
-        """Refuse what the template would pass over, or whose calls nobody could read."""
+        """Refuse tools and calls that the template leaves out, or whose form is not known."""
         known = f"Calls are understood of {KNOWN_FAMILIES}."
         if use.tools and not _TOOLS.search(self._source):
             raise TemplateError("the chat template has no tools", known)
@@ -191,7 +191,7 @@ class PromptMaker:
             )
 
     def _check_roles(self, exposed: Exposed, is_cancelled: CancelCheck) -> None:
-        """Refuse a role that the template passes over: nothing that is said is lost."""
+        """Refuse a role whose messages the template leaves out."""
         unusual = [
             number
             for number, message in enumerate(exposed.messages)
@@ -226,7 +226,7 @@ class PromptMaker:
         return (text, hidden) if self._are_written(others) else (safe_text, safest)
 
     def _are_written(self, texts: Sequence[str]) -> bool:
-        """Whether the template names them all, so that it need not put them together."""
+        """Whether each text stands in the template's source, so it need not be put together."""
         return all(text in self._named or text in self._source for text in texts)
 
     def _rendered(self, hidden: Hidden, is_cancelled: CancelCheck) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # sessions are listed without the library of templates
     from localspec.pictures.picture import PictureSource
     from localspec.pictures.vision import Vision
 
-# In place of one that the model cannot see, so that a conversation goes on with another model.
+# Replaces a picture that a model cannot see, so that a conversation goes on with this model.
 PICTURE_NOTE = "[An image was here, which this model cannot see.]"
 _LOST_NOTE = "[An image was here, which cannot be read.]"
 MOST_PROMPT_PICTURES = 256
@@ -33,8 +33,9 @@ Given = Picture | bytes
 
 
 class Shown(NamedTuple):
-    """A picture in a message. at: characters of the content before it. is_result: whether a
-    tool gave it, and no user who can be told that it is not seen.
+    """A picture in a message. at: characters of the content before it.
+
+    is_result: whether a tool gave it. Then no user can be told that it is not seen.
     """
 
     at: int
@@ -63,7 +64,7 @@ def with_shown(message: dict[str, Any], shown: Iterable[NamedTuple]) -> dict[str
 
 
 def attached_pictures(images: Iterable[PictureSource]) -> list[Shown]:
-    """Pictures that stand before a text. Raises OptionError for what is none."""
+    """Pictures that stand before a text. Raises OptionError for anything else."""
     if isinstance(images, str | bytes | os.PathLike) or not isinstance(images, Iterable):
         raise OptionError(f"images is {images!r:.80}", "Give a list of pictures.")
     return [Shown(0, Picture.read(each)) for each in images]
@@ -169,14 +170,14 @@ def for_the_seeing(
     """
     reader = _Reader(vision)
     last = len(messages) - 1
-    # The last ones first: they count.
+    # The last messages first: the oldest pictures are left out.
     numbered = reversed(list(enumerate(messages)))
     read = [reader.message(number, each, is_last=number == last) for number, each in numbered]
     return read[::-1], reader.pictures[::-1]
 
 
 class _Reader:
-    """Decodes pictures: a small file may hold many pixels, and a request many files."""
+    """Decodes pictures up to a limit: small files may hold many pixels."""
 
     def __init__(self, vision: Vision) -> None:
         self._vision = vision

@@ -181,7 +181,7 @@ class _Refused(Exception):
 
 
 class _Generation(Extension):
-    """`{% generation %}`: Hugging Face marks with it what a model learns from."""
+    """`{% generation %}`: Hugging Face's mark around text that a model is trained on."""
 
     tags = {"generation"}  # noqa: RUF012  as Jinja declares it
 

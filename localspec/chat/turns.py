@@ -161,7 +161,8 @@ def is_count(value: object) -> TypeGuard[int]:
 class Unfinished(NamedTuple):
     """An answer that was cut: a prompt with all its tokens.
 
-    turn: whose random numbers it has. revision: of the conversation, after the answer.
+    turn: the number in the addresses of its random numbers. revision: of the conversation,
+    after the answer.
     """
 
     prompt: Prompt

@@ -34,9 +34,9 @@ from localspec.speculative.policy_api import DraftOff, DraftPolicy, ProposerKind
 from localspec.streaming.cancellation import Cancellation
 
 COST_ROUNDS = 5  # at most, of timing decodes
-_COSTS_SHARE = 0.1  # of the time, that they may take
+_COSTS_SHARE = 0.1  # of the time limit, for timing decodes
 NARROW = 1.05  # an interval that reaches less far needs no more text
-NOT_FEW = 8  # stretches that an interval needs to count as that narrow
+NOT_FEW = 8  # stretches from which a narrow interval counts
 
 
 class Outcome(enum.Enum):

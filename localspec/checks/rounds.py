@@ -23,7 +23,7 @@ from localspec.speculative.policy_api import (
 
 _PLAIN_STEPS = 6
 _LONG_READ = 16  # tokens above which a draft reads more than plain steps and its own tokens
-_DRAFTING_STEPS = 3  # at least, and until they have written so many tokens:
+_DRAFTING_STEPS = 3  # at least, and until _DRAFTING_TOKENS are written
 _DRAFTING_TOKENS = 16
 SHORTEST_ANSWER = 1 + _PLAIN_STEPS + _DRAFTING_TOKENS  # tokens of an answer with a round
 

@@ -195,7 +195,7 @@ class _Check:
             for params in (GREEDY, sampled)
         )
         self._law = StepLawCheck(loop, is_end, chain, sampled)
-        self._has_prompts = True  # left
+        self._has_prompts = True  # whether any is left
         self._started_s = time.monotonic()
 
     def run(self) -> None:

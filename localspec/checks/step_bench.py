@@ -18,8 +18,8 @@ from localspec.speculative.proposers import DraftModel
 
 _NUM_CACHED = 64  # tokens in front of a timed decode
 _UNSTEADY = 2.0  # a median that is so many times the fastest: other programs ran in between
-_IMPOSSIBLE = 0.8  # of a decode of one token, for one of several
-_BUSY_CORES = 0.5  # beyond those that no thread of ours needs
+_IMPOSSIBLE = 0.8  # of the time for one token: no decode of several tokens takes less
+_BUSY_CORES = 0.5  # beyond the cores that our threads leave free
 _DRAFTED = 8  # tokens that a timed draft decodes one by one
 
 
@@ -38,7 +38,7 @@ class DecodeCosts:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """v(n) for n = 1, 2, 3 …"""
+        """The time of a decode of n tokens ÷ that of one token, for n = 1, 2, 3 …"""
         return tuple(seconds / self.target_s[0] for seconds in self.target_s)
 
     @property

@@ -39,8 +39,8 @@ from localspec.speculative.rules import make_rule
 RULES: tuple[RuleName, ...] = ("token", "block")
 ENOUGH_PLACES = 100
 BOUND = 1e-11  # of a probability; sums of float64 stay below 1e-13
-_WIDEST = 6  # tokens of a row that are enumerated; the rules do not know what cut it
-_EVERY_DEEP = 12  # positions
+_WIDEST = 6  # tokens of a row that are enumerated; rules treat any cut alike
+_EVERY_DEEP = 12  # positions from one deep enumeration to the next
 _DEEP_TOKENS = 3
 # Both of a row's tokens keep a share, so that steps go many ways.
 _DEEP = SamplingParams(temperature=1.0, top_k=2, top_p=1.0, min_p=0.0)

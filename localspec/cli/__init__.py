@@ -81,7 +81,7 @@ class _WarningNotes(logging.Handler):
 
 
 def _was_seen(text: str) -> bool:
-    """Whether a terminal has shown the text before; one that shows it now counts, too."""
+    """Whether a terminal has shown the text before. If one shows it now, note that."""
     path = platformdirs.user_state_path("localspec", appauthor=False) / "seen_warnings"
     line = text.replace("\n", " ")
     with contextlib.suppress(OSError, UnicodeError):  # then it is shown again

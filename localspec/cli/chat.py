@@ -107,7 +107,7 @@ def chat(
 
 
 def _leave(conversation: Conversation, *, is_dialogue: bool) -> bool:
-    """Save what has to be saved, and say whether it worked. A person may try again."""
+    """Save the conversation; return whether that worked. A person may try again."""
     conversation.leave()
     question = "The conversation could not be saved and will be lost. Try again?"
     while (

@@ -233,7 +233,7 @@ class Conversation:
 
     @contextlib.contextmanager
     def _held(self, name: str) -> Iterator[None]:
-        """Hold a session from now on, in place of the other one; not if the body raises."""
+        """Hold a session's lock from now on, not the old session's; not if the body raises."""
         lock = self.lock if self.lock and name == self.session else lock_session(name)
         try:
             yield

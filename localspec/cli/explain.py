@@ -213,7 +213,7 @@ def _types(type_bytes: dict[str, int]) -> str:
 
 
 def _draft_here(found: Explanation) -> list[str]:
-    """A draft on this machine that no option names, if the target can be drafted for."""
+    """The draft on this machine that could be named, unless the target cannot roll back."""
     draft = found.draft_here
     if draft is None or not found.target.can_roll_back:
         return []

@@ -27,8 +27,8 @@ _USUAL_FLAGS = {
 }
 
 _MODEL = ("-m", "--model", "--preset", "--target", "-hf", "--hf-repo")
-# Options of llama.cpp and Ollama by what stands for them here: an option, the name of an
-# argument, or a text, which has a blank.
+# Options of llama.cpp and Ollama by what to use here: an option, the name of an argument, or
+# words, with a blank between them.
 THEIRS = {
     **dict.fromkeys(("model", "models", "presets", "-m"), _MODEL),
     **dict.fromkeys(("prompt", "localspec generate -m MODEL PROMPT"), ("-p", "--prompt")),
@@ -126,7 +126,7 @@ def field_type(owner: type, field: str) -> dict[str, Any]:
 
 
 class Parsed(click.ParamType[Any]):
-    """A text that `read` understands. otherwise: what is said of a text that it refuses."""
+    """A text that `read` converts. otherwise: the end of the error if `read` refuses it."""
 
     name = "text"
 

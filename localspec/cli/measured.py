@@ -48,14 +48,14 @@ class ProgressLine:
         self._reported_s = self._started_s
 
     def report(self, stage: str, seconds_left: float | None) -> None:
-        """Take a report of `watch.Watch`. A repeated one does not restart the estimate."""
+        """Take a report of `watch.Watch`. A repeated report restarts no estimate."""
         if (stage, seconds_left) != self._reported:
             self._reported, self._reported_s = (stage, seconds_left), self._clock()
 
     def text(self, width: int) -> str:
-        """The line now, which may be longer than the columns that it fills with a bar.
+        """The current line. Can be called from any thread.
 
-        width: those columns; 0 for no bar. From any thread.
+        width: columns to fill with a bar, 0 for no bar. The line may be longer.
         """
         now = self._clock()
         stage, seconds_left = self._reported

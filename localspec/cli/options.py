@@ -51,7 +51,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _row(help: str, **more: Any) -> dict[str, Any]:
-    """An option's help, and what else click is told."""
+    """An option's help, and other keywords for click."""
     return {"help": help, **more}
 
 
@@ -270,7 +270,7 @@ model_argument = click.argument("model", required=False, shell_complete=complete
 
 
 def shared(*names: str, **changes: Any) -> Decorator:
-    """Decorate a command with options of the table. changes: of what click is told of them."""
+    """Decorate a command with options of the table. changes: keywords in place of its own."""
     return functools.partial(with_all, [_option(name, **changes) for name in names])
 
 
@@ -378,7 +378,7 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _llama_options(given: dict[str, Any]) -> dict[str, LlamaOptions]:
-    """How target and draft are opened. Raises OptionError for a value outside its range."""
+    """The options of target and draft. Raises OptionError for a value outside its range."""
     given["flash_attention"] = given["flash_attention"] or "auto"
     exact = given.pop("exact")
     experts = ALL_LAYERS if given.pop("cpu_moe") else None

@@ -220,7 +220,7 @@ def error_lines(error: LocalspecError) -> str:
 
 
 def in_flags(text: str) -> str:
-    """The text of an error, with options of commands for the keywords it names."""
+    """The text of an error, with flags of commands in place of Python's keywords."""
     return _ARGUMENT.sub(_flag, text)
 
 

@@ -66,7 +66,7 @@ _OPENCODE = Template("""\
     "npm": "@ai-sdk/openai-compatible",
     "options": {"baseURL": "$address/v1", "apiKey": "$key"},
     "models": {"$model": {"limit": {"context": $context, "output": $output}}}}}}""")
-# What agents' conversations of some days take; a prompt of theirs is minutes of reading.
+# Enough for some days of agents' conversations, whose prompts take minutes to read.
 _CACHE_DISK = 8_000_000_000
 _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an answer
 
@@ -212,14 +212,14 @@ def serve(  # noqa: PLR0913  each is an option of the command
 
 
 class LogFormatter(logging.Formatter):
-    """Lines of the log, in which no text of a client or a file steers the terminal."""
+    """Log lines without control characters, which could steer the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 class JSONFormatter(LogFormatter):
-    """Each record as an object in a line. A request's, which `is_object`, is one already."""
+    """JSON, an object per line. The record of a request (`is_object`) is one already."""
 
     def format(self, record: logging.LogRecord) -> str:
         if getattr(record, "is_object", False):
@@ -260,7 +260,7 @@ def usual_name() -> str:
 def _prepare(
     served: ServedModels, access: AccessRules, parallel: int, cache_disk: int | None
 ) -> None:
-    """Tell the models what they remember. Raises OptionError where two have one name."""
+    """Set the models' caches and parallel answers. Raises OptionError for a double name."""
     from localspec.engine.cache_disk import CacheDisk
 
     usual = _CACHE_DISK if access.is_of_one else 0
@@ -313,7 +313,7 @@ def _at_once(model: ServedModel) -> str:
 
 
 def require_server() -> None:
-    """Raise OptionError if packages lack that the server needs."""
+    """Raise OptionError if a package that the server needs is not installed."""
     needed = ("anyio", "starlette", "uvicorn")
     if lacking := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise OptionError(

@@ -93,9 +93,9 @@ def verify(
 def _prompts(
     engine: BaseEngine, options: PairOptions, texts: Sequence[str], *, are_own: bool
 ) -> list[list[int]]:
-    """The token ids of the prompts; of those that are not the user's own, those that fit.
+    """The token ids of the prompts. A built-in prompt that does not fit is left out.
 
-    Raises ContextError for one of the user's own that does not fit, or if none does.
+    Raises ContextError if a prompt of the user's does not fit, or no prompt does.
     """
     found: list[list[int]] = []
     too_long: ContextError | None = None
@@ -115,7 +115,7 @@ def _prompts(
 
 
 def _tokens(engine: BaseEngine, options: PairOptions, text: str) -> list[int]:
-    """Through the chat template if there is one, else the text alone."""
+    """The token ids of a text, in the chat template if there is one."""
     if engine.chat_template is None and options.template_name is None:
         vocabulary = engine.vocabulary
         return with_bos(vocabulary.tokenize(text, parse_special=False), vocabulary)

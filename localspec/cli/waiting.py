@@ -16,7 +16,7 @@ from localspec.cli.standard_streams import echo_off, is_terminal, num_columns
 _PATIENCE_S = 0.5
 _REFRESH_S = 0.2
 _terminal = threading.Lock()
-_length = [0]  # of the longest text on the line that waits
+_length = [0]  # characters of the longest text on the line
 
 
 @contextlib.contextmanager

@@ -323,7 +323,7 @@ def _wanted(
     found: dict[Role, FoundHeader], asked: LlamaOptions, projector: Header | None
 ) -> list[Planned]:
     """The models with their options. asked: the target's options."""
-    if "head" in found or asked.rpc:  # one in the target's file would be on the servers
+    if "head" in found or asked.rpc:  # a head in the target's file would be on the servers
         asked = replace(asked, with_head=False)
     here = replace(asked, rpc=(), tensor_split=()) if asked.rpc else asked
     wanted = [

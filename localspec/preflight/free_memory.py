@@ -181,7 +181,7 @@ def pair_memory(models: Sequence[Planned], context_length: int, free: MemoryRoom
 def _of_projector(
     header: Header, target: LlamaOptions, free: MemoryRoom, free_bytes: Sequence[int]
 ) -> MemoryEstimate:
-    """The memory of a projector where it will lie. free_bytes: of each GPU, behind the models.
+    """The memory of a projector. free_bytes: of each GPU, once the models are loaded.
 
     libmtmd takes the first GPU of this machine, if the target may use any and it fits there.
     """
@@ -235,7 +235,7 @@ def with_suited_attention(
 def with_exact_settings(
     options: LlamaOptions, header: Header, uneven: Collection[str], *, uses_gpu: bool
 ) -> LlamaOptions:
-    """The options, with the settings that exact decodes need, if they ask for these.
+    """The options, with the settings that exact decodes need, if they ask for exactness.
 
     uneven: types whose repacked kernels add differently, see `tensor_types`.
 

@@ -58,7 +58,7 @@ class HubCacheState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """The facts, without judgement.
+    """The state of this machine; `problems` judges it.
 
     packages: versions by name. library: where libllama is from. build: libllama's own
     description. amx_is_left_out: whether its AMX kernels are not used because they are wrong.

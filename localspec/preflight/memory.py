@@ -36,7 +36,7 @@ DEFAULT_KEPT_BYTES = 2**30  # at most, for the caches of waiting conversations
 
 _FLOAT, _HALF = 4, 2  # bytes
 SMALL_BYTES = 2 << 20  # a model's buffers that are too small to be listed: measured
-_ACTIVATION = "q8_0"  # the type of ggml's copies for products
+_ACTIVATION = "q8_0"  # the type of ggml's copies of activations for products
 # Numbers of a projector's header: side of its pictures and of a patch, and its layers.
 _OF_PICTURES = (
     *("image_size", "patch_size", "embedding_length", "feed_forward_length"),
@@ -328,7 +328,7 @@ def _mask_bytes(shape: ModelShape, context_length: int, attention: FlashAttentio
 def _products(header: Header) -> list[Tensor]:
     """The weights that ggml may repack: all matrices but the token embeddings.
 
-    If those are the output layer as well, libllama makes a second tensor of them.
+    If the embeddings are the output layer, too, libllama makes a second tensor of them.
     """
     names = {tensor.name for tensor in header.tensors}
     shared_head = "output.weight" not in names
@@ -376,7 +376,7 @@ def embedder_bytes(header: Header, context_length: int) -> int:
     streams = 4 * shape.width
     queries = 2 * shape.num_heads * shape.key_width
     logits = caches = 0
-    if "bert" not in header.architecture:  # whose rows have no logits, and no cache
+    if "bert" not in header.architecture:  # BERT has neither logits nor a cache
         logits = len(header.tokens)
         caches = cache_bytes(header, LlamaOptions(context_length=context_length))
     # The logits, which libllama computes, and hands out once more; and the attention's mask.

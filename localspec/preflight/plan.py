@@ -41,7 +41,7 @@ _KEPT_PART = 8  # caches of texts that wait take up to 1/8 of a server's memory
 # are copied there to read a prompt, and for other programs. If that is not enough, a GPU's
 # library may end the process. llama.cpp leaves as much (--fit-target).
 MARGIN_BYTES = 1 << 30
-# Share of a plan's GPU memory that the next plan may take, if the first found too little.
+# Shares of a plan's GPU memory for the next plans, if there was too little for the plan.
 _SHARES = (0.75, 0.5, 0.0)
 _CONTEXT_STEP = 256  # tokens
 _OVER_FILES = 1.2  # a preset's memory over its files' size, as a rule of thumb
@@ -175,7 +175,7 @@ class _Search:
                 blocks - 1, lambda count: self._is_whole(self._most(blocks - count))
             )
             options = self._most(blocks - most_with_experts)
-            if options.num_gpu_layers == 0:  # they are in the main memory with all the rest
+            if options.num_gpu_layers == 0:  # all layers are in main memory anyway
                 options = replace(options, num_cpu_moe_layers=None)
         return self._model._replace(options=options)
 

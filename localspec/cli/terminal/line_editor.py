@@ -121,8 +121,8 @@ def _session(commands: Mapping[str, Values]) -> PromptSession[str]:
         output=output,
     )
     if hasattr(signal, "SIGWINCH") and threading.current_thread() is threading.main_thread():
-        # The signal says it. The clock would say each size a second time, up to half a second
-        # later: drawn then, while the terminal takes the next size, the message stays twice.
+        # The signal reports each resize. Polling would report it again up to half a second
+        # later, and a redraw during the next resize would show the message twice.
         session.app.terminal_size_polling_interval = None
     _NarrowedWindow(session.app)
     return session

@@ -78,8 +78,8 @@ _STYLES = (
     ),
     ((Generic.Deleted,), Style(color="red")),
 )
-# Whatever a line leaves open ends here: most lexers know a comment or a text of several
-# lines only by its end.
+# Closes what the code leaves open: most lexers know a comment or string of several lines
+# only by its end.
 _ENDS = "*/ --> ]] #> -} ''' \"\"\" `\n</script></style>\nEOF\n"
 _MAX_ABOVE = 2000  # characters above a line that are looked at again
 
@@ -137,10 +137,10 @@ class MarkdownWriter:
         self._width = out.width
         self._line = ""  # the current line so far
         self._is_started = False  # whether its kind is known and its text is being written
-        self._done = 0  # characters of it that are written
+        self._done = 0  # characters of the line that are written
         self._style = Style()  # of the current line
-        self._fence = ""  # the one that the code around us began with, behind its indent
-        self._code = ""  # whole lines of it that are not written yet
+        self._fence = ""  # the fence that the current code began with, behind its indent
+        self._code = ""  # whole lines of code that are not written yet
         self._highlighter = Highlighter("")
         self._table: list[str] = []
         self._stands_apart = True  # whether nothing or a blank line stands above

@@ -34,7 +34,7 @@ class WrappedWriter:
         self.colourful = colourful
         self._out = self._write = write
         self._column = 0
-        self._num_passing = 0  # characters of the text that passes
+        self._num_passing = 0  # characters of the passing text
         self._indent = ""
         self._gap = ""  # blank space before the word
         self._word: list[tuple[str, Style]] = []  # characters that no line ends between
