@@ -14,7 +14,7 @@ from test_sequences import made as made
 import localspec
 from localspec.errors import BusyError, ClosedError, DecodeError, Interrupted
 from localspec.llama import joint_costs, joint_decode
-from localspec.llama.context import LONGEST_STEP
+from localspec.llama.joint_costs import LONGEST_STEP
 from localspec.llama.joint_decode import JointPart, decode_parts, joinable
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions

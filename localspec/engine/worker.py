@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from localspec.fork_guard import OwnProcess
-from localspec.llama.context import LONGEST_STEP
-from localspec.llama.handle import Handle
-from localspec.llama.joint_costs import PieceTimes, RowTimes
-from localspec.llama.joint_decode import JointPart, decode_parts, joinable
-from localspec.llama.model import LlamaModel
+from localspec.llama.joint_costs import LONGEST_STEP, PieceTimes, RowTimes
 from localspec.pictures.cells import end_of_part, has_cells
 from localspec.sampling.distribution import Logits
 from localspec.speculative.model import Decode
 from localspec.streaming.reply import Piece
+from localspec.streaming.waiting import taken
 
-Item = TypeVar("Item")
+if TYPE_CHECKING:
+    from localspec.llama.handle import Handle
+
 Found = TypeVar("Found")
 
 # What produces an answer. It is sent the rows of each decode; the reader makes the calls.
@@ -34,19 +32,8 @@ _MOST_AHEAD = 32  # pieces that an answer is ahead of its reader
 # time as the pieces take. Who reads soon writes along, which takes less time than writing later
 # and alone.
 _HURRY_S = 5.0
-_LOOK_S = 0.1  # on Windows, where Ctrl-C does not end waiting
 
 logger = logging.getLogger(__name__)
-
-
-def taken(queue: SimpleQueue[Item]) -> Item:
-    """The next item, waiting for it in a way that Ctrl-C ends."""
-    while sys.platform == "win32":
-        try:
-            return queue.get(timeout=_LOOK_S)
-        except Empty:
-            continue
-    return queue.get()
 
 
 class TextClock:
@@ -313,15 +300,14 @@ class Worker:
 
     def _write(self, asked: Sequence[tuple[AnswerJob, Decode]]) -> None:
         """Decode for the first answer, and for others of the same model that can be joined."""
+        # These load libllama.
+        from localspec.llama.joint_decode import JointPart, decode_parts, joinable
+
         model, started = _model(asked[0][1]), time.perf_counter()
         times = self._times_of(model)
         parts = [JointPart(_model(decode), *decode[1:]) for _, decode in asked]
-        if isinstance(model, LlamaModel):
-            chosen, num_rows = joinable(parts, times.rows)
-            decode_parts(chosen)
-        else:
-            chosen, num_rows = parts[:1], len(parts[0].tokens)
-            chosen[0].decode()
+        chosen, num_rows = joinable(parts, times.rows)
+        decode_parts(chosen)
         took_s = time.perf_counter() - started
         if all(part.error is None for part in chosen):
             times.rows.learn(num_rows, took_s)
@@ -337,6 +323,8 @@ class Worker:
 
     def _read(self, job: AnswerJob, decode: Decode, *, is_alone: bool) -> None:
         """Decode a piece of a prompt, and of its rest what no piece can be made of."""
+        from localspec.llama.model import LlamaModel  # loads libllama
+
         model, tokens, num_logits = _model(decode), *decode[1:]
         times, started = self._times_of(model), time.perf_counter()
         size, rows = len(tokens), None

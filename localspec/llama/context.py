@@ -5,10 +5,9 @@ from __future__ import annotations
 from localspec.errors import DecodeError, Interrupted
 from localspec.gguf_file.content import FileStates
 from localspec.llama.handle import Handle, Stop
+from localspec.llama.joint_costs import LONGEST_STEP
 from localspec.llama.library import complaints, llama_cpp
 from localspec.llama.options import LlamaOptions
-
-LONGEST_STEP = 32  # tokens; a larger decode is part of a prompt
 
 
 class LlamaContext:

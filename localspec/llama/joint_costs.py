@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import deque
 from typing import NamedTuple
 
+LONGEST_STEP = 32  # tokens; a larger decode is part of a prompt
 _NUM_TIMES = 5  # of each number of rows, whose median counts
 _GAIN = (
     0.97  # of the time of two decodes, which a joint one may take at most where it is padded

@@ -22,7 +22,7 @@ from localspec.sampling.distribution import Logits
 class JointPart:
     """A text's part in a decode: the arguments of `LlamaModel.decode`; rows or error."""
 
-    model: LlamaModel
+    model: LlamaModel  # or a head
     tokens: Sequence[int]
     num_logits: int
     rows: Logits | None = None
@@ -55,6 +55,8 @@ class JointPart:
         heads ask.
         """
         model = self.model
+        if not isinstance(model, LlamaModel):  # a head
+            return False
         asks_for_all = model._cache.is_recurrent and isinstance(model._rows, OutputRows)
         exactness = model.exactness
         return (exactness.joined or not exactness.all_sizes) and not asks_for_all
@@ -71,9 +73,9 @@ def joinable(parts: Sequence[JointPart], times: RowTimes) -> tuple[list[JointPar
     Also the number of rows that libllama computes then.
     """
     chosen, left = [parts[0]], list(parts[1:])
-    block = Block(chosen[0].sequence, chosen[0].sequence, len(chosen[0].tokens))
     if not chosen[0].may_be_joined:
-        return chosen, block.num_rows
+        return chosen, len(chosen[0].tokens)
+    block = Block(chosen[0].sequence, chosen[0].sequence, len(chosen[0].tokens))
 
     def fits(part: JointPart) -> bool:
         if part.takes_rows != chosen[0].takes_rows or not part.may_be_joined:

@@ -1,0 +1,92 @@
+"""The thread that computes: how far it is ahead, whose errors it raises, and how it ends."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import traceback
+
+import pytest
+
+import localspec
+from localspec.sampling.chain import SamplerChain
+
+ENDLESS = localspec.SamplingParams(temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with localspec.load(draft_tokens=0, context_length=512, parallel=2) as opened:
+        yield opened
+
+
+def settled(engine):
+    """How many decodes there were, once there are no more."""
+    before, now = -1, engine.num_decodes
+    while before != now:
+        time.sleep(0.2)
+        before, now = now, engine.num_decodes
+    return now
+
+
+def test_an_answer_waits_for_a_reader_who_is_32_pieces_behind(engine):
+    before = engine.num_decodes
+    with engine.generate_raw("A fox", sampling=ENDLESS, max_tokens=60) as stream:
+        pieces = [next(stream)]
+        assert 20 < settled(engine) - before < 40
+        beside = engine.generate_raw("An owl", sampling=ENDLESS, max_tokens=50).reply()
+        assert len(beside.token_ids) == 50
+        pieces += stream
+    assert len(pieces) == 60
+    assert stream.reply().text == "".join(piece.text for piece in pieces)
+
+
+@pytest.mark.parametrize("way", ["close", "cancel"])
+def test_what_was_not_read_was_not_said(engine, way):
+    whole = engine.generate_raw("A fox", sampling=ENDLESS, max_tokens=20).reply()
+    stream = engine.generate_raw("A fox", sampling=ENDLESS, max_tokens=20)
+    pieces = [next(stream) for _ in range(7)]
+    settled(engine)
+    stream.close() if way == "close" else stream.cancel()
+    assert sum(len(piece.token_ids) for piece in (*pieces, *stream)) == 7
+    reply = stream.reply()
+    assert reply.token_ids == whole.token_ids[:7]
+    assert whole.text.startswith(reply.text)
+    assert reply.finish_reason == "cancelled"
+    assert reply.stats.completion_tokens == reply.stats.num_plain == 7
+
+
+def test_an_error_ends_its_own_answer_and_says_where_it_was(engine, monkeypatch):
+    distributions = SamplerChain.distributions
+
+    def broken(self, *given):
+        if self.params.top_k == 7:
+            raise ZeroDivisionError("as of a fault in a sampler")
+        return distributions(self, *given)
+
+    monkeypatch.setattr(SamplerChain, "distributions", broken)
+    with engine.generate_raw("A fox", sampling=ENDLESS, max_tokens=60) as stream:
+        next(stream)
+        with pytest.raises(ZeroDivisionError) as caught:
+            engine.generate_raw("An owl", top_k=7, max_tokens=9).reply()
+        places = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+        assert {"reply", "broken"} <= {*places}
+        assert len(list(stream)) == 59
+    assert engine.generate_raw("An owl", max_tokens=3).reply().token_ids
+
+
+def test_its_thread_ends_with_the_engine():
+    def workers():
+        return {each for each in threading.enumerate() if each.name == "localspec-worker"}
+
+    before = workers()
+    opened = localspec.load(draft_tokens=0)
+    opened.generate_raw("Hi", max_tokens=1).reply()
+    dropped = localspec.load(draft_tokens=0)
+    dropped.generate_raw("Hi", max_tokens=1).reply()
+    assert len(workers() - before) == 2
+    opened.close()
+    del dropped
+    gc.collect()
+    assert workers() <= before
