@@ -7,7 +7,6 @@ tests/test_quality.py refuse it. What the public interface says as well is asked
 from __future__ import annotations
 
 import ctypes
-from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,7 +24,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.lane import Lane
 from localspec.engine.models import Models
 from localspec.isolated.isolated_engine import IsolatedEngine
-from localspec.isolated.process import Channel, ChildProcess
+from localspec.isolated.process import ChildProcess
 from localspec.llama import projector
 from localspec.llama.head import LlamaHead
 from localspec.llama.hidden_rows import HiddenRows
@@ -36,7 +35,7 @@ from localspec.sampling.constraint import Constraint
 from localspec.server.running import Runner
 from localspec.server.served_models import AnsweredText, ServedModel
 from localspec.speculative.loop import SpeculativeDecoder
-from localspec.streaming.access import Access, EngineTurn
+from localspec.streaming.access import Access, LineSlot
 from localspec.streaming.answer import Answer
 from localspec.streaming.answer_run import AnswerState
 from localspec.streaming.cancellation import CancelCheck, never
@@ -153,9 +152,9 @@ def access(engine: BaseEngine) -> Access:
     return engine._access
 
 
-def line(engine: BaseEngine) -> deque[EngineTurn]:
+def line(engine: BaseEngine) -> list[LineSlot]:
     """Who works on the engine, and who waits for it: tests wait until somebody does."""
-    return engine._access._line
+    return engine._access.slots
 
 
 def measure(
@@ -176,18 +175,6 @@ def child_process(engine: IsolatedEngine) -> ChildProcess:
 def system_process(engine: IsolatedEngine) -> BaseProcess:
     """The same as the standard library has it: tests wait for its end, and for its killing."""
     return engine._process._child.process
-
-
-def answers_channel(engine: IsolatedEngine, number: int = 0) -> Channel:
-    """The channel that a first answer has, or a later one: tests watch what it says."""
-    return engine._process._channels[number]
-
-
-def replace_pipe(
-    channel: Channel, make: Callable[[Any], object], patch: pytest.MonkeyPatch
-) -> None:
-    """Put what `make` makes of a channel's pipe there: tests interrupt messages."""
-    patch.setattr(channel, "_pipe", make(channel._pipe))
 
 
 # chat

@@ -24,7 +24,7 @@ from localspec.chat.turns import (
     turns_of,
 )
 from localspec.errors import EngineError, OptionError
-from localspec.streaming.access import Access, EngineTurn, still_answering
+from localspec.streaming.access import Access, LineSlot, still_answering
 from localspec.streaming.answer import Answer
 from localspec.streaming.answer_text import Said
 from localspec.streaming.cancellation import CancelCheck, never
@@ -301,7 +301,7 @@ class ChatExchange(Exchange):
     ) -> None:
         super().__init__(options)
         self.owner: Chat = chat
-        self.place: EngineTurn = chat._line.turn()
+        self.slot: LineSlot = chat._line.slot(is_answer=True)
         self._asked = asked
         self._is_new = turns is chat._turns
         self._see(turns)
@@ -326,7 +326,7 @@ class ChatExchange(Exchange):
         OptionError where the answer before has called tools.
         """
         chat, waits = self.owner, self.options.queue
-        chat._line.take(self.place, still_answering, waits=waits, is_cancelled=is_cancelled)
+        chat._line.take(self.slot, still_answering, waits=waits, is_cancelled=is_cancelled)
         if waits and self._is_new:  # it stands behind those that were answered meanwhile
             require_no_calls(chat._turns)
             self._see(chat._turns)

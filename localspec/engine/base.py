@@ -22,7 +22,7 @@ from localspec.errors import ClosedError, EngineError, OptionError
 from localspec.fork_guard import OwnProcess
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.rules import rule_name
-from localspec.streaming.access import Access, EngineTurn
+from localspec.streaming.access import Access, LineSlot
 from localspec.streaming.answer import Answer, PieceReader
 from localspec.streaming.answer_run import AnswerState
 from localspec.streaming.cancellation import CancelCheck, Cancellation
@@ -88,7 +88,7 @@ class BaseEngine(abc.ABC):
     @property
     def parallel(self) -> int:
         """Answers that it produces at once, each read in a thread or task of its own."""
-        return self._access.num_places
+        return self._access.num_answers
 
     @property
     @abc.abstractmethod
@@ -156,9 +156,19 @@ class BaseEngine(abc.ABC):
 
     @abc.abstractmethod
     def _pieces(
-        self, turn: EngineTurn, exchange: Exchange, state: AnswerState
+        self, slot: LineSlot, exchange: Exchange, state: AnswerState
     ) -> Generator[Piece, None, None]:
-        """The pieces of an answer in its turn, which is over when this is."""
+        """The pieces of an answer, which takes that slot."""
+
+    def _pieces_in_line(
+        self, exchange: Exchange, state: AnswerState
+    ) -> Generator[Piece, None, None]:
+        """The pieces of an answer, whose slots are over when this is."""
+        with (
+            self._access.slot(is_answer=True) as slot,
+            exchange.slot or contextlib.nullcontext(),
+        ):
+            yield from self._pieces(slot, exchange, state)
 
     def _answer(self, exchange: Exchange) -> Answer:
         """The answer to an exchange; every method that asks for one ends here.
@@ -170,11 +180,7 @@ class BaseEngine(abc.ABC):
         sampling = options.sampling_from(self.sampling)
         rule = rule_name(options.rule, is_greedy=sampling.is_greedy, seed=options.seed)
         state = AnswerState(options, sampling, rule)
-        turn = self._access.turn(is_shared=True)
-        pieces = turn.of(self._pieces(turn, exchange, state))
-        if exchange.place is not None:
-            exchange.place.of(pieces)
-        reader = PieceReader(state, pieces)
+        reader = PieceReader(state, self._pieces_in_line(exchange, state))
         with self._listing:
             self._readers.add(reader)  # which ends with the engine
         return Answer(reader)

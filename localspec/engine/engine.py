@@ -41,7 +41,7 @@ from localspec.speculative.policy_api import Drafting, DraftPolicy, ProposerKind
 from localspec.speculative.proposers import Proposer
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
-from localspec.streaming.access import EngineTurn, busy, in_use
+from localspec.streaming.access import LineSlot, busy, in_use
 from localspec.streaming.answer_run import AnswerRun, AnswerState
 from localspec.streaming.cancellation import CancelCheck, Cancellation, never
 from localspec.streaming.exchange import Exchange
@@ -84,7 +84,7 @@ class Engine(BaseEngine):
         self._resolver = Resolver(target.vocabulary)
         self._constrainer = Constrainer(target.vocabulary, target.vocab_size)
         self._lanes, self.shared_vocabulary, self._profile = open_lanes(models, drafting)
-        self._access.num_places = len(self._lanes)
+        self._access.num_answers = len(self._lanes)
         self._decoder = self._lanes[0].decoder  # of work that no answer may run beside
         proposers = [each for lane in self._lanes for each in lane.decoder.proposers]
         self._remembering = _Remembering(proposers, has_memory=memory)
@@ -130,8 +130,8 @@ class Engine(BaseEngine):
         For checks and measurements: without the memory. Raises EngineError while an answer is
         produced.
         """
-        with self._access.turn() as turn, turn:
-            self._take(turn, in_use)
+        with self._access.slot() as slot:
+            self._take(slot, in_use)
             self._worker.call(lambda: self._cache_pool.switch_to(self._lanes[0], None, ()))
             self._decoder.truncate(0)
             with self._remembering.paused():
@@ -145,7 +145,7 @@ class Engine(BaseEngine):
         answer_policy(options.drafting, self._decoder.proposers)
 
     def _pieces(
-        self, turn: EngineTurn, exchange: Exchange, state: AnswerState
+        self, slot: LineSlot, exchange: Exchange, state: AnswerState
     ) -> Generator[Piece, None, None]:
         options, cancellation = exchange.options, state.cancellation
         is_cancelled = functools.partial(self._is_cancelled, cancellation)
@@ -156,7 +156,7 @@ class Engine(BaseEngine):
             policy, kinds = answer_policy(options.drafting, self._decoder.proposers)
             request = self._request(prompt, state, exchange.turn, kinds)
             reference = _reference_to(self, prompt, options)
-            self._wait(turn, busy, waits=options.queue, is_cancelled=is_cancelled)
+            self._wait(slot, busy, waits=options.queue, is_cancelled=is_cancelled)
             self._models.require_unwritten()
         except Interrupted:
             state.abandon()
@@ -181,14 +181,11 @@ class Engine(BaseEngine):
                         yield from rest
                         break
         finally:
-            try:
-                if self._own_process.is_this():
-                    self._worker.close(job, end)
-                if state.run is not None and state.run.result is not None:
-                    state.result = state.run.result
-                    exchange.remember(*state.result)
-            finally:
-                turn.end()
+            if self._own_process.is_this():
+                self._worker.close(job, end)
+            if state.run is not None and state.run.result is not None:
+                state.result = state.run.result
+                exchange.remember(*state.result)
 
     def _produced(
         self,
@@ -224,7 +221,7 @@ class Engine(BaseEngine):
                 ),
                 not_kept=not_kept(spec_of(exchange.options)),
                 exact=self.exactness.all_sizes,
-                clock=lane.clock,
+                waited=lambda: lane.clock.waited_s,
             )
             yield from state.run.pieces()
         finally:
@@ -271,8 +268,8 @@ class Engine(BaseEngine):
 
     def _alone(self, function: Callable[[], Found]) -> Found:
         """A function's result, while no answer may run. Raises as `_wait`."""
-        with self._access.turn() as turn, turn:
-            self._take(turn, in_use)
+        with self._access.slot() as slot:
+            self._take(slot, in_use)
             return self._worker.call(function)
 
     def _save_caches_of(self, owner: object, path: Path) -> bool:
@@ -346,9 +343,9 @@ class Engine(BaseEngine):
         One that begins ends what it does, as `cancel` does.
         """
         idle = Cancellation()
-        turn = self._access.turn(idle.request)
-        with turn, contextlib.suppress(BusyError, Interrupted):
-            self._take(turn, in_use)
+        slot = self._access.slot(idle.request)
+        with slot, contextlib.suppress(BusyError, Interrupted):
+            self._take(slot, in_use)
             with idle.obeyed(self.cancel):
                 try:
                     function()
@@ -366,8 +363,8 @@ class Engine(BaseEngine):
             self._free()
             return
         self._access.end_here()
-        with self._access.turn() as turn, turn:
-            self._access.take(turn, in_use, waits=True)
+        with self._access.slot() as slot:
+            self._access.take(slot, in_use, waits=True)
             self._worker.stop()
             with contextlib.suppress(EngineError, MemoryError):  # of one that is closed
                 self._begin_lanes()
@@ -391,7 +388,7 @@ class Engine(BaseEngine):
 
     def _wait(
         self,
-        turn: EngineTurn,
+        slot: LineSlot,
         refusal: Callable[[], BusyError],
         *,
         waits: bool = False,
@@ -399,12 +396,12 @@ class Engine(BaseEngine):
     ) -> None:
         """Take a turn. Raises ClosedError, and what `Access.take` raises."""
         self._require_open()
-        self._access.take(turn, refusal, waits=waits, is_cancelled=is_cancelled)
+        self._access.take(slot, refusal, waits=waits, is_cancelled=is_cancelled)
         self._require_not_ending()  # it may have been closed meanwhile
 
-    def _take(self, turn: EngineTurn, refusal: Callable[[], BusyError]) -> None:
+    def _take(self, slot: LineSlot, refusal: Callable[[], BusyError]) -> None:
         """Take a turn alone, and make all lanes ready for it. Raises as `_wait`."""
-        self._wait(turn, refusal)
+        self._wait(slot, refusal)
         self._worker.call(self._begin_lanes)
 
     def _begin_lanes(self) -> None:

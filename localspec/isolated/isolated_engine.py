@@ -6,9 +6,7 @@ import contextlib
 import functools
 import os
 import threading
-import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +23,11 @@ from localspec.errors import (
     check_keywords,
 )
 from localspec.isolated.facts import EngineFacts
-from localspec.isolated.process import Channel, ChildProcess
+from localspec.isolated.process import ChildProcess
 from localspec.isolated.watch import Watch
 from localspec.presets.preset import Preset
-from localspec.speculative.metrics import Meter, Provenance
-from localspec.speculative.policy_api import RuleName
-from localspec.streaming.access import Access, EngineTurn, busy, in_use
+from localspec.speculative.metrics import Meter
+from localspec.streaming.access import LineSlot, busy, in_use
 from localspec.streaming.answer_run import AnswerState
 from localspec.streaming.answer_text import Said
 from localspec.streaming.cancellation import CancelCheck
@@ -49,7 +46,6 @@ if TYPE_CHECKING:
     from localspec.pictures.vision import Vision
 
 _MOST_KNOWN = 256  # pictures of which the tokens are kept
-_POLL_S = 0.02  # between two looks at whether idle work goes on
 
 
 class IsolatedEngine(BaseEngine):
@@ -84,9 +80,9 @@ class IsolatedEngine(BaseEngine):
         self._process = ChildProcess(preset, arguments, progress)
         self._facts = facts = self._process.facts
         super().__init__(facts.sampling)
-        self._access.num_places = facts.parallel
+        self._access.num_answers = facts.parallel
         self._preset, self._arguments = preset, arguments
-        self._starting = Access()
+        self._starting = threading.RLock()  # a signal handler may come to it within itself
         self._closed = False
         self._num_answers = 0
         self._num_cancels = 0
@@ -116,7 +112,7 @@ class IsolatedEngine(BaseEngine):
         return RemoteVision(ask, self._cells) if self._facts.can_see else None
 
     def _ask(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        return self._running().ask(method, *arguments, **keywords)
+        return self._running().call(method, *arguments, **keywords)
 
     @property
     def _reading_progress(self) -> tuple[int, int]:
@@ -171,14 +167,13 @@ class IsolatedEngine(BaseEngine):
         """The child, started again if it has ended. Raises EngineError once this is closed."""
         self._own_process.require("the isolated engine")
         self._require_not_ending()
-        with self._starting.turn() as turn, turn:
-            self._starting.take(turn, in_use, waits=True)
+        with self._starting:
             if self._closed:
                 raise ClosedError("the engine is closed", "Load it again.")
             if not self._process.is_running():
                 self._process.stop(is_closed=False)
                 self._process = ChildProcess(self._preset, self._arguments, None)
-                self._access.num_places = self._process.facts.parallel
+                self._access.num_answers = self._process.facts.parallel
             return self._process
 
     def _check_options(self, options: AnswerOptions) -> None:
@@ -187,76 +182,74 @@ class IsolatedEngine(BaseEngine):
         self._require_not_ending()
 
     def _pieces(
-        self, turn: EngineTurn, exchange: Exchange, state: AnswerState
+        self, slot: LineSlot, exchange: Exchange, state: AnswerState
     ) -> Generator[Piece, None, None]:
         """The pieces come from the child, those of a few milliseconds together."""
-        read, cancellation = ReadPieces(exchange.options), state.cancellation
+        read: list[Piece] = []
+        cancellation = state.cancellation
         is_cancelled = functools.partial(self._is_cancelled, cancellation)
         try:
             prompt = exchange.prompt(is_cancelled)
             waits = exchange.options.queue
-            self._access.take(turn, busy, waits=waits, is_cancelled=is_cancelled)
+            self._access.take(slot, busy, waits=waits, is_cancelled=is_cancelled)
         except Interrupted:
             state.abandon()
             return
-        process, channel, number = self._begin(turn, exchange, state, prompt)
+        number = self._next_number()
+        process = self._begin(number, exchange, state, prompt)
 
         def on_report(told: tuple[int, int, bool]) -> None:
             num_decoded, num_tokens, is_cached = told
             self._reading = num_decoded, num_tokens
-            try:
-                (exchange.on_cached if is_cached else exchange.on_prompt)(*self._reading)
-            except BaseException:
-                process.cancel(number, number)  # the child goes on reading otherwise
-                raise
+            (exchange.on_cached if is_cached else exchange.on_prompt)(*self._reading)
 
         try:
-            if cancellation.is_requested:
-                channel.call("cancel", number)  # on this pipe it comes before the first piece
             with cancellation.obeyed(lambda: process.cancel(number, number)):
-                while pieces := channel.call("next_pieces", on_report=on_report):
+                while pieces := process.call("next_pieces", number, on_report=on_report):
                     for piece in pieces:
-                        read.add(piece)
+                        read.append(piece)
                         yield piece
         finally:
             try:
-                # Not in a fork. The child ends it itself when the channel's next answer begins.
-                if self._own_process.is_this() and process.can_end(channel):
-                    result = channel.call("end", read.num_tokens)
-                    if result is not None:
-                        state.result = read.counted(result[0]), result[1]
+                if self._own_process.is_this():
+                    num_read = sum(len(piece.token_ids) for piece in read)
+                    state.result = process.ended(number, num_read)
             finally:
                 if state.result is None:  # the child is lost, or its answer
-                    state.result = read.alone(prompt, state.rule)
+                    state.result = _result_of(read, prompt, state)
                 exchange.remember(*state.result)
-                turn.end()
 
     def _begin(
-        self, turn: EngineTurn, exchange: Exchange, state: AnswerState, prompt: Prompt
-    ) -> tuple[ChildProcess, Channel, int]:
-        """Begin an answer: the child that does, the channel to it, and the answer's number."""
-        process, number, gone = self._running(), self._next_number(), list(self._gone_owners)
+        self, number: int, exchange: Exchange, state: AnswerState, prompt: Prompt
+    ) -> ChildProcess:
+        """Begin an answer: the child that does."""
+        process, gone = self._running(), list(self._gone_owners)
         owner = None if exchange.owner is None else self._owner_number(exchange.owner)
         # As it was asked for, without a function of this process. Its turn has come; it waits
         # where the child, which was started again, has fewer at once.
         told = replace(
             exchange.options, sampling=state.sampling, changes={}, on_prompt=None, queue=True
         )
-        asked = told, exchange.turn, owner, gone
-        channel = process.channel_of(turn)
+        question = prompt._replace(pictures=()), told, exchange.turn, owner
+        digests = [picture.digest for picture in prompt.pictures]
+
+        def begin() -> None:
+            # The child has seen most pictures before, which are megabytes.
+            if not process.call("begin", number, question, gone, (digests, ())):
+                process.call("begin", number, question, gone, (digests, prompt.pictures))
+
         try:
-            _begin_in(channel, number, prompt, *asked)
+            begin()
         except CrashedError:  # unnoticed, as where an RPC server left while it was idle
             process = self._running()
-            channel = process.channel_of(turn)
-            _begin_in(channel, number, prompt, *asked)
+            begin()
         self._gone_owners.difference_update(gone)
         try:
             exchange.begin()  # once it is clear that the child refuses nothing
         except BaseException:
-            channel.call("end", 0)
+            process.ended(number, 0)
             raise
-        return process, channel, number
+        return process
 
     def _next_number(self) -> int:
         """The number of the next answer or measurement."""
@@ -267,7 +260,7 @@ class IsolatedEngine(BaseEngine):
     def _prepare(
         self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
     ) -> None:
-        if not self._access.is_free:
+        if self._access.slots:
             return
         process = self._running()
         before = self._num_answers, self._num_cancels
@@ -279,9 +272,7 @@ class IsolatedEngine(BaseEngine):
             tokens = make_tokens(is_cancelled)
             if not tokens or is_cancelled():
                 return
-            if process.ask("prepare", tokens, self._owner_number(owner)):
-                while process.ask("is_preparing"):
-                    time.sleep(_POLL_S)
+            process.call("prepare", tokens, self._owner_number(owner))
         except Interrupted:
             pass
         except EngineError:
@@ -290,8 +281,8 @@ class IsolatedEngine(BaseEngine):
 
     def _keep_on_disk(self) -> None:
         """Have the child write the caches that the disk lacks, until an answer begins."""
-        if self._access.is_free and self._process.is_running():  # a lost one has nothing
-            self._process.ask("keep_on_disk")
+        if not self._access.slots and self._process.is_running():  # a lost one has nothing
+            self._process.tell("keep_on_disk")
 
     def _owner_number(self, owner: object) -> int:
         with self._numbering:
@@ -305,8 +296,8 @@ class IsolatedEngine(BaseEngine):
     @contextlib.contextmanager
     def _exclusively(self) -> Generator[ChildProcess, None, None]:
         """The child, while no answer may run. Raises EngineError if one does."""
-        with self._access.turn() as turn, turn:
-            self._access.take(turn, in_use)
+        with self._access.slot() as slot:
+            self._access.take(slot, in_use)
             yield self._running()
 
     def cancel(self) -> None:
@@ -318,73 +309,39 @@ class IsolatedEngine(BaseEngine):
         if not self._own_process.is_this():
             return
         self._access.end_here()
-        with self._access.turn() as turn, turn:
-            self._access.take(turn, in_use, waits=True)
-            with self._starting.turn() as starting, starting:
-                # `_running` may be about to start another process.
-                self._starting.take(starting, in_use, waits=True)
+        with self._access.slot() as slot:
+            self._access.take(slot, in_use, waits=True)
+            with self._starting:  # `_running` may be about to start another process
                 self._closed = True
                 self._process.stop()
 
 
-class ReadPieces:
-    """The pieces of an answer that were read, in order. options: the answer's."""
+def _result_of(
+    pieces: Sequence[Piece], prompt: Prompt, state: AnswerState
+) -> tuple[Reply, Said | None]:
+    """The result of pieces that were read, where that of the process was lost with it.
 
-    def __init__(self, options: AnswerOptions) -> None:
-        self._pieces: list[Piece] = []
-        self._options = options
-
-    def add(self, piece: Piece) -> None:
-        """Note a piece that was read."""
-        self._pieces.append(piece)
-
-    @property
-    def num_tokens(self) -> int:
-        """How many tokens they have."""
-        return sum(len(piece.token_ids) for piece in self._pieces)
-
-    def counted(self, reply: Reply) -> Reply:
-        """The reply of these tokens, in its figures, too."""
-        if reply.stats.completion_tokens == self.num_tokens:
-            return reply
-        counts: Counter[Provenance] = Counter()
-        for piece in self._pieces:
-            counts[piece.provenance] += len(piece.token_ids)
-        stats = replace(
-            reply.stats,
-            completion_tokens=self.num_tokens,
-            num_recovered=counts[Provenance.RECOVERED],
-            num_bonus=counts[Provenance.BONUS],
-            num_plain=counts[Provenance.PLAIN],
-        )
-        return replace(reply, stats=stats)
-
-    def alone(self, prompt: Prompt, rule: RuleName) -> tuple[Reply, Said | None]:
-        """The result of these pieces alone, where that of the process was lost with it.
-
-        As `Exchange.remember` gets it. Of a call that an earlier answer began, only the end may
-        be here.
-        """
-        pieces = self._pieces
-        meter = Meter(len(prompt.tokens), 0, 0.0)
-        for piece in pieces:
-            for _ in piece.token_ids:
-                meter.deliver(piece.provenance)
-        said = Said.of([Part(each.text, each.is_thought, call=each.call) for each in pieces])
-        logprobs = tuple(piece.logprobs for piece in pieces if piece.logprobs is not None)
-        reply = Reply(
-            text=said.text,
-            token_ids=tuple(token for piece in pieces for token in piece.token_ids),
-            finish_reason="cancelled",
-            stats=meter.stats(0.0, None, None),
-            seed=self._options.seed,
-            rule=rule,
-            logprobs=None if self._options.logprobs is None else logprobs,
-            thoughts=said.thoughts,
-            tool_calls=() if prompt.num_said else said.tool_calls,
-            num_thought_tokens=sum(len(each.token_ids) for each in pieces if each.is_thought),
-        )
-        return reply, None if prompt.num_said else said
+    As `Exchange.remember` gets it. Of a call that an earlier answer began, only the end may be
+    here.
+    """
+    meter = Meter(len(prompt.tokens), 0, 0.0)
+    for piece in pieces:
+        meter.tokens[piece.provenance] += len(piece.token_ids)
+    said = Said.of([Part(each.text, each.is_thought, call=each.call) for each in pieces])
+    logprobs = tuple(piece.logprobs for piece in pieces if piece.logprobs is not None)
+    reply = Reply(
+        text=said.text,
+        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
+        finish_reason="cancelled",
+        stats=meter.stats(0.0, None, None),
+        seed=state.options.seed,
+        rule=state.rule,
+        logprobs=None if state.options.logprobs is None else logprobs,
+        thoughts=said.thoughts,
+        tool_calls=() if prompt.num_said else said.tool_calls,
+        num_thought_tokens=sum(len(each.token_ids) for each in pieces if each.is_thought),
+    )
+    return reply, None if prompt.num_said else said
 
 
 class RemoteVocabulary:
@@ -411,14 +368,6 @@ class RemoteVocabulary:
 
     def is_control(self, token: int) -> bool:
         return bool(self._ask("is_control", token))
-
-
-def _begin_in(channel: Channel, number: int, prompt: Prompt, *asked: Any) -> None:
-    """Begin an answer in the child, which has seen most pictures before: they are megabytes."""
-    shown = [picture.digest for picture in prompt.pictures]
-    if shown and not channel.call("show", shown):
-        channel.call("show", shown, prompt.pictures)
-    channel.call("begin", number, prompt._replace(pictures=()), *asked)
 
 
 class RemoteVision:

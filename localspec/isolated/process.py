@@ -1,28 +1,29 @@
-"""The child processes of engines and embedders, and the pipes to them."""
+"""The child processes of engines and embedders, and the calls to them."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from localspec.engine.sources import servers_used
 from localspec.errors import ClosedError, CrashedError, EngineError, LocalspecError, RpcError
 from localspec.isolated.facts import EngineFacts
 from localspec.llama.rpc_servers import ask_servers
-from localspec.preflight.plan import MOST_PARALLEL
-from localspec.streaming.access import Access, EngineTurn, in_use
-from localspec.streaming.cancellation import CancelCheck, never
+from localspec.streaming.waiting import taken
 
 if TYPE_CHECKING:
     from localspec.engine.sources import LoadKeywords
@@ -35,18 +36,18 @@ _WRITING_S = 120.0  # in addition, where it keeps caches on disk
 # little as one that computes. That takes longest for a prompt: libllama sends a batch of 512
 # tokens, and perhaps another, before it waits for the first.
 CHILD_SILENCE_S = 600.0
+_LOOK_S = 1.0  # between two looks at how long such a process has been silent
 
 
-def _serve(name: str, pipes: Sequence[Connection], *arguments: Any) -> None:
+def _serve(name: str, pipe: Connection, *arguments: Any) -> None:
     """Run a function of `child`, whose module loads libllama: in the child, not here."""
     try:
         from localspec.isolated import child
     except LocalspecError as error:
-        for pipe in pipes:
-            with contextlib.suppress(OSError):  # the other end closes once it knows
-                pipe.send((0, "error", error))
+        with contextlib.suppress(OSError):  # the other end closes once it knows
+            pipe.send((0, "error", error))
     else:
-        getattr(child, name)(pipes, *arguments)
+        getattr(child, name)(pipe, *arguments)
 
 
 class _Child:
@@ -63,7 +64,7 @@ class _Child:
         self._patience_s = patience_s
         self.is_closed = False
         self.last_words = ""
-        self._servers = servers
+        self.servers = servers
         # Held while the system is asked how it does: of several threads that ask at once, all
         # but one would hear that there is no such process. A finalizer may come between.
         self._asking = threading.RLock()
@@ -77,14 +78,10 @@ class _Child:
         with self._asking:
             return self.process.is_alive()
 
-    def wait(self, channel: Channel) -> None:
-        """Wait for a message. A child that is silent too long, and may be waiting for a server,
-        is killed."""
-        # Nobody waits long for what nobody wants any more.
-        limit_s = CHILD_PATIENCE_S if channel.is_behind else CHILD_SILENCE_S
-        if not channel.poll(limit_s if self._servers else None):
-            self._is_mute = True
-            self.process.kill()
+    def kill_mute(self) -> None:
+        """Kill it because it says nothing any more."""
+        self._is_mute = True
+        self.process.kill()
 
     def lost(self) -> EngineError:
         """The error of a call whose answer does not come."""
@@ -99,13 +96,13 @@ class _Child:
     def _how_it_ended(self) -> tuple[str, str]:
         """Message and hint."""
         ended = f"the process of the engine ended: {self._exit()}"
-        if not self._servers:
+        if not self.servers:
             return ended, "Ask again: it is started again."
         if self._is_mute:
             ended = "the process of the engine waited too long for an RPC server"
-        faults = [error for error in ask_servers(self._servers) if isinstance(error, RpcError)]
+        faults = [error for error in ask_servers(self.servers) if isinstance(error, RpcError)]
         if not faults:
-            names = ", ".join(self._servers)
+            names = ", ".join(self.servers)
             return (
                 f"{ended}{self.last_words}. It used the RPC servers {names}, which answer now",
                 "Ask again: it is started again.",
@@ -134,21 +131,34 @@ class _Child:
                 self.process.join()
 
 
-class Channel:
-    """A pipe to the child: of an answer, or for calls that belong to none.
+_Told = tuple[str, Any]  # "progress", "done" or "error", and the value
 
-    pipe: a Connection, which Windows has another class for. turn: of the answer that has it.
-    is_torn: whether a message may have been written or read in part.
+
+class _Calls:
+    """Calls to a child by one pipe, each with a number. From any thread, as many at once.
+
+    Two threads write and read the messages, which no exception of a signal handler can tear.
     """
 
-    def __init__(self, pipe: Any, host: _Child) -> None:
-        self.turn: EngineTurn | None = None
-        self.is_torn = False
+    def __init__(self, pipe: Any, child: _Child) -> None:
         self._pipe = pipe
-        self._host = host
-        self._one_call = Access()
-        self._num_calls = 0
-        self._num_open = 0  # calls whose answers have not come
+        self.child = child
+        self._numbers = itertools.count(1)
+        self._to_write: SimpleQueue[Any] = SimpleQueue()  # None: there is nothing more
+        # By number; that of the load is 0. None ends the waiting: the child is lost.
+        self._waiting: dict[int, SimpleQueue[_Told | None]] = {0: SimpleQueue()}
+        self._num_given_up = 0  # calls whose answers nobody waits for
+        self._is_lost = False
+        self._threads = [
+            threading.Thread(target=work, name="localspec-pipe", daemon=True)
+            for work in (self._write, self._read)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Have the child do something, and wait for nothing."""
+        self._to_write.put(ForkingPickler.dumps((0, method, arguments, {})))
 
     def call(
         self,
@@ -161,100 +171,107 @@ class Channel:
 
         on_report: gets what the child reports meanwhile.
         """
-        with self._one_call.turn() as turn, turn:
-            self._one_call.take(turn, in_use, waits=True)
-            self._num_calls += 1
-            request = ForkingPickler.dumps((self._num_calls, method, arguments, keywords))
-            with contextlib.suppress(OSError):  # what is wrong is found out below
-                self._whole(self._pipe.send_bytes, request)
-            return self.answer(on_report)
+        number = next(self._numbers)
+        request = ForkingPickler.dumps((number, method, arguments, keywords))
+        self._waiting[number] = SimpleQueue()
+        self._to_write.put(request)
+        return self.answer(number, on_report)
 
-    @property
-    def is_in_call(self) -> bool:
-        """Whether this thread is within a call, which a finalizer or a signal interrupted."""
-        return self._one_call.is_held_here
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether an earlier call was given up and its answer may still come."""
-        return self._num_open > 1
-
-    def poll(self, seconds: float | None) -> bool:
-        """Wait so long, or without end, for a message; whether there is one."""
-        return bool(self._pipe.poll(seconds))
-
-    def answer(self, on_report: Callable[[Any], None] | None) -> Any:
-        """The answer to the last call; before any, to the load."""
-        number, kind, value = -1, "", None
-        self._num_open += 1
-        # A call that an exception of a signal handler ended has left its answer behind.
-        while number != self._num_calls or kind in ("progress", "last words"):
-            try:
-                self._host.wait(self)  # it may be interrupted: nothing is read yet
-                number, kind, value = pickle.loads(self._whole(self._pipe.recv_bytes))
-            except (EOFError, OSError) as error:
-                raise self._host.lost() from error
-            if kind == "progress" and on_report is not None:
-                on_report(value)
-            elif kind == "last words":
-                self._host.last_words = f" ({' '.join(value.split())})"
-        self._num_open = 0
+    def answer(self, number: int, on_report: Callable[[Any], None] | None) -> Any:
+        """The answer to the call of that number."""
+        waiting = self._waiting[number]
+        if self._is_lost:
+            waiting.put(None)
+        kind, value = "", None
+        try:
+            while kind not in ("done", "error"):
+                told = taken(waiting)
+                if told is None:
+                    raise self.child.lost()
+                kind, value = told
+                if kind == "progress" and on_report is not None:
+                    on_report(value)
+        finally:
+            del self._waiting[number]
+            self._num_given_up += kind not in ("done", "error")
         if isinstance(value, Exception):
             raise value
         return value
 
-    def _whole(self, move: Callable[..., Any], *message: Any) -> Any:
-        """The result of sending or receiving a message.
+    @property
+    def is_of_this_thread(self) -> bool:
+        """Whether this thread moves the messages, so that it cannot wait for one."""
+        return threading.current_thread() in self._threads
 
-        If a signal handler raises in the middle of a message, nobody knows where the next one
-        begins: the child can no longer be used.
-        """
+    def end(self) -> None:
+        """Have the child end once it has done what it was told. Idempotent."""
+        self._to_write.put(None)
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):  # what is wrong is found out where it is read
+            while (message := self._to_write.get()) is not None:
+                self._pipe.send_bytes(message)
+            self._pipe.send(None)
+
+    def _read(self) -> None:
         try:
-            return move(*message)
-        except BaseException:
-            self.is_torn = True
-            raise
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    self._wait()
+                    self._hand_on(*pickle.loads(self._pipe.recv_bytes()))
+        finally:
+            self._is_lost = True
+            for waiting in tuple(self._waiting.values()):
+                waiting.put(None)
+            self._to_write.put(None)
 
-    def close(self, is_cancelled: CancelCheck = never) -> None:
-        """Close it, once a call that another thread makes is answered. Idempotent."""
-        self._one_call.end_here()
-        with self._one_call.turn() as turn, turn:
-            self._one_call.take(turn, in_use, waits=True, is_cancelled=is_cancelled)
-            self._pipe.close()
+    def _hand_on(self, number: int, kind: str, value: Any) -> None:
+        """Give a message to whoever waits for it."""
+        waiting = self._waiting.get(number)
+        if kind == "last words":
+            self.child.last_words = f" ({' '.join(value.split())})"
+        elif waiting is not None:
+            waiting.put((kind, value))
+        elif number and kind != "progress":
+            self._num_given_up -= 1
+
+    def _wait(self) -> None:
+        """Wait for a message. A child that is silent too long, and may be waiting for a server,
+        is killed."""
+        since_s = time.monotonic()
+        while self.child.servers and not self._pipe.poll(_LOOK_S):
+            # Nobody waits long for what nobody wants any more.
+            limit_s = CHILD_PATIENCE_S if self._num_given_up > 0 else CHILD_SILENCE_S
+            if not self._waiting:
+                since_s = time.monotonic()
+            elif time.monotonic() - since_s > limit_s:
+                self.child.kill_mute()
+                return
 
 
 def _started(
     function: str,
-    num_pipes: int,
     given: tuple[Any, ...],
     servers: tuple[str, ...] = (),
     patience_s: float = CHILD_PATIENCE_S,
-) -> tuple[_Child, list[Channel]]:
-    """A child that runs a function of `child` with its ends of so many pipes; channels to it.
-
-    What the channels know of it is an object of its own, so that dropping them is enough.
-    """
-    pipes = [_SPAWN.Pipe() for _ in range(num_pipes)]
-    theirs = [there for _, there in pipes]
+) -> _Calls:
+    """A child that runs a function of `child` with its end of a pipe; the calls to it."""
+    if multiprocessing.current_process().daemon:
+        raise EngineError(
+            "a daemonic process may have no child, and an isolated engine is one",
+            "Start the process with daemon=False, or use localspec.load in it.",
+        )
+    here, there = _SPAWN.Pipe()
     process = _SPAWN.Process(
-        target=_serve, args=(function, theirs, *given), daemon=True, name="localspec"
+        target=_serve, args=(function, there, *given), daemon=True, name="localspec"
     )
-    child = _Child(process, servers, patience_s)
-    channels = [Channel(here, child) for here, _ in pipes]
     process.start()
-    for each in theirs:  # the last copies here: the end of the child is the end of the pipes
-        each.close()
-    return child, channels
+    there.close()  # the last copy here: the end of the child is the end of the pipe
+    return _Calls(here, _Child(process, servers, patience_s))
 
 
 class ChildProcess:
-    """A running child with its pipes: a channel for each answer, one for calls that belong to
-    none, and one for cancels, which have no answer.
-
-    An answer and whoever reads it have a channel to themselves, so that nobody waits for
-    another's message, and no thread hands messages on. Where the models are on RPC servers,
-    every wait for the child has a limit.
-    """
+    """A running child with an engine. Dropping the last reference ends it."""
 
     def __init__(
         self,
@@ -262,108 +279,71 @@ class ChildProcess:
         arguments: LoadKeywords,
         progress: Callable[[float], None] | None,
     ) -> None:
-        if multiprocessing.current_process().daemon:
-            raise EngineError(
-                "a daemonic process may have no child, and an isolated engine is one",
-                "Start the process with daemon=False, or use localspec.load in it.",
-            )
         servers = servers_used(preset, arguments)
-        self._choosing = threading.Lock()  # held while an answer gets its channel
-        cancels, self._cancels = _SPAWN.Pipe(duplex=False)
         patience_s = CHILD_PATIENCE_S + (_WRITING_S if arguments.get("cache_disk") else 0.0)
-        given = cancels, preset, arguments, servers
-        num_pipes = 1 + _num_answers(arguments)
-        self._child, channels = _started("serve_engine", num_pipes, given, servers, patience_s)
-        self._asides, *self._channels = channels
-        cancels.close()
+        given = preset, arguments, servers
+        self._calls = calls = _started("serve_engine", given, servers, patience_s)
+        weakref.finalize(self, calls.end)
+        self.call, self.tell = calls.call, calls.tell
+        self._child = calls.child
         self.number = self._child.process.pid
         try:
-            self.facts: EngineFacts = self._channels[0].answer(progress)
+            self.facts: EngineFacts = calls.answer(0, progress)
         except BaseException:
             self.stop()
             raise
 
-    def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        """`Channel.call` for what is done while no answer runs."""
-        return self._channels[0].call(method, *arguments, **keywords)
-
-    def ask(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        """`Channel.call` for what waits for no answer: vocabulary, memory, idle work."""
-        return self._asides.call(method, *arguments, **keywords)
-
-    def channel_of(self, turn: EngineTurn) -> Channel:
-        """The channel of an answer, until its turn is over."""
-        with self._choosing:
-            free = [each for each in self._channels if each.turn is None or each.turn.is_over]
-            free[0].turn = turn
-            return free[0]
-
-    def can_end(self, channel: Channel) -> bool:
-        """Whether the child can be asked now to end the channel's answer.
-
-        Not by a finalizer in the midst of a call on that channel.
-        """
-        return self._child.is_alive() and not (channel.is_torn or channel.is_in_call)
+    def ended(self, number: int, num_read: int) -> Any:
+        """The result of an answer that is ended behind so many tokens; None if it is lost."""
+        if not self.is_running():
+            return None
+        if self._calls.is_of_this_thread:
+            self.tell("end", number, num_read)
+            return None
+        with contextlib.suppress(EngineError):
+            return self.call("end", number, num_read)
+        return None
 
     def is_running(self) -> bool:
-        """Whether the child has not ended yet, and can be asked."""
-        channels = (self._asides, *self._channels)
-        return self._child.is_alive() and not any(each.is_torn for each in channels)
+        """Whether the child has not ended yet."""
+        return self._child.is_alive()
 
     def cancel(self, first: int, last: int) -> None:
         """Have the answers with these numbers cancelled that still run. From any thread."""
-        with contextlib.suppress(OSError, TypeError):  # it may be closed at this moment
-            self._cancels.send((first, last))
+        self.tell("cancel", first, last)
 
     def stop(self, *, is_closed: bool = True) -> None:
-        """End the child, once calls that other threads make are answered. Idempotent.
+        """End the child. Idempotent.
 
         is_closed: whether the engine is; else another child takes the place of this one.
         """
         self._child.is_closed |= is_closed
-        patient_until_s = time.monotonic() + CHILD_PATIENCE_S
-
-        def end_call() -> bool:
-            if time.monotonic() > patient_until_s:
-                self._child.process.kill()
-            return False
-
-        for channel in (self._asides, *self._channels):
-            channel.close(end_call)
-        self._cancels.close()
+        self._calls.end()
         self._child.end()
 
 
-def _num_answers(arguments: LoadKeywords) -> int:
-    """How many answers may run at once; of a number that `load` refuses, one."""
-    asked = arguments.get("parallel", 1)
-    return asked if isinstance(asked, int) and 1 <= asked <= MOST_PARALLEL else 1
-
-
 class IsolatedEmbedder:
-    """The methods of an `Embedder` in a child, by `call`, one at a time.
+    """The methods of an `Embedder` in a child, by `call`.
 
     Raises what `load_embedder` does, and CrashedError.
     """
 
     def __init__(self, path: Path) -> None:
-        self._child, (self._channel,) = _started("serve_embedder", 1, (path,))
-        self.process_id = self._child.process.pid
+        self._calls = calls = _started("serve_embedder", (path,))
+        weakref.finalize(self, calls.end)
+        self.call = calls.call
+        self.process_id = calls.child.process.pid
         try:
-            self._channel.answer(None)
+            calls.answer(0, None)
         except BaseException:
             self.close()
             raise
 
-    def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        """The method's result. Raises what it raises, and CrashedError for a lost child."""
-        return self._channel.call(method, *arguments, **keywords)
-
     def kill(self) -> None:
         """End the child in the midst of what it does, from any thread; close it then."""
-        self._child.process.kill()
+        self._calls.child.process.kill()
 
     def close(self) -> None:
         """End the child, while nothing is asked of it. Idempotent."""
-        self._channel.close()
-        self._child.end()
+        self._calls.end()
+        self._calls.child.end()

@@ -190,10 +190,6 @@ class Meter:
             self.draft_off = step.draft_off
             self.draft_off_steps[step.draft_off] += 1
 
-    def deliver(self, provenance: Provenance) -> None:
-        """Count one token of the answer. A stop string can leave the rest of a step out."""
-        self.tokens[provenance] += 1
-
     def stats(
         self, now_s: float, outlook: PolicyEstimate | None, threads: ThreadUse | None
     ) -> Stats:

@@ -2,74 +2,48 @@
 
 A conversation has a line of its own, for one answer at a time. Idle work makes way for an
 answer.
-
-A signal handler can raise between any two instructions. So nobody gives a right back: a turn is
-over when its work is over, and the next in line checks that.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import inspect
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Generator
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from collections.abc import Callable
 
 from localspec.errors import BusyError, EngineError, Interrupted
 from localspec.streaming.cancellation import CancelCheck, never
 
-_LOOK_S = 0.05  # between two looks at whether a turn has come or is cancelled, if nobody calls
-
-Work = TypeVar("Work", bound=Generator[Any, None, None])
+_LOOK_S = 0.05  # between two looks at whether a wait is cancelled
 
 
-class EngineTurn:
-    """A place in a line, and the right to work once it is the first.
+class LineSlot:
+    """A slot in a line, and the right to work once it is the first.
 
-    Over when it was ended, or when the generator that it is for has come to its end in any way:
-    returned, raised, closed or dropped. A `with` block ends it, and takes nothing: two in a
-    row (`with turn, turn`) end it also where an exception comes in the way of one.
+    Over when it was ended, at the end of its `with` block at the latest; or when nobody keeps
+    it, since an exception of a signal handler can come in front of that block.
 
-    make_way: ends the work of this turn soon, for whoever comes; None if others have to wait.
-    is_shared: whether others of that kind may work at the same time.
+    make_way: ends the work of this slot soon, for whoever comes; None if others have to wait.
+    is_answer: whether it is for an answer, of which several may run at once.
     """
 
     def __init__(
         self,
-        line: deque[EngineTurn],
+        changed: threading.Condition,
         make_way: Callable[[], None] | None,
         *,
-        is_shared: bool,
+        is_answer: bool,
     ) -> None:
-        self._line = line
         self.make_way = make_way
-        self.is_shared = is_shared
-        self.called: SimpleQueue[None] = SimpleQueue()
-        self._has_ended = False
-        self._work: weakref.ref[Generator[Any, None, None]] | None = None
-        self._thread = 0
-
-    def of(self, work: Work) -> Work:
-        """The generator, whose end is the turn's from now on."""
-        self._work = weakref.ref(work)
-        return work
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the next one may work."""
-        if self._has_ended or self._work is None:
-            return self._has_ended
-        work = self._work()
-        return work is None or inspect.getgeneratorstate(work) == inspect.GEN_CLOSED
+        self.is_answer = is_answer
+        self.is_over = False
+        self.thread = 0  # that has taken it, or waits for it
+        self._changed = changed
 
     @property
     def is_of_this_call(self) -> bool:
-        """Whether this very thread has it for a call that it is in, and not for a generator."""
-        return self._work is None and self._thread == threading.get_ident()
+        """Whether this very thread has it for a call that it is in, and not for an answer."""
+        return not self.is_answer and self.thread == threading.get_ident()
 
     @property
     def is_ended_here(self) -> bool:
@@ -78,22 +52,15 @@ class EngineTurn:
         An answer's reader may be another thread of a pool each time; the main one is in none.
         """
         is_main = threading.current_thread() is threading.main_thread()
-        return self.is_of_this_call or (is_main and self._thread == threading.get_ident())
-
-    def join(self) -> None:
-        """Be the last in the line."""
-        self._thread = threading.get_ident()
-        self._line.append(self)
+        return self.is_of_this_call or (is_main and self.thread == threading.get_ident())
 
     def end(self) -> None:
-        """Let the next one work. Idempotent, also for a turn that was never taken."""
-        self._has_ended = True
-        with contextlib.suppress(ValueError):
-            self._line.remove(self)
-        for other in tuple(self._line):
-            other.called.put(None)
+        """Let the next one work. Idempotent, also for a slot that was never taken."""
+        self.is_over = True
+        with self._changed:
+            self._changed.notify_all()
 
-    def __enter__(self) -> EngineTurn:
+    def __enter__(self) -> LineSlot:
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -103,41 +70,47 @@ class EngineTurn:
 class Access:
     """The line for an engine or a conversation: its first may work. First come, first served.
 
-    num_places: as many of the first may work at once, if they share it.
+    num_answers: as many of the first may work at once, if they are answers.
     """
 
     def __init__(self) -> None:
-        self.num_places = 1
-        self._line: deque[EngineTurn] = deque()  # of which every change is one call of C
+        self.num_answers = 1
+        self._changed = threading.Condition()  # a signal handler may come to it within itself
+        self._line: list[weakref.ref[LineSlot]] = []
 
     @property
-    def is_free(self) -> bool:
-        """Whether nobody works or waits."""
-        return not self._present()
+    def slots(self) -> list[LineSlot]:
+        """The slots that are not over, in their order."""
+        with self._changed:
+            slots = [slot for each in self._line if (slot := each()) and not slot.is_over]
+            self._line = [weakref.ref(slot) for slot in slots]
+        return slots
 
-    def turn(
-        self, make_way: Callable[[], None] | None = None, *, is_shared: bool = False
-    ) -> EngineTurn:
-        """A turn that is not in the line yet. make_way, is_shared: see `EngineTurn`."""
-        return EngineTurn(self._line, make_way, is_shared=is_shared)
+    def slot(
+        self, make_way: Callable[[], None] | None = None, *, is_answer: bool = False
+    ) -> LineSlot:
+        """A slot that is not in the line yet. make_way, is_answer: see `LineSlot`."""
+        return LineSlot(self._changed, make_way, is_answer=is_answer)
 
     def take(
         self,
-        turn: EngineTurn,
+        slot: LineSlot,
         refusal: Callable[[], BusyError],
         *,
         waits: bool = False,
         is_cancelled: CancelCheck = never,
     ) -> None:
-        """Have the turn, once idle work has ended; with waits also once others are over.
+        """Have the right, once idle work has ended; with waits also once others are over.
 
         Raises the refusal where it may not wait, Interrupted once it is cancelled while it
         waits, what `is_cancelled` raises, and EngineError where it would wait for itself.
         """
-        turn.join()
-        while before := self._before(turn):
+        slot.thread = threading.get_ident()
+        with self._changed:
+            self._line.append(weakref.ref(slot))
+        while before := self._before(slot):
             first = before[0]
-            if turn.make_way or not (first.make_way or waits):
+            if slot.make_way or not (first.make_way or waits):
                 raise refusal()
             if is_cancelled():
                 raise Interrupted("an answer was cancelled before its turn")
@@ -145,45 +118,30 @@ class Access:
                 first.make_way()
             else:
                 # It would wait for what only this thread could end.
-                ended_here = [other.is_ended_here for other in before[: self.num_places]]
-                if all(ended_here) if turn.is_shared else any(ended_here):
+                ended_here = [other.is_ended_here for other in before[: self.num_answers]]
+                if all(ended_here) if slot.is_answer else any(ended_here):
                     raise EngineError(
                         "this thread waits for an answer that it has to read to its end itself",
                         "Finish or close that answer first, or read it in a thread of its own.",
                     )
-            with contextlib.suppress(Empty):
-                turn.called.get(timeout=_LOOK_S)
-
-    @property
-    def is_held_here(self) -> bool:
-        """Whether this very thread is in a call that has it, which something interrupted."""
-        return any(turn.is_of_this_call for turn in tuple(self._line))
+            with self._changed:
+                if self._before(slot):
+                    self._changed.wait(_LOOK_S)
 
     def end_here(self) -> None:
-        """End the turns of this thread that no generator stands for."""
-        for turn in tuple(self._line):
-            if turn.is_of_this_call:
-                turn.end()
+        """End the slots that this thread has for calls that it is in."""
+        for slot in self.slots:
+            if slot.is_of_this_call:
+                slot.end()
 
-    def _before(self, turn: EngineTurn) -> list[EngineTurn]:
-        """The turns in front of it, if it has to wait for any of them."""
-        present = self._present()
-        before = present[: present.index(turn)] if turn in present else present
-        has_room = len(before) < self.num_places
-        if turn.is_shared and has_room and all(other.is_shared for other in before):
+    def _before(self, slot: LineSlot) -> list[LineSlot]:
+        """The slots in front of it, if it has to wait for any of them."""
+        slots = self.slots
+        before = slots[: slots.index(slot)] if slot in slots else slots
+        has_room = len(before) < self.num_answers
+        if slot.is_answer and has_room and all(other.is_answer for other in before):
             return []
         return before
-
-    def _present(self) -> list[EngineTurn]:
-        """The turns that are not over."""
-        present = []
-        for turn in tuple(self._line):
-            if not turn.is_over:
-                present.append(turn)
-                continue
-            with contextlib.suppress(ValueError):  # another thread has seen it, too
-                self._line.remove(turn)
-        return present
 
 
 _WAIT = "Finish or close that answer first, or wait in line for it: queue=True."

@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from localspec.errors import EngineError, Interrupted
 from localspec.sampling.logprobs import TokenLogprobs, token_logprobs
@@ -65,18 +65,13 @@ class AnswerState:
         return result[0]
 
 
-class Waits(Protocol):
-    """The decoder's clock. waited_s: for which it stood still, since others computed."""
-
-    waited_s: float
-
-
 @dataclass(slots=True)
 class AnswerRun:
     """An answer as it is produced.
 
     interrupt: ends what the models do for this answer, and no other, within one decode; from
-    any thread. on_cached: called with the tokens of the prompt that are cached.
+    any thread. on_cached: called with the tokens of the prompt that are cached. waited: seconds
+    for which the decoder's clock stood still, since other answers had the machine.
     """
 
     decoder: SpeculativeDecoder
@@ -89,7 +84,7 @@ class AnswerRun:
     on_cached: Callable[[int], None]
     not_kept: tuple[str, ...]  # of what the answer was to fit
     exact: bool  # see `Stats.exact`
-    clock: Waits
+    waited: Callable[[], float]
     before: list[Part] = field(default_factory=list)  # of the answer that is continued
     parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -112,7 +107,7 @@ class AnswerRun:
                 with contextlib.suppress(Interrupted):
                     for driven in self.decoder.each_step(self.request):
                         step = yield from driven
-                        meter.add(step, self._now(), self.clock.waited_s)
+                        meter.add(step, self._now(), self.waited())
                         yield from self._told(step, text)
                         if text.stopped:
                             break
@@ -126,7 +121,7 @@ class AnswerRun:
             self._conclude(self._stats(meter))
 
     def _now(self) -> float:
-        return self.decoder.clock() + self.clock.waited_s
+        return self.decoder.clock() + self.waited()
 
     def _text(self) -> AnswerText:
         """Behind what was said already, if anything."""

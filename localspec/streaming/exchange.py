@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 
-from localspec.streaming.access import EngineTurn
+from localspec.streaming.access import LineSlot
 from localspec.streaming.answer_text import Said
 from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.options import AnswerOptions
@@ -18,12 +18,12 @@ class Exchange(abc.ABC):
 
     options: of the answer. turn: makes the random numbers of each answer in a conversation its
     own. owner: the conversation, whose text is kept while others are answered; known once the
-    prompt is made. place: in the line of that conversation, which its answer has to its end.
+    prompt is made. slot: in the line of that conversation, which its answer has to its end.
     """
 
     turn: int = 0
     owner: object | None = None
-    place: EngineTurn | None = None
+    slot: LineSlot | None = None
 
     def __init__(self, options: AnswerOptions) -> None:
         self.options = options
