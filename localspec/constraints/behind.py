@@ -41,7 +41,7 @@ class Trigger:
     """A boundary: the first of some texts in the answer."""
 
     def __init__(self, texts: Sequence[str], said: str = "") -> None:
-        self.held = said[1 - max(map(len, texts)) :] if max(map(len, texts)) > 1 else ""
+        self.held = said[max(len(said) + 1 - max(map(len, texts)), 0) :]
         self._texts = texts
 
     def push(self, text: str) -> str | None:

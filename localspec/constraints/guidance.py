@@ -113,15 +113,15 @@ class Guide:
         )
 
     def constraint(self, spec: ConstraintSpec) -> Constraint:
-        """A constraint in front of an answer. The numbers of a JSON schema's have an end.
+        """The constraint of an answer that has not begun. Numbers in JSON have an end.
 
-        Raises ConstraintError for a text that it does not understand, for a keyword of JSON
-        schema that it cannot keep to, and for what takes more work than it may.
+        Raises ConstraintError for a text that llguidance does not understand, a keyword of JSON
+        schema that it cannot enforce, and a grammar that takes too much work.
         """
         from llguidance import LLMatcher, LLParserLimits
 
         grammar = _compiled(spec)
-        # Its own limits, which bound the work for a mask to some milliseconds.
+        # llguidance's own limits bound the work for a mask to some milliseconds.
         matcher = LLMatcher(
             self.tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False)
         )
@@ -150,7 +150,7 @@ class _Tokens:
 
 
 def _compiled(spec: ConstraintSpec) -> str:
-    """The constraint in llguidance's form. Raises ConstraintError for GBNF that it lacks."""
+    """The constraint in llguidance's form. Raises ConstraintError for unknown GBNF."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -187,7 +187,7 @@ class Guidance:
         self._matcher = matcher
         self._guide = guide
         self._has_ended = False
-        self._forced: list[int] | None = None  # if they were asked for since
+        self._forced: list[int] | None = None  # None if they were not asked for since
 
     def copy(self) -> Guidance:
         other = Guidance(self._matcher.deep_copy(), self._guide)
@@ -217,7 +217,7 @@ class Guidance:
         self._check()
         if num_valid < before or before == len(tokens):
             return num_valid
-        # Its own answer for an end depends on how it came to where it is.
+        # `validate_tokens` judges an end by how its state was reached.
         behind = self._matcher
         if before:
             behind = behind.deep_copy()
@@ -238,7 +238,7 @@ class Guidance:
                 return
             self._matcher.consume_token(token)
             self._check()
-            # What is forced behind it is the rest of what was.
+            # The forced tokens behind this one are the rest of those before.
             known = self._forced
             self._forced = known[1:] if known and known[0] == token and known[1:] else None
 

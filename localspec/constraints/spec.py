@@ -9,12 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from localspec.errors import ConstraintError, OptionError, require_unicode
+from localspec.tools.schemas import ONE_LINE
 
 # Bytes of a schema or grammar, which llguidance reads in about a second on a slow machine.
 MAX_BYTES = 256 << 10
-# One line, as json.dumps writes it: what stands between two values is known then, and no
-# answer ends in blanks without end.
-_ONE_LINE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
 Kind = Literal["json_schema", "regex", "lark", "gbnf"]
 
@@ -159,7 +157,7 @@ def _lark_of(choices: Sequence[str]) -> str:
 FORMATS = {
     "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
 }  # fmt: skip
-# What Rust's expressions lack: lookaround and backreferences.
+# Lookaround and backreferences, which Rust's expressions lack.
 _UNREADABLE = re.compile(r"(?<!\\)(?:\\\\)*(\(\?<?[=!]|\\[1-9])")
 # To find out whether n patterns can match one text, llguidance takes 2 ** n steps.
 _MAX_PATTERNS = 12
@@ -185,9 +183,9 @@ def readable_schema(spec: ConstraintSpec) -> Readable:
     """A schema as llguidance reads it, also in a Lark grammar's `%json`: values on one line.
 
     It lacks formats that are not known, which only say what a text is for, and, unless it is
-    strict, patterns that cannot be read. What the schema asks of llguidance itself
-    ("x-guidance") comes first, but for which keywords are passed over. Raises ConstraintError
-    for a schema that is nested too deeply, or joins many patterns.
+    strict, patterns that cannot be read. The schema's own wishes to llguidance ("x-guidance")
+    count, but for "lenient". Raises ConstraintError for a schema that is nested too deeply, or
+    joins many patterns.
     """
     passed_over: set[str] = set()
     patterns: set[tuple[str, object]] = set()
@@ -217,7 +215,7 @@ def readable_schema(spec: ConstraintSpec) -> Readable:
         )
     own = schema.get("x-guidance")
     wishes = own if isinstance(own, Mapping) else {}
-    schema["x-guidance"] = {**_ONE_LINE, **wishes, "lenient": not spec.is_strict}
+    schema["x-guidance"] = {**ONE_LINE, **wishes, "lenient": not spec.is_strict}
     return Readable(schema, tuple(sorted(passed_over)))
 
 

@@ -17,7 +17,7 @@ DIGITS = "0123456789"
 class Crossing(NamedTuple):
     """Tokens that can say a mark and go on.
 
-    whole: that hold a whole mark and more; ends: the end of one and more.
+    whole: tokens with a whole mark and more text. ends: with the end of a mark and more text.
     """
 
     whole: frozenset[int]

@@ -1,9 +1,9 @@
 """The cells of pictures in a list of tokens: numbers below 0, where no id of a token is.
 
 A model reads a picture as one row or several of them: its parts, between which text may stand.
-Each cell is an entry of the cache. Its number says whose it is: the same picture, read by the
-same projector, has the same numbers in every process, and another one has others. So lists of
-tokens are compared, cut and continued as they are of texts alone.
+Each cell is an entry of the cache. Its number tells which picture it belongs to: the same
+picture, read by the same projector, has the same numbers in every process, and another picture
+has others. So lists of tokens are compared, cut and continued as for texts alone.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 
 _INDEX_BITS = 20
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
-# No number fits 32 bits: what takes ids of the vocabulary alone refuses them, instead of
-# keeping others.
+# No number fits 32 bits, so a function that only takes ids of tokens refuses a cell, instead of
+# taking it for another token.
 _KEY_BITS, _LEAST_KEY = 42, 1 << 41
 LAST_CELL = -1 - (_LEAST_KEY << _INDEX_BITS)  # no cell's number is nearer to 0
 
 
 def cell_numbers(key: bytes, count: int) -> list[int]:
-    """The numbers of a part's cells, up to a million. key: whose they are, of any length."""
+    """The numbers of a part's cells, up to a million. key: names the part; of any length."""
     assert 0 < count <= _INDEX_MASK
     hashed = int.from_bytes(hashlib.sha256(key).digest()[:8], "big")
     first = -1 - (((hashed >> (64 - _KEY_BITS)) | _LEAST_KEY) << _INDEX_BITS)
@@ -28,7 +28,7 @@ def cell_numbers(key: bytes, count: int) -> list[int]:
 
 
 def cell_rows(tokens: Sequence[int]) -> Iterator[range]:
-    """Where cells stand in a list: a range for those of each part, in order."""
+    """The ranges of a list that hold cells: one for each part, in order."""
     begin: int | None = None
     for index, token in enumerate(tokens):
         starts = token < 0 and ((-1 - token) & _INDEX_MASK == 0 or begin is None)
@@ -49,10 +49,10 @@ def end_of_part(tokens: Sequence[int], index: int) -> int:
 
 
 def has_cells(tokens: Sequence[int]) -> bool:
-    """Whether there is one among them."""
+    """Whether any token is a cell of a picture."""
     return any(token < 0 for token in tokens)
 
 
 def without_cells(tokens: Sequence[int]) -> list[int]:
-    """The tokens alone."""
+    """The tokens without cells of pictures."""
     return [token for token in tokens if token >= 0]

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 MAX_PICTURE_BYTES = 32_000_000  # of a file
 MAX_PICTURE_PIXELS = 50_000_000  # 150 MB of red, green and blue
-# What stays in memory for the next question, beside what the last one showed: pixels of one of
-# the largest, or of many usual ones, and rows that a model has read.
+# Kept in memory for the next question, besides the pictures of the last one: pixels of one of
+# the largest pictures, or of many usual ones, and rows that a model has read.
 KEPT_PICTURE_BYTES = 3 * MAX_PICTURE_PIXELS
 KEPT_ROW_BYTES = 1 << 26
 MAX_PICTURE_SIDE = 32_767  # pixels; 16 bits are all that some encoders have for a side
@@ -36,7 +36,7 @@ _KNOWN = "PNG, JPEG, WebP and GIF are read."
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Pixels, and by what they are known.
+    """Pixels and their digest.
 
     width, height: in pixels. rgb: height · width · 3 bytes, row by row from the top. digest:
     SHA-256 of size and pixels: pictures with the same one are the same.
@@ -131,7 +131,7 @@ class Picture:
 
 
 def read_bytes(path: Path, most_bytes: int) -> bytes:
-    """The file's first bytes, one more than it may have. Raises OptionError."""
+    """The bytes of a file, at most one more than it may have. Raises OptionError."""
     if not os.path.isfile(path):  # to open a pipe would wait for its other end
         raise OptionError(
             f"{path} does not exist, or is not a file", "Give the path of a file."
@@ -157,7 +157,7 @@ def _check_size(name: str, size: tuple[int, int]) -> None:
 
 
 def _upright(image: Image) -> Image:
-    """The image as it was seen. What is wrong with its EXIF data turns nothing."""
+    """The image as it was seen; as it is where its EXIF data are damaged."""
     from PIL import ImageOps
 
     with contextlib.suppress(Exception):  # of Pillow, whose reader of EXIF raises many kinds
@@ -169,7 +169,7 @@ def _on_white(image: Image) -> Image:
     """The image in red, green and blue."""
     from PIL import Image as Pillow
 
-    if image.mode.startswith("I;16"):  # of grey, of which Pillow would keep the lower 8 bits
+    if image.mode.startswith("I;16"):  # grey, of whose 16 bits Pillow would keep the lower 8
         image = image.convert("I").point(lambda value: value / 256).convert("L")
     if image.has_transparency_data:
         white = Pillow.new("RGBA", image.size, "white")

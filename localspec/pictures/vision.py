@@ -36,7 +36,7 @@ class KnownCells:
         found = self._known.pop(picture.digest, None)
         if found is None:
             found = self._vision.cells(picture)
-        self._known[picture.digest] = found  # at the end: the last one that goes
+        self._known[picture.digest] = found  # at the end: it is forgotten last
         while len(self._known) > _MOST_KNOWN:
             self._known.pop(next(iter(self._known)), None)
         return found

@@ -26,8 +26,8 @@ class SamplerChain:
 
     num_prompt_tokens: the position in the text at which the answer begins. num_said: tokens
     that the answer already has. ends: every end-of-generation id of the target. breakers:
-    dry_sequence_breakers as token ids of the target. constraint: of this answer, in its state
-    after those tokens.
+    dry_sequence_breakers as token ids of the target. constraint: the answer's, in its state
+    after the tokens said.
     """
 
     def __init__(
@@ -41,10 +41,9 @@ class SamplerChain:
         constraint: Constraint | None = None,
     ) -> None:
         self.params = params
-        self._bias_ids = np.array(sorted(params.logit_bias), dtype=np.int64)
-        self._bias = np.array(
-            [params.logit_bias[token] for token in sorted(params.logit_bias)], np.float32
-        )
+        biased = sorted(params.logit_bias.items())
+        self._bias_ids = np.array([token for token, _ in biased], dtype=np.int64)
+        self._bias = np.array([bias for _, bias in biased], dtype=np.float32)
         self._ends = np.array(sorted(ends), dtype=np.int64)
         self._ends_from = num_prompt_tokens + params.min_tokens
         self._breakers = breakers or {}
@@ -68,7 +67,7 @@ class SamplerChain:
         return None if self._states is None else self._states.committed
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Continue the answer with these. Raises ConstraintError if they are forbidden."""
+        """Continue the answer with tokens. Raises ConstraintError for forbidden ones."""
         if self._states is not None:
             self._states.commit(tokens)
             self._num_committed += len(tokens)
@@ -114,13 +113,13 @@ class SamplerChain:
     def distributions(
         self, rows: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
     ) -> list[Distribution]:
-        """The target's of each row: after `tokens` and the first 0, 1, 2 … draft tokens.
+        """The target's distributions after `tokens` and the first 0, 1, 2 … draft tokens.
 
         `tokens` must end where the constraint was committed. Nothing is kept after a draft
-        token that it forbids, so any distribution is correct there. They end in front of a row
-        that holds no numbers behind a draft token, which may be refused. They are good until
-        the next call. Raises DecodeError if the first row holds none, ConstraintError if it
-        allows no token.
+        token that the constraint forbids, so any distribution is correct there. The list ends
+        in front of a later row without numbers, as verification may refuse the draft token
+        before it. All are good until the next call. Raises DecodeError if the first row has no
+        numbers, ConstraintError if no token of a row is left.
         """
         found: list[Distribution] = []
         self._target_masses.num_used = self._draft_masses.num_used = 0
@@ -148,7 +147,7 @@ class SamplerChain:
     ) -> Distribution:
         row = self._transformed(logits, tokens, draft_tokens)
         state = None
-        # A draft's replay is about tokens before the state of the constraint.
+        # In a replay a draft reads tokens in front of the constraint's state.
         if self._states and (must_fit or len(tokens) == self._num_committed):
             state = self._states.behind(draft_tokens)
         mask = None if state is None else state.mask()
@@ -181,7 +180,7 @@ class SamplerChain:
         row = self._row[: len(logits)]
         np.copyto(row, logits)  # libllama's own row stays what it is
         num_known = int(np.searchsorted(self._bias_ids, len(row)))
-        # A file's numbers may leave float32; the cuts refuse a row that has no largest one.
+        # A damaged file's numbers may overflow; the cuts refuse a row without a largest one.
         with np.errstate(over="ignore", invalid="ignore"):
             row[self._bias_ids[:num_known]] += self._bias[:num_known]
             if ends_banned:

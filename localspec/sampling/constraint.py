@@ -57,10 +57,10 @@ class ConstraintStates:
     def __init__(self, committed: Constraint) -> None:
         self.committed = committed
         self._drafted: list[int] = []
-        self._state: Constraint | None = None  # after those, if they may come
+        self._state: Constraint | None = None  # after the drafted tokens, if they may come
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Continue the text with these."""
+        """Continue the text with tokens."""
         self._drafted, self._state = [], None
         self.committed.commit(tokens)
 

@@ -29,7 +29,7 @@ from localspec.sampling.params import SamplingParams
 _SORTED_AT_ONCE = 2048
 _BUCKETS_PER_NAT = 128
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-_DEEPEST_BUCKET = 32.0  # nats; what is further away has no mass to speak of
+_DEEPEST_BUCKET = 32.0  # nats; tokens further away have next to no mass
 # Of two float32 that differ, at this temperature only the larger one has mass, and no
 # quotient overflows.
 _LOWEST_TEMPERATURE = 1e-200
@@ -44,8 +44,7 @@ def _new_row(size: int) -> Logits:
 def filtered_distribution(
     logits: Logits, params: SamplingParams, row_of: Callable[[int], Logits] = _new_row
 ) -> Distribution:
-    """The distribution of the next token: `logits` (vocab,) after every cut and the
-    temperature.
+    """The distribution that every cut and the temperature make of `logits` (vocab,).
 
     Biases and penalties are not applied here: `SamplerChain.distribution` does it all. Where
     equal logits meet the edge of a cut the lowest ids survive. Returns no view of the row.
@@ -212,9 +211,9 @@ def _at_least(logits: Logits, k: int) -> TokenIds | None:
 def typical(logits: Logits, typical_p: float) -> TokenIds:
     """Indices of the most typical tokens whose mass exceeds typical_p, ascending.
 
-    Locally typical sampling (arXiv 2202.00666): typical is whose information content is
-    near the row's entropy. A token of probability 0 adds nothing to the entropy and is
-    never typical (in llama.cpp it turns the entropy into NaN).
+    Locally typical sampling (arXiv 2202.00666): a token is typical if its information
+    content is near the row's entropy. A token of probability 0 adds nothing to the entropy,
+    and is never typical (in llama.cpp it makes the entropy NaN).
     """
     possible = None if logits.min() > -np.inf else np.flatnonzero(logits > -np.inf)
     known = logits if possible is None else logits[possible]

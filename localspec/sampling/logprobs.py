@@ -83,15 +83,13 @@ def top_of_row(logits: Logits, num_tokens: int) -> list[tuple[int, float]]:
     The best comes first; of equal ones the lowest id. num_tokens: 1 or more; fewer come back
     where fewer are possible. Raises DecodeError if the row holds NaN or no finite maximum.
     """
-    ids = np.arange(len(logits))
-    if num_tokens < len(logits):
-        ids = top_k(logits, num_tokens)
+    ids = top_k(logits, num_tokens) if num_tokens < len(logits) else np.arange(len(logits))
     return _best_first(ids, _logprobs(logits, ids), num_tokens)
 
 
 def _logprobs(logits: Logits, ids: TokenIds) -> Probs:
     largest = logits.max()
-    if not math.isfinite(largest):  # where that token is banned, others may be drawn
+    if not math.isfinite(largest):  # a ban of that token lets others be drawn
         raise DecodeError(
             f"the largest logit of a row is {largest}",
             "Leave out logprobs; the file may be damaged: compare its sha256.",

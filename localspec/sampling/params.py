@@ -142,7 +142,7 @@ class SamplingParams:
 
 
 def check_has_distribution(name: str) -> None:
-    """Raise OptionError for an option of llama.cpp's samplers that no draft is verified for."""
+    """Raise OptionError for an option of a sampler that no draft can be verified against."""
     for prefix, reason in _NO_DISTRIBUTIONS.items():
         if name.startswith(prefix):
             raise OptionError(

@@ -64,8 +64,8 @@ def _longest_repeats(
 ) -> dict[int, int]:
     """Token → length of the longest end of the text that it already followed.
 
-    Only lengths from dry_allowed_length on. It starts with all earlier occurrences of the last
-    token and keeps, length by length, those that still match.
+    Only lengths from dry_allowed_length on. All earlier occurrences of the last token count
+    at first; each further length keeps the ones that still match.
     """
     limit = _length_since_breaker(text, breakers)
     limit = min(limit, params.dry_allowed_length + _max_exponent(params.dry_base))
@@ -82,11 +82,8 @@ def _longest_repeats(
             break
         lengths[alive] = length + 1
     long = lengths >= params.dry_allowed_length
-    longest: dict[int, int] = {}
-    pairs = zip(text[ends[long] + 1].tolist(), lengths[long].tolist(), strict=True)
-    for token, length in pairs:
-        longest[token] = max(length, longest.get(token, 0))
-    return longest
+    pairs = zip(lengths[long].tolist(), text[ends[long] + 1].tolist(), strict=True)
+    return {token: length for length, token in sorted(pairs)}  # the longest is the last
 
 
 def _length_since_breaker(text: TokenIds, breakers: Breakers) -> int:

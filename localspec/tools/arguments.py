@@ -21,7 +21,7 @@ QUOTE = '<|"|>'  # around a text in Gemma's notation
 class ArgumentReader(abc.ABC):
     """Reads the arguments of one call of a tool.
 
-    is_kept: a grammar keeps them to the notation and the schema. rest: text that waits, and
+    is_kept: a grammar keeps the arguments to notation and schema. rest: text that waits, and
     once is_over the text behind the arguments.
     """
 

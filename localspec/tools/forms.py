@@ -57,8 +57,8 @@ def read_named(text: str, tools: Sequence[Tool]) -> list[Written] | None:
     calls: list[Written] = []
     rest = text
     while rest.strip() or not calls:
-        head, _, arguments = rest.removeprefix("[TOOL_CALLS]").partition("[ARGS]")
-        name, _, own_id = head.strip().partition("[CALL_ID]")
+        named, _, arguments = rest.removeprefix("[TOOL_CALLS]").partition("[ARGS]")
+        name, _, own_id = named.strip().partition("[CALL_ID]")
         # A mark can also stand inside of a text of the arguments.
         value, rest = _first_value(arguments)
         written = _call(name.strip(), value, tools)
@@ -180,10 +180,9 @@ class CallForm:
     of calls; without a closing it extends to the end of the answer. before … after: see the
     module; NAME stands for the tool's. marks: texts in these that may be entries of the
     vocabulary. is_bare: an answer may begin with a call without an opening. recipient: matches
-    the head of a message that is a call, with its name, and its space where that is. forgets: a
-    text before which models leave out the opening. is_single: templates take one call per
-    message.
-    has_ids: templates only take ids of nine letters and digits.
+    the header of a message that is a call; its groups are the name, and the space in front of
+    it. forgets: a text before which models leave out the opening. is_single: templates take one
+    call per message. has_ids: templates only take ids of nine letters and digits.
     """
 
     signs: tuple[str, ...]
@@ -274,7 +273,7 @@ FORMS = (
         notation="gemma",
         marks=("<|tool_call>", "<tool_call|>", '<|"|>'),
     ),
-    # gpt-oss: a message whose head names the recipient
+    # gpt-oss: a message whose header names the recipient
     CallForm(
         signs=("<|channel|>", "<|message|>", '"functions."'),
         openings=(),

@@ -17,6 +17,7 @@ from localspec.errors import ConstraintError
 from localspec.tools.arguments import QUOTE, in_tags
 from localspec.tools.forms import CallForm
 from localspec.tools.schemas import (
+    ONE_LINE,
     Schema,
     alternatives,
     branches,
@@ -91,8 +92,8 @@ def _start(
         opening = form.openings[0]
         rest = spell.of(form.before.removeprefix(opening))
         return [f"start: {rest} calls"], form.openings
-    # Whatever begins as a call does is one. What reads it back takes an opening that is spelled
-    # out for the entry.
+    # A text that begins like a call is one. `streaming.calls` takes an opening that is spelled
+    # out for the vocabulary's entry.
     begin = r"\s*".join(map(re.escape, form.sign))
     opened = " | ".join(f"TEXT? {spell.of(opening)} calls" for opening in form.openings)
     entries = "|".join(re.escape(each) for each in form.openings if spell.has(each))
@@ -152,8 +153,6 @@ def _kinds(schema: Schema) -> Schema:
 _NO_TEXTS = ["object", "array", "number", "boolean", "null"]
 
 
-# As templates render them, so that what a model wrote and what it reads next are alike.
-_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MAX_DEPTH = 32
 _DEFINITIONS = ("$defs", "definitions")
 
@@ -182,7 +181,7 @@ class GrammarTexts:
     def until(self, name: str, end: str) -> str:
         """A rule of that name: any text up to and with `end`."""
         if self.has(end):
-            # What reads it back does not see whether the end is an entry or spelled out.
+            # `tools.arguments` cannot tell an end that is spelled out from the entry.
             text, spelled = f"{name.upper()}_TEXT", re.escape(end).replace("/", "\\/")
             holding = f"~/(.|\\n)*{spelled}(.|\\n)*/"
             return f"{name}: {text}? {self.of(end)}\n{text}: /(.|\\n)+/ & {holding}"
@@ -196,7 +195,7 @@ def json_rule(name: str, schema: Schema) -> str:
     """
     wishes = schema.get("x-guidance")
     is_lenient = isinstance(wishes, Mapping) and wishes.get("lenient") is True
-    ours = {**_SPACING, "lenient": is_lenient}
+    ours = {**ONE_LINE, "lenient": is_lenient}
     return f"{name}: %json {json.dumps({**schema, 'x-guidance': ours})}"
 
 

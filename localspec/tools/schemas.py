@@ -10,6 +10,10 @@ from localspec.errors import OptionError
 _MAX_REFERENCES = 32  # one after the other
 _MAX_DEPTH = 32  # of schemas in each other
 
+# A wish to llguidance: JSON on one line, as json.dumps and templates write it. So a model reads
+# again what it wrote, the text between two values is known, and no blanks follow without end.
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
 Schema = Mapping[str, Any]
 _ANYTHING: Schema = {}
 # Results so far, by the identity of a schema (and a value), so that each is looked at once.

@@ -129,8 +129,8 @@ def checked_tools(tools: object) -> tuple[Tool, ...]:
 def json_value(text: str) -> Any:
     """The value of a JSON text; every number is finite and every text can be encoded.
 
-    1e400 is the largest float: no grammar of JSON has a bound there. Raises ValueError for
-    other texts.
+    1e400 becomes the largest float, since no grammar of JSON bounds exponents. Raises
+    ValueError for other texts.
     """
     try:
         value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
@@ -174,11 +174,8 @@ def _checked(number: int, tool: object) -> Tool:
         raise OptionError(
             f"the description of the tool {name} is {description!r:.80}", _EXAMPLE
         )
-    parameters = given.get("parameters")
-    if parameters is None:
-        parameters = given.get("input_schema")
-    if parameters is None:
-        parameters = {}
+    named = (given.get(word) for word in ("parameters", "input_schema"))
+    parameters: Any = next((each for each in named if each is not None), {})
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise OptionError(
             f"the parameters of the tool {name} are {parameters!r:.200}",
