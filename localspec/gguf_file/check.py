@@ -24,34 +24,27 @@ _ENCODER_SIGNS = ("v.", "mm.", "a.", "vision", "resampler.")
 _MAX_LAYERS = 512  # of libllama; estimates have an entry for each
 
 
-def check_model_file(path: Path) -> Header:
+def check_model_file(path: Path, *, embeds: bool = False) -> Header:
     """The header of a text generation model, with the tensors of all its parts.
 
-    Raises ModelFileError if the file is something else or a part is missing.
+    embeds: it may be an embedder instead; whether it is, libllama finds out. Raises
+    ModelFileError if the file is something else or a part is missing.
     """
-    return check_parts(_all_parts(path))
-
-
-def check_embedder_file(path: Path) -> Header:
-    """The header of a model that may embed texts; whether it does, libllama finds out."""
-    return check_parts(_all_parts(path), embeds=True)
-
-
-def _all_parts(path: Path) -> list[Header]:
     first = read_header(path)
     try:
-        return [first, *(read_header(part) for part in _other_parts(first))]
+        parts = [first, *(read_header(part) for part in _other_parts(first))]
     except ModelNotFoundError as error:
         raise ModelFileError(
             f"{path} is the first of {first.number('split.count')} parts, and {error}",
             "Fetch all parts into one folder.",
         ) from error
+    return check_parts(parts, embeds=embeds)
 
 
 def check_parts(parts: Sequence[Header], *, embeds: bool = False) -> Header:
     """The header of a model's first part, with the tensors of all parts.
 
-    Raises ModelFileError as `check_model_file` does.
+    embeds, and what it raises: as in `check_model_file`.
     """
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
     header = replace(parts[0], tensors=tensors, parts=tuple(parts))

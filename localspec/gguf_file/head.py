@@ -7,7 +7,7 @@ draft a whole block in one decode, of the last token and masks. libllama tells t
 of it apart by their tensors: DSpark (a Markov head corrects each row by the likeliest token of
 the row before, and a confidence head says how likely each token is right) and DFlash2 (a
 selector scores pairs of the best tokens of neighbouring rows). Both may lack what they share
-with their target: the token embeddings and the output layer. The latter may know some of the
+with their target: the token embeddings and the output layer, which may know some of the
 target's tokens only.
 
 Head k of Medusa (arXiv 2401.10774, section 2.1) reads what its target's output layer reads, h,
@@ -33,7 +33,7 @@ from localspec.errors import ModelFileError
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
-from localspec.gguf_file.shape import ModelShape, whole_numbers
+from localspec.gguf_file.shape import ModelShape, block_of, whole_numbers
 from localspec.gguf_file.tensor_types import BF16, F16, F32
 
 OWN_TOKENS = "d2t"
@@ -197,7 +197,7 @@ def _mtp_facts(
 
 def _mtp_layer(shape: ModelShape, name: str) -> int:
     """Number of the MTP layer that a tensor belongs to; negative if to none."""
-    block = shape.block_of(name)
+    block = block_of(name)
     return -1 if block is None else block - shape.num_layers
 
 

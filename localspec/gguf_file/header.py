@@ -38,6 +38,7 @@ _LAST_READ = 128 << 20
 _BEGINNING = 1024  # bytes that show what a file is that is not GGUF
 _MAX_NAMED = 5  # files in a hint
 _TOKENS = "tokenizer.ggml.tokens"
+_LENGTH = struct.Struct("<Q")  # of a string
 
 
 class ByteSource(Protocol):
@@ -337,6 +338,3 @@ def _files_in(folder: Path, wanted: str = "") -> str:
     more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
     names = ", ".join(found[:_MAX_NAMED]) + more
     return f"{folder} holds: {names}." if found else f"{folder} holds no .gguf file."
-
-
-_LENGTH = struct.Struct("<Q")

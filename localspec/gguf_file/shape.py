@@ -79,15 +79,10 @@ class ModelShape:
 
     def is_head_tensor(self, name: str) -> bool:
         """Whether the tensor belongs to an MTP layer, and is loaded only with the head."""
-        block = self.block_of(name)
+        block = block_of(name)
         if block is None or block < self.num_layers:
             return False
         return not name.split(".", 2)[2].startswith(self.architecture.loaded_anyway)
-
-    def block_of(self, name: str) -> int | None:
-        """The layer that a tensor of that name belongs to."""
-        found = _BLOCK.match(name)
-        return None if found is None else int(found[1])
 
     def stated(self, name: str) -> Value:
         """The header's value under a name of the architecture."""
@@ -106,6 +101,12 @@ class ModelShape:
     def most(self, name: str) -> int:
         """The whole number of that name, the largest of several; 0 if there is none."""
         return max((0, *whole_numbers(self.stated(name))))
+
+
+def block_of(tensor: str) -> int | None:
+    """The layer that a tensor of that name belongs to, if any."""
+    found = _BLOCK.match(tensor)
+    return None if found is None else int(found[1])
 
 
 def whole_numbers(value: Value) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Medusa heads (arXiv 2401.10774, section 2.1), computed here: libllama knows none.
 
-They are frozen beside the target (Medusa-1), and what they propose is verified by the loop's
-rules, not by "typical acceptance", which changes the distribution.
+The heads are trained beside a frozen target (Medusa-1), and their proposals are verified by the
+loop's rules, not by "typical acceptance", which changes the distribution.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class MedusaHeads:
         return self._logits
 
     def confidence(self, _index: int) -> None:
-        """None: they do not say how likely a token is right."""
+        """None: Medusa heads do not say how likely a token is right."""
 
     def sibling(self, _number: int, target: LlamaModel) -> MedusaHeads:
         """A view of these heads at the target's sequence."""

@@ -1,4 +1,4 @@
-"""Where the layers of a model go: to GPUs, or to main memory.
+"""Placement of a model's layers: on GPUs, or in main memory.
 
 libllama puts the last num_gpu_layers of a model on GPUs, whether they fit or not; the output
 counts as the last layer. The default is all layers; `localspec.load` chooses as many as fit
@@ -20,11 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localspec.gguf_file.header import Header
-from localspec.gguf_file.shape import ModelShape
+from localspec.gguf_file.shape import ModelShape, block_of
 from localspec.llama.devices import REMOTE, Device
 from localspec.llama.options import LlamaOptions
 
-_LAYER = re.compile(r"blk\.(\d+)\.")
 _EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # as --cpu-moe of llama.cpp has it
 _ANY_EXPERTS = re.compile(_EXPERTS.format(r"(\d+)"))
 _INPUT = re.compile(r"(token_|position_|per_layer_)")
@@ -34,7 +33,7 @@ MAIN_MEMORY = -1  # as a placement; the others are numbers of GPUs
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of each layer, and then that of the output.
+    """The place of each layer, and then the place of the output.
 
     num_gpus: all GPUs, used or not. num_input_copies: copies made of a graph's inputs.
     num_cpu_moe_layers: first layers whose experts are in main memory, wherever the rest is.
@@ -76,8 +75,8 @@ class Placement:
         experts = _ANY_EXPERTS.match(name)
         if experts and int(experts[1]) < self.num_cpu_moe_layers:
             return MAIN_MEMORY
-        if found := _LAYER.match(name):
-            return self.layers[min(int(found[1]), len(self.layers) - 1)]
+        if (block := block_of(name)) is not None:
+            return self.layers[min(block, len(self.layers) - 1)]
         return MAIN_MEMORY if _INPUT.match(name) else self.layers[-1]
 
 
@@ -98,7 +97,7 @@ def usable_gpus(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 
 def is_in_main_memory(gpu: Device) -> bool:
-    """Whether it has no memory of its own. Apple's GPUs have none, though of kind "GPU"."""
+    """Whether a GPU has no memory of its own: Apple's have none, though of kind "GPU"."""
     return gpu.kind != REMOTE and (gpu.kind == "integrated GPU" or sys.platform == "darwin")
 
 
@@ -121,7 +120,7 @@ def chosen_gpus(gpus: Sequence[Device], options: LlamaOptions) -> list[int]:
 def place_layers(
     header: Header, options: LlamaOptions, gpus: Sequence[Device], free_bytes: Sequence[int]
 ) -> Placement:
-    """Where the layers go. free_bytes: of each GPU, when the model is opened."""
+    """Place the layers. free_bytes: of each GPU, when the model is opened."""
     chosen = chosen_gpus(gpus, options)
     num_layers = ModelShape(header).num_blocks + 1
     if not chosen:

@@ -128,17 +128,16 @@ class LlamaVocabulary:
             )
         known = self._pieces.get(token)
         if known is None:
-            known = self._pieces[token] = self._render(token)
+            to_piece = llama_cpp.llama_token_to_piece
+            with self.pointer() as vocab:
+                known = self._pieces[token] = _written(
+                    lambda buffer, size: to_piece(vocab, token, buffer, size, 0, False)
+                )
         return known
 
     def _is_id(self, token: int) -> bool:
-        """Whether libllama may be asked about it: an invalid id ends the process."""
+        """Whether libllama may be asked about a token: an invalid id ends the process."""
         return isinstance(token, int | np.integer) and 0 <= token < self.size
-
-    def _render(self, token: int) -> bytes:
-        to_piece = llama_cpp.llama_token_to_piece
-        with self.pointer() as vocab:
-            return _written(lambda buffer, size: to_piece(vocab, token, buffer, size, 0, False))
 
     def text(self, token: int) -> str:
         """The vocabulary's own entry for a token; empty for an invalid id."""
@@ -218,7 +217,7 @@ class LlamaVocabulary:
         )
 
     def _starts_text(self, after: int | None) -> bool:
-        """Whether a text starts there: at the very start, or after a token that is cut out."""
+        """Whether a text starts behind a token: None, or one that libllama cuts out."""
         cut_out = _STEERING | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
         return after is None or bool(self._attributes(after) & cut_out)
 
@@ -280,7 +279,7 @@ def is_ordinary_text(entry: str) -> bool:
 
 
 def on_deep_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
-    """Run `call` in a thread with that much stack; its result.
+    """The result of `call`, run in a thread with a stack of that size.
 
     The system provides memory as the stack is used: an ordinary text needs little of it.
     """

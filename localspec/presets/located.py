@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.errors import DownloadError, ModelFileError, PresetError
-from localspec.gguf_file.check import check_embedder_file, check_model_file, check_parts
+from localspec.gguf_file.check import check_model_file, check_parts
 from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import Header, read_source_header
 from localspec.gguf_file.projector import check_projector, checked_projector
@@ -320,9 +320,8 @@ def read_model_header(
         else:
             header = check_parts(parts, embeds=embeds)
         return FoundHeader(header=header, size_bytes=size, is_here=False)
-    header = (
-        check_embedder_file(path_of(model)) if embeds else role_header(path_of(model), role)
-    )
+    path = path_of(model)
+    header = check_model_file(path, embeds=True) if embeds else role_header(path, role)
     # The later parts of a split model hold hardly more than weights.
     return FoundHeader(
         header=header, size_bytes=max(header.size_bytes, header.weights_bytes), is_here=True

@@ -12,7 +12,7 @@ import numpy as np
 
 from localspec.engine.embedder import Embedded, located_embedder
 from localspec.errors import CrashedError
-from localspec.gguf_file.check import check_embedder_file
+from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.hub.hub_file import HubModel
@@ -66,7 +66,7 @@ class ServedEmbedder(ServedFile):
 
     def __init__(self, model: str) -> None:
         self.path = located_embedder(model)
-        header = check_embedder_file(self.path)
+        header = check_model_file(self.path, embeds=True)
         preset = load_presets().get(stands_for(model))
         super().__init__(self.path.stem if preset is None else preset.name, header, preset)
         self.context_length = context_to_open(None, self.num_trained, self.file_name)

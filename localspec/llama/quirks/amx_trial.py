@@ -64,7 +64,7 @@ def _call(ggml: ctypes.CDLL, name: str, *arguments: Any) -> Any:
 def extra_buffer_types(ggml: ctypes.CDLL) -> Any:
     """The CPU backend's own buffer types, the preferred first: an array that ends with NULL.
 
-    It is ggml's own array, from which a load chooses one for each weight.
+    The result is ggml's own array, from which a load chooses one for each weight.
     """
     cpu = _call(ggml, "ggml_backend_dev_by_type", _CPU_DEVICE)
     registry = _call(ggml, "ggml_backend_dev_backend_reg", cpu)

@@ -1,6 +1,6 @@
 """libllama's functions for trained heads, which its public header lacks.
 
-They are exported under C++ names, change from version to version, and may be missing. Each is
+Such functions have C++ names, change from version to version, and may be missing. Each is
 looked up under its names on Linux and macOS, on Windows, and in C; without one of them, heads
 that need it are off.
 
