@@ -27,7 +27,7 @@ _TEXTS = {
 
 
 class FimTokens(NamedTuple):
-    """Ids. repo, file: those before the name of a project, and of each of its files, if any."""
+    """Ids of tokens. repo, file: before the names of a project and of each file, if any."""
 
     prefix: int
     suffix: int

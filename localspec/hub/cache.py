@@ -34,7 +34,7 @@ _OWN_SUFFIX = ".localspec-own"
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one file goes: its content, its received bytes, and the lock over both."""
+    """Paths for one file: its content, its received bytes, and the lock over both."""
 
     content: Path
     lock: Path
@@ -67,7 +67,7 @@ class Folder:
         return path if os.path.exists(path) else None
 
     def slot(self, remote: RemoteFile) -> Slot:
-        """Where the file's content goes."""
+        """The paths for the file's content."""
         path = self.root / remote.file.name
         return Slot(path, path.with_name(f".{path.name}.lock"))
 
@@ -93,11 +93,11 @@ class HubCache:
     def find(self, file: HubFile) -> Path | None:
         snapshots = self._repo(file) / "snapshots"
         commit = self._commit(file)
-        if commit and (found := _present(snapshots / commit / file.file, file)):
+        if commit and (found := _present(snapshots / commit / file.file, file.size_bytes)):
             return found
         # The same content may have been fetched at another commit.
         for other in snapshots.glob(f"*/{file.file}") if file.sha256 else ():
-            if other.resolve().name == file.sha256 and _present(other, file):
+            if other.resolve().name == file.sha256 and _present(other, file.size_bytes):
                 return other
         return None
 
@@ -233,13 +233,13 @@ def disk_error(error: OSError, path: Path) -> DownloadError:
     )
 
 
-def _present(path: Path, file: HubFile) -> Path | None:
-    """The path, if it is a file of the right size."""
+def _present(path: Path, size_bytes: int | None) -> Path | None:
+    """The path, if there is a file, and of that size unless it is unknown."""
     try:
         size = path.stat().st_size
     except OSError:
         return None
-    return path if file.size_bytes in (None, size) else None
+    return path if size_bytes in (None, size) else None
 
 
 def _claim(content: Path) -> Path:
@@ -261,17 +261,12 @@ def find_elsewhere(remote: RemoteFile) -> ForeignFile | None:
     """
     if len(remote.checksum) != 64:
         return None
-    for candidate in _candidates(remote):
-        try:
-            if candidate.path.stat().st_size == remote.size_bytes:
-                return candidate
-        except OSError:
-            continue
-    return None
+    found = (one for one in _candidates(remote) if _present(one.path, remote.size_bytes))
+    return next(found, None)
 
 
 def model_folders() -> dict[str, list[Path]]:
-    """Where other programs keep their models, by program."""
+    """Folders in which other programs keep their models, by program."""
     home = Path.home()
     chosen = os.environ.get("OLLAMA_MODELS")
     ollama = [home / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]

@@ -19,8 +19,7 @@ _MAX_NAMED = 10  # files that an error names
 # Words in the names of files that belong to a model, as llama.cpp knows them.
 HEAD_SIGN = "mtp-"  # of a head, before a quantization and in names of files
 _HEAD_SIGNS = (HEAD_SIGN, "eagle3", "EAGLE3", "dflash", "DFlash", "dspark", "DSpark")
-PROJECTOR_SIGN = "mmproj-"  # the same of what lets a model see
-_OTHER_SIGNS = ("imatrix",)
+PROJECTOR_SIGN = "mmproj-"  # of a projector, likewise
 _PART_NUMBER = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
 
 
@@ -152,7 +151,7 @@ def _sign_of(file: str) -> str | None:
     name = PurePosixPath(file).name
     if PROJECTOR_SIGN.rstrip("-") in name:
         return PROJECTOR_SIGN
-    if any(each in name for each in _OTHER_SIGNS):
+    if "imatrix" in name:
         return None
     return HEAD_SIGN if any(each in name for each in _HEAD_SIGNS) else ""
 

@@ -76,7 +76,7 @@ def _file(name: str, folder: Path) -> Path | None:
 
 @contextlib.contextmanager
 def given_library() -> Iterator[Library]:
-    """Where llama_cpp is imported in the block, it loads the library that is found.
+    """Let llama_cpp, if it is imported in the block, load the library that is found.
 
     An application may have imported it before: then the library is the one that it uses. Raises
     EngineError if there is no library, or it cannot be loaded.

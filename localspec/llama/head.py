@@ -97,7 +97,7 @@ class LlamaHead(LlamaContext):
 
     @property
     def identity(self) -> str | None:
-        """As `LlamaModel.identity`, without the build and the processor."""
+        """Identity like that of `LlamaModel`, without the build and the processor."""
         return None if self.content is None else f"{self.content} · {self._setting}"
 
     @property
@@ -233,7 +233,7 @@ class LlamaHead(LlamaContext):
             self._own_rows[layer] = self._row_of_last(layer, 1)
 
     def _draft_position(self) -> int:
-        """Where the next drafted token is decoded."""
+        """The position at which the next drafted token is decoded."""
         return self.begins_at + self.num_cached
 
     def _decode_batch(
@@ -350,7 +350,7 @@ class EagleHead(LlamaHead):
 class DflashHead(LlamaHead):
     """A DFlash head (arXiv 2602.06036), DSpark and DFlash2 included.
 
-    It reads a token of the text in the shape of what went into some layers of its target there:
+    Of each token of the text, a head reads what went into some layers of its target there:
     libllama turns that row into keys and values, which is all that the head keeps. A draft is
     one decode of the last token and masks, whose entries are removed again. See
     src/models/dflash.cpp and common/speculative.cpp of llama.cpp, whose driver takes the

@@ -32,7 +32,7 @@ def products(matrix: Rows, rows: Rows, out: Rows | None = None) -> Rows:
 class HiddenRows:
     """A ring of the last `capacity` rows of `width` float32 each, by position in the text.
 
-    It has those of first … end - 1. A row is what the target computed at a token that it has
+    It has rows first … end - 1. A row is what the target computed at a token that it has
     cached; a token that leaves the cache leaves the ring.
     """
 

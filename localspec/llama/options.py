@@ -67,13 +67,12 @@ class LlamaOptions:
     of llama.cpp's RPC servers, each "host:port", whose devices hold layers, too (none). repack:
     keep weights in an order that the processor's kernels like (yes, unless exact). exact:
     settings with which the rows of any decode are equal to the bit, see docs/lossless.md (no).
-    num_snapshots: recurrent states
-    of the last decode that a hybrid keeps; a step may draft as many tokens for it (0; load: as
-    many as fit, up to 8). with_head: use the MTP head in the model's file (no; load: if there
-    is one and it fits). num_sequences: texts that are cached side by side, each with the whole
-    context (1). num_picture_cells: of a picture, which may have to be read at once (0; load:
-    as the projector asks). max_outputs: rows of logits that a decode may return for each of
-    them; compute buffers grow with it.
+    num_snapshots: recurrent states of the last decode that a hybrid keeps; a step may draft as
+    many tokens for it (0; load: as many as fit, up to 8). with_head: use the MTP head in the
+    model's file (no; load: if there is one and it fits). num_sequences: texts that are cached
+    side by side, each with the whole context (1). num_picture_cells: of a picture, which may
+    have to be read at once (0; load: as the projector asks). max_outputs: rows of logits that a
+    decode may return for each of them; compute buffers grow with it.
 
     Raises OptionError for a value outside its range.
     """

@@ -95,7 +95,7 @@ class Projector:
         params.print_timings = False
         params.n_threads = num_threads
         params.media_marker = _MARKER
-        # Kept: C has its pointer. It must not keep this, which would then never be freed.
+        # Kept, since C has its pointer. With a weak reference, so that this can still be freed.
         looks = functools.partial(_goes_on, weakref.ref(self))
         self._looks = llama_cpp.ggml_backend_sched_eval_callback(looks)
         params.cb_eval = self._looks
@@ -124,7 +124,7 @@ class Projector:
         self._rows: OrderedDict[int, Rows] = OrderedDict()  # by first cell
 
     def cells(self, picture: Picture) -> list[int]:
-        """As `Vision.cells`. Raises OptionError for a picture that it cannot read."""
+        """The cells of a picture (`Vision.cells`). Raises OptionError if it cannot be read."""
         with self._lock():
             tokens = list(self._known(picture).tokens)
             self._forget_some(1)

@@ -88,7 +88,7 @@ def plan_download(
     local_dir: str | os.PathLike[str] | None,
     on_progress: OnProgress,
     *,
-    mmproj: bool = True,
+    mmproj: bool,
 ) -> DownloadPlan:
     """Ask the hub about every file that is not known to be there.
 

@@ -105,7 +105,9 @@ def search_folder(folder: Path) -> FolderContent:
                 projectors[path] = projector
             except (ModelFileError, PairError) as error:
                 skipped[projector] = str(error)
-        headers[path] = _with_shared_tokens(header, headers)
+        # Models of one tokenizer share its tokens, which are large.
+        tokens = (one.tokens for one in headers.values() if one.tokens == header.tokens)
+        headers[path] = replace(header, tokens=next(tokens, header.tokens), parts=())
         if content in targets:
             known[path] = targets[content]
         else:
@@ -174,14 +176,6 @@ def _in_manifest(path: Path) -> Iterator[_Named]:
         yield _Named(blob, f"{path.parent.name}-{path.name}", projector)
 
 
-def _with_shared_tokens(header: Header, others: dict[Path, Header]) -> Header:
-    """The header, sharing its list of tokens with an equal one: the lists are large."""
-    for other in others.values():
-        if other.tokens == header.tokens:
-            return replace(header, tokens=other.tokens, parts=())
-    return replace(header, parts=())
-
-
 def _proposals(
     headers: dict[Path, Header], names: dict[Path, str], projectors: dict[Path, Path]
 ) -> Iterator[ProposedPreset]:
@@ -192,15 +186,15 @@ def _proposals(
         name = _free_name(name, taken)
         taken.add(name)
         others = ((other, one) for other, one in by_size if other != path)
-        draft, common, why_not = choose_draft(target, others, names)
+        chosen = choose_draft(target, others, names)
         yield ProposedPreset(
             name=name,
             target=path,
             size_bytes=target.weights_bytes,
-            draft=draft,
+            draft=None if isinstance(chosen, str) else chosen.path,
             mmproj=projectors.get(path),
-            common=common,
-            why_no_draft=why_not,
+            common=None if isinstance(chosen, str) else chosen.common,
+            why_no_draft=chosen if isinstance(chosen, str) else "",
         )
 
 

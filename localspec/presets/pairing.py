@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from localspec.errors import LocalspecError, ModelFileError, PairError
 from localspec.gguf_file.check import check_model_file
@@ -34,22 +33,22 @@ _LARGEST_TRANSLATED_SHARE = 1 / 6
 _MOST_READ = 32  # headers, the smallest files first: each takes up to half a second
 
 
-class ChosenDraft(NamedTuple):
-    """A draft for a target, or why there is none, in words.
+@dataclass(frozen=True, slots=True)
+class DraftHere:
+    """A model on this machine that could draft, and does not.
 
-    common: what the two have in common, if their tokenizers differ.
+    common: what it has in common with the target, if their tokenizers differ.
     """
 
-    path: Path | None
+    path: Path
     common: CommonTokens | None
-    why_not: str
 
 
 def choose_draft(
     target: Header, others: Iterable[tuple[Path, Header]], names: Mapping[Path, str]
-) -> ChosenDraft:
+) -> DraftHere | str:
     """The smallest model with the target's tokenizer, if it has at most a third of its size,
-    or else the smallest with enough tokens in common and at most a sixth.
+    or else the smallest with enough tokens in common and at most a sixth; why there is none.
 
     others: models that could draft, ascending by size. names: what to call them.
     """
@@ -57,23 +56,17 @@ def choose_draft(
     for path, other in others:
         share = other.weights_bytes / target.weights_bytes
         if have_one_tokenizer(target, other):
-            why_not = _why_too_large(names.get(path, path.name), share)
-            if not why_not:
-                return ChosenDraft(path, None, "")
+            if share <= LARGEST_SHARE:
+                return DraftHere(path, None)
+            why_not = "it is the smallest here with its tokenizer"
+            if share < 1:
+                name = names.get(path, path.name)
+                why_not = f"{name} has its tokenizer and {share:.0%} of its size, above a third"
             break
         if translated is None and share <= _LARGEST_TRANSLATED_SHARE:
             with contextlib.suppress(PairError):
-                translated = ChosenDraft(path, _common(target, other), "")
-    return translated or ChosenDraft(None, None, why_not)
-
-
-def _why_too_large(draft: str, share: float) -> str:
-    """Why a draft is too large; empty if it is small enough. share: of the target's size."""
-    if share >= 1:
-        return "it is the smallest here with its tokenizer"
-    if share <= LARGEST_SHARE:
-        return ""
-    return f"{draft} has its tokenizer and {share:.0%} of its size, above a third"
+                translated = DraftHere(path, _common(target, other))
+    return translated or why_not
 
 
 def have_one_tokenizer(target: Header, draft: Header) -> bool:
@@ -112,17 +105,6 @@ def size_warning(target: Header, draft: Header) -> str:
     return f"{names} and has {share:.0%} of its size: above a third drafting hardly pays"
 
 
-@dataclass(frozen=True, slots=True)
-class DraftHere:
-    """A model on this machine that could draft, and does not.
-
-    common: what it has in common with the target, if their tokenizers differ.
-    """
-
-    path: Path
-    common: CommonTokens | None
-
-
 def draft_here(target: Header) -> DraftHere | None:
     """Find a draft for a target: a model of a preset, or a file beside the target's own.
 
@@ -136,8 +118,8 @@ def _draft_here(target: Header, read: Callable[[Path], Header]) -> DraftHere | N
     facts = head_facts(target)
     if facts is not None and not facts.why_not:
         return None
-    path, common, _ = choose_draft(target, _smaller_models(target, read), {})
-    return None if path is None else DraftHere(path, common)
+    chosen = choose_draft(target, _smaller_models(target, read), {})
+    return None if isinstance(chosen, str) else chosen
 
 
 def drafts_for_presets() -> dict[str, DraftHere]:

@@ -35,7 +35,7 @@ class PackagedModel:
 
     @property
     def path(self) -> Path:
-        """Where it is, or a path without a file if its package is not installed or lacks it."""
+        """The path of the file; there is none if its package is not installed or lacks it."""
         if self.package == OWN_PACKAGE:
             return Path(str(resources.files("localspec") / "demo" / self.packaged))
         from importlib import metadata  # not for the commands that need none

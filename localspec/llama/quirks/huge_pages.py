@@ -32,8 +32,8 @@ class Region(NamedTuple):
 def asking_for_huge_pages(progress: Callable[[float], None]) -> Callable[[float], None]:
     """Wrap a load's progress callback, which libllama first calls with all memory allocated.
 
-    That call asks for large pages in what was allocated since this one. The request is a hint,
-    and never an error.
+    The wrapper's first call asks for large pages in what was allocated since it was made. The
+    request is a hint, and never an error.
     """
     before = _regions()
     is_asked = False
