@@ -19,7 +19,7 @@ from localspec.gguf_file.projector import (
     checked_projector,
     projector_beside,
     projector_facts,
-    require_free_of_place,
+    require_free_of_position,
     require_projector_of,
 )
 
@@ -126,7 +126,7 @@ def test_how_many_cells_are_read_at_once(tmp_path, kind, cells):
     path = write_projector(tmp_path / "mmproj.gguf", 64, projector_type=kind)
     header = checked_projector(path)
     assert cells_at_once(header) == cells
-    require_free_of_place(header)
+    require_free_of_position(header)
     with pytest.raises(PairError, match="made for models of width 64; that of"):
         require_projector_of(header, header)
 
@@ -134,7 +134,7 @@ def test_how_many_cells_are_read_at_once(tmp_path, kind, cells):
 def test_pictures_that_depend_on_what_comes_before_are_refused(tmp_path):
     path = write_projector(tmp_path / "mmproj.gguf", 64, projector_type="hunyuanvl")
     with pytest.raises(ModelFileError, match="'hunyuanvl', whose pictures depend on"):
-        require_free_of_place(checked_projector(path))
+        require_free_of_position(checked_projector(path))
 
 
 def test_explain_counts_it(tmp_path, demo_target, width):

@@ -16,7 +16,7 @@ from localspec.gguf_file.projector import (
     cells_at_once,
     checked_projector,
     projector_beside,
-    require_free_of_place,
+    require_free_of_position,
     require_projector_of,
 )
 from localspec.preflight.free_memory import free_memory
@@ -83,7 +83,7 @@ def seeing(mmproj: Path | None, sources: list[Source]) -> tuple[list[Source], He
     if mmproj is None:
         return sources, None
     header = checked_projector(mmproj)
-    require_free_of_place(header)
+    require_free_of_position(header)
     if target.header is None:
         raise OptionError(
             "the target is a Llama object, which keeps its own settings",
@@ -105,7 +105,7 @@ def _usable(of_preset: ModelSource | None, target: Header) -> Path | None:
     try:
         mtmd()
         header = checked_projector(path)
-        require_free_of_place(header)
+        require_free_of_position(header)
         require_projector_of(target, header)
     except LocalspecError as error:
         _warn(path, str(error))

@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class State(Enum):
-    """Layers that have a recurrent state."""
+    """How many layers have a recurrent state."""
 
     NONE = "none"
     SOME = "some"

@@ -126,14 +126,14 @@ def _rank(name: str) -> tuple[int, str]:
 
 # Where rows of a picture follow from more than the picture: how many come before it in a
 # prompt, or how many tokens.
-_BY_PLACE = ("hunyuanvl", "deepseek4v")
+_BY_POSITION = ("hunyuanvl", "deepseek4v")
 _GEMMA_4, _GEMMA_4_CELLS = ("gemma4v", "gemma4uv"), 1120  # that libmtmd makes at most
 
 
-def require_free_of_place(header: Header) -> None:
+def require_free_of_position(header: Header) -> None:
     """Raise ModelFileError for a projector whose rows depend on where a picture stands."""
     kind = projector_facts(header).kind
-    if kind in _BY_PLACE:
+    if kind in _BY_POSITION:
         raise ModelFileError(
             f"{header.path} is a projector of {kind!r}, whose pictures depend on what comes "
             "before them, which localspec does not follow",

@@ -7,9 +7,9 @@ The hub's cache has the layout of huggingface_hub, which llama.cpp shares:
     models--OWNER--NAME/refs/REVISION                       commit of a branch
     .locks/models--OWNER--NAME/ETAG.lock
 
-Beside a blob, ETAG.localspec-part has the bytes received so far, ETAG.adopted.localspec-part is
-another program's file that is being checked, and ETAG.localspec-own says that localspec put the
-blob there and so may remove it.
+In the folder of a blob, ETAG.localspec-part has the bytes received so far,
+ETAG.adopted.localspec-part is another program's file that is being checked, and
+ETAG.localspec-own says that localspec put the blob there and so may remove it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds which decodes of a model are exact, by decoding the same tokens in several sizes.
 
 A decode of several tokens takes other kernels than one of a single token, and kernels add in
-different orders. Which ones do is decided by the processor, the types of weights and caches,
+different orders. Which are taken depends on the processor, the types of weights and caches,
 the number of tokens, of threads and of cached tokens: so a few of each are tried, on the model
 as it is loaded, in a context of its own, and whole rows of logits are compared, with the rows
 before the output layer, whose rounding hides small differences.

@@ -122,7 +122,7 @@ class LlamaHead(LlamaContext):
     def take_over(self, other: HeadCopy, num_cached: int) -> None:
         """Take over the state of another text, up to its first num_cached tokens.
 
-        Both texts begin with these, and they are all that the target has cached.
+        Both texts begin with these tokens, which are all that the target has cached.
         """
         self.read_from(0)
         self._target_rows.take_over(other.rows, num_cached)

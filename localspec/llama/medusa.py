@@ -1,7 +1,7 @@
 """Medusa heads (arXiv 2401.10774, section 2.1), computed here: libllama knows none.
 
-The heads are trained beside a frozen target (Medusa-1), and their proposals are verified by the
-loop's rules, not by "typical acceptance", which changes the distribution.
+They are trained on a frozen target (Medusa-1), and what they propose is verified by the loop's
+rules, not by "typical acceptance", which changes the distribution.
 """
 
 from __future__ import annotations

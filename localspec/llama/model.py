@@ -39,8 +39,8 @@ _UNUSED = -1  # in place of the first token that the owner of an adopted `Llama`
 class LlamaModel(LlamaContext):
     """A sequence of a llama_cpp context: an implementation of `model.Model`.
 
-    Not thread-safe, except for `interrupt`. Open one with `open` or `adopt`. vision: with which
-    it reads pictures; is_blind: whether it passes over them.
+    Not thread-safe, except for `interrupt`. Open one with `open` or `adopt`. vision: the
+    projector with which it reads pictures; is_blind: whether it passes over pictures.
     """
 
     vision: Projector | None = None
@@ -196,13 +196,13 @@ class LlamaModel(LlamaContext):
             self._has_read()
 
     def _has_read(self) -> None:
-        """A batch is whole, and stays: the next try continues behind it."""
+        """Keep a batch that was decoded whole: the next try continues behind it."""
         self.checkpoint()
         if self.on_batch is not None:
             self.on_batch(self.num_cached)
 
     def _up_to_last_picture(self, tokens: Sequence[int], num_logits: int) -> Sequence[int]:
-        """Decode tokens and pictures; what is left is text behind the last picture.
+        """Decode tokens and pictures, and return the tokens behind the last picture.
 
         A model that sees nothing passes over pictures. Raises as `LlamaModel.decode`.
         """

@@ -38,7 +38,7 @@ _NODES_AT_ONCE = 32  # of a picture's graph, between two looks at whether to go 
 class PicturePart:
     """Cells in a row that a picture takes, and what libllama is to be told of them.
 
-    picture: whose; number: among all pieces of it, text included. cells: their numbers.
+    number: of the part among all pieces of its picture, text included. cells: their numbers.
     num_positions: from the first one's to that of what follows. offsets: (4, n) int32, the
     positions of all cells where the first is at 0: in time, and down, across and in a third
     direction where a position has parts; shifts: (4, n) what each of them grows by with the
@@ -86,9 +86,9 @@ class Projector:
         self.content = ""
         self._handle = handle  # kept: libmtmd has the model's pointer
         self._is_cancelled: Callable[[], bool] = _never
-        self._num_nodes = 0  # of the graph, that libmtmd has asked of
+        self._num_nodes = 0  # nodes of the graph that libmtmd has asked about
         self._num_awaited = 0  # nodes behind which it was to ask whether to go on, and did not
-        self._failure: BaseException | None = None  # of a look, which C cannot pass on
+        self._failure: BaseException | None = None  # in `_goes_on`; C cannot pass it on
         self._mtmd = mtmd()
         params = self._mtmd.mtmd_context_params_default()
         params.use_gpu = use_gpu

@@ -100,9 +100,7 @@ def remote_pointers(addresses: Sequence[str]) -> list[int]:
 
 
 def touch_servers(addresses: Sequence[str]) -> None:
-    """Get one answer of each server of a model, when it is idle; if one has gone, the process
-    ends.
-    """
+    """Ask each server of an idle model once; if one has gone, the process ends."""
     for device in remote_pointers(addresses):
         device_memory(llama_cpp, device)
 

@@ -21,7 +21,7 @@ from localspec.gguf_file.projector import (
     NO_PROJECTOR,
     projector_beside,
     projector_facts,
-    require_free_of_place,
+    require_free_of_position,
     require_projector_of,
 )
 from localspec.gguf_file.shape import DEFAULT_CONTEXT_LENGTH, ModelShape
@@ -304,7 +304,7 @@ def _found_projector(
         ), None
     misfit = ""
     try:
-        require_free_of_place(found.header)
+        require_free_of_position(found.header)
         require_projector_of(target.header, found.header)
     except LocalspecError as error:
         misfit = str(error)

@@ -225,7 +225,7 @@ def files_here() -> list[Path]:
     walk = FolderWalk()
     deep = [one.path for folder in folders for one in walk.models(folder)]
     seen = {path.resolve() for state in list_models() for path in state.paths}
-    # Of glob and os, since pathlib raises for folders that are gone and names too long.
+    # By glob and os, since pathlib raises for folders that are gone and names too long.
     shallow = [*map(os.path.abspath, sorted(glob.glob("*.gguf"))), *_used()]
     found = {
         path.resolve(): path

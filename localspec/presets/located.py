@@ -33,8 +33,8 @@ from localspec.presets.source import Quantized, parse_source
 def locate(preset: Preset) -> dict[Role, Path]:
     """Paths of the preset's models, the target first: in the package, the cache or elsewhere.
 
-    Without a projector that was not downloaded. Does not use the network. Raises PresetError if
-    other files are missing, with the command that fetches them.
+    A projector that was not downloaded is left out. Uses no network. Raises PresetError if
+    another file is missing, with the command that fetches it.
     """
     absent = missing_files(preset)
     if absent:
@@ -57,7 +57,7 @@ def locate(preset: Preset) -> dict[Role, Path]:
 
 
 def used_models(preset: Preset) -> dict[Role, PresetModel]:
-    """The models that a load uses: without a projector that alone was not downloaded."""
+    """The models that a load uses: all but a projector that alone was not downloaded."""
     named = preset.by_role()
     if not missing_files(preset) and "mmproj" in named and missing_files(named["mmproj"]):
         del named["mmproj"]
@@ -147,7 +147,7 @@ def _has_content(path: Path, _changed: int, sha256: str) -> bool:
 
 
 def _known(named: PresetModel | Quantized) -> PresetModel | None:
-    """The model itself, or that of a quantisation if its files are here."""
+    """The model itself; that of a quantisation if its files are here, or else None."""
     if not isinstance(named, Quantized):
         return named
     names = HubCache().file_names(named.repo)
@@ -254,9 +254,9 @@ def removal_of(preset: Preset) -> Removal:
 
 
 def damaged_files(preset: Preset) -> dict[Path, str]:
-    """Read all files of a preset; those with wrong content, each with what to do about it.
+    """Read all files of a preset: which have wrong content, and what to do about each.
 
-    Of files that are not on the hub and have no sha256, the headers are checked. Raises
+    Files that are not on the hub and have no sha256 are checked by their headers. Raises
     PresetError if files are missing.
     """
     if preset_state(preset).state != "ready":

@@ -106,7 +106,7 @@ def size_warning(target: Header, draft: Header) -> str:
 
 
 def draft_here(target: Header) -> DraftHere | None:
-    """Find a draft for a target: a model of a preset, or a file beside the target's own.
+    """Find a draft for a target: a model of a preset, or a file in the target's folder.
 
     The choice is that of `choose_draft`. None if no model pays by its size, or the target has a
     head that drafts. Reads headers alone, and uses no network.
@@ -145,7 +145,7 @@ def _smaller_models(
     """Models that are small enough to draft for it, ascending by size."""
     most = LARGEST_SHARE * target.weights_bytes
     sizes = {}
-    for path in (*_of_presets(), *_beside(target.path)):
+    for path in (*_of_presets(), *_in_folder_of(target.path)):
         try:
             size = path.stat().st_size
         except OSError:
@@ -168,7 +168,7 @@ def _of_presets() -> Iterator[Path]:
             yield path_of(model)
 
 
-def _beside(target: Path) -> Iterator[Path]:
+def _in_folder_of(target: Path) -> Iterator[Path]:
     if not os.path.isdir(target.parent):  # it is not here yet
         return
     for name in os.listdir(target.parent):

@@ -2,8 +2,8 @@
 
 Errors in a file of presets name the file, the table and the key.
 
-The user's short names for models, and the default model, are in `names.toml` beside the user's
-presets. Commands write it:
+The user's short names for models, and the default model, are in `names.toml`, in the folder of
+the user's presets. Commands write it:
 
     default = "qwen3-8b"
 
@@ -142,7 +142,7 @@ def _warn(message: str) -> None:
 def _shipped_presets() -> Mapping[str, Preset]:
     """The shipped presets, parsed once: every command asks for them several times."""
     path = resources.files("localspec") / "models.toml"
-    if not path.is_file():  # in a checkout it lies beside the package
+    if not path.is_file():  # in a checkout it lies in the folder of the package
         path = Path(__file__).parents[2] / "models.toml"
     return read_presets("models.toml", path.read_text(encoding="utf-8"), {})
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from localspec.errors import EngineError
 from localspec.llama import native
@@ -39,17 +39,6 @@ HEAD_FUNCTIONS: dict[str, tuple[str, str, list[Any], Any]] = {
 LAYER_FUNCTIONS = ("set_embeddings_layer_inp", "get_embeddings_layer_inp")
 
 
-class NextnFunctions(NamedTuple):
-    """The functions of `HEAD_FUNCTIONS`; each takes a context first. None if one is missing."""
-
-    set_embeddings_nextn: Callable[..., None]
-    get_embeddings_nextn: Callable[..., Any]
-    set_nextn_layer_offset: Callable[..., None]
-    set_embeddings_layer_inp: Callable[..., None]
-    get_embeddings_layer_inp: Callable[..., Any]
-    get_ctx_other: Callable[..., Any]
-
-
 @functools.cache
 def missing_functions(*, reads_layers: bool) -> tuple[str, ...]:
     """The names of functions that a head needs and this build of libllama lacks.
@@ -65,15 +54,18 @@ def missing_functions(*, reads_layers: bool) -> tuple[str, ...]:
 
 
 @functools.cache
-def require_nextn_functions(*, reads_layers: bool) -> NextnFunctions:
-    """The functions that a head needs. Raises EngineError if one of them is missing."""
+def require_nextn_functions(*, reads_layers: bool) -> SimpleNamespace:
+    """The functions of `HEAD_FUNCTIONS`; each takes a context first.
+
+    Raises EngineError if a head needs one that is missing.
+    """
     if missing := missing_functions(reads_layers=reads_layers):
         raise EngineError(
             f"this libllama has no {', '.join(missing)}, which such a head needs",
             "Install the version of llama-cpp-python that localspec was tested with.",
         )
     library = native.shared_library(llama_cpp)
-    return NextnFunctions(**{name: _found(library, name) for name in HEAD_FUNCTIONS})
+    return SimpleNamespace(**{name: _found(library, name) for name in HEAD_FUNCTIONS})
 
 
 def _found(library: ctypes.CDLL, name: str) -> Any:
