@@ -37,7 +37,6 @@ from localspec.server.served_models import AnsweredText, ServedModel
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.streaming.access import Access, LineSlot
 from localspec.streaming.answer import Answer
-from localspec.streaming.answer_run import AnswerState
 from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
@@ -188,9 +187,9 @@ def turns(chat: Chat) -> list[Turn]:
 # streaming
 
 
-def answer_state(answer: Answer) -> AnswerState:
+def exchange_of(answer: Answer) -> Exchange:
     """How far an answer is: tests wait for its first token, or for the wish to end it."""
-    return answer._reader.state
+    return answer._reader.exchange
 
 
 def is_awaited(answer: Answer) -> bool:

@@ -101,7 +101,7 @@ def test_cancelling_the_task_ends_the_answer(engine):
         if pieces_before:
             await begun.wait()
         else:
-            while inside.answer_state(stream).run is None:
+            while inside.exchange_of(stream).run is None:
                 await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -131,7 +131,7 @@ def test_closing_waits_for_the_thread_that_reads(engine, monkeypatch):
             ask()
     closer = threading.Thread(target=answer.close)
     closer.start()
-    while not inside.answer_state(answer).cancellation.is_requested:
+    while not inside.exchange_of(answer).cancellation.is_requested:
         pass
     assert closer.is_alive()
     may_end.set()

@@ -182,7 +182,7 @@ def test_a_task_that_is_cancelled_makes_no_prompt(long_chat, monkeypatch):
                 written.append(piece)
                 if len(written) == 100:
                     asyncio.run_coroutine_threadsafe(stream.__aexit__(None, None, None), loop)
-                    while not inside.answer_state(stream).cancellation.is_requested:
+                    while not inside.exchange_of(stream).cancellation.is_requested:
                         threading.Event().wait(0.001)
                 yield piece
 

@@ -24,7 +24,6 @@ from localspec.sampling.params import SamplingParams
 from localspec.speculative.rules import rule_name
 from localspec.streaming.access import Access, LineSlot
 from localspec.streaming.answer import Answer, PieceReader
-from localspec.streaming.answer_run import AnswerState
 from localspec.streaming.cancellation import CancelCheck, Cancellation
 from localspec.streaming.exchange import Exchange, PlainExchange
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
@@ -155,20 +154,16 @@ class BaseEngine(abc.ABC):
         """Refuse those that this engine cannot follow, or any once it is closed."""
 
     @abc.abstractmethod
-    def _pieces(
-        self, slot: LineSlot, exchange: Exchange, state: AnswerState
-    ) -> Generator[Piece, None, None]:
+    def _pieces(self, slot: LineSlot, exchange: Exchange) -> Generator[Piece, None, None]:
         """The pieces of an answer, which takes that slot."""
 
-    def _pieces_in_line(
-        self, exchange: Exchange, state: AnswerState
-    ) -> Generator[Piece, None, None]:
+    def _pieces_in_line(self, exchange: Exchange) -> Generator[Piece, None, None]:
         """The pieces of an answer, whose slots are over when this is."""
         with (
             self._access.slot(is_answer=True) as slot,
             exchange.slot or contextlib.nullcontext(),
         ):
-            yield from self._pieces(slot, exchange, state)
+            yield from self._pieces(slot, exchange)
 
     def _answer(self, exchange: Exchange) -> Answer:
         """The answer to an exchange; every method that asks for one ends here.
@@ -177,10 +172,9 @@ class BaseEngine(abc.ABC):
         """
         options = exchange.options
         self._check_options(options)
-        sampling = options.sampling_from(self.sampling)
-        rule = rule_name(options.rule, is_greedy=sampling.is_greedy, seed=options.seed)
-        state = AnswerState(options, sampling, rule)
-        reader = PieceReader(state, self._pieces_in_line(exchange, state))
+        exchange.sampling = sampling = options.sampling_from(self.sampling)
+        exchange.rule = rule_name(options.rule, is_greedy=sampling.is_greedy, seed=options.seed)
+        reader = PieceReader(exchange, self._pieces_in_line(exchange))
         with self._listing:
             self._readers.add(reader)  # which ends with the engine
         return Answer(reader)

@@ -42,7 +42,7 @@ from localspec.speculative.proposers import Proposer
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
 from localspec.streaming.access import LineSlot, busy, in_use
-from localspec.streaming.answer_run import AnswerRun, AnswerState
+from localspec.streaming.answer_run import AnswerRun
 from localspec.streaming.cancellation import CancelCheck, Cancellation, never
 from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions, spec_of
@@ -144,34 +144,32 @@ class Engine(BaseEngine):
         self._require_open()
         answer_policy(options.drafting, self._decoder.proposers)
 
-    def _pieces(
-        self, slot: LineSlot, exchange: Exchange, state: AnswerState
-    ) -> Generator[Piece, None, None]:
-        options, cancellation = exchange.options, state.cancellation
+    def _pieces(self, slot: LineSlot, exchange: Exchange) -> Generator[Piece, None, None]:
+        options, cancellation = exchange.options, exchange.cancellation
         is_cancelled = functools.partial(self._is_cancelled, cancellation)
         try:
             self._require_open()
             prompt = exchange.prompt(is_cancelled)
             _parts = self._models.show(prompt)  # at hand until the answer ends
             policy, kinds = answer_policy(options.drafting, self._decoder.proposers)
-            request = self._request(prompt, state, exchange.turn, kinds)
+            request = self._request(prompt, exchange, kinds)
             reference = _reference_to(self, prompt, options)
             self._wait(slot, busy, waits=options.queue, is_cancelled=is_cancelled)
             self._models.require_unwritten()
         except Interrupted:
-            state.abandon()
+            exchange.abandon()
             return
         job, num_read = AnswerJob(), 0
 
         def end() -> list[Piece] | None:
             """End it behind what was read; what waited for tokens that do not come."""
-            run = state.run
+            run = exchange.run
             return None if run is None else run.cut(num_read)
 
         try:
             exchange.begin()
             own = policy, reference
-            self._worker.start(job, self._produced(job, exchange, state, prompt, request, own))
+            self._worker.start(job, self._produced(job, exchange, prompt, request, own))
             for piece in job.pieces(self._worker):
                 num_read += len(piece.token_ids)
                 yield piece
@@ -183,15 +181,14 @@ class Engine(BaseEngine):
         finally:
             if self._own_process.is_this():
                 self._worker.close(job, end)
-            if state.run is not None and state.run.result is not None:
-                state.result = state.run.result
-                exchange.remember(*state.result)
+            if exchange.run is not None and exchange.run.result is not None:
+                exchange.result = exchange.run.result
+                exchange.remember(*exchange.result)
 
     def _produced(
         self,
         job: AnswerJob,
         exchange: Exchange,
-        state: AnswerState,
         prompt: Prompt,
         request: Request,
         own: tuple[DraftPolicy | None, Sequence[int]],
@@ -208,22 +205,21 @@ class Engine(BaseEngine):
             lane.begin()
             self._switch(lane, exchange.owner, prompt)
             lane.use(lambda done: job.tell(lambda: exchange.on_prompt(done, num_tokens)), *own)
-            state.run = AnswerRun(
+            exchange.run = run = AnswerRun(
                 decoder=lane.decoder,
                 prompt=prompt,
                 request=request,
                 vocabulary=self.vocabulary,
                 options=exchange.options,
-                cancellation=state.cancellation,
+                cancellation=exchange.cancellation,
                 interrupt=lane.interrupt,
-                on_cached=lambda cached: job.tell(
-                    lambda: exchange.on_cached(cached, num_tokens)
-                ),
                 not_kept=not_kept(spec_of(exchange.options)),
                 exact=self.exactness.all_sizes,
                 waited=lambda: lane.clock.waited_s,
             )
-            yield from state.run.pieces()
+            num_cached = run.start()
+            job.tell(lambda: exchange.on_cached(num_cached, num_tokens))
+            yield from run.pieces()
         finally:
             lane.use_usual()
             lane.is_free = True
@@ -232,12 +228,11 @@ class Engine(BaseEngine):
     def _request(
         self,
         prompt: Prompt,
-        state: AnswerState,
-        turn: int,
+        exchange: Exchange,
         kinds: frozenset[ProposerKind] | None,
     ) -> Request:
         """The loop's request. Raises ContextError, and as `constraint` does."""
-        options, sampling = state.options, state.sampling
+        options, sampling = exchange.options, exchange.sampling
         num_tokens = len(prompt.tokens)
         room = self.context_length - num_tokens
         if not prompt.tokens:
@@ -256,10 +251,10 @@ class Engine(BaseEngine):
                 sampling, num_tokens - prompt.num_said, constraint, prompt.num_said
             ),
             rule=make_rule(
-                state.rule,
+                exchange.rule,
                 is_greedy=sampling.is_greedy,
                 seed=options.seed,
-                randomness=Randomness(seed, turn, prompt.num_said),
+                randomness=Randomness(seed, exchange.turn, prompt.num_said),
             ),
             max_tokens=min(room, options.max_tokens or room),
             is_end=self.vocabulary.is_end,

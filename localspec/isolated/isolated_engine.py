@@ -28,7 +28,6 @@ from localspec.isolated.watch import Watch
 from localspec.presets.preset import Preset
 from localspec.speculative.metrics import Meter
 from localspec.streaming.access import LineSlot, busy, in_use
-from localspec.streaming.answer_run import AnswerState
 from localspec.streaming.answer_text import Said
 from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.exchange import Exchange
@@ -181,22 +180,20 @@ class IsolatedEngine(BaseEngine):
         self._own_process.require("the isolated engine")
         self._require_not_ending()
 
-    def _pieces(
-        self, slot: LineSlot, exchange: Exchange, state: AnswerState
-    ) -> Generator[Piece, None, None]:
+    def _pieces(self, slot: LineSlot, exchange: Exchange) -> Generator[Piece, None, None]:
         """The pieces come from the child, those of a few milliseconds together."""
         read: list[Piece] = []
-        cancellation = state.cancellation
+        cancellation = exchange.cancellation
         is_cancelled = functools.partial(self._is_cancelled, cancellation)
         try:
             prompt = exchange.prompt(is_cancelled)
             waits = exchange.options.queue
             self._access.take(slot, busy, waits=waits, is_cancelled=is_cancelled)
         except Interrupted:
-            state.abandon()
+            exchange.abandon()
             return
         number = self._next_number()
-        process = self._begin(number, exchange, state, prompt)
+        process = self._begin(number, exchange, prompt)
 
         def on_report(told: tuple[int, int, bool]) -> None:
             num_decoded, num_tokens, is_cached = told
@@ -213,22 +210,20 @@ class IsolatedEngine(BaseEngine):
             try:
                 if self._own_process.is_this():
                     num_read = sum(len(piece.token_ids) for piece in read)
-                    state.result = process.ended(number, num_read)
+                    exchange.result = process.ended(number, num_read)
             finally:
-                if state.result is None:  # the child is lost, or its answer
-                    state.result = _result_of(read, prompt, state)
-                exchange.remember(*state.result)
+                if exchange.result is None:  # the child is lost, or its answer
+                    exchange.result = _result_of(read, prompt, exchange)
+                exchange.remember(*exchange.result)
 
-    def _begin(
-        self, number: int, exchange: Exchange, state: AnswerState, prompt: Prompt
-    ) -> ChildProcess:
+    def _begin(self, number: int, exchange: Exchange, prompt: Prompt) -> ChildProcess:
         """Begin an answer: the child that does."""
         process, gone = self._running(), list(self._gone_owners)
         owner = None if exchange.owner is None else self._owner_number(exchange.owner)
         # As it was asked for, without a function of this process. Its turn has come; it waits
         # where the child, which was started again, has fewer at once.
         told = replace(
-            exchange.options, sampling=state.sampling, changes={}, on_prompt=None, queue=True
+            exchange.options, sampling=exchange.sampling, changes={}, on_prompt=None, queue=True
         )
         question = prompt._replace(pictures=()), told, exchange.turn, owner
         digests = [picture.digest for picture in prompt.pictures]
@@ -317,7 +312,7 @@ class IsolatedEngine(BaseEngine):
 
 
 def _result_of(
-    pieces: Sequence[Piece], prompt: Prompt, state: AnswerState
+    pieces: Sequence[Piece], prompt: Prompt, exchange: Exchange
 ) -> tuple[Reply, Said | None]:
     """The result of pieces that were read, where that of the process was lost with it.
 
@@ -334,9 +329,9 @@ def _result_of(
         token_ids=tuple(token for piece in pieces for token in piece.token_ids),
         finish_reason="cancelled",
         stats=meter.stats(0.0, None, None),
-        seed=state.options.seed,
-        rule=state.rule,
-        logprobs=None if state.options.logprobs is None else logprobs,
+        seed=exchange.options.seed,
+        rule=exchange.rule,
+        logprobs=None if exchange.options.logprobs is None else logprobs,
         thoughts=said.thoughts,
         tool_calls=() if prompt.num_said else said.tool_calls,
         num_thought_tokens=sum(len(each.token_ids) for each in pieces if each.is_thought),

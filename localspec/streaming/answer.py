@@ -13,8 +13,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from localspec.errors import EngineError
-from localspec.streaming.answer_run import AnswerState
 from localspec.streaming.answer_text import Said
+from localspec.streaming.exchange import Exchange
 from localspec.streaming.reply import Piece, Reply
 
 _ALREADY_RUNS = ("generator already executing",)
@@ -30,8 +30,8 @@ class PieceReader:
     the last reference ends the generator, which leaves the caches right and frees the engine.
     """
 
-    def __init__(self, state: AnswerState, pieces: Generator[Piece, None, None]) -> None:
-        self.state = state
+    def __init__(self, exchange: Exchange, pieces: Generator[Piece, None, None]) -> None:
+        self.exchange = exchange
         self._pieces = pieces
         self._thread = 0  # that asked for a piece last
         self._is_closing = False
@@ -59,7 +59,7 @@ class PieceReader:
             pass
 
     def cancel(self) -> None:
-        self.state.cancellation.request()
+        self.exchange.cancellation.request()
 
     def close(self) -> None:
         """End it. Raises EngineError while another thread waits for a piece."""
@@ -93,7 +93,7 @@ class PieceReader:
         finally:
             self._is_closing = False
         if not was_started:
-            self.state.abandon()
+            self.exchange.abandon()
         return True
 
     def __enter__(self) -> PieceReader:
@@ -169,7 +169,7 @@ class Answer:
         return self.reply().text
 
     def __repr__(self) -> str:
-        result = self._reader.state.result
+        result = self._reader.exchange.result
         return f"<Answer, {'not read to its end' if result is None else repr(result[0])}>"
 
     def __iter__(self) -> Iterator[Piece]:
@@ -188,7 +188,7 @@ class Answer:
         # The second closes it where something comes in the way of the first.
         with self._reader, self._reader:
             self._reader.read_all()
-        return self._reader.state.reply()
+        return self._reader.exchange.reply()
 
     def cancel(self) -> None:
         """End it within one decode, without waiting; before its first token if it is unread.
@@ -237,7 +237,7 @@ class Answer:
             await self._in_thread(self._reader.read_all)
         finally:
             self._worker.stop()
-        return self._reader.state.reply()
+        return self._reader.exchange.reply()
 
     async def _in_thread(self, call: Callable[[], Any]) -> Any:
         """The result of a call in the answer's thread; None once a task closed it."""
@@ -303,11 +303,11 @@ def close_behind(answer: Answer, num_tokens: int) -> tuple[Reply, Said | None] |
     None if it has none: it was refused, or failed, before it began.
     """
     answer.close()
-    state = answer._reader.state
-    if state.run is None:
-        return state.result
-    state.run.cut(num_tokens)
-    return state.run.result
+    exchange = answer._reader.exchange
+    if exchange.run is None:
+        return exchange.result
+    exchange.run.cut(num_tokens)
+    return exchange.run.result
 
 
 def _read_elsewhere() -> EngineError:

@@ -8,13 +8,11 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from localspec.errors import EngineError, Interrupted
+from localspec.errors import Interrupted
 from localspec.sampling.logprobs import TokenLogprobs, token_logprobs
-from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Meter, Provenance, Stats, Step
 from localspec.speculative.model import Decode
-from localspec.speculative.policy_api import RuleName
 from localspec.streaming.answer_text import AnswerText, Said, checked_stop_strings
 from localspec.streaming.cancellation import Cancellation
 from localspec.streaming.options import AnswerOptions
@@ -25,53 +23,12 @@ from localspec.vocabulary import WholeVocabulary
 
 
 @dataclass(slots=True)
-class AnswerState:
-    """The state of an answer, which its producer and its reader share.
-
-    sampling, rule: those of the options, or the defaults. run: what produces the answer, once
-    it does, in this process. result: set at the end, as `Exchange.remember` gets it.
-    """
-
-    options: AnswerOptions
-    sampling: SamplingParams
-    rule: RuleName
-    cancellation: Cancellation = field(default_factory=Cancellation)
-    run: AnswerRun | None = None
-    result: tuple[Reply, Said | None] | None = None
-
-    def abandon(self) -> None:
-        """End it before its first token: an empty reply, and no trace anywhere else."""
-        reply = Reply(
-            text="",
-            token_ids=(),
-            finish_reason="cancelled",
-            stats=Meter(0, 0, 0.0).stats(0.0, None, None),
-            seed=self.options.seed,
-            rule=self.rule,
-            logprobs=None if self.options.logprobs is None else (),
-        )
-        self.result = (reply, Said.of([]))
-
-    def reply(self) -> Reply:
-        """The reply, once it has ended. Raises EngineError where there is none."""
-        result = self.result
-        if result is None and self.run is not None:
-            result = self.run.result  # something came between it and here
-        if result is None:
-            raise EngineError(
-                "there is no reply: the answer was refused, or failed, before it began",
-                "See the error that its first reader got, and ask again.",
-            )
-        return result[0]
-
-
-@dataclass(slots=True)
 class AnswerRun:
     """An answer as it is produced.
 
     interrupt: ends what the models do for this answer, and no other, within one decode; from
-    any thread. on_cached: called with the tokens of the prompt that are cached. waited: seconds
-    for which the decoder's clock stood still, since other answers had the machine.
+    any thread. waited: seconds for which the decoder's clock stood still, since other answers
+    had the machine.
     """
 
     decoder: SpeculativeDecoder
@@ -81,10 +38,10 @@ class AnswerRun:
     options: AnswerOptions
     cancellation: Cancellation
     interrupt: Callable[[], None]
-    on_cached: Callable[[int], None]
     not_kept: tuple[str, ...]  # of what the answer was to fit
     exact: bool  # see `Stats.exact`
     waited: Callable[[], float]
+    meter: Meter = field(init=False)
     before: list[Part] = field(default_factory=list)  # of the answer that is continued
     parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -95,14 +52,17 @@ class AnswerRun:
     provenances: list[Provenance] = field(default_factory=list)  # of the tokens
     result: tuple[Reply, Said] | None = None
 
+    def start(self) -> int:
+        """Make the prompt the loop's text. Returns how many of its tokens are cached."""
+        started = self._now()
+        num_cached = self.decoder.start(self.prompt.tokens)
+        self.meter = Meter(len(self.prompt.tokens), num_cached, started, self.exact)
+        return num_cached
+
     def pieces(self) -> Generator[Decode | Piece, Any, None]:
         """The answer, token by token. Whatever ends it, caches and reply are left right."""
-        started = self._now()
-        cached = self.decoder.start(self.prompt.tokens)
-        meter = Meter(len(self.prompt.tokens), cached, started, self.exact)
-        text = self._text()
+        text, meter = self._text(), self.meter
         try:
-            self.on_cached(cached)
             with self.cancellation.obeyed(self.interrupt):
                 with contextlib.suppress(Interrupted):
                     for driven in self.decoder.each_step(self.request):

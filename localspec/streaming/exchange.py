@@ -5,9 +5,14 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 
+from localspec.errors import EngineError
+from localspec.sampling.params import SamplingParams
+from localspec.speculative.metrics import Meter
+from localspec.speculative.policy_api import RuleName
 from localspec.streaming.access import LineSlot
+from localspec.streaming.answer_run import AnswerRun
 from localspec.streaming.answer_text import Said
-from localspec.streaming.cancellation import CancelCheck
+from localspec.streaming.cancellation import CancelCheck, Cancellation
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Reply
@@ -19,14 +24,48 @@ class Exchange(abc.ABC):
     options: of the answer. turn: makes the random numbers of each answer in a conversation its
     own. owner: the conversation, whose text is kept while others are answered; known once the
     prompt is made. slot: in the line of that conversation, which its answer has to its end.
+
+    sampling, rule: those of the options, or the engine's. run: what produces the answer, once
+    it does, in this process. result: set at the end, as `remember` gets it.
     """
 
     turn: int = 0
     owner: object | None = None
     slot: LineSlot | None = None
 
+    sampling: SamplingParams
+    rule: RuleName
+
     def __init__(self, options: AnswerOptions) -> None:
         self.options = options
+        self.cancellation = Cancellation()
+        self.run: AnswerRun | None = None
+        self.result: tuple[Reply, Said | None] | None = None
+
+    def abandon(self) -> None:
+        """End it before its first token: an empty reply, and no trace anywhere else."""
+        reply = Reply(
+            text="",
+            token_ids=(),
+            finish_reason="cancelled",
+            stats=Meter(0, 0, 0.0).stats(0.0, None, None),
+            seed=self.options.seed,
+            rule=self.rule,
+            logprobs=None if self.options.logprobs is None else (),
+        )
+        self.result = (reply, Said.of([]))
+
+    def reply(self) -> Reply:
+        """The reply, once it has ended. Raises EngineError where there is none."""
+        result = self.result
+        if result is None and self.run is not None:
+            result = self.run.result  # something came between it and here
+        if result is None:
+            raise EngineError(
+                "there is no reply: the answer was refused, or failed, before it began",
+                "See the error that its first reader got, and ask again.",
+            )
+        return result[0]
 
     @abc.abstractmethod
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
