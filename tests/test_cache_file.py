@@ -7,11 +7,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run
 
 import localspec
 from localspec.chat.session import caches_file
-from localspec.cli import main
 from localspec.engine.cache_file import PooledCache, head_line, read_caches, write_caches
 from localspec.errors import CacheError
 from localspec.llama.cache_state import CacheState
@@ -152,7 +151,7 @@ def test_a_session_of_the_command_line_keeps_them(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path))
     given = "chat --session s --keep-caches --temperature 0 --draft-tokens 3 --threads 1"
     for question in QUESTIONS[:2]:
-        result = CliRunner().invoke(main, given.split(), input=f"{question}\n")
+        result = run(*given.split(), stdin=f"{question}\n")
         assert result.exit_code == 0, result.output
         assert caches_file("s").stat().st_size > 10_000
-    assert CliRunner().invoke(main, ["chat", "--keep-caches"]).exit_code == 2
+    assert run("chat", "--keep-caches").exit_code == 2

@@ -14,13 +14,12 @@ import time
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run
 from hybrid_maker import CACHE_KINDS, write_cache_kind
 
 import inside
 import localspec
 from engines import PLACES, Owner, answered
-from localspec.cli import main
 from localspec.engine.cache_disk import CacheDisk
 from localspec.engine.cache_file import PooledCache
 from localspec.engine.cache_store import (
@@ -322,14 +321,14 @@ def test_they_are_listed_counted_and_wiped(load, demo_target):
         asked(engine, TEXT)
     (path,) = kept_files()
     assert localspec.disk_usage(alone).caches == {path: path.stat().st_size}
-    doctor = json.loads(CliRunner().invoke(main, ["doctor", "--json"]).stdout)
+    doctor = json.loads(run("doctor", "--json").stdout)
     assert doctor["kept_conversations"] == {str(path): path.stat().st_size}
-    assert "1 conversation kept by servers, " in CliRunner().invoke(main, ["doctor"]).stdout
-    refused = CliRunner().invoke(main, ["sessions", "wipe"])
+    assert "1 conversation kept by servers, " in run("doctor").stdout
+    refused = run("sessions", "wipe")
     assert refused.exit_code == 2
     assert path.exists()
     size = path.stat().st_size
-    done = CliRunner().invoke(main, ["sessions", "wipe", "--yes"])
+    done = run("sessions", "wipe", "--yes")
     assert done.exit_code == 0
     assert f"{size / 1e6:.1f} MB freed" in done.stderr or " freed" in done.stderr
     assert kept_sizes() == {}

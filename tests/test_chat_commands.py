@@ -8,7 +8,7 @@ import re
 
 import click
 import pytest
-from click.testing import CliRunner
+from command_line import run
 from vision_maker import random_picture, write_vision_pair
 
 import localspec
@@ -95,7 +95,7 @@ def chat(engine, own_folders, monkeypatch, capsys):
 
 def saved(name: str) -> list[tuple[str, str]]:
     """What the session holds: the role's first letter and the content of each message."""
-    listed = CliRunner().invoke(main, ["sessions", "export", name, "--json"])
+    listed = run("sessions", "export", name, "--json")
     messages = json.loads(listed.stdout)["messages"]
     return [(message["role"][0], message["content"]) for message in messages]
 
@@ -201,7 +201,7 @@ def test_a_warning_of_a_pair_is_given_once(own_folders, monkeypatch, demo_target
     pair = ["--target", str(demo_draft), "--draft", str(demo_target), "--max-tokens", "2"]
 
     def warns() -> bool:
-        done = CliRunner().invoke(main, ["generate", *pair, "Hi"], input="")
+        done = run("generate", *pair, "Hi")
         return f"{demo_target.name} drafts for {demo_draft.name}" in done.stderr
 
     assert warns()

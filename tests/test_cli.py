@@ -5,19 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run
 
 from gguf_maker import write_random_model
 from localspec import Picture
-from localspec.cli import main
 
 TERSE = ["--temperature", "0", "--max-tokens", "12"]
-
-
-def run(*arguments: object, stdin: str | None = None) -> Result:
-    result = CliRunner().invoke(main, [str(a) for a in arguments], input=stdin)
-    assert "Traceback" not in result.output
-    return result
 
 
 def test_generate_prints_the_answer_and_statistics_if_asked():

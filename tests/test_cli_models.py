@@ -12,9 +12,8 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run
 
-from localspec.cli import main
 from localspec.presets.presets import (
     find_preset,
     user_presets,
@@ -27,12 +26,6 @@ DRAFT = "qwen2-0_5b-instruct-q4_k_m.gguf"
 LOCALSPEC = Path(sys.executable).with_name("localspec")  # the installed command
 
 EDITOR = "\x1b[?2004h"  # written when the line editor is ready for a message
-
-
-def run(*arguments: object, stdin: str | None = None) -> Result:
-    result = CliRunner().invoke(main, [str(a) for a in arguments], input=stdin)
-    assert "Traceback" not in result.output
-    return result
 
 
 def test_explain_without_network_says_what_is_known_here(hub: StandinHub, monkeypatch):

@@ -5,21 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run
 
 import localspec
 from gguf_maker import write_random_model
 from localspec.chat.session import caches_file, save_session, session_file
-from localspec.cli import main
 from localspec.cli.quantities import readable_bytes
 from localspec.policy.profile import profiles_folder
 from standin_hub import StandinHub
 
 DRAFT = "qwen2-0_5b-instruct-q4_k_m.gguf"
-
-
-def run(*arguments: object, stdin: str | None = None) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,8 @@ import sys
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
+from command_line import run
 
-from localspec.cli import main
 from localspec.llama.devices import Device
 from localspec.machine import Cores, Memory
 from localspec.preflight.installation import inspect_installation
@@ -108,7 +107,7 @@ def test_unfinished_downloads_are_found_with_the_way_on(hub: StandinHub, tmp_pat
 
 
 def test_json_has_all_of_it():
-    whole = json.loads(CliRunner().invoke(main, ["doctor", "--json"]).output)
+    whole = json.loads(run("doctor", "--json").output)
     assert whole["cores"].keys() >= {"allowed", "efficiency", "hyperthreads", "quota", "usable"}
     assert {device["kind"] for device in whole["devices"]} >= {"CPU"}
     assert all(one.keys() == {"what", "remedy"} for one in whole["problems"])
@@ -132,7 +131,7 @@ def test_a_stranger_understands_it(sound, monkeypatch, change, words, num_exact,
     command = sys.modules["localspec.cli.doctor"]  # whose name is also that of the command
     found = replace(sound, cores=replace(CORES, **change), num_exact=num_exact)
     monkeypatch.setattr(command, "inspect_installation", lambda _rpc: found)
-    output = CliRunner().invoke(main, ["doctor"]).output
+    output = run("doctor").output
     assert f"Cores {words} " in " ".join(output.split()) + " "
     assert exact in output
     assert re.search(r"^Conversations /", output, re.M)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command_line import run
 
 import localspec
-from localspec.cli import main
 from localspec.errors import DownloadError
 from localspec.hub.api import cache_folder, list_files
 from localspec.hub.cache import HubCache
@@ -29,10 +29,6 @@ TAGGED = "89abcdef0123456789abcdef0123456789abcdef"
 
 def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
@@ -114,7 +110,7 @@ def test_a_preset_is_loaded_without_a_projector_that_was_left_out(hub: StandinHu
             f'revision = "{COMMIT}"\nsha256 = "{served.sha256}"\n'
         )
     download = ["download", "--no-mmproj", "qwen2-7b"]
-    done = CliRunner().invoke(main, download)
+    done = run(*download)
     assert done.exit_code == 0, done.output
     assert not hub.gets("mmproj-F16.gguf")
     preset = find_preset("qwen2-7b")

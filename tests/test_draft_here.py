@@ -7,11 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from command_line import run
 from head_maker import write_head_model
 
 from gguf_maker import write_random_model, write_renumbered, write_spm_model
-from localspec.cli import main
 from localspec.gguf_file.check import check_model_file
 from localspec.preflight.explanation import explain
 from localspec.presets.user_presets import add_preset
@@ -36,7 +35,7 @@ def without_draft(tmp_path, demo_target):
 def proposed(folder):
     """What `explain`, `models` and `doctor` say could draft for that model, as JSON."""
     told = [
-        json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
+        json.loads(run(*command, "--json").stdout)
         for command in (["explain", str(folder / "large.gguf")], ["models"], ["doctor"])
     ]
     preset = next(one for one in told[1] if one["name"] == "alone")
@@ -54,12 +53,12 @@ def test_a_draft_that_is_here_is_proposed_and_one_with_the_same_tokens_first(
     assert found["path"] == str(without_draft / "other.gguf")
     assert found["common"]["number"] > 0.25 * found["common"]["draft_size"]
     for command in (["explain", str(without_draft / "large.gguf")], ["models"], ["doctor"]):
-        shown = CliRunner().invoke(main, command).output.replace("\n", " ")
+        shown = run(*command).output.replace("\n", " ")
         assert "other.gguf" in shown
         assert "0.59 on MT-bench" in shown
     same = write_random_model(without_draft / "same.gguf", demo_target, width=64)
     assert proposed(without_draft) == {"path": str(same), "common": None}
-    assert "could be --draft" in CliRunner().invoke(main, ["explain", "alone"]).stdout
+    assert "could be --draft" in run("explain", "alone").stdout
 
 
 def test_what_is_too_large_or_no_model_is_not_proposed(without_draft, demo_draft):

@@ -13,11 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run
 
 import localspec
 from gguf_maker import write_random_model
-from localspec.cli import main
 from localspec.engine.embedder import Embedded
 from localspec.errors import CrashedError
 from localspec.llama.options import BATCH_SIZE
@@ -114,7 +113,7 @@ def test_explain_counts_its_memory(mean, tmp_path, demo_target):
     last = write_embedder(tmp_path / "last.gguf", demo_target, LAST, context_length=4096)
     sizes = [localspec.explain(embeddings=each).embedder.needed_bytes for each in (long, last)]
     assert sizes[0] > sizes[1] > found.needed_bytes  # whole, and in pieces
-    shown = CliRunner().invoke(main, ["explain", "--embeddings", str(mean)]).stdout
+    shown = run("explain", "--embeddings", mean).stdout
     assert "for mean.gguf with texts of up to 64 tokens" in " ".join(shown.split())
     assert localspec.explain().embedder is None
 
@@ -261,7 +260,7 @@ def test_a_preset_for_embeddings_is_opened_by_its_name(monkeypatch, tmp_path, me
         with pytest.raises(localspec.OptionError, match="turns texts into vectors") as caught:
             ask("mine")
         assert "load_embedder" in caught.value.hint
-    listed = CliRunner().invoke(main, ["models"])
+    listed = run("models")
     assert "PRESET': mine, bge-small-en-v1.5" in listed.output
     presets.write_text("[mine]\nembeds = 1\n")
     with pytest.raises(localspec.PresetError, match="embeds: is 1, not of type bool"):

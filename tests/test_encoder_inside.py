@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run
 
 import localspec
 from gguf_maker import write_random_model
-from localspec.cli import main
 from localspec.presets.folder_import import search_folder
 
 # As gemma3, qwen2.5-vl and mistral3 have them in Ollama's library.
@@ -19,12 +18,6 @@ INSIDE = {
     "raw names": ("vision_tower.encoder.weight",),
     "audio": ("a.conv1d.0.weight", "a.blk.0.ffn_up.weight"),
 }
-
-
-def run(*arguments: object) -> Result:
-    result = CliRunner().invoke(main, [str(a) for a in arguments], input="")
-    assert "Traceback" not in result.output
-    return result
 
 
 @pytest.fixture(params=INSIDE)

@@ -9,23 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run
 from vision_maker import write_projector
 
 import localspec
 from gguf_maker import split_model, write_random_model
-from localspec.cli import main
 from localspec.presets import folder_import
 from localspec.presets.folder_import import search_folder
 from localspec.presets.presets import find_preset, load_presets
 
 HASHES = ["ab" * 32, "cd" * 32, "ef" * 32]
-
-
-def run(*arguments: object, stdin: str | None = None) -> Result:
-    result = CliRunner().invoke(main, [str(a) for a in arguments], input=stdin)
-    assert "Traceback" not in result.output
-    return result
 
 
 pytestmark = pytest.mark.usefixtures("own_config")

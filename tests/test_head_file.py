@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
+from command_line import run
 from head_maker import (
     ALL,
     BLOCK_SIZE,
@@ -23,7 +23,6 @@ from head_maker import (
 from hybrid_maker import NUM_LAYERS
 
 import localspec
-from localspec.cli import main
 from localspec.errors import ModelFileError, PairError
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
@@ -320,7 +319,7 @@ def test_a_head_given_as_a_draft_is_understood_and_explained(made, name):
             answer = engine.generate_raw([5, 6, 7], max_tokens=60, sampling=greedy)
             texts.append(answer.reply().token_ids)
     assert texts[0] == texts[1]
-    shown = CliRunner().invoke(main, ["explain", "--target", str(target), "--draft", str(head)])
+    shown = run("explain", "--target", target, "--draft", head)
     assert head_facts(check_model_file(head)).description in " ".join(shown.output.split())
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run
 from head_maker import write_head_model
 
 import localspec
-from localspec.cli import main
 from localspec.errors import DownloadError, PresetError
 from localspec.presets.located import damaged_files, locate, preset_state
 from localspec.presets.preset import LocalModel
@@ -25,12 +24,6 @@ from standin_hub import COMMIT, StandinHub
 
 REPO = "o/headed-GGUF"
 TARGET, HEAD = "headed-Q4_0.gguf", "mtp-headed-Q4_0.gguf"
-
-
-def run(*arguments: object) -> Result:
-    result = CliRunner().invoke(main, [str(a) for a in arguments])
-    assert "Traceback" not in result.output
-    return result
 
 
 @pytest.fixture(scope="session")

@@ -6,19 +6,11 @@ from pathlib import Path
 
 import llama_cpp
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run
 
 import localspec
 from gguf_maker import write_random_model
-from localspec.cli import main
 from localspec.presets.source import set_alias
-
-
-def run(*arguments: object) -> Result:
-    result = CliRunner().invoke(main, [str(a) for a in arguments], input="")
-    assert "Traceback" not in result.output
-    return result
-
 
 pytestmark = pytest.mark.usefixtures("own_config")
 

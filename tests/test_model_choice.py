@@ -6,21 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run
 
 from gguf_maker import write_random_model
-from localspec.cli import main
 from localspec.errors import PresetError, UnknownPresetError
 from localspec.presets.presets import find_preset, names_file, read_names, user_presets_file
 from localspec.presets.source import Choice, choose_model, parse_source, set_default
 
 TERSE = ["--temperature", "0", "--max-tokens", "4"]
-
-
-def run(*arguments: object, stdin: str | None = None) -> Result:
-    result = CliRunner().invoke(main, [str(a) for a in arguments], input=stdin)
-    assert "Traceback" not in result.output
-    return result
 
 
 pytestmark = pytest.mark.usefixtures("own_config")

@@ -7,11 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from command_line import run
 
 import localspec
 from gguf_maker import write_random_model, write_renumbered, write_spm_model
-from localspec.cli import main
 from localspec.gguf_file.check import check_model_file
 from localspec.presets.folder_import import search_folder
 from localspec.presets.pairing import compare_vocabularies, have_one_tokenizer
@@ -43,11 +42,11 @@ def test_what_headers_say_is_what_the_models_have_and_a_load_warns_of(
 
 def test_explain_says_what_two_tokenizers_have_in_common(demo_target, drafts):
     options = ["explain", "--target", str(demo_target), "--draft", str(drafts["lost"])]
-    told = CliRunner().invoke(main, options)
+    told = run(*options)
     assert told.exit_code == 0
     assert "Tokens     other tokenizers, 3196 tokens in common: 78% of the" in told.stdout
     assert "NO PAIR" not in told.stdout
-    found = json.loads(CliRunner().invoke(main, [*options, "--json"]).stdout)
+    found = json.loads(run(*options, "--json").stdout)
     assert found["vocabulary"] == {"number": 3196, "target_size": 4096, "draft_size": 4096}
 
 
@@ -60,9 +59,9 @@ def test_import_takes_another_tokenizer_only_where_no_model_has_the_same(
     named = {one.name: one for one in search_folder(tmp_path).proposals}
     assert named["large"].draft == tmp_path / "other.gguf"
     assert named["other"].draft is None
-    shown = CliRunner().invoke(main, ["models", "import", str(tmp_path)]).stderr
+    shown = run("models", "import", tmp_path).stderr
     assert "other.gguf (other tokenizers, " in shown
     write_random_model(tmp_path / "same.gguf", demo_target, width=64)
     named = {one.name: one for one in search_folder(tmp_path).proposals}
     assert (named["large"].draft, named["large"].common) == (tmp_path / "same.gguf", None)
-    assert CliRunner().invoke(main, ["models", "import", str(tmp_path), "--yes"]).exit_code == 0
+    assert run("models", "import", tmp_path, "--yes").exit_code == 0

@@ -11,12 +11,11 @@ from dataclasses import replace
 import numpy as np
 import psutil
 import pytest
-from click.testing import CliRunner
+from command_line import run
 from vision_maker import write_projector
 
 import localspec
 from gguf_maker import write_random_model
-from localspec.cli import main
 from localspec.engine.vision import has_room_on_gpu
 from localspec.errors import MemoryLimitError
 from localspec.gguf_file.check import check_model_file
@@ -246,17 +245,17 @@ def test_explain_and_doctor_show_the_plan_of_each_device(
     where = room(of_draft.gpu_bytes[0] + taken(header, 4))
     monkeypatch.setattr("localspec.preflight.explanation.free_memory", lambda _rpc=(): where)
     command = ["explain", "--target", str(target), "--draft", str(demo_draft), "--ctx", "1024"]
-    shown = CliRunner().invoke(main, command).output
+    shown = run(*command).output
     assert re.search(r"of main memory, .* free: 5 of 9 layers of the target \(.*B\)\n", shown)
     assert re.search(r"CUDA0 \(a GPU\), .* free: 4 of 9 layers of the target .*, 3 of 3", shown)
     assert "it fits, and a context of up to 2048 would" in shown
     for module in ("plan", "installation"):
         monkeypatch.setattr(f"localspec.preflight.{module}.free_memory", lambda _rpc=(): where)
     assert inspect_installation(()).plans["demo"].models[1].gpu_layers == (3,)
-    shown = CliRunner().invoke(main, ["doctor"]).output
+    shown = run("doctor").output
     assert re.search(r"Layers +demo at a context of 2048: fits\n", shown)
     assert re.search(r"CUDA0 .* of the target .*, 3 of 3 layers of the draft", shown)
-    assert json.loads(CliRunner().invoke(main, ["doctor", "--json"]).output)["plans"]["demo"]
+    assert json.loads(run("doctor", "--json").output)["plans"]["demo"]
 
 
 @pytest.fixture

@@ -11,10 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from command_line import run
 
 import localspec
-from localspec.cli import main
 from localspec.errors import OptionError, PresetError
 from localspec.hub.hub_file import HubFile, HubModel, all_parts
 from localspec.presets.located import locate, preset_state
@@ -119,7 +118,7 @@ def test_verify_names_all_damaged_files(users_file, llm_fox, demo_draft, tmp_pat
         fox_table("0" * 64)
         + f'[cut]\ndescription = "d"\ncontext_length = 5\n[cut.target]\npath = "{cut}"\n'
     )
-    done = CliRunner().invoke(main, ["models", "verify"])
+    done = run("models", "verify")
     assert done.exit_code == 1
     assert done.stdout.split("\n")[-3:] == ["fox: damaged", "cut: damaged", ""]
     assert "demo: ok" in done.stdout

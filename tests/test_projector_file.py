@@ -6,12 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run
 from gguf import GGUFWriter
 
 import localspec
 from localspec import ModelFileError
-from localspec.cli import main
 from localspec.errors import PairError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.projector import (
@@ -148,9 +147,7 @@ def test_explain_counts_it(tmp_path, demo_target, width):
     more_bytes = found.memory.needed_bytes - without.memory.needed_bytes
     assert more_bytes > found.memory.models[1].picture_bytes > 100_000_000
     assert found.is_pair
-    told = CliRunner().invoke(
-        main, ["explain", "--target", str(demo_target), "--mmproj", str(path)]
-    )
+    told = run("explain", "--target", demo_target, "--mmproj", path)
     assert told.exit_code == 0, told.output
     assert "mmproj.gguf, gemma3" in told.output
     assert "of that, up to 217.1 MB of images that were shown last" in told.output

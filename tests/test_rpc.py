@@ -7,7 +7,7 @@ import json
 
 import llama_cpp
 import pytest
-from click.testing import CliRunner
+from command_line import run
 from head_maker import BlockHead, write_block_head, write_head_model
 from rpc_runner import PROGRAM, needs_servers, stopped
 from rpc_standin import answering, device_count, device_memory, hello
@@ -15,7 +15,6 @@ from rpc_standin import answering, device_count, device_memory, hello
 import inside
 import localspec
 from comparison.rpc_server import running_servers
-from localspec.cli import main
 from localspec.isolated import process as child_process
 from localspec.llama import native, rpc_backend, rpc_servers
 
@@ -108,7 +107,7 @@ def test_a_server_that_is_not_there_is_named_before_anything_is_loaded(server, s
     server.kill()
     with pytest.raises(localspec.RpcError, match=f"{server.address} cannot be reached"):
         opened(servers[0], server)
-    found = CliRunner().invoke(main, ["generate", "--rpc", server.address, "Hi"])
+    found = run("generate", "--rpc", server.address, "Hi")
     assert found.exit_code == 1
     assert server.address in found.stderr
 
@@ -121,9 +120,7 @@ def test_a_server_of_another_version_is_refused_with_both_versions():
             localspec.IsolatedEngine(rpc=[address])
         assert f"version {ours.major + 1}.0.0" in str(caught.value)
         assert str(ours) in str(caught.value)
-        found = json.loads(
-            CliRunner().invoke(main, ["doctor", "--json", "--rpc", address]).output
-        )
+        found = json.loads(run("doctor", "--json", "--rpc", address).output)
     assert str(caught.value) in [problem["what"] for problem in found["problems"]]
 
 

@@ -7,10 +7,9 @@ import math
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from command_line import run
 
 import localspec
-from localspec.cli import main
 from localspec.cli.options import changed_sampling
 from localspec.errors import OptionError
 
@@ -21,7 +20,7 @@ def generate(*options: object) -> dict[str, Any]:
     """The --json answer of a greedy, short generate with more options."""
     shared = ["generate", "--json", "--temperature", "0", "--max-tokens", "60"]
     shared += ["--draft-tokens", "3"]
-    result = CliRunner().invoke(main, [*shared, *map(str, options), STORY])
+    result = run(*shared, *options, STORY)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -85,14 +84,14 @@ def test_a_banned_token_is_never_said():
 def test_an_answer_can_be_kept_from_ending():
     """ignore-eos never ends, min-tokens not before."""
     short = ["--max-tokens", "60", "--temperature", "0"]
-    bare = CliRunner().invoke(main, ["generate", "--json", *short, "hi"])
+    bare = run("generate", "--json", *short, "hi")
     length = len(json.loads(bare.stdout)["token_ids"])
     assert length < 40
     for option, least in (
         (["--ignore-eos"], 60),
         (["--min-tokens", str(length + 5)], length + 5),
     ):
-        result = CliRunner().invoke(main, ["generate", "--json", *short, *option, "hi"])
+        result = run("generate", "--json", *short, *option, "hi")
         answer = json.loads(result.stdout)
         assert len(answer["token_ids"]) >= least
         assert answer["finish_reason"] == ("length" if least == 60 else answer["finish_reason"])

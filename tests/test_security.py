@@ -11,11 +11,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from click.testing import CliRunner
+from command_line import run
 
 import inside
 from gguf_maker import write_random_model
-from localspec.cli import main
 from localspec.cli.serve import JSONFormatter, LogFormatter
 from localspec.errors import OptionError
 from localspec.server import page
@@ -53,7 +52,7 @@ def test_what_a_header_says_moves_no_cursor(tmp_path, demo_target):
     texts = dict.fromkeys(("general.name", "general.license", "general.description"), EVIL)
     path = write_random_model(tmp_path / "m.gguf", demo_target, extra=texts)
     for arguments in (["explain", str(path)], ["models", "add", "x", "--target", str(path)]):
-        result = CliRunner().invoke(main, arguments)
+        result = run(*arguments)
         assert not STEERS.search(result.output), arguments
 
 
@@ -66,7 +65,7 @@ def test_a_file_s_name_moves_no_cursor(tmp_path):
         ["sessions", "show", EVIL],
         ["download", EVIL],
     ):
-        result = CliRunner().invoke(main, arguments)
+        result = run(*arguments)
         assert result.exit_code != 0
         assert not STEERS.search(result.output), arguments
 

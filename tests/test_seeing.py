@@ -10,7 +10,7 @@ import signal
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
-from click.testing import CliRunner
+from command_line import run
 from vision_maker import random_picture, write_vision_pair
 
 import localspec
@@ -20,7 +20,6 @@ from localspec import (
     OptionError,
 )
 from localspec.chat.template import BUILT_IN
-from localspec.cli import main
 from server_runner import running_server
 
 FOX = random_picture(1, 40, 40)
@@ -126,8 +125,8 @@ def test_generate_shows_an_image(pair, tmp_path):
     (tmp_path / "fox.png").write_bytes(FOX.png())
     command = ["generate", "--target", str(target), "--mmproj", str(mmproj), "--temperature",
                "0", "--max-tokens", "4", "--chat-template", "chatml", "--json"]  # fmt: skip
-    blind = CliRunner().invoke(main, [*command, QUESTION])
-    seen = CliRunner().invoke(main, [*command, "-f", str(tmp_path / "fox.png"), QUESTION])
+    blind = run(*command, QUESTION)
+    seen = run(*command, "-f", tmp_path / "fox.png", QUESTION)
     assert seen.exit_code == 0, seen.output
     assert '"prompt_tokens"' in seen.stdout
     assert blind.exit_code == 0

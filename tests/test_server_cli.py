@@ -13,10 +13,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from click.testing import CliRunner
+from command_line import run
 
 import inside
-from localspec.cli import main
 from localspec.errors import EngineError
 from localspec.server import served_models
 from localspec.server.running import Runner
@@ -27,7 +26,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "clients.md"
 
 
 def refused(*arguments):
-    result = CliRunner().invoke(main, ["serve", *arguments])
+    result = run("serve", *arguments)
     assert result.exit_code in (1, 2), result.output
     assert "Traceback" not in result.output
     return result
@@ -152,7 +151,7 @@ def test_what_may_be_kept_on_disk_and_whose_it_is(monkeypatch, tmp_path, keys, m
     path = tmp_path / "keys"
     path.write_text("".join(f"{key}\n" for key in keys))
     given = ["--api-key-file", str(path)] if keys else []
-    result = CliRunner().invoke(main, ["serve", "--port", "0", *given, *more])
+    result = run("serve", "--port", "0", *given, *more)
     assert result.exit_code == 0, result.output
     assert found == [(expected, len(keys) < 2)]
     told = " ".join(result.stderr.split())
@@ -182,7 +181,7 @@ def test_packages_that_lack_are_asked_for_before_anything_starts(
     )
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-    result = CliRunner().invoke(main, [command, "qwen2-7b", "--port", str(port)])
+    result = run(command, "qwen2-7b", "--port", port)
     assert result.exit_code == 2, result.output
     assert "the server needs anyio and uvicorn, not installed here" in result.stderr
     assert "pip install 'localspec[all]'" in result.stderr

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command_line import run
 
 from localspec.chat.attachment import Attachment, read_attachment
 from localspec.chat.text_file import text_of
 from localspec.checks.prompts import read_prompts
-from localspec.cli import main
 from localspec.cli.flags import read_option_file
 from localspec.errors import OptionError
 
@@ -70,7 +70,7 @@ def test_all_files_of_text_are_read_alike(tmp_path, encoding):
 def answers(unrelated_draft) -> Callable[[str, bytes], Result]:
     """What a command answers to what a pipe brings, with a model that is soon loaded."""
     asked = ["--target", str(unrelated_draft), *TERSE]
-    return lambda command, data: CliRunner().invoke(main, [command, *asked], input=data)
+    return lambda command, data: run(command, *asked, stdin=data)
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])

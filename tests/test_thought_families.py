@@ -10,11 +10,10 @@ import dataclasses
 import json
 
 import pytest
-from click.testing import CliRunner
+from command_line import run
 
 import localspec
 from gguf_maker import write_scripted_model
-from localspec.cli import main
 
 GREEDY = localspec.SamplingParams(temperature=0)
 
@@ -179,9 +178,9 @@ def test_the_command_writes_thoughts_elsewhere(files, tmp_path):
         "generate", "hi", "--target", str(files["Mistral"]), "--chat-template", str(file),
         "--temperature", "0", "--max-tokens", "50",
     ]  # fmt: skip
-    done = CliRunner().invoke(main, command)
+    done = run(*command)
     assert (done.exit_code, done.stdout, done.stderr) == (0, "Hello.\n", "Hm.\n")
-    done = CliRunner().invoke(main, [*command, "--json"])
+    done = run(*command, "--json")
     assert (done.exit_code, done.stderr) == (0, "")
     answer = json.loads(done.stdout)
     assert (answer["text"], answer["thoughts"]) == ("Hello.", "Hm.")

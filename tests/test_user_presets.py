@@ -5,21 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run
 from head_maker import write_head_model
 
 import localspec
 from gguf_maker import write_random_model
-from localspec.cli import main
 from localspec.presets.preset import LocalModel
 from localspec.presets.presets import find_preset, load_presets, user_presets_file
 from localspec.presets.user_presets import drop_preset
-
-
-def run(*arguments: object, stdin: str | None = None) -> Result:
-    result = CliRunner().invoke(main, [str(a) for a in arguments], input=stdin)
-    assert "Traceback" not in result.output
-    return result
 
 
 @pytest.fixture(autouse=True)
