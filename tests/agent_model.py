@@ -11,7 +11,8 @@ import gguf
 import numpy as np
 from call_families import FAMILIES
 
-from gguf_maker import copy_tokenizer
+from gguf_maker import copy_tokenizer, finish_follower
+from model_writer import ModelWriter, Stated
 
 CONTEXT_LENGTH = 131_072
 # Entries of the demo's vocabulary.
@@ -74,7 +75,7 @@ def write_agent_model(path: Path, demo_target: Path, call: str) -> Path:
     for place, (token, following) in enumerate(pairs):
         embedding[token] = np.eye(_WIDTH)[place]
         output[following, place] = _CERTAIN
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = ModelWriter(path, "llama")
     if call:
         own = {len(entries) - 1: call.replace(" ", "Ġ")}
         template = (
@@ -88,28 +89,16 @@ def write_agent_model(path: Path, demo_target: Path, call: str) -> Path:
         writer.add_chat_template(template)
     else:
         copy_tokenizer(writer, demo_target)
-    writer.add_context_length(CONTEXT_LENGTH)
-    writer.add_embedding_length(_WIDTH)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(_WIDTH)
-    writer.add_head_count(1)
-    writer.add_head_count_kv(1)
-    writer.add_key_length(_HEAD_WIDTH)
-    writer.add_value_length(_HEAD_WIDTH)
-    writer.add_rope_dimension_count(_HEAD_WIDTH)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tensor("token_embd.weight", embedding)
-    writer.add_tensor("output.weight", output)
-    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
-        writer.add_tensor(f"{name}.weight", np.ones(_WIDTH, dtype=np.float32))
-    for name, *shape in (
-        *((f"attn_{kind}", _HEAD_WIDTH, _WIDTH) for kind in ("q", "k", "v")),
-        ("attn_output", _WIDTH, _HEAD_WIDTH),
-        *((f"ffn_{kind}", _WIDTH, _WIDTH) for kind in ("gate", "up", "down")),
-    ):
-        writer.add_tensor(f"blk.0.{name}.weight", np.zeros(shape, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    stated = Stated(
+        context_length=CONTEXT_LENGTH,
+        width=_WIDTH,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        hidden=_WIDTH,
+        head_width=_HEAD_WIDTH,
+        num_turned=_HEAD_WIDTH,
+        epsilon=1e-5,
+    )
+    finish_follower(writer, stated, embedding, output)
     return path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,34 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
 from model_writer import ModelWriter, Stated
 
+Value = bool | int | float | str | list[int] | list[float] | list[str]
 _LETTERS = ("▁", *"abcdefghijklmnopqrstuvwxyz<>/:.!")
+
+
+class Weights:
+    """Adds tensors to a file. quantization: the type of those with rows."""
+
+    def __init__(self, writer: ModelWriter, seed: int, quantization: str = "F32") -> None:
+        self._writer = writer
+        self._random = np.random.default_rng(seed)
+        self._kind = gguf.GGMLQuantizationType[quantization]
+
+    def matrix(self, name: str, *shape: int) -> None:
+        """A random one, the length of a row last."""
+        self.add(name, self.random(*shape))
+
+    def random(self, *shape: int) -> NDArray[np.float64]:
+        """What `matrix` would add."""
+        return self._random.standard_normal(shape) / np.sqrt(shape[-1])
+
+    def constant(self, name: str, *shape: int, value: float = 1.0) -> None:
+        """All of one value."""
+        self.add(name, np.full(shape, value))
+
+    def add(self, name: str, values: NDArray[np.float64]) -> None:
+        """These values."""
+        kind = self._kind if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+        self._writer.quantized(name, values.astype(np.float32), kind)
 
 
 def write_random_model(
@@ -32,7 +59,7 @@ def write_random_model(
     num_padding: int = 0,
     replace_tokens: dict[int, str] | None = None,
     drop: tuple[str, ...] = (),
-    extra: dict[str, bool | int | float | str | list[int] | list[str]] | None = None,
+    extra: Mapping[str, Value] | None = None,
     beside: tuple[str, ...] = (),
 ) -> Path:
     """A model of `num_layers` layers of `width`, random and so unrelated to any other.
@@ -45,7 +72,6 @@ def write_random_model(
     metadata keys to leave out. extra: to add, or to state instead. beside: names of further
     tensors.
     """
-    random = np.random.default_rng(seed)
     writer = ModelWriter(path, architecture)
     tokens = copy_tokenizer(
         writer, tokenizer_of, num_padding=num_padding, replace_tokens=replace_tokens, drop=drop
@@ -63,42 +89,27 @@ def write_random_model(
         epsilon=1e-5,
     )
     writer.describe(stated)
-    for key, value in (extra or {}).items():
-        {
-            bool: writer.add_bool,
-            int: writer.add_uint32,
-            float: writer.add_float32,
-            str: writer.add_string,
-            list: writer.add_array,
-        }[type(value)](key, value)
-
+    add_keys(writer, extra or {})
     if num_experts:
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(2)
 
-    def matrix(name: str, *shape: int) -> None:
-        weights = random.standard_normal(shape) / np.sqrt(shape[-1])
-        kind = gguf.GGMLQuantizationType[quantization]
-        writer.quantized(name, weights.astype(np.float32), kind)
-
-    def ones(name: str, size: int = width) -> None:
-        writer.add_tensor(name, np.ones(size, dtype=np.float32))
-
-    matrix("token_embd.weight", tokens, width)
-    ones("output_norm.weight")
-    matrix("output.weight", tokens, width)
+    weights = Weights(writer, seed, quantization)
+    weights.matrix("token_embd.weight", tokens, width)
+    weights.constant("output_norm.weight", width)
+    weights.matrix("output.weight", tokens, width)
     if labels := (extra or {}).get(f"{architecture}.classifier.output_labels"):
-        matrix("cls.output.weight", len(labels), width)
+        weights.matrix("cls.output.weight", len(labels), width)
     for layer in range(num_layers):
         block = f"blk.{layer}"
-        ones(f"{block}.attn_norm.weight")
+        weights.constant(f"{block}.attn_norm.weight", width)
         if architecture == "mamba":
-            _add_mamba_layer(writer, block, width, matrix, ones)
+            _add_mamba_layer(weights, block, width)
         else:
-            _add_attention_layer(architecture, block, width, matrix, ones)
-            _add_feed_forward(block, width, num_experts, matrix)
+            _add_attention_layer(weights, architecture, block, width)
+            _add_feed_forward(weights, block, width, num_experts)
     for name in beside:
-        ones(name)
+        weights.constant(name, width)
     if architecture == "mamba":
         writer.add_ssm_conv_kernel(4)
         writer.add_ssm_inner_size(2 * width)
@@ -106,6 +117,19 @@ def write_random_model(
         writer.add_ssm_time_step_rank(4)
     writer.finish()
     return path
+
+
+def add_keys(writer: ModelWriter, values: Mapping[str, Value]) -> None:
+    """Add these to a header, numbers in 32 bits."""
+    adders: dict[type, Callable[..., None]] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    for key, value in values.items():
+        adders[type(value)](key, value)
 
 
 def write_blurred(path: Path, model: Path, noise: float, seed: int = 0) -> Path:
@@ -125,52 +149,38 @@ def write_blurred(path: Path, model: Path, noise: float, seed: int = 0) -> Path:
     return path
 
 
-def _add_attention_layer(
-    architecture: str,
-    block: str,
-    width: int,
-    matrix: Callable[..., None],
-    ones: Callable[[str, int], None],
-) -> None:
+def _add_attention_layer(weights: Weights, architecture: str, block: str, width: int) -> None:
     for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-        matrix(f"{block}.{name}.weight", width, width)
-    ones(f"{block}.ffn_norm.weight", width)
+        weights.matrix(f"{block}.{name}.weight", width, width)
+    weights.constant(f"{block}.ffn_norm.weight", width)
     if architecture in ("gemma3", "qwen3", "qwen3vl"):
         for name in ("attn_q_norm", "attn_k_norm"):
-            ones(f"{block}.{name}.weight", 32)
+            weights.constant(f"{block}.{name}.weight", 32)
     if architecture == "gemma3":
         for name in ("post_attention_norm", "post_ffw_norm"):
-            ones(f"{block}.{name}.weight", width)
+            weights.constant(f"{block}.{name}.weight", width)
 
 
-def _add_feed_forward(
-    block: str, width: int, num_experts: int, matrix: Callable[..., None]
-) -> None:
+def _add_feed_forward(weights: Weights, block: str, width: int, num_experts: int) -> None:
     kind, experts = ("_exps", (num_experts,)) if num_experts else ("", ())
     if num_experts:
-        matrix(f"{block}.ffn_gate_inp.weight", num_experts, width)
+        weights.matrix(f"{block}.ffn_gate_inp.weight", num_experts, width)
     for name in ("gate", "up"):
-        matrix(f"{block}.ffn_{name}{kind}.weight", *experts, 2 * width, width)
-    matrix(f"{block}.ffn_down{kind}.weight", *experts, width, 2 * width)
+        weights.matrix(f"{block}.ffn_{name}{kind}.weight", *experts, 2 * width, width)
+    weights.matrix(f"{block}.ffn_down{kind}.weight", *experts, width, 2 * width)
 
 
-def _add_mamba_layer(
-    writer: ModelWriter,
-    block: str,
-    width: int,
-    matrix: Callable[..., None],
-    ones: Callable[[str, int], None],
-) -> None:
+def _add_mamba_layer(weights: Weights, block: str, width: int) -> None:
     inner, state, rank = 2 * width, 16, 4
-    matrix(f"{block}.ssm_in.weight", 2 * inner, width)
-    matrix(f"{block}.ssm_conv1d.weight", inner, 4)
-    ones(f"{block}.ssm_conv1d.bias", inner)
-    matrix(f"{block}.ssm_x.weight", rank + 2 * state, inner)
-    matrix(f"{block}.ssm_dt.weight", inner, rank)
-    ones(f"{block}.ssm_dt.bias", inner)
-    writer.add_tensor(f"{block}.ssm_a", -np.ones((inner, state), dtype=np.float32))
-    ones(f"{block}.ssm_d", inner)
-    matrix(f"{block}.ssm_out.weight", width, inner)
+    weights.matrix(f"{block}.ssm_in.weight", 2 * inner, width)
+    weights.matrix(f"{block}.ssm_conv1d.weight", inner, 4)
+    weights.constant(f"{block}.ssm_conv1d.bias", inner)
+    weights.matrix(f"{block}.ssm_x.weight", rank + 2 * state, inner)
+    weights.matrix(f"{block}.ssm_dt.weight", inner, rank)
+    weights.constant(f"{block}.ssm_dt.bias", inner)
+    weights.constant(f"{block}.ssm_a", inner, state, value=-1.0)
+    weights.constant(f"{block}.ssm_d", inner)
+    weights.matrix(f"{block}.ssm_out.weight", width, inner)
 
 
 def copy_tokenizer(
@@ -286,24 +296,32 @@ def write_scripted_model(
         num_turned=64,
         epsilon=1e-5,
     )
+    finish_follower(writer, stated, embedding, output)
+    return path
+
+
+def finish_follower(
+    writer: ModelWriter,
+    stated: Stated,
+    embedding: NDArray[np.float32],
+    output: NDArray[np.float32],
+) -> None:
+    """Write a model whose one layer adds nothing: the output finds the token that follows."""
     writer.describe(stated)
     writer.add_tensor("token_embd.weight", embedding)
     writer.add_tensor("output.weight", output)
-    for name, shape in {
-        "output_norm": width,
-        "blk.0.attn_norm": width,
-        "blk.0.ffn_norm": width,
-    }.items():
-        writer.add_tensor(f"{name}.weight", np.ones(shape, dtype=np.float32))
-    for name, rows, columns in (
-        *((f"attn_{kind}", width, width) for kind in ("q", "k", "v", "output")),
-        ("ffn_gate", 64, width),
-        ("ffn_up", 64, width),
-        ("ffn_down", width, 64),
+    width, hidden = stated.width, stated.hidden
+    inner = stated.num_heads * stated.head_width if stated.head_width else width
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(width, dtype=np.float32))
+    for name, *shape in (
+        *((f"attn_{kind}", inner, width) for kind in ("q", "k", "v")),
+        ("attn_output", width, inner),
+        *((f"ffn_{kind}", hidden, width) for kind in ("gate", "up")),
+        ("ffn_down", width, hidden),
     ):
-        writer.add_tensor(f"blk.0.{name}.weight", np.zeros((rows, columns), dtype=np.float32))
+        writer.add_tensor(f"blk.0.{name}.weight", np.zeros(shape, dtype=np.float32))
     writer.finish()
-    return path
 
 
 def write_spm_tokenizer(
@@ -336,9 +354,7 @@ def write_spm_tokenizer(
     writer.add_unk_token_id(0)
     writer.add_add_bos_token(True)
     writer.add_add_space_prefix(space_prefix)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    writer.finish()
     return path, tokens
 
 

@@ -19,7 +19,6 @@ from hybrid_maker import (
     NUM_EXPERTS,
     NUM_LAYERS,
     WIDTH,
-    Weights,
     experts,
     feed_forward,
     head_norms,
@@ -29,6 +28,7 @@ from hybrid_maker import (
 )
 from numpy.typing import NDArray
 
+from gguf_maker import Weights
 from model_writer import ModelWriter
 
 # With a head inside or in a file of its own; and those whose head is another architecture:
@@ -100,10 +100,6 @@ class _PartOfWeights(Weights):
             if of_head != (self._part == "head"):
                 return
         super().add(name, values * (self.mixing if name.split(".")[-2] in _ADDED else 1.0))
-
-    def random(self, *shape: int) -> NDArray[np.float64]:
-        """What `matrix` would add."""
-        return self._random.standard_normal(shape) / np.sqrt(shape[-1])
 
 
 def _nextn(weights: _PartOfWeights, block: str) -> None:

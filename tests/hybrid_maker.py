@@ -8,36 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gguf_maker import copy_tokenizer, write_random_model
+from gguf_maker import Weights, copy_tokenizer, write_random_model
 from model_writer import ModelWriter, Stated
 
 WIDTH, HIDDEN, HEAD = 64, 96, 32
 NUM_LAYERS = 4
 NUM_EXPERTS = 4
 INNER, STATE, RANK, GROUPS, TAPS = 128, 16, 4, 2, 4  # of the recurrent layers
-
-
-class Weights:
-    """Adds tensors to a file."""
-
-    def __init__(self, writer: ModelWriter, seed: int) -> None:
-        self._writer = writer
-        self._random = np.random.default_rng(seed)
-
-    def matrix(self, name: str, *shape: int) -> None:
-        """A random one, the length of a row last."""
-        self.add(name, self._random.standard_normal(shape) / np.sqrt(shape[-1]))
-
-    def constant(self, name: str, *shape: int, value: float = 1.0) -> None:
-        """All of one value."""
-        self.add(name, np.full(shape, value))
-
-    def add(self, name: str, values: NDArray[np.float64]) -> None:
-        """These values, as float32."""
-        self._writer.add_tensor(name, values.astype(np.float32))
 
 
 def write_hybrid(path: Path, tokenizer_of: Path, architecture: str, *, seed: int = 0) -> Path:

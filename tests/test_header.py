@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from llama_chain import vocabulary_of
 
 from examples import num_examples
-from gguf_maker import write_random_model, write_spm_model
+from gguf_maker import add_keys, write_random_model, write_spm_model
 from localspec.errors import ModelFileError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.header import read_header, read_source_header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
 from localspec.llama.vocabulary import LlamaVocabulary
+from model_writer import ModelWriter
 
 MAGIC = b"GGUF"
 
@@ -66,14 +67,10 @@ def test_reads_what_gguf_wrote(demo_target):
 def test_short_arrays_of_numbers_are_kept(tmp_path):
     """One number for each layer; longer ones and other strings are passed over."""
     path = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_array("heads", [4, 2, 0])
-    writer.add_array("scales", [0.5, 2.0])
-    writer.add_array("long", list(range(1000)))
-    writer.add_array("names", ["a", "b"])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    writer = ModelWriter(path, "llama")
+    stated = {"heads": [4, 2, 0], "scales": [0.5, 2.0], "long": [*range(1000)], "names": ["a"]}
+    add_keys(writer, stated)
+    writer.finish()
     metadata = read_header(path).metadata
     assert (metadata["heads"], metadata["scales"]) == ((4, 2, 0), (0.5, 2.0))
     assert (metadata["long"], metadata["names"]) == (None, None)
@@ -131,13 +128,10 @@ class Piecewise:
 def test_a_header_is_read_without_its_file(tmp_path, num_tokens):
     """From the first bytes alone, and from more where the vocabulary is long."""
     path = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = ModelWriter(path, "llama")
     writer.add_token_list([f"token{n}" for n in range(num_tokens)])
     writer.add_tensor("weights", np.zeros((1 << 13, 1 << 10), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    writer.finish()
     source = Piecewise(path.read_bytes())
     header = read_source_header(source)
     here = read_header(path)
@@ -247,13 +241,10 @@ def test_other_kinds_of_file_are_refused(tmp_path, demo_target, extra, drop, mes
 )
 def test_files_of_parts_of_a_model_are_refused(tmp_path, architecture, tensor, words):
     path = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = ModelWriter(path, architecture)
     if tensor is not None:
         writer.add_tensor(tensor, np.zeros(8, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    writer.finish()
     with pytest.raises(ModelFileError, match=words):
         check_model_file(path)
 

@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 from command_line import run
-from gguf import GGUFWriter
 
 import localspec
+from gguf_maker import add_keys
 from localspec import ModelFileError
 from localspec.errors import PairError
 from localspec.gguf_file.check import check_model_file
@@ -21,6 +21,7 @@ from localspec.gguf_file.projector import (
     require_free_of_position,
     require_projector_of,
 )
+from model_writer import ModelWriter
 
 USUAL = {
     "clip.has_vision_encoder": True,
@@ -39,25 +40,14 @@ USUAL = {
 def write_projector(path, width, architecture="clip", patches="v.patch_embd.weight", **changes):
     """A file with a projector's header. changes: with __ for a dot; None leaves a key out."""
     changed = {f"clip.{name.replace('__', '.')}": value for name, value in changes.items()}
-    writer = GGUFWriter(path, architecture)
+    writer = ModelWriter(path, architecture)
     stated = {**USUAL, "clip.vision.projection_dim": width, **changed}
-    for key, value in stated.items():
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        elif isinstance(value, list):
-            writer.add_array(key, value)
-        elif value is not None:
-            writer.add_uint32(key, value)
+    add_keys(writer, {key: value for key, value in stated.items() if value is not None})
     if patches is not None:
         writer.add_tensor(patches, np.ones((32, 3, 16, 16), dtype=np.float32))
     writer.add_tensor("v.position_embd.weight", np.ones((16, 32), dtype=np.float32))
     writer.add_tensor("mm.input_projection.weight", np.ones((32, 8), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    writer.finish()
     return path
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hybrid_maker import Weights
 
-from gguf_maker import write_random_model, write_spm_tokenizer
+from gguf_maker import Value, Weights, add_keys, write_random_model, write_spm_tokenizer
 from localspec.errors import OptionError
 from localspec.llama.library import mtmd
 from localspec.pictures.picture import Picture
@@ -99,11 +98,10 @@ def write_projector(
 ) -> Path:
     """A projector for a model of that width. side: as for `write_vision_pair`."""
     side = side or SIDE[kind]
-    writer, weights = ModelWriter(path, "clip"), None
-    writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_string("clip.projector_type", kind)
-    writer.add_bool("clip.use_gelu", True)
-    for key, number in {
+    writer = ModelWriter(path, "clip")
+    add_keys(writer, {"clip.has_vision_encoder": True, "clip.use_gelu": True})
+    add_keys(writer, {"clip.projector_type": kind})
+    stated: dict[str, Value] = {
         "embedding_length": WIDTH,
         "feed_forward_length": HIDDEN,
         "block_count": LAYERS,
@@ -113,11 +111,11 @@ def write_projector(
         "patch_size": PATCH,
         "projector.scale_factor": _MERGED,
         "preproc_image_size": 2 * side,
-    }.items():
-        writer.add_uint32(f"clip.vision.{key}", number)
-    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
-    for key in ("image_mean", "image_std"):
-        writer.add_array(f"clip.vision.{key}", [0.5, 0.5, 0.5])
+        "attention.layer_norm_epsilon": 1e-6,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+    add_keys(writer, {f"clip.vision.{key}": value for key, value in stated.items()})
     weights = Weights(writer, seed)
     weights.matrix("v.patch_embd.weight", WIDTH, 3, PATCH, PATCH)
     if kind in _IN_PARTS:
