@@ -167,24 +167,27 @@ def _own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def demo_target() -> Path:
-    """The target of the pair that ships with the package."""
+def _demo_file(role: str) -> Path:
+    """The file of the demo's target, draft or EAGLE-3 head, which ship with the package."""
     from localspec.presets.located import locate
     from localspec.presets.presets import find_preset
 
-    return locate(find_preset("demo"))["target"]
+    return locate(find_preset("demo@head" if role == "head" else "demo"))[role]
+
+
+@pytest.fixture(scope="session")
+def demo_target() -> Path:
+    return _demo_file("target")
 
 
 @pytest.fixture(scope="session")
 def demo_draft() -> Path:
-    """The draft of the pair that ships with the package."""
-    from localspec.presets.located import locate
-    from localspec.presets.presets import find_preset
+    return _demo_file("draft")
 
-    draft = locate(find_preset("demo"))["draft"]
-    assert draft is not None
-    return draft
+
+@pytest.fixture(scope="session")
+def demo_head() -> Path:
+    return _demo_file("head")
 
 
 @pytest.fixture(scope="session")
@@ -193,17 +196,6 @@ def exact_target(demo_target: Path, tmp_path_factory: pytest.TempPathFactory) ->
     from exact_files import exact_copy
 
     return exact_copy(demo_target, tmp_path_factory.mktemp("exact"))
-
-
-@pytest.fixture(scope="session")
-def demo_head() -> Path:
-    """The EAGLE-3 head of the demo's target."""
-    from localspec.presets.located import locate
-    from localspec.presets.presets import find_preset
-
-    head = locate(find_preset("demo@head"))["head"]
-    assert head is not None
-    return head
 
 
 @pytest.fixture(scope="session")
@@ -388,7 +380,9 @@ def hub(
 
 
 @pytest.fixture
-def own_folders(tmp_path, monkeypatch):
-    """Caches, costs and conversations of this test alone."""
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home for caches, costs and conversations of this test alone."""
+    home = tmp_path / "home"
     for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "LOCALAPPDATA", "HOME"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
+        monkeypatch.setenv(name, str(home))
+    return home

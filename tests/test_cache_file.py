@@ -140,15 +140,28 @@ def test_a_file_that_claims_a_terabyte_takes_no_memory(kept):
     assert peak < 10_000_000
 
 
+def test_a_write_that_is_interrupted_half_way_leaves_the_old_file(tmp_path):
+    path, states = tmp_path / "x.caches", [CacheState(1, np.ones(20_000_000, np.uint8))]
+    write_caches(path, PooledCache([5], states), ["a"])
+    before = path.read_bytes()
+
+    def interrupt():
+        if any(each.stat().st_size for each in tmp_path.iterdir() if each != path):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_caches(path, PooledCache([7], states), ["a"], check=interrupt)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_nothing_is_kept_of_a_conversation_that_said_nothing(tmp_path):
     with localspec.load(draft_tokens=0) as engine:
         assert not engine.save_caches(engine.chat(), tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
-def test_a_session_of_the_command_line_keeps_them(tmp_path, monkeypatch):
-    for name in ("XDG_DATA_HOME", "HOME", "LOCALAPPDATA"):
-        monkeypatch.setenv(name, str(tmp_path))
+def test_a_session_of_the_command_line_keeps_them(own_folders):
     given = "chat --session s --keep-caches --temperature 0 --draft-tokens 3 --threads 1"
     for question in QUESTIONS[:2]:
         result = run(*given.split(), stdin=f"{question}\n")

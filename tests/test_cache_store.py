@@ -37,9 +37,7 @@ _owners: list[Owner] = []
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path, monkeypatch):
-    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA", "HOME"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
+def _own_folder(own_folders):
     _owners.clear()
 
 

@@ -22,12 +22,6 @@ def test_generate_prints_the_answer_and_statistics_if_asked():
     assert result.stdout.endswith("\n")
 
 
-def test_generate_reads_a_pipe():
-    for arguments in ([], ["-"]):
-        piped = run("generate", *TERSE, *arguments, stdin="Hello!")
-        assert piped.stdout == run("generate", *TERSE, "Hello!").stdout
-
-
 def test_generate_json_has_what_programs_need():
     result = run("generate", "--json", "--seed", 7, "Tell me a story about a fox.")
     answer = json.loads(result.stdout)
@@ -105,26 +99,14 @@ def test_generate_tells_a_pipe_that_the_context_is_full_not_of_its_own_limit():
     assert run("chat", "--max-tokens", 3, stdin="Hello!\n").stderr == ""
 
 
-def test_chat_on_a_pipe_has_no_commands_but_the_end(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    lines = "exit\n/retry\n/exit\nHello!\n"
-    assert run("chat", *TERSE, "--session", "s", stdin=lines).exit_code == 0
-    (saved,) = tmp_path.rglob("s.json")
+def test_chat_on_a_pipe_keeps_a_session_and_has_no_commands_but_the_end(own_folders):
+    for stdin in ("exit\n/retry\n/exit\nHello!\n", "And then?\n"):
+        assert run("chat", *TERSE, "--session", "s", stdin=stdin).exit_code == 0
+    (saved,) = own_folders.rglob("s.json")
     contents = [message["content"] for message in json.loads(saved.read_text())["messages"]]
-    assert contents[::2] == ["exit", "/retry"]
+    assert contents[::2] == ["exit", "/retry", "And then?"]
     for word in ("/exit", "/quit", "/bye"):
         assert run("chat", *TERSE, stdin=f"{word}\nHello!\n").stdout == ""
-
-
-def test_chat_keeps_a_session_on_a_pipe(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for stdin in ("Hello!\n", "And then?\n"):
-        assert run("chat", *TERSE, "--session", "s", stdin=stdin).exit_code == 0
-    (saved,) = tmp_path.rglob("s.json")
-    contents = [message["content"] for message in json.loads(saved.read_text())["messages"]]
-    assert contents[::2] == ["Hello!", "And then?"]
     saved.write_text("{}")
     result = run("chat", "--session", "s", stdin="Hi\n")
     assert (result.exit_code, result.stdout) == (1, "")

@@ -17,10 +17,7 @@ from standin_hub import StandinHub
 DRAFT = "qwen2-0_5b-instruct-q4_k_m.gguf"
 
 
-@pytest.fixture(autouse=True)
-def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "LOCALAPPDATA", "HOME"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
+pytestmark = pytest.mark.usefixtures("own_folders")
 
 
 @pytest.fixture

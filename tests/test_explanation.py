@@ -138,10 +138,8 @@ def test_a_context_that_does_not_fit_is_said_to(tmp_path, demo_target):
 
 
 @pytest.fixture
-def learn(tmp_path, monkeypatch, demo_target, demo_draft):
+def learn(own_folders, demo_target, demo_draft):
     """Keeps costs of the demo pair, as an engine of it would."""
-    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA", "HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
 
     def keep(ratios, draft_share):
         policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: draft_share}, 1)

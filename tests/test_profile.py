@@ -15,12 +15,7 @@ from localspec.policy.profile import (
     profiles_folder,
 )
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_folders")
 
 
 def test_what_is_saved_is_loaded_by_the_same_pair_alone():

@@ -21,12 +21,6 @@ LONG = "Tell me of a fox. " + " ".join(f"It met {n} owls on hill {n + 7}." for n
 LARGE = CacheDisk(1_000_000_000)
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path, monkeypatch):
-    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA", "HOME"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
-
-
 def num_decoded(answer):
     usage = answer["usage"]
     return usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
