@@ -1,7 +1,7 @@
 """The one door through which tests reach what localspec keeps private.
 
-No other file of the tests names a private attribute of the package: ruff's SLF001 and
-tests/test_quality.py refuse it. What the public interface says as well is asked there.
+No other file of the tests names a private attribute of the package: ruff's SLF001 refuses
+it. What the public interface says as well is asked there.
 """
 
 from __future__ import annotations

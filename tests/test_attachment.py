@@ -36,18 +36,10 @@ def test_the_question_is_told_from_the_files_before_it():
         assert without_files(question) == ("", question)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"\xff\xff\1", "is not text: byte 0 is not UTF-8"),
-        (b"a\0b", "zero bytes"),
-        (b"x" * (MAX_ATTACHED_BYTES + 1), "more than 8000000 bytes"),
-    ],
-)
-def test_what_is_no_text_of_bearable_size_is_refused(tmp_path, content, words):
+def test_a_text_of_more_than_bearable_size_is_refused(tmp_path):
     path = tmp_path / "file"
-    path.write_bytes(content)
-    with pytest.raises(OptionError, match=words):
+    path.write_bytes(b"x" * (MAX_ATTACHED_BYTES + 1))
+    with pytest.raises(OptionError, match="more than 8000000 bytes"):
         read_attachment(path)
 
 

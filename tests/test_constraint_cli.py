@@ -6,9 +6,7 @@ import json
 import re
 
 import pytest
-from click.testing import CliRunner
-
-from localspec.cli import main
+from command_line import run
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
 pytest.importorskip("llguidance", reason="llguidance is not installed")
@@ -22,10 +20,6 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-
-
-def run(*arguments, given=""):
-    return CliRunner().invoke(main, [*map(str, arguments)], input=given, catch_exceptions=False)
 
 
 def test_generate_answers_what_fits(tmp_path):
@@ -43,7 +37,7 @@ def test_generate_answers_what_fits(tmp_path):
 
 
 def test_every_answer_of_a_chat_fits():
-    answers = run("chat", "--choice", "yes", "--choice", "no", given="One?\nTwo?\n").stdout
+    answers = run("chat", "--choice", "yes", "--choice", "no", stdin="One?\nTwo?\n").stdout
     assert set(answers.split()) <= {"yes", "no"}
     assert len(answers.split()) == 2
 
@@ -86,7 +80,7 @@ def unkept(tmp_path, unrelated_draft):
 
 @pytest.mark.parametrize(("command", "given"), [("generate", "A fox?"), ("chat", "A fox?\n")])
 def test_what_is_not_kept_to_is_told(unkept, command, given):
-    told = run(command, *unkept, given=given)
+    told = run(command, *unkept, stdin=given)
     assert told.exit_code == 0
     assert "Parts of the JSON schema that are not enforced: uniqueItems." in told.stderr
     assert "not enforced" not in told.stdout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_thought_families import MODELS, template
+from test_thought_families import MODELS, template, write_models
 
 import localspec
 from gguf_maker import write_scripted_model
@@ -16,16 +16,7 @@ CHOICES = [["Hello.", "Bye."], ["Bye.", "Good night."]]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("thinkers")
-    return {
-        name: write_scripted_model(
-            folder / f"{name}.gguf",
-            model.script,
-            control=model.control,
-            user_defined=model.user_defined,
-        )
-        for name, model in MODELS.items()
-    }
+    return write_models(tmp_path_factory.mktemp("thinkers"))
 
 
 def ask(engine, model, draft_tokens, **options):

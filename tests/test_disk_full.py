@@ -104,10 +104,7 @@ def test_on_a_terminal_it_is_asked_before_a_conversation_is_lost(folder, blocked
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="has no device that is full")
-@pytest.mark.parametrize(
-    "line",
-    ["generate Hi", "chat", "models --json"],
-)
+@pytest.mark.parametrize("line", ["generate Hi", "chat", "models --json"])
 def test_output_that_finds_no_room_is_told_once(folder, line):
     with open("/dev/full", "wb") as full:
         done = subprocess.run(

@@ -321,31 +321,6 @@ def test_a_callback_can_stop_a_silent_download(hub: StandinHub, monkeypatch, nam
     assert time.monotonic() - begin < 8
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no interval timer")
-def test_a_slow_signal_handler_does_not_end_the_callbacks(hub: StandinHub, monkeypatch):
-    set_timeout(monkeypatch, 4)
-    hub.faults[TARGET] = [Fault(stall_after=2 * MB)]
-    handled = []
-
-    def on_progress(progress):
-        if progress.received_bytes >= MB and not handled:
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
-        if handled:
-            raise RuntimeError("stop")
-
-    def handler(*_):
-        time.sleep(0.5)
-        handled.append(time.monotonic())
-
-    before = signal.signal(signal.SIGALRM, handler)
-    try:
-        with pytest.raises(RuntimeError, match="stop"):
-            localspec.download(f"hf:{REPO}/{TARGET}", on_progress=on_progress)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - handled[0] < 2
-
-
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT for one process")
 @pytest.mark.parametrize(("name", "key", "fault"), SILENCES[:2])

@@ -39,7 +39,6 @@ BLOCKS = {
     "bonus": BlockHead("dspark", from_anchor=False),
     "dflash2": BlockHead("dflash2"),
 }
-APART = ("gemma4", *EAGLE, *BLOCKS, "medusa")
 
 
 @pytest.fixture(scope="module")

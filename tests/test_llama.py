@@ -160,6 +160,14 @@ def test_an_adopted_llama_is_given_back_usable(demo_target):
     llama.close()
 
 
+def test_a_llama_that_embeds_is_refused_and_stays_its_owners(demo_target):
+    llama = llama_cpp.Llama(str(demo_target), n_ctx=64, embedding=True, verbose=False)
+    with pytest.raises(ModelFileError, match="computes embeddings"):
+        LlamaModel.adopt(llama, 1)
+    assert any(llama.embed("A fox"))
+    llama.close()
+
+
 def test_a_closed_model_refuses_politely(demo_draft):
     model = LlamaModel.open(demo_draft, LlamaOptions())
     model.close()

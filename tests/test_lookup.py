@@ -122,30 +122,6 @@ def test_what_is_found_does_not_depend_on_how_the_text_came_about(text, cuts):
     assert proposed(fresh, text, 8) == proposed(lookup, text, 8)
 
 
-@pytest.mark.parametrize("place", range(12))
-def test_an_interrupt_leaves_an_index_of_the_text(place):
-    """Ctrl-C can come anywhere."""
-    text = [1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3]
-
-    class Interrupting(list):
-        def __getitem__(self, index):
-            return Interrupting(super().__getitem__(index))
-
-        def __iter__(self):
-            for number, token in enumerate(super().__iter__()):
-                if number == place:
-                    raise KeyboardInterrupt
-                yield token
-
-    lookup = Lookup(never)
-    with pytest.raises(KeyboardInterrupt):
-        lookup.state(Interrupting(text))
-    lookup.truncate(place)
-    assert lookup.state(text) == Lookup(never).state(text)
-    lookup.truncate(2)
-    assert lookup.state(text) == Lookup(never).state(text)
-
-
 def test_nothing_is_proposed_behind_a_forbidden_token():
     """It would be decoded for nothing; the forbidden one itself is judged like any other."""
     text = [1, 2, 3, 4, 5, 1, 2, 3]

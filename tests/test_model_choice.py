@@ -1,17 +1,21 @@
-"""Which model a command takes: named, in the environment, chosen before, or the demo pair."""
+"""Which model is taken: by a command, named, in the environment, chosen before, or the demo
+pair; by `load` and `explain`, a path, or any other name.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import llama_cpp
 import pytest
 from command_line import run
 
+import localspec
 from gguf_maker import write_random_model
 from localspec.errors import PresetError, UnknownPresetError
 from localspec.presets.presets import find_preset, names_file, read_names, user_presets_file
-from localspec.presets.source import Choice, choose_model, parse_source, set_default
+from localspec.presets.source import Choice, choose_model, parse_source, set_alias, set_default
 
 TERSE = ["--temperature", "0", "--max-tokens", "4"]
 
@@ -20,9 +24,9 @@ pytestmark = pytest.mark.usefixtures("own_config")
 
 
 @pytest.fixture
-def model(tmp_path: Path, demo_target: Path) -> Path:
+def model(own_config: Path, demo_target: Path) -> Path:
     """A model that is not the demo's: its vocabulary is larger."""
-    return write_random_model(tmp_path / "other.gguf", demo_target, num_padding=3)
+    return write_random_model(own_config / "other.gguf", demo_target, num_padding=3)
 
 
 def chosen(model: str | None = None) -> Choice:
@@ -113,8 +117,8 @@ def test_default_shows_what_counts(monkeypatch, model):
     assert run("models", "default", "demo", "--clear").exit_code == 2
 
 
-def test_a_path_is_kept_for_every_folder(monkeypatch, tmp_path, model):
-    monkeypatch.chdir(tmp_path)
+def test_a_path_is_kept_for_every_folder(monkeypatch, model):
+    monkeypatch.chdir(model.parent)
     run("models", "default", "other.gguf")
     run("models", "alias", "o", "other.gguf")
     monkeypatch.chdir("/")
@@ -188,3 +192,74 @@ def test_a_broken_file_of_presets_leaves_the_shipped_ones(caplog, tmp_path, monk
     assert run("models").exit_code == 0
     assert "Nothing to remove" in run("models", "remove", "demo", "--yes").stderr
     assert run("models", "add", "other", "--target", "demo").exit_code == 1
+
+
+# by load and explain
+
+
+def size_of(*arguments: object, **keywords: object) -> int:
+    """What tells which model was loaded."""
+    with localspec.load(*arguments, num_threads=1, **keywords) as engine:
+        return engine.vocabulary.size
+
+
+def test_a_file_is_loaded_by_its_path(model, monkeypatch):
+    assert size_of(str(model)) == size_of(model) == 4099
+    monkeypatch.chdir(model.parent)
+    assert (
+        size_of("other.gguf") == size_of("~/other.gguf") == size_of(Path("other.gguf")) == 4099
+    )
+
+
+def test_a_preset_and_an_alias_of_either_are_names(model, tmp_path, monkeypatch):
+    set_alias("d", "demo")
+    set_alias("o", str(model))
+    assert size_of("demo") == size_of("d") == 4096
+    assert size_of("o") == 4099
+    monkeypatch.chdir(tmp_path)
+    model.rename(tmp_path / "demo")
+    assert size_of("demo") == 4096
+    assert size_of("./demo") == size_of(Path("demo")) == 4099
+
+
+@pytest.mark.process
+def test_an_object_of_llama_cpp_is_a_target_too(demo_target):
+    llama = llama_cpp.Llama(str(demo_target), n_ctx=64, verbose=False)
+    assert size_of(llama) == 4096
+    with pytest.raises(localspec.OptionError, match="object of this process"):
+        localspec.IsolatedEngine(llama)
+    llama.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message", "hint"),
+    [
+        ("othr.gguf", localspec.ModelNotFoundError, "othr.gguf does not exist", "other.gguf?"),
+        ("a/b/c", localspec.ModelNotFoundError, "a/b/c does not exist", "no folder a/b"),
+        (".", localspec.ModelFileError, "is a directory", "other.gguf"),
+        ("nothing", localspec.UnknownPresetError, "no preset", "a file is named by its path"),
+        ("own/repo-GGUF", localspec.OptionError, "names no file", "own/repo-GGUF:Q4_K_M"),
+        ("o/m:Q4_0", localspec.PresetError, "is not on this machine", "download o/m:Q4_0"),
+        ("hf:o/m/x.gguf", localspec.PresetError, "x.gguf is not on", "download hf:o/m/x.gguf"),
+    ],
+)
+def test_what_is_not_there_is_said_alike_by_python_and_commands(
+    model, monkeypatch, name, error, message, hint
+):
+    monkeypatch.chdir(model.parent)
+    with pytest.raises(error) as caught:
+        localspec.load(name)
+    assert message in str(caught.value)
+    assert hint in caught.value.hint
+    assert caught.value.hint.count(",") < 5, "a list of everything"
+    told = run("generate", "-m", name, "Hi")
+    assert f"Error: {caught.value}\nHint: {caught.value.hint}\n" in told.stderr
+    assert told.exit_code == (2 if issubclass(error, localspec.OptionError) else 1)
+
+
+def test_two_names_are_one_too_many(model):
+    with pytest.raises(localspec.OptionError, match="both a preset and a target"):
+        localspec.load(str(model), target=str(model))
+    for role in ("draft", "head"):
+        with pytest.raises(localspec.OptionError, match=f"a {role} is given without a target"):
+            localspec.load(**{role: str(model)})

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from call_families import FAMILIES
 
 import localspec
 from localspec.checks.prompts import Task, built_in_tasks
-from localspec.streaming.options import AnswerOptions
-
-
-@pytest.mark.parametrize("task", built_in_tasks(), ids=lambda task: task.kind)
-def test_each_is_a_question_with_what_belongs_to_its_kind(task):
-    roles = [message["role"] for message in task.messages]
-    assert roles == (["user", "assistant", "user"] if task.kind == "chat" else ["user"])
-    assert all(message["content"] == message["content"].strip() for message in task.messages)
-    assert set(task.keywords) == {"json": {"json_schema"}, "tool": {"tools"}}.get(
-        task.kind, set()
-    )
-    AnswerOptions.of(**task.keywords)
 
 
 def test_a_model_is_asked_by_its_template_or_goes_on_with_the_text(demo_target):

@@ -1,9 +1,11 @@
-"""What README, CI and the package say of each other."""
+"""What README, CI and the package say of each other, and which actions CI runs."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+import pytest
 
 import localspec
 
@@ -27,3 +29,14 @@ def test_version_and_changelog_agree():
     assert declared is not None
     assert declared[1] == localspec.__version__
     assert localspec.__version__ in headings or headings == ["Unreleased"]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.name
+)
+def test_every_action_is_pinned_by_its_commit(path):
+    """With the version that it is in a comment: a tag could be moved."""
+    used = re.findall(r"uses: (.*)", path.read_text("utf-8"))
+    assert used
+    for action in used:
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action)

@@ -61,15 +61,6 @@ def test_bans_name_tokens_by_text_or_id(engine):
     assert "id" in caught.value.hint
 
 
-def test_a_zero_on_the_command_line_counts():
-    """With top-k off and no other cut, a low temperature leaves the draft certain."""
-    filters = ["--top-p", 1, "--min-p", 0, "--temperature", 1, "--seed", 3]
-    assert (
-        generate(*filters, "--top-k", 0)["token_ids"]
-        != (generate(*filters, "--top-k", 1)["token_ids"])
-    )
-
-
 def test_a_banned_token_is_never_said():
     """Whichever way it is banned, the draft knows, too."""
     plain = generate()
@@ -79,22 +70,6 @@ def test_a_banned_token_is_never_said():
         assert first not in banned["token_ids"]
         assert banned["stats"]["num_accepted"] > 0
     assert generate("--logit-bias", f"{first}=-0.0")["token_ids"] == plain["token_ids"]
-
-
-def test_an_answer_can_be_kept_from_ending():
-    """ignore-eos never ends, min-tokens not before."""
-    short = ["--max-tokens", "60", "--temperature", "0"]
-    bare = run("generate", "--json", *short, "hi")
-    length = len(json.loads(bare.stdout)["token_ids"])
-    assert length < 40
-    for option, least in (
-        (["--ignore-eos"], 60),
-        (["--min-tokens", str(length + 5)], length + 5),
-    ):
-        result = run("generate", "--json", *short, *option, "hi")
-        answer = json.loads(result.stdout)
-        assert len(answer["token_ids"]) >= least
-        assert answer["finish_reason"] == ("length" if least == 60 else answer["finish_reason"])
 
 
 @pytest.mark.parametrize(

@@ -42,24 +42,20 @@ def post(server, body, **headers):
 
 @pytest.mark.process
 def test_health_and_models_load_nothing():
-    with running_server() as fresh:
-        look_at_health_and_models(fresh)
-
-
-def look_at_health_and_models(server):
-    for path in ("/health", "/v1/health"):
-        assert server.client.get(path).json() == {"status": "ok"}
-    listed = server.client.get("/v1/models").json()
-    assert listed == server.client.get("/models").json()
-    (model,) = listed["data"]
-    assert listed["object"] == "list"
-    assert model["id"] == "demo"
-    assert model["object"] == "model"
-    assert model["created"] > 10**9
-    assert model["meta"]["n_ctx_train"] == model["max_model_len"] == 2048
-    assert server.client.get("/v1/models/demo").json() == model
-    assert server.client.get("/v1/models/other").status_code == 404
-    assert server.models.all[0].engine is None
+    with running_server() as server:
+        for path in ("/health", "/v1/health"):
+            assert server.client.get(path).json() == {"status": "ok"}
+        listed = server.client.get("/v1/models").json()
+        assert listed == server.client.get("/models").json()
+        (model,) = listed["data"]
+        assert listed["object"] == "list"
+        assert model["id"] == "demo"
+        assert model["object"] == "model"
+        assert model["created"] > 10**9
+        assert model["meta"]["n_ctx_train"] == model["max_model_len"] == 2048
+        assert server.client.get("/v1/models/demo").json() == model
+        assert server.client.get("/v1/models/other").status_code == 404
+        assert server.models.all[0].engine is None
 
 
 @pytest.mark.process

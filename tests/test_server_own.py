@@ -8,7 +8,6 @@ import logging
 import pytest
 
 import localspec
-from localspec.chat.messages import PICTURE_NOTE
 from localspec.presets.presets import find_preset
 from localspec.server import ollama
 from localspec.server.served_models import ServedModel, ServedModels
@@ -114,53 +113,6 @@ def test_messages_as_clients_write_them(server):
     begun = [*QUESTION, {"role": "assistant", "content": cut}]
     rest = server.chat(messages=begun, max_tokens=15)["choices"][0]["message"]["content"]
     assert cut + rest == whole
-
-
-def test_fields_that_nobody_knows_are_passed_over(server):
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}, {"type": "x"}]
-    found = server.chat(
-        max_tokens=3,
-        tools=tools,
-        tool_choice="auto",
-        parallel_tool_calls=True,
-        store=False,
-        metadata={"a": "b"},
-        user="me",
-        service_tier="auto",
-        prompt_cache_key="k",
-        reasoning_effort="low",
-        cache_prompt=True,
-        response_format={"type": "text"},
-        max_completion_tokens=None,
-        xtc_probability=0,
-        mystery=[[1]],
-    )
-    assert found["choices"][0]["finish_reason"] == "length"
-    assert "tool_calls" not in found["choices"][0]["message"]
-
-
-PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
-
-
-def test_a_picture_in_an_earlier_turn_becomes_a_note(server):
-    """In the last message, to which the answer would be, it is refused."""
-    seen = {"role": "user", "content": [{"type": "text", "text": "What is this?"}, PICTURE]}
-    later = [{"role": "assistant", "content": "A fox."}, {"role": "user", "content": "Sure?"}]
-    told = {"role": "user", "content": f"What is this?\n{PICTURE_NOTE}"}
-    found, expected = (
-        server.ask("/apply-template", messages=[first, *later]).json()["prompt"]
-        for first in (seen, told)
-    )
-    assert found == expected
-    assert PICTURE_NOTE in found
-    body = {"messages": [seen, *later], "max_tokens": 2}
-    assert server.ask("/v1/chat/completions", **body).status_code == 200
-    of_ollama = [{"role": "user", "content": "What is this?", "images": ["aGVsbG8="]}, *later]
-    asked = {"messages": of_ollama, "options": {"num_predict": 2}, "stream": False}
-    assert server.ask("/api/chat", **asked).status_code == 200
-    last = server.ask("/v1/chat/completions", messages=[*later, seen], max_tokens=2)
-    assert last.status_code == 400
-    assert "message 2 has an image in it" in last.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", ["image", "file"])

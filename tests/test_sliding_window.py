@@ -166,10 +166,7 @@ def test_a_failed_decode_leaves_a_whole_window(windowed, monkeypatch):
 
 def test_idle_time_measures_nothing_in_the_place_of_a_text(windowed, fresh_text):
     """A window that is too small for a step is emptied by it; the text stays right."""
-    target = llama_cpp.Llama(
-        str(windowed[0]), n_ctx=1024, n_batch=64, n_ubatch=32, swa_full=False, verbose=False
-    )
-    with localspec.load(target=target) as engine:
+    with localspec.load(target=adopted(windowed[0])) as engine:
         chat, other = engine.chat(), engine.chat()
         ask(chat, QUESTIONS[0], fresh_text)
         ask(other, QUESTIONS[1], fresh_text)

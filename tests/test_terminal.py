@@ -37,11 +37,6 @@ def chat(tmp_path):
         terminal.close()
 
 
-def last_part(text: str) -> str:
-    """The last message that was typed, and what stands behind it."""
-    return text.rpartition("\n> ")[2]
-
-
 def has_begun(message: str):
     """Whether some words of the answer to the message are on the screen."""
     return lambda text: (

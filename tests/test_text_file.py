@@ -84,11 +84,3 @@ def test_a_pipe_is_read_as_a_file_is(command, answers):
     assert refused.exit_code == 2
     assert "The input is not text: " in refused.stderr
     assert "Traceback" not in refused.output
-
-
-def test_lines_of_utf_16_are_messages_each(answers):
-    lines = "Hello!\r\nWas heißt café?\r\n"
-    one, other = (answers("chat", lines.encode(encoding)) for encoding in ("utf-8", "utf-16"))
-    assert one.stdout == other.stdout
-    assert one.stdout.count("\n") >= 2
-    assert one.exit_code == other.exit_code == 0

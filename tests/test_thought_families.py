@@ -101,10 +101,8 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
+def write_models(folder):
     """The models' files, by name."""
-    folder = tmp_path_factory.mktemp("families")
     return {
         name: write_scripted_model(
             folder / f"{name}.gguf",
@@ -114,6 +112,11 @@ def files(tmp_path_factory):
         )
         for name, model in MODELS.items()
     }
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_models(tmp_path_factory.mktemp("families"))
 
 
 def spelled(engine, tokens) -> str:

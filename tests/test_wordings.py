@@ -72,7 +72,6 @@ def run(*arguments: object) -> Result:
         ("generate x --logit-bias nope", "'nope' is not ID=NUMBER"),
         ("generate x --draft-tokens 17", "draft tokens is 17"),
         ("generate x --ctx 99999", "trained for 2048"),
-        ("serve --cache-disk much", "'much' is no size"),
     ],
 )
 def test_a_wrong_command_line_is_told_with_the_right_one(
