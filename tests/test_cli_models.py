@@ -25,8 +25,6 @@ TARGET = "qwen2-7b-instruct-q4_k_m.gguf"
 DRAFT = "qwen2-0_5b-instruct-q4_k_m.gguf"
 LOCALSPEC = Path(sys.executable).with_name("localspec")  # the installed command
 
-EDITOR = "\x1b[?2004h"  # written when the line editor is ready for a message
-
 
 def test_explain_without_network_says_what_is_known_here(hub: StandinHub, monkeypatch):
     run("download", "qwen2-7b")
@@ -109,27 +107,20 @@ def test_download_then_chat(hub: StandinHub, tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pseudo-terminal")
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_chat_on_a_terminal_offers_to_fetch(hub: StandinHub, tmp_path):
     """With size, place and free disk."""
-    import pexpect
+    from terminal import Terminal
 
-    child = pexpect.spawn(
-        str(LOCALSPEC),
-        ["chat", "--preset", "qwen2-7b", "--max-tokens", "4"],
-        env={**os.environ, **hub.environment, "COLUMNS": "200"},
-        timeout=60,
-        encoding="utf-8",
-        dimensions=(40, 200),
-    )
-    child.expect(r"qwen2-7b is not on this machine. Download 10.\d MB to (\S+) \(.*free\)")
-    assert child.match[1] == str(tmp_path / "cache")
-    child.sendline("y")
-    child.expect_exact(EDITOR)
-    child.sendeof()
-    child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == 0
+    words = ("chat", "--preset", "qwen2-7b", "--max-tokens", "4")
+    terminal = Terminal(tmp_path, *words, columns=200, **hub.environment)
+    offer = r"qwen2-7b is not on this machine. Download 10.\d MB to (\S+) \(.*free\)"
+    found = re.search(offer, terminal.wait_for(lambda text: "free)" in text))
+    assert found[1] == str(tmp_path / "cache")
+    terminal.process.send("y\r")
+    terminal.wait_for_prompt(1)
+    assert terminal.leave() == 0
+    terminal.close()
     assert len(hub.gets(TARGET)) == len(hub.gets(DRAFT)) == 1
 
 

@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
+import command_line
 import pytest
-from click.testing import CliRunner, Result
 
 import localspec
 from localspec import Picture
@@ -28,7 +29,6 @@ from localspec.chat.session import (
     session_names,
 )
 from localspec.chat.shown import Shown
-from localspec.cli import main
 from localspec.errors import OptionError, SessionError
 from spawned import session_open_elsewhere
 
@@ -311,10 +311,7 @@ def keep(name: str, *texts: str, system: str = "", pending: str = "") -> None:
     path.write_bytes(Session(name, messages, len(texts) // 2, 0, pending).as_json())
 
 
-def run(*arguments: object) -> Result:
-    result = CliRunner().invoke(main, ["sessions", *map(str, arguments)])
-    assert "Traceback" not in result.output
-    return result
+run = partial(command_line.run, "sessions")
 
 
 def test_the_list_says_what_there_is():
@@ -415,7 +412,7 @@ def test_nothing_is_removed_if_nobody_agrees_or_a_name_is_wrong(monkeypatch):
     assert session_names() == ["a"]
     monkeypatch.setattr(sys.modules["localspec.cli.sessions"], "is_terminal", bool)
     for answer, code, names in (("n", 130, ["a"]), ("y", 0, [])):
-        asked = CliRunner().invoke(main, ["sessions", "remove", "a"], input=f"{answer}\n")
+        asked = run("remove", "a", stdin=f"{answer}\n")
         assert "Remove 1 session? [y/N]:" in asked.stderr
         assert (asked.exit_code, session_names()) == (code, names)
 
