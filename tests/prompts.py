@@ -10,8 +10,19 @@ from localspec.chat.turns import Turn
 from localspec.streaming.cancellation import never
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
+from localspec.vocabulary import Vocabulary
 
 
 def prompt_behind(chat: Chat, turns: Sequence[Turn], question: Message) -> Prompt:
     """The chat's prompt for a question behind these turns, whether it fits or not."""
     return ChatExchange(chat, (question,), [], AnswerOptions()).prompt_behind(turns, never)
+
+
+class NoModels:
+    """What a chat asks of an engine to make its prompts: a real vocabulary, any context."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, context_length: int = 2048, vision: object = None
+    ) -> None:
+        self.vocabulary, self.vision, self.chat_template = vocabulary, vision, None
+        self.context_length = self.trained_context_length = context_length

@@ -1,4 +1,4 @@
-"""`localspec bench` on the demo pair: real decodes, numbers that agree with each other."""
+"""`localspec bench` on the demo pair: real decodes, numbers that agree, and what it asks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 from types import SimpleNamespace
 
 import pytest
+from call_families import FAMILIES
 from click.testing import CliRunner
 from interruptions import wish_at_decode
 from simulated import TRAINED, Clock, TimedTarget
@@ -16,7 +17,7 @@ import localspec
 from localspec.checks import bench, step_bench
 from localspec.checks.bench import Bench, KindSpeed, Outcome, run_bench
 from localspec.checks.limit import EndedBy
-from localspec.checks.prompts import Task
+from localspec.checks.prompts import Task, built_in_tasks
 from localspec.checks.rounds import SHORTEST_ANSWER, Stretch
 from localspec.checks.step_bench import DecodeCosts
 from localspec.cli import main
@@ -282,3 +283,20 @@ def test_bad_options_are_refused(arguments, message):
     refused = run(*arguments)
     assert refused.exit_code == 2
     assert message in refused.stderr
+
+
+def test_a_model_is_asked_by_its_template_or_goes_on_with_the_text(demo_target):
+    with localspec.load(target=demo_target) as engine:
+        for task in built_in_tasks():
+            if not task.suits(engine):
+                assert task.kind == "tool"
+                continue
+            reply = task.ask(engine, max_tokens=2, temperature=0).reply()
+            asked = engine.generate(task.messages, max_tokens=2, temperature=0, **task.keywords)
+            assert reply.token_ids == asked.reply().token_ids
+            assert reply.stats.prompt_tokens == asked.reply().stats.prompt_tokens
+        tool = next(task for task in built_in_tasks() if task.kind == "tool")
+        assert tool.suits(engine, FAMILIES["Qwen"].template)
+        engine.chat_template = None
+        raw = Task("own", ({"role": "user", "content": "A fox"},)).ask(engine, max_tokens=2)
+        assert raw.reply().stats.prompt_tokens == len(engine.tokenize("A fox"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jinja2
 import pytest
-from prompts import prompt_behind
+from prompts import NoModels, prompt_behind
 
 import inside
 import localspec
@@ -28,15 +28,6 @@ TEMPLATES = {
 }
 WORDS = ("fox ", "the ", "Überraschung ", "狐狸", "x=1;\n", "<|im_end|>", "\u200b", "7")
 MOST_RENDERINGS = 16  # of a search, whatever the texts
-
-
-class NoModels:
-    """What a chat asks of an engine to make its prompts: a real vocabulary, any context."""
-
-    def __init__(self, vocabulary, context_length):
-        self.vocabulary = vocabulary
-        self.context_length = self.trained_context_length = context_length
-        self.chat_template = self.vision = None
 
 
 def make_room(chat, begun):

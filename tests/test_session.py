@@ -12,6 +12,7 @@ from functools import partial
 
 import command_line
 import pytest
+from prompts import NoModels
 
 import localspec
 from localspec import Picture
@@ -197,17 +198,9 @@ RED = Picture(2, 1, b"\xff\0\0" * 2)
 BLUE = Picture(1, 2, b"\0\0\xff" * 2)
 
 
-class Blind:
-    """What a chat asks of an engine to be made."""
-
-    def __init__(self, vocabulary):
-        self.vocabulary, self.vision, self.chat_template = vocabulary, None, None
-        self.context_length = self.trained_context_length = 2048
-
-
 @pytest.fixture
 def chat(demo_vocabulary):
-    return Chat(Blind(demo_vocabulary), template="chatml")
+    return Chat(NoModels(demo_vocabulary), template="chatml")
 
 
 def shown_turns(*pictures):
@@ -227,7 +220,7 @@ def test_pictures_are_kept_and_come_back(chat, demo_vocabulary):
     path = save_session("seen", chat)
     assert len(files()) == 2
     assert b"\xff" not in path.read_bytes()
-    again = Chat(Blind(demo_vocabulary), template="chatml")
+    again = Chat(NoModels(demo_vocabulary), template="chatml")
     read_session("seen").resume(again)
     assert again.messages == chat.messages
 

@@ -8,6 +8,7 @@ import re
 
 import pytest
 from PIL import Image
+from prompts import NoModels
 
 from localspec import OptionError, Picture, TemplateError
 from localspec.chat.chat import Chat
@@ -47,14 +48,6 @@ class Eyes:
         self.seen.append(picture)
         first = -1 - (int.from_bytes(picture.digest[:6], "big") << 20)
         return [5, first, first - 1, first - 2, 6]
-
-
-class Sighted:
-    """What a chat asks of an engine to make its prompts."""
-
-    def __init__(self, vocabulary, vision):
-        self.vocabulary, self.vision, self.chat_template = vocabulary, vision, None
-        self.context_length = self.trained_context_length = 2048
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +264,7 @@ def test_a_chat_shows_pictures_before_the_text(demo_vocabulary, in_words, tmp_pa
     path = tmp_path / "red.png"
     path.write_bytes(RED.png())
     eyes = Eyes()
-    chat = Chat(Sighted(demo_vocabulary, eyes), template="chatml")
+    chat = Chat(NoModels(demo_vocabulary, vision=eyes), template="chatml")
     tokens = chat.prompt_tokens(WORDS, [path, BLUE])
     left, right = around(demo_vocabulary)
     assert f"user\n{left}[3]{right}{left}[3]{right}{WORDS}" in in_words(tokens)
