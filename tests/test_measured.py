@@ -9,9 +9,8 @@ import threading
 
 import pytest
 
-from localspec.cli.measured import ProgressLine
 from localspec.cli.quantities import clock_time, duration
-from localspec.cli.waiting import waiting
+from localspec.cli.waiting import ProgressLine, waiting
 
 if sys.platform == "win32":
     pytest.skip("needs a pseudo-terminal", allow_module_level=True)

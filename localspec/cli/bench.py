@@ -13,6 +13,7 @@ from localspec.cli.flags import json_option, option
 from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
 from localspec.cli.options import PairOptions, model_argument, pair_options, shared
+from localspec.cli.waiting import measured
 
 _DEFAULT_TOKENS = 128
 
@@ -65,7 +66,6 @@ def bench(
     from localspec.checks.bench import Outcome, run_bench
     from localspec.checks.limit import EndedBy
     from localspec.cli.bench_report import bench_text, check_plot, write_plot
-    from localspec.cli.measured import measured
 
     if plot is not None:
         check_plot(plot)

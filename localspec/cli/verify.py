@@ -14,6 +14,7 @@ from localspec.cli.flags import json_option, option, read_option_file
 from localspec.cli.help import Command
 from localspec.cli.json_output import write_json
 from localspec.cli.options import PairOptions, model_argument, pair_options, shared
+from localspec.cli.waiting import measured
 from localspec.errors import ContextError
 from localspec.vocabulary import with_bos
 
@@ -59,7 +60,6 @@ def verify(
     # Imported here, because shell completion must not load an engine.
     from localspec.checks.limit import EndedBy
     from localspec.checks.selfcheck import Finding, check
-    from localspec.cli.measured import measured
     from localspec.cli.verify_report import report_text
     from localspec.streaming.options import AnswerOptions
 

@@ -1,4 +1,4 @@
-"""Waiting: a line on stderr meanwhile, Ctrl-C, and signals to end."""
+"""Waiting: a line on stderr, the progress of a measurement, Ctrl-C, and signals to end."""
 
 from __future__ import annotations
 
@@ -7,14 +7,26 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from localspec.cli.quantities import clock_time
 from localspec.cli.standard_streams import echo_off, is_terminal, num_columns
+from localspec.isolated.watch import Watch
+
+if TYPE_CHECKING:
+    from localspec.engine.base import BaseEngine
+
+Measured = TypeVar("Measured")
 
 _PATIENCE_S = 0.5
 _REFRESH_S = 0.2
+_PIPE_S = 5.0  # between two lines where no terminal shows one
+_SHORTEST_BAR, _LONGEST_BAR = 4, 20  # characters
+_BAR_COLUMNS = 40  # of a terminal that has a bar
 _terminal = threading.Lock()
 _length = [0]  # characters of the longest text on the line
 
@@ -23,9 +35,9 @@ _length = [0]  # characters of the longest text on the line
 def waiting(describe: Callable[[], str], pipe_s: float | None = None) -> Iterator[None]:
     """Show the text of `describe`, which another thread calls, until the context is left.
 
-    The line is rewritten with carriage returns, and blank at the end. What is typed meanwhile
-    is not shown, but read later. pipe_s: where stderr is no terminal, a new line
-    comes every so many seconds; None for nothing.
+    The line is rewritten with carriage returns, and blank at the end. Text that is typed
+    meanwhile is not shown, but read later. pipe_s: seconds between two lines where stderr is no
+    terminal; None for no lines.
     """
     is_shown = is_terminal(sys.stderr)
     if not is_shown and pipe_s is None:
@@ -114,3 +126,59 @@ def told_to_end(leave: Callable[[int], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def measured(
+    engine: BaseEngine,
+    function: Callable[..., Measured],
+    *arguments: Any,
+    seconds: float,
+    **keywords: Any,
+) -> Measured:
+    """The function's result for the engine; after Ctrl-C or the limit, the result so far."""
+    line = ProgressLine(seconds, time.monotonic)
+    watch = Watch(line.report)
+
+    def describe() -> str:
+        return line.text(num_columns(err=True) - 1 if is_terminal(sys.stderr) else 0)
+
+    with cancel_on_interrupt(watch.cancellation.request), waiting(describe, _PIPE_S):
+        return engine._measure(function, *arguments, watch=watch, seconds=seconds, **keywords)
+
+
+class ProgressLine:
+    """The progress line: a bar, the time spent, the time left, and the stage."""
+
+    def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
+        self._limit_s = limit_s
+        self._clock = clock
+        self._started_s = clock()
+        self._reported: tuple[str, float | None] = ("starting", None)
+        self._reported_s = self._started_s
+
+    def report(self, stage: str, seconds_left: float | None) -> None:
+        """Take a report of `watch.Watch`. A repeated report restarts no estimate."""
+        if (stage, seconds_left) != self._reported:
+            self._reported, self._reported_s = (stage, seconds_left), self._clock()
+
+    def text(self, width: int) -> str:
+        """The current line. Can be called from any thread.
+
+        width: columns to fill with a bar, 0 for no bar. The line may be longer.
+        """
+        now = self._clock()
+        stage, seconds_left = self._reported
+        spent_s = now - self._started_s
+        text = clock_time(spent_s)
+        left_s = max(0.0, self._limit_s - spent_s)
+        how = "at most"
+        if seconds_left is not None:
+            probable_s = max(0.0, seconds_left - (now - self._reported_s))
+            if probable_s < left_s:
+                how, left_s = "about", probable_s
+        text += f", {how} {clock_time(left_s)} left · {stage}"
+        if width < _BAR_COLUMNS:
+            return text
+        size = max(_SHORTEST_BAR, min(_LONGEST_BAR, width - len(text) - len("[] ")))
+        share = spent_s / (spent_s + left_s) if spent_s else 0.0
+        return f"[{'#' * round(share * size):-<{size}}] {text}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.head import HeadFacts, head_facts
@@ -106,8 +105,8 @@ def estimate_memory(
     facts = head_facts(header)
     if facts is not None and facts.graph is HeadGraph.OUTPUT:
         return _medusa_memory(header, facts, placement, options.num_sequences)
-    contexts = _contexts(header, options)
-    with_head = contexts.head is not None
+    model_context, head_context = _contexts(header, options)
+    with_head = head_context is not None
     weights = placement.weights_bytes(header, with_head=with_head)
     weights[MAIN_MEMORY] += sum(  # repacked weights may be larger
         int(tensor.size_bytes * (repacked.get(type_name(tensor.kind), 1.0) - 1))
@@ -117,7 +116,7 @@ def estimate_memory(
     for layer, size in enumerate(_layer_cache_bytes(header, options)):
         caches[placement.layers[layer]] += size
     compute = placement.nowhere()
-    for context in contexts:
+    for context in (model_context, head_context):
         if context is not None:
             compute = _sums(compute, _compute_by_place(header, context, placement))
     if facts is not None and with_head:
@@ -186,26 +185,21 @@ def _rows_bytes(header: Header, facts: HeadFacts, num_sequences: int) -> int:
     return (BATCH_SIZE + NUM_KEPT_ROWS * num_sequences) * width * _FLOAT
 
 
-class _Contexts(NamedTuple):
-    """The options of a file's contexts; None for a context that the file does not have."""
-
-    model: LlamaOptions | None
-    head: LlamaOptions | None
-
-
-def _contexts(header: Header, options: LlamaOptions) -> _Contexts:
-    """The contexts of a model and its used head, or of a head in a file of its own.
+def _contexts(
+    header: Header, options: LlamaOptions
+) -> tuple[LlamaOptions | None, LlamaOptions | None]:
+    """The options of the contexts of a file's model and head; None for one that it lacks.
 
     A head decodes one text at a time.
     """
     facts = head_facts(header)
     if facts is None or not (facts.layers_read or facts.is_apart or options.with_head):
-        return _Contexts(options, None)
+        return options, None
     max_outputs = options.max_outputs if facts.is_apart else REPLAY_TOKENS
     if facts.layers_read:
         max_outputs = ROWS_BATCH_SIZE
     head = replace(options, max_outputs=max_outputs, num_sequences=1)
-    return _Contexts(None if facts.layers_read or facts.is_apart else options, head)
+    return None if facts.layers_read or facts.is_apart else options, head
 
 
 def _sums(*places: list[int]) -> list[int]:
@@ -266,14 +260,14 @@ def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
     num_states = 1 + (options.num_snapshots or 0) * shape.has_snapshots
     num_states *= options.num_sequences
     state = shape.state_width() * _FLOAT * num_states
-    contexts = _contexts(header, options)
+    model_context, head_context = _contexts(header, options)
     heads = shape.kv_heads()
     heads += [0] * (shape.num_layers - len(heads))  # layers that share another's cache
     sizes = [int(each * width * cells) if each > 0 else state for each in heads]
-    if contexts.model is None:
+    if model_context is None:
         sizes = [0] * len(sizes)
     facts = head_facts(header)
-    if contexts.head is not None and facts is not None and not facts.shares_cache:
+    if head_context is not None and facts is not None and not facts.shares_cache:
         sizes += [int(each * width * cells) for each in shape.head_kv_heads()]
     return sizes
 
