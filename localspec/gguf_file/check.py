@@ -21,7 +21,7 @@ _NOT_TEXT_MODELS = {
 # How names of encoders' tensors begin in GGUF files (tools/mtmd/clip-impl.h); libllama's
 # models have no such names.
 _ENCODER_SIGNS = ("v.", "mm.", "a.", "vision", "resampler.")
-_MAX_LAYERS = 512  # of libllama; estimates have an entry for each
+_MAX_LAYERS = 512  # libllama's limit; estimates have an entry for each layer
 
 
 def check_model_file(path: Path, *, embeds: bool = False) -> Header:

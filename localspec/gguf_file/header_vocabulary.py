@@ -19,8 +19,6 @@ _ADD_BOS = frozenset(
         "llama3", "midm-2.0", "pixtral", "tekken",
     }
 )  # fmt: skip
-
-
 _WITH_SPACE_MARKS = frozenset({"llama", "gemma4"})  # "▁" is a space, and <0x0A> a byte
 _BYTE = re.compile(rb"<0x([0-9A-F]{2})>")
 

@@ -127,7 +127,7 @@ def _rank(name: str) -> tuple[int, str]:
 # Where rows of a picture follow from more than the picture: how many come before it in a
 # prompt, or how many tokens.
 _BY_POSITION = ("hunyuanvl", "deepseek4v")
-_GEMMA_4, _GEMMA_4_CELLS = ("gemma4v", "gemma4uv"), 1120  # that libmtmd makes at most
+_GEMMA_4, _GEMMA_4_CELLS = ("gemma4v", "gemma4uv"), 1120  # the most that libmtmd makes
 
 
 def require_free_of_position(header: Header) -> None:

@@ -22,8 +22,8 @@ from localspec.llama.library import llama_cpp
 from localspec.llama.opening import new_context
 from localspec.llama.options import LlamaOptions
 
-# Tokens that are cached, and sizes of decodes behind them at which kernels change: those of a
-# prompt have other tiles from 64 on. Attention of one token is split among threads from 512
+# Tokens that are cached, and sizes of decodes behind them at which kernels change: a prompt's
+# have other tiles from 64 on. Attention of one token is split among threads from 512
 # cells on, which count in blocks of 256; the decodes behind the longer text come to those.
 _SHORT, _SHORT_SIZES = 40, (2, 8, 64)
 _LONG, _LONG_SIZES = 250, (2, 3, 4, 5, 8, 17)

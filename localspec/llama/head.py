@@ -389,7 +389,7 @@ class DflashHead(LlamaHead):
     def decode_block(self, tokens: Sequence[int], num_tokens: int) -> None:
         """Read tokens of the text, and decode a block behind them that drafts num_tokens.
 
-        tokens: what it has not read; the last of them begins the block. Raises DecodeError or
+        tokens: of the text, not read yet; the last one begins the block. Raises DecodeError or
         Interrupted.
         """
         self.handle.require_open()
@@ -495,7 +495,9 @@ def _new_context(
 ) -> int:
     assert model is not None
     params = llama_params.context_params(options, target.context_length)
-    params.n_outputs_max = max(options.max_outputs, options.num_sequences)  # they take turns
+    params.n_outputs_max = max(
+        options.max_outputs, options.num_sequences
+    )  # one after the other
     if facts.layers_read:
         params.n_batch = params.n_ubatch = min(params.n_ubatch, ROWS_BATCH_SIZE)
     else:

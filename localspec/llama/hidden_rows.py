@@ -105,8 +105,8 @@ class HiddenRows:
 class TargetRows(HiddenRows):
     """The hidden rows of a context, copied after each of its decodes.
 
-    layers: those whose inputs a row has side by side; the number of all layers means the output
-    of the last one, and so does an empty tuple.
+    layers: numbers of layers whose inputs a row has side by side. The number of all layers
+    means the output of the last one, and so does an empty tuple.
     """
 
     def __init__(self, handle: Handle, layers: tuple[int, ...]) -> None:

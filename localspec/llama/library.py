@@ -55,5 +55,5 @@ def mtmd() -> Any:
             "Build it with them: CMAKE_ARGS=-DLLAVA_BUILD=on python -m pip install "
             "--force-reinstall --no-cache-dir 'llama-cpp-python>=0.3.36,<0.4'",
         ) from error
-    mtmd_cpp.mtmd_helper_log_set(complaints.callback, None)  # that of libmtmd, too
+    mtmd_cpp.mtmd_helper_log_set(complaints.callback, None)  # libmtmd has a log of its own
     return mtmd_cpp

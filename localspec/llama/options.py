@@ -22,7 +22,7 @@ _SCORES_WITHOUT_FLASH = 8192 * _STEP_WITHOUT_FLASH  # of a head
 
 # Tokens of a hybrid's last decode that can be taken back; each needs a state of tens of MB.
 DEFAULT_SNAPSHOTS = 8
-NUM_KEPT_ROWS = 512  # of a target: a head that was idle for longer starts again
+NUM_KEPT_ROWS = 512  # of the latest tokens: a head that was idle for longer starts again
 # Tokens that a head reads at once in rows of its target's layers, each of which takes logits.
 ROWS_BATCH_SIZE = 64
 

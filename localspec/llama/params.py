@@ -64,7 +64,7 @@ class _BufferOverride(ctypes.Structure):
 def _point_to(params: Any, field: str, array: Any) -> None:
     """Set a field that llama-cpp-python has as an untyped pointer; keep the array alive."""
     setattr(params, field, ctypes.addressof(array))
-    setattr(params, f"{field}_array", array)  # of Python: the field itself holds a number
+    setattr(params, f"{field}_array", array)  # kept by Python: the field holds a number
 
 
 def _gpus_here() -> list[int]:

@@ -28,7 +28,7 @@ _EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # as --cpu-moe of l
 _ANY_EXPERTS = re.compile(_EXPERTS.format(r"(\d+)"))
 _INPUT = re.compile(r"(token_|position_|per_layer_)")
 _NUM_COPIES = 4  # of a graph's inputs, if several GPUs pipeline a batch
-MAIN_MEMORY = -1  # as a placement; the others are numbers of GPUs
+MAIN_MEMORY = -1  # a layer's place; the other places are numbers of GPUs
 
 
 @dataclass(frozen=True, slots=True)

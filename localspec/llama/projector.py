@@ -117,7 +117,7 @@ class Projector:
         self._most_at_once = int(llama_cpp.llama_n_ubatch(handle.context))
         self.is_causal = not self._mtmd.mtmd_decode_use_non_causal(self._context, None)
         self._latest: OrderedDict[bytes, _Known] = OrderedDict()  # by picture
-        # By first cell: those of the latest pictures, and what somebody else keeps.
+        # By first cell: parts of the latest pictures, and parts that somebody else keeps.
         self._parts: weakref.WeakValueDictionary[int, PicturePart] = (
             weakref.WeakValueDictionary()
         )
@@ -191,7 +191,7 @@ class Projector:
             status = self._mtmd.mtmd_encode_chunk(self._context, chunk)
             if self._failure is not None:
                 raise self._failure
-        finally:  # they may keep this
+        finally:  # both may refer to this projector
             self._is_cancelled, self._failure = _never, None
         if is_cancelled():
             raise Interrupted("reading a picture was cancelled")
@@ -218,7 +218,7 @@ class Projector:
                 f"{_MOST_TIMES} times the shorter",
                 "Cut it.",
             )
-        # Without its pixels: what stands for it follows from its size.
+        # Without its pixels: its tokens and parts follow from its size.
         with self._chunks(picture, None) as chunks:
             for number in range(self._mtmd.mtmd_input_chunks_size(chunks)):
                 chunk = self._mtmd.mtmd_input_chunks_get(chunks, number)

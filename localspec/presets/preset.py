@@ -22,8 +22,8 @@ OWN_PACKAGE = "localspec"
 class PackagedModel:
     """A model file that comes with localspec, or in another Python package.
 
-    packaged: its name. package: whose it is, as pip knows it. extra: of localspec, which brings
-    that package. sha256: of the file, empty if it is not checked.
+    packaged: the file's name. package: its Python package, as pip knows it. extra: the extra of
+    localspec that installs this package. sha256: of the file, empty if it is not checked.
     """
 
     packaged: str

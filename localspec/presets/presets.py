@@ -1,4 +1,4 @@
-"""All presets: those of the shipped models.toml and of the user's own file; and short names.
+"""All presets, of the shipped models.toml and of the user's own file; and short names.
 
 Errors in a file of presets name the file, the table and the key.
 
@@ -79,7 +79,7 @@ _PRESET = {
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """default: a preset or a model, None if none was chosen. aliases: what each stands for."""
+    """Names of the user's. default: of a preset or a model. aliases: what each stands for."""
 
     default: str | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)

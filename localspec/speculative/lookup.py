@@ -87,7 +87,7 @@ class TextMemory:
         known = self.index.known(np.array(text, np.int32)).astype(np.int8)
         # Pairs of indices: the last tokens of the first and behind the last of some known runs.
         edges = np.flatnonzero(np.diff(known, prepend=0, append=0))
-        begin = 0  # of what is new
+        begin = 0  # of the new tokens
         for first, end in edges.reshape(-1, 2).tolist():
             known_from = first - _RUN + 1
             if end - known_from >= _KNOWN_RUN:
@@ -184,7 +184,7 @@ class LookupOdds:
     """Counts how often tokens of each kind of finding came true."""
 
     def __init__(self) -> None:
-        self._counts: dict[FindingKind, list[float]] = {}  # of those that came, and of all
+        self._counts: dict[FindingKind, list[float]] = {}  # of tokens that came, and of all
 
     def chance(self, kind: FindingKind) -> float:
         """The share of tokens of this kind that came as they were found, 0 … 1."""

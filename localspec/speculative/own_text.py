@@ -78,9 +78,7 @@ _PARTS = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]+")
 
 
 class Reading(NamedTuple):
-    """A text as it was read: the target's tokens, the draft's own, and the bytes where these
-    end.
-    """
+    """A text in tokens of the target and in the draft's own, with the byte where each ends."""
 
     tokens: list[int]
     own: list[int]

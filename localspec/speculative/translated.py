@@ -23,7 +23,7 @@ _SPARE_TOKENS = 16  # of the context: a word that is not whole yet may take more
 class TranslatedModel:
     """A `Model` over the target's ids, made of a model that has ids of its own.
 
-    own_model: that one. text: its text in both tokenizers. After a checkpoint single tokens
+    own_model: the latter. text: its text in both tokenizers. After a checkpoint single tokens
     are the draft's own, and are not tokenised again until the text goes on. Each of several
     rows takes a decode of its own, because tokens that follow may change the last word.
     """

@@ -120,11 +120,10 @@ def block(
 
 
 def residual(target: Distribution, draft: Distribution, share: float = 1.0) -> Distribution:
-    """(share * target - draft)+ of the target's survivors: what the token after a kept prefix
-    is drawn from.
+    """The surplus (share * target - draft)+ of the target's survivors.
 
-    Its total is the sum of these differences of probabilities. Returns new masses; the
-    arguments are left untouched.
+    The token after a kept prefix is drawn from it. Its total is the sum of the surplus
+    probabilities. Returns new masses; the arguments are left untouched.
     """
     # In the draft's units, so that its masses need no copy.
     masses = target.masses * (share * draft.total / target.total)

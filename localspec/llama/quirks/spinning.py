@@ -16,7 +16,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-_SPINS = "3000"  # turns of the loop, some 60 microseconds
+_SPINS = "3000"  # passes of the loop, some 60 microseconds
 _SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
