@@ -78,9 +78,6 @@ class _Stage(enum.Enum):
     ENDED = enum.auto()  # in the free part
 
 
-_NONE: frozenset[int] = frozenset()
-
-
 class Behind:
     """A `Constraint`: free up to a boundary, `inner` behind it."""
 
@@ -113,8 +110,8 @@ class Behind:
     def _others(self) -> frozenset[int]:
         """Tokens that may come now although the inner constraint does not allow them."""
         if self._stage is _Stage.START:
-            return self._start.opening or _NONE
-        return self._start.between if self._stage is _Stage.BETWEEN else _NONE
+            return self._start.opening or frozenset()
+        return self._start.between if self._stage is _Stage.BETWEEN else frozenset()
 
     def mask(self) -> Mask | None:
         if self._stage is _Stage.ENDED:

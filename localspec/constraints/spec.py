@@ -50,10 +50,7 @@ def constraint_spec(
         raise OptionError(f"{' and '.join(names)} are given", "An answer can fit one of them.")
     if choices is not None:
         return ConstraintSpec("lark", _lark_of(choices))
-    for name, text in (("json_schema", json_schema), ("regex", regex), ("grammar", grammar)):
-        if text is not None:
-            return _checked(name, text, is_strict=is_strict)
-    return None
+    return _checked(names[0], given[names[0]], is_strict=is_strict) if names else None
 
 
 def _checked(name: str, text: object, *, is_strict: bool) -> ConstraintSpec:

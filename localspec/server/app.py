@@ -44,7 +44,7 @@ _NUM_THREADS = MOST_PARALLEL + 16
 _IDLE_CHECKS_S = 15.0  # between two checks for unused models
 LAST_ANSWER_S = 3.0  # for the running answers when the server stops; uvicorn waits longer
 
-# What reads a request to each path and answers it.
+# The kind of a request to each path.
 _POSTS: dict[str, RequestReader] = {
     "/v1/chat/completions": ChatCompletion,
     "/v1/completions": Completion,
@@ -130,10 +130,7 @@ class Server:
         return RequestLog(guarded, counters, frozenset(paths), in_json=self._logs_json)
 
     def stop(self) -> None:
-        """End the requests that wait at once, and the others a little later, with an error.
-
-        In the event loop.
-        """
+        """End requests with an error: waiting ones now, others soon. In the event loop."""
         self._line.close()
         for each in list(self._service.answerings):
             if each.is_waiting:
@@ -152,13 +149,15 @@ class Server:
         if self._has_page:
             routes.append(Route("/", root, methods=["GET"]))
             routes.append(Mount(PAGE_PATH, page_files))
+        found: list[tuple[str, str, Any]] = []
         for path, value in self._gets().items():
-            for each in _with_and_without_version(path):
-                routes.append(Route(each, partial(_get, value), methods=["GET"]))
+            found.append(("GET", path, partial(_get, value)))
         for path, kind in _POSTS.items():
-            endpoint = PostEndpoint(self._service, self._bodies, kind)
-            for each in _with_and_without_version(path):
-                routes.append(Route(each, endpoint, methods=["POST"]))
+            found.append(("POST", path, PostEndpoint(self._service, self._bodies, kind)))
+        for method, path, endpoint in found:
+            # People leave /v1 out of a base address, and programs add it.
+            for each in {path, path.removeprefix("/v1")}:
+                routes.append(Route(each, endpoint, methods=[method]))
         return routes
 
     def _gets(self) -> dict[str, Callable[[Request], Any]]:
@@ -189,16 +188,16 @@ class Server:
             await self._models.close()
 
     async def _unload_unused(self) -> None:
+        limits = self._limits
         while True:
-            limits = self._limits
             await asyncio.sleep(min(_IDLE_CHECKS_S, limits.unload_s, limits.keep_s))
             await self._models.keep_unused(limits.keep_s)
             if self._models.embedder is not None:
-                await self._models.embedder.close_unused(self._limits.unload_s)
+                await self._models.embedder.close_unused(limits.unload_s)
             if self._line.is_empty:
                 place = self._line.join(None)
                 try:
-                    await self._models.close_unused(self._limits.unload_s)
+                    await self._models.close_unused(limits.unload_s)
                 except LocalspecError:
                     logger.exception("an unused model cannot be closed")
                 finally:
@@ -262,10 +261,3 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     return refusal_response(request.url.path, refusal_of(error))
-
-
-def _with_and_without_version(path: str) -> list[str]:
-    """Both paths: people leave /v1 out of a base address, and programs add it."""
-    if path.startswith("/v1"):
-        return [path, path.removeprefix("/v1")]
-    return [path]

@@ -62,8 +62,7 @@ class OpenAIForm(Form):
         self.question = Question(
             fields, inputs, options, variables=variables, num_answers=number
         )
-        of_stream = fields.object("stream_options")
-        self._has_usage = of_stream is not None and bool(of_stream.flag("include_usage"))
+        self._has_usage = bool(fields.object("stream_options").flag("include_usage"))
         self._id = f"{self.id_prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
 
@@ -292,8 +291,7 @@ def chat_variables(fields: Fields) -> dict[str, Any]:
 
 
 def _prediction(fields: Fields) -> str | None:
-    prediction = fields.object("prediction")
-    content = None if prediction is None else prediction.any("content")
+    content = fields.object("prediction").any("content")
     if content is None:
         return None
     return str(checked_messages([{"role": "user", "content": content}])[0]["content"])
@@ -392,7 +390,7 @@ class Infill(LlamaCompletion):
             if value is None:
                 fields.refuse(name, "Give the text on that side; it may be empty.")
         files = []
-        for each in fields.objects("input_extra") or []:
+        for each in fields.objects("input_extra"):
             text = each.text("text")
             if text is None:
                 each.refuse("text", "Give the file's text.")

@@ -1,4 +1,4 @@
-"""Reads a request's JSON field by field. Anything wrong with it raises `RequestError`."""
+"""Reads a request's JSON field by field. Whatever is wrong raises `RequestError`."""
 
 from __future__ import annotations
 
@@ -80,17 +80,17 @@ class Fields:
             self.refuse(name, f"Give a string, a list of token ids, or up to {most} of these.")
         return list(given)
 
-    def object(self, name: str) -> Fields | None:
-        """An object."""
+    def object(self, name: str) -> Fields:
+        """An object, without any field if it is missing."""
         value = self._checked(name, dict, lambda v: isinstance(v, dict), "Give an object.")
-        return None if value is None else Fields(value, f"{self._path}{name}.")
+        return Fields(value or {}, f"{self._path}{name}.")
 
-    def objects(self, name: str) -> list[Fields] | None:
-        """A list of objects."""
+    def objects(self, name: str) -> list[Fields]:
+        """A list of objects, empty if it is missing."""
         hint = "Give a list of objects."
-        given = self._checked(name, list, lambda v: _is_list(v, dict), hint)
+        given = self._checked(name, list, lambda v: _is_list(v, dict), hint) or []
         path = f"{self._path}{name}"
-        return given and [Fields(each, f"{path}[{at}].") for at, each in enumerate(given)]
+        return [Fields(each, f"{path}[{at}].") for at, each in enumerate(given)]
 
     def _checked(
         self,

@@ -20,7 +20,7 @@ from localspec.server.served_models import ServedModel
 class Form(abc.ABC):
     """A request for an answer, and the answer, in one protocol.
 
-    Raises RequestError and OptionError for a request that is wrong. content_type: of a stream.
+    content_type: of a stream. Raises RequestError and OptionError for a wrong request.
     """
 
     content_type: ClassVar[str] = EVENTS

@@ -18,7 +18,7 @@ from localspec.server.refusal import RequestError, overloaded, refusal_response
 CLIENT = "localspec.client"  # in the scope of a request: as `AccessRules.client_of` has it
 _OPEN_PATHS = ("/health", "/v1/health")  # need no key
 PAGE_PATH = "/page/"  # the same for everybody: it asks for the key itself
-_BODIES_AT_ONCE = 8  # of the largest size; all connections together could send many more
+_BODIES_AT_ONCE = 8  # bodies of the largest size; all connections together could send more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

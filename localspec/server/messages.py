@@ -37,9 +37,8 @@ class MessageForm(Form):
 
     def __init__(self, fields: Fields) -> None:
         options = answer_options(fields) | anthropic_tools(fields)
-        config = fields.object("output_config")
-        for form in (fields.object("output_format"), config and config.object("format")):
-            options |= answer_form(form)
+        options |= answer_form(fields.object("output_format"))
+        options |= answer_form(fields.object("output_config").object("format"))
         options["max_tokens"] = max_tokens(fields, "max_tokens")
         options["stop"] = fields.texts("stop_sequences")
         messages = _read_messages(fields)
@@ -76,10 +75,10 @@ class MessageForm(Form):
             stats = event.reply.stats
             begun = self._begin(stats.prompt_tokens, stats.cached_prompt_tokens)
             has_said = self._block == "text" or event.reply.tool_calls
-            turned = "" if has_said else self._turn_to("text", _NO_TEXT)
+            switched = "" if has_said else self._switch_to("text", _NO_TEXT)
             more = {"usage": _whole_usage([event]), **own_fields(event.reply)}
             ended = _named_event("message_delta", delta=_stop_fields(event), **more)
-            return begun + turned + self._end_block() + ended
+            return begun + switched + self._end_block() + ended
         # Not a ping: a coding agent that gets nothing else for five minutes gives up.
         if isinstance(event, ReadingPrompt):
             begun = self._begin(event.num_tokens, event.num_cached)
@@ -104,15 +103,15 @@ class MessageForm(Form):
     def _say(self, piece: Piece) -> str:
         """The events of a piece, in its block."""
         if (call := piece.call) is not None:
-            turned = self._turn_to(call.number, _tool_use(call.id, call.name))
-            return turned + self._delta(call.json, {})
+            switched = self._switch_to(call.number, _tool_use(call.id, call.name))
+            return switched + self._delta(call.json, {})
         name, block = ("thinking", _NO_THOUGHT) if piece.is_thought else ("text", _NO_TEXT)
-        return self._turn_to(name, block) + self._delta(piece.text, {})
+        return self._switch_to(name, block) + self._delta(piece.text, {})
 
     def _say_nothing(self, more: Mapping[str, Any]) -> str:
         """An empty delta of the open block. Another block would end it amid a call's JSON."""
-        turned = self._turn_to("text", _NO_TEXT) if self._block is None else ""
-        return turned + self._delta("", more)
+        switched = self._switch_to("text", _NO_TEXT) if self._block is None else ""
+        return switched + self._delta("", more)
 
     def _delta(self, text: str, more: Mapping[str, Any]) -> str:
         """More text of the open block. more: fields of the event."""
@@ -122,7 +121,7 @@ class MessageForm(Form):
         at = {"index": self._num_blocks, "delta": {"type": kind, name: text}}
         return _named_event("content_block_delta", **at, **more)
 
-    def _turn_to(self, name: str | int, block: dict[str, Any]) -> str:
+    def _switch_to(self, name: str | int, block: dict[str, Any]) -> str:
         """Start this block, unless it is open, and end any other. name: see `_block`."""
         if self._block == name:
             return ""
@@ -249,10 +248,9 @@ def _kind_of(block: object) -> object:
 
 def _variables(fields: Fields) -> dict[str, Any]:
     """Variables of the chat template that a request sets. Raises RequestError."""
-    thinking, config = fields.object("thinking"), fields.object("output_config")
-    kind = None if thinking is None else thinking.text("type")
+    kind = fields.object("thinking").text("type")
     thinks = {"enabled": True, "disabled": False}.get(kind or "")
-    effort = None if config is None else config.text("effort")
+    effort = fields.object("output_config").text("effort")
     return template_variables(fields, thinks=thinks, effort=effort)
 
 

@@ -190,7 +190,7 @@ class OllamaForm(Form):
     def __init__(
         self, fields: Fields, inputs: Sequence[Input], tools: Mapping[str, Any]
     ) -> None:
-        given = fields.object("options") or Fields({}, "options.")
+        given = fields.object("options")
         options = {**answer_options(given), **_format_options(fields), **tools}
         options["max_tokens"] = _most_tokens(given)
         options["stop"] = given.texts("stop")
@@ -300,7 +300,7 @@ class OllamaChat(OllamaForm):
     """A request to /api/chat, and its answer."""
 
     def __init__(self, fields: Fields) -> None:
-        messages = fields.objects("messages") or []
+        messages = fields.objects("messages")
         given = [_message_of(each) for each in messages]
         inputs = [checked_messages(given)] if given else []
         super().__init__(fields, inputs, openai_tools(fields))

@@ -95,7 +95,7 @@ def required_fim(fim: FimTokens | None, name: str) -> FimTokens:
     if fim is None:
         raise RequestError(
             f"the model {name} has no tokens for a text to be filled in",
-            "Ask a model that was, such as Qwen2.5-Coder; or leave the text behind out.",
+            "Choose a model that has, such as Qwen2.5-Coder; or leave out the text behind.",
             code="unsupported_value",
             param="suffix",
         )

@@ -131,9 +131,7 @@ def template_variables(
         found["reasoning_effort"] = _EFFORTS.get(effort, effort)
     if thinks is not None:
         found |= {"enable_thinking": thinks, "thinking": thinks}
-    given = fields.object("chat_template_kwargs")
-    if given is not None:
-        given.flag("enable_thinking")
+    fields.object("chat_template_kwargs").flag("enable_thinking")  # refuses another type
     return {**found, **(fields.any("chat_template_kwargs") or {})}
 
 

@@ -35,13 +35,7 @@ _STATUSES = {
     "overloaded": 503,
 }
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    503: "overloaded_error",
-}
+_ANTHROPIC_TYPES = {**_OPENAI_TYPES, 413: "request_too_large", 503: "overloaded_error"}
 # Words of Python in hints, and what a client calls these things.
 _CLIENTS_WORDS = {
     "a str": "a string",

@@ -39,7 +39,7 @@ _CALLS = {
 }
 _LOGPROBS = "message.output_text.logprobs"  # in the field "include"
 _Kind = Literal["message", "reasoning", "function_call"]
-# Of each kind of items: how its ids begin, and what its deltas are called.
+# For each kind of item: the beginning of its ids, and the name of its deltas.
 _KINDS: dict[_Kind, tuple[str, str]] = {
     "message": ("msg_", "output_text"),
     "reasoning": ("rs_", "reasoning_text"),
@@ -62,16 +62,15 @@ class ResponseForm(Form):
                 fields.refuse(name, "Send the whole conversation as input.")
         if fields.flag("background"):
             fields.refuse("background", "Leave it out: answers are given at once.")
-        text, reasoning = fields.object("text"), fields.object("reasoning")
         options = answer_options(fields) | openai_tools(fields)
-        options |= answer_form(text and text.object("format"))
+        options |= answer_form(fields.object("text").object("format"))
         options["max_tokens"] = max_tokens(fields, "max_output_tokens")
         options["stop"] = fields.texts("stop")
         num_top = fields.whole_from("top_logprobs", 0, MOST_LOGPROBS)
         has_logprobs = _LOGPROBS in (fields.texts("include") or ())
         options["logprobs"] = num_top or 0 if has_logprobs else None
         messages = _input_messages(fields)
-        effort = None if reasoning is None else reasoning.text("effort")
+        effort = fields.object("reasoning").text("effort")
         variables = template_variables(fields, effort=effort)
         inputs = [messages] if messages else []
         self.question = Question(fields, inputs, options, variables=variables)
@@ -108,7 +107,7 @@ class ResponseForm(Form):
             # An empty answer has an item, too.
             kind = self._item.name if self._item else ""
             if kind == "reasoning" or (kind == "" and not event.reply.tool_calls):
-                begun += self._turn_to(_Item("message", ""))
+                begun += self._switch_to(_Item("message", ""))
             if self._item is not None and not self._item.is_whole:
                 self._item.status = _status(event.reply)
             return begun + self._end_item()
@@ -142,17 +141,17 @@ class ResponseForm(Form):
         text = piece.text if call is None else call.json
         if not text and call is None:
             return ""
-        item, turned = self._item, ""
+        item, switched = self._item, ""
         if item is None or item.name != (kind if call is None else call.number):
             item = _Item(kind, "") if call is None else self._call_item(call, "")
-            turned = self._turn_to(item)
+            switched = self._switch_to(item)
         item.is_whole = call is not None and call.is_last
         if not text:
-            return turned
+            return switched
         item.text += text
         more = self._with_logprobs(item)
         position = item.position(len(self._output))
-        return turned + self._event(
+        return switched + self._event(
             f"response.{item.delta}.delta", **position, delta=text, **more
         )
 
@@ -168,7 +167,7 @@ class ResponseForm(Form):
         item.logprobs += taken
         return {"logprobs": taken}
 
-    def _turn_to(self, item: _Item) -> str:
+    def _switch_to(self, item: _Item) -> str:
         """End any open item, and start this one."""
         ended, self._item = self._end_item(), item
         index = len(self._output)
@@ -248,7 +247,7 @@ def _input_messages(fields: Fields) -> list[Message]:
     if isinstance(given, str):
         messages += [{"role": "user", "content": given}] if given else []
     else:
-        for item in fields.objects("input") or []:
+        for item in fields.objects("input"):
             _add_item(messages, item)
     instructions = fields.text("instructions")
     if instructions and messages:
@@ -269,7 +268,7 @@ def _add_item(messages: list[Message], item: Fields) -> None:
             said = {**messages.pop(), **said}
         messages.append(said)
     elif kind == "reasoning":
-        parts = item.objects("content") or item.objects("summary") or []
+        parts = item.objects("content") or item.objects("summary")
         thought = "\n".join(part.text("text") or "" for part in parts)
         said = {"role": "assistant", "content": None, "reasoning_content": thought}
         messages.append(said)

@@ -25,7 +25,7 @@ from localspec.server.refusal import stopping
 
 
 class ServedFile:
-    """A model under its name. preset: says more of it, if there is any.
+    """A model under its name. preset: the model's, if it has one.
 
     file_name: without its folders. created: Unix time of the file. num_trained: tokens of
     context that the model was trained for. width: numbers of a row. chat_template: its source,
@@ -52,16 +52,16 @@ class ServedFile:
         return name in (self.name, f"{self.name}:latest")
 
 
-_MOST_TEXTS = 16  # of one call of the process, for which other requests wait; as of one decode
+_MOST_TEXTS = 16  # in one call, for which other requests wait; as many as in one decode
 _RANK = 4  # the pooling_type of a reranker, in llama.cpp's numbers
 
 
 class ServedEmbedder(ServedFile):
     """An embedding model under its name. model: a preset, or as for `load_embedder`.
 
-    context_length: tokens of a text. ranks: whether it is a reranker. needed_bytes: memory once
-    it works. load_s: how long loading took the last time. isolated: the model while it is
-    loaded. Raises PresetError if it is not here, and ModelFileError.
+    context_length: tokens of a text. ranks: whether it is a reranker. needed_bytes: memory when
+    loaded. load_s: seconds of the last loading. isolated: the model while it is loaded. Raises
+    PresetError if it is not here, and ModelFileError.
     """
 
     def __init__(self, model: str) -> None:

@@ -36,17 +36,16 @@ _ASKING = 16
 class AnsweredText:
     """A prompt and its answer; the owner of caches in the engine.
 
-    client: as `Prompt` has it. is_in_use: whether it is being answered. Only who answers it
-    knows what it has by then.
+    client: as `Prompt` has it. is_in_use: whether it is being answered; until that ends only
+    the answer knows the text's tokens.
     """
 
     def __init__(self, client: str = "") -> None:
         self.client = client
         self.is_in_use = False
         self.tokens: Sequence[int] = ()
-        self.num_asked = 0  # how many of them are the prompt
-        # How many a prompt repeats that continues it; those behind may change.
-        self.num_stable = 0
+        self.num_asked = 0  # tokens of the prompt
+        self.num_stable = 0  # tokens that a prompt repeats which continues the text
 
     def is_continued_by(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt repeats all of this text, perhaps without its thoughts."""
@@ -64,8 +63,8 @@ class AnsweredTexts:
     def text_for(self, prompt: Sequence[int], client: str = "") -> AnsweredText:
         """The client's longest text that the prompt continues, or a new one; it is in use.
 
-        So a conversation finds its own caches. A side question that only has the same
-        beginning does not take their place, nor does one that is asked again at the same time.
+        So a conversation finds its own caches, which neither a side question with the same
+        beginning takes, nor the same question when it is asked again meanwhile.
         """
         with self._choosing:
             own = [text for text in self._texts if text.client == client]
@@ -278,10 +277,10 @@ class ServedModels:
 
     @contextlib.asynccontextmanager
     async def opened(self, model: ServedModel) -> AsyncGenerator[IsolatedEngine, None]:
-        """The engine of a model, kept open in the block, for the holder of a turn in the line.
+        """The engine of a model, kept open in the block, for a request that has its turn.
 
-        It is loaded if need be; then others are closed if memory is short, or an RPC server,
-        which serves one of them at a time, is taken. Raises what loading raises.
+        The model is loaded if need be. Others are closed for it where memory is short, or an
+        RPC server, which serves one model at a time, is taken. Raises what loading raises.
         """
         model.num_users += 1
         try:
@@ -295,10 +294,9 @@ class ServedModels:
 
     async def _load(self, model: ServedModel) -> None:
         while model.engine is None:
-            others = [each.loading for each in self.all if each is not model]
-            left = [loading for loading in others if loading is not None]
-            if left:  # by a client that gave up; two at a time might not fit
-                await asyncio.wait(left)
+            others = [m.loading for m in self.all if m is not model and m.loading is not None]
+            if others:  # for a client that gave up; two at a time might not fit
+                await asyncio.wait(others)
                 continue
             if model.loading is None:
                 model.loading = asyncio.create_task(self._open(model))
@@ -306,8 +304,7 @@ class ServedModels:
                 # Shielded: if the client gives up, the next one can use it.
                 await asyncio.shield(model.loading)
             except (MemoryLimitError, RpcError):  # an RPC server may serve another model
-                idle = [each for each in self.all if each.engine is not None]
-                idle = [each for each in idle if each.num_users == 0]
+                idle = [each for each in self.all if each.engine and not each.num_users]
                 if not idle:
                     raise
                 await self.close_one(min(idle, key=lambda each: each.used_s))

@@ -20,7 +20,7 @@ def openai_tools(fields: Fields) -> dict[str, Any]:
     one of them: nothing here could run it.
     """
     given: list[Mapping[str, Any]] = []
-    for tool, raw in zip(fields.objects("tools") or [], fields.any("tools") or (), strict=True):
+    for tool, raw in zip(fields.objects("tools"), fields.any("tools") or (), strict=True):
         members = (tool.objects("tools") and raw["tools"]) if _is_space(raw) else None
         given += [raw] if members is None else map(partial(_in_space, raw.get("name")), members)
     tools = [tool for tool in given if tool.get("type") in _FUNCTIONS]
@@ -73,13 +73,11 @@ def _allowed_functions(choice: Mapping[str, Any]) -> object:
 
 
 def anthropic_tools(fields: Fields) -> dict[str, Any]:
-    """The tools of Messages; Anthropic's own are ignored, as above. Raises RequestError."""
+    """The tools of Messages; Anthropic's own are ignored. Raises RequestError."""
     given = fields.any("tools") if fields.objects("tools") else []
     tools = [tool for tool in given if tool.get("input_schema") is not None]
     ignored = [tool for tool in given if tool.get("input_schema") is None]
     choice = fields.object("tool_choice")
-    if choice is None:
-        return _options(tools, None, is_parallel=None)
     kind = choice.text("type") or "auto"
     is_disabled = choice.flag("disable_parallel_tool_use")
     is_parallel = None if is_disabled is None else not is_disabled
@@ -100,23 +98,20 @@ def _options(
     return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": is_parallel}
 
 
-def answer_form(form: Fields | None) -> dict[str, Any]:
+def answer_form(form: Fields) -> dict[str, Any]:
     """The form of an answer, from the object that describes it. Raises RequestError.
 
     Its schema is in it, or, in Chat Completions, in an object within it.
     """
-    if form is None:
-        return {}
     kind = form.text("type")
-    schema, nested = form.any("schema"), form.object("json_schema")
-    if nested is not None:
-        form, schema = nested, nested.any("schema")
+    holder = form.object("json_schema") if "json_schema" in form else form
+    schema = holder.any("schema")
     if kind in (None, "text"):
         return {}
     if kind == "json_object":
         return {"json_schema": schema or {"type": "object"}}
     if kind == "json_schema" and isinstance(schema, Mapping):
-        return {"json_schema": schema, "strict": form.flag("strict") is True}
+        return {"json_schema": schema, "strict": holder.flag("strict") is True}
     raise RequestError(
         f"the form of the answer is {kind!r:.80}, with the schema {schema!r:.80}",
         "Choose text, json_object, or json_schema with its schema.",
