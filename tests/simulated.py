@@ -51,6 +51,15 @@ FLAT = {n: 1.0 + 0.01 * n for n in range(1, 33)}
 # As on a GPU, flat to 8 and then a jump, and as on Metal, a line.
 GPU = {n: 1.0 if n <= 8 else 1.6 + 0.02 * (n - 8) for n in range(1, 33)}
 METAL = {n: 1.0 + 0.25 * (n - 1) for n in range(1, 33)}
+# Of an 8B model and of one of 135M on an H100, where a decode has the size of the last one.
+H100_LARGE = {
+    1: 1.0, 2: 1.1, 3: 1.25, 4: 1.41, 5: 1.61, 6: 1.77, 8: 2.03, 9: 2.35, 17: 2.45, 32: 2.6,
+    512: 9.0,
+}  # fmt: skip
+H100_SMALL = {
+    1: 1.0, 2: 1.17, 3: 1.37, 4: 1.4, 5: 1.48, 6: 1.54, 8: 1.59, 9: 2.86, 12: 3.14, 17: 3.2,
+    512: 9.0,
+}  # fmt: skip
 
 # By what a decode of so many tokens after so many others is slower: (cached, tokens).
 Slowdown = Callable[[int, int], float]
@@ -66,6 +75,8 @@ class Machine(NamedTuple):
 
     draft_share: a draft's token, in target-only steps of the target. slowdown, draft_slowdown:
     of their decodes. waking: by what the first target-only step after a draft is slower.
+    change, draft_change: what a decode takes more, in target-only steps of the target, where it
+    has another size than the model's decode before.
     """
 
     name: str
@@ -75,6 +86,8 @@ class Machine(NamedTuple):
     slowdown: Slowdown = steady
     draft_slowdown: Slowdown = steady
     waking: float = 1.0
+    change: float = 0.0
+    draft_change: float = 0.0
 
 
 def sure(token: int) -> float:
@@ -124,6 +137,8 @@ class TimedModel:
         self.max_rollback = 10**6
         self.num_cached = 0
         self.slowdown: Slowdown = steady
+        self.change_s = 0.0
+        self._last_size = 0
         self.margin: Callable[[int], float] = sure
         self._clock, self._target_only_s, self._agrees = clock, target_only_s, agrees
         self._curve = curve(ratios)
@@ -135,6 +150,9 @@ class TimedModel:
         self._clock.now += self.seconds(len(tokens)) * self.slowdown(
             self.num_cached, len(tokens)
         )
+        if len(tokens) != self._last_size:
+            self._clock.now += self.change_s
+        self._last_size = len(tokens)
         self.num_cached += len(tokens)
         rows = np.zeros((num_logits, VOCAB), dtype=np.float32)
         for row, token in zip(rows, tokens[len(tokens) - num_logits :], strict=True):
@@ -275,6 +293,7 @@ def answer(
     )
     draft.margin, draft.slowdown = text.margin, machine.draft_slowdown
     target.slowdown, target.waking = machine.slowdown, machine.waking
+    target.change_s, draft.change_s = machine.change, machine.draft_change
     shared = all_shared(target, draft)  # type: ignore[arg-type]
     proposer = DraftModel(draft, shared, lambda token: False)
     loop = SpeculativeDecoder(target, [proposer, *others], policy, FixedThreads(1), None, clock)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from simulated import FLAT, Q4_0, Q4_K, FreeProposer, at_random, run
+from policy_scenarios import ON_H100, SMALL_ON_H100, STAIRS
+from simulated import FLAT, Q4_0, Q4_K, Clock, FreeProposer, Text, answer, at_random, run
 
 from localspec.policy.adaptive import AdaptiveDraftPolicy
+from localspec.policy.cost import Costs
 from localspec.speculative.policy_api import (
-    DraftOff,
     FixedDraftPolicy,
     PolicyContext,
     ProposerKind,
@@ -72,7 +74,7 @@ def test_what_does_not_pay_is_looked_at_now_and_then():
 
     read, rested = (Watched({ProposerKind.DRAFT: 0.1}, 1) for _ in range(2))
     run(read, at_random(1.0), Q4_0, num_tokens=8, num_prompt_tokens=40)
-    assert 40 <= read.num_read <= 48
+    assert 32 <= read.num_read <= 48
     run(rested, at_random(0), Q4_K)
     assert 0 < rested.num_looks < 20
 
@@ -106,21 +108,22 @@ def test_it_says_what_would_pay():
     )
 
 
-def test_batches_are_padded_to_a_cheaper_size():
-    """Three tokens cost more than four on this machine."""
-    learned = policy()
-    for size in (2, 3, 4):
-        for _ in range(3):
-            learned.target_cost.learn(1, 0, 1.0)
-            learned.target_cost.learn(size, 0, Q4_0[size])
-    run(learned, at_random(0.9), Q4_0)
-    learned.choose(PolicyContext(100, 16, 100, (ProposerState(16),)))
-    assert learned.padded(3, 17) == 4
-    assert learned.padded(3, 3) == 3
-    assert learned.padded(4, 17) == 4
+@pytest.mark.parametrize("change", [0.0, 0.5])
+def test_steps_are_padded_to_a_cheaper_size_and_to_the_last_where_a_change_is_dear(change):
+    """Three tokens cost more than four here; a change of size half a step, or nothing."""
+    costs = Costs({})
+    costs.learn_plain(1.0)
+    for size in (2, 3, 4, 8):
+        costs.learn_size(size, Q4_0[size])
+    costs.learn_change(1.0 + change)
+    _, behind_four = costs.steps(4, 1)
+    assert behind_four[2:5] == [4, 4, 4] if change else [2, 4, 4]
+    steps, padded = costs.steps(1, 1)
+    assert padded[3] == 4
+    assert steps[3] == pytest.approx(Q4_0[4] + 2 * change)
 
 
-@pytest.mark.parametrize("damage", [{"costs": []}, {"costs": {"1": {}}}])
+@pytest.mark.parametrize("damage", [{"costs": []}, {"costs": {"1": {"0": {}}}}])
 def test_a_damaged_file_is_an_error(damage):
     kept = policy().as_dict()
     policy().restore(kept)
@@ -129,77 +132,91 @@ def test_a_damaged_file_is_an_error(damage):
 
 
 def test_costs_belong_to_a_number_of_threads():
-    """Those of one are not taken for those of another, and are found again, also when kept."""
+    """Those of one are not taken for those of another, unless for a moment, and are kept."""
     made = policy()
-    for _ in range(5):
-        made.learn(target_only_step(1.0))
-        made.target_cost.learn(4, 0, 2.0)
-    made.use_threads(2)
-    assert made.target_cost.target_only_s is None
-    for _ in range(20):
-        made.learn(target_only_step(3.0))
-        made.target_cost.learn(4, 0, 4.5)
-    assert made.target_cost.target_only_s == 3.0
-    made.use_threads(1)
-    assert made.target_cost.target_only_s == 1.0
-    context = PolicyContext(10, 16, 500, (ProposerState(16, 1, 0, 0),))
-    # Some time has gone by, in which the machine may have changed.
-    assert made.choose(context).draft_off is DraftOff.MEASURING
-    made.learn(target_only_step(1.2))
-    assert made.target_cost.target_only_s == 1.2
+    for num_threads, plain_s in ((1, 1.0), (2, 3.0), (1, 1.0)):
+        for _ in range(20):
+            made.learn(replace(step(plain_s, 1), num_threads=num_threads))
+            made.learn(replace(step(2 * plain_s + num_threads, 4), num_threads=num_threads))
+        assert made.costs.plain_s == plain_s
+    for _ in range(3):
+        made.learn(replace(step(3.0, 1), num_threads=2))
+    assert made.costs.plain_s == 1.0
     again = policy(made)
-    assert again.target_cost.measured(0)[4] == pytest.approx(2.0, rel=0.05)
-    again.use_threads(2)
-    assert again.target_cost.measured(0)[4] == pytest.approx(1.5, rel=0.05)
+    assert again.costs.measured_sizes()[4] == pytest.approx(3.0)
+    again.learn(replace(step(3.0, 1), num_threads=2))
+    for _ in range(40):
+        again.learn(replace(step(21.0, 4), num_threads=2))
+    assert again.costs.measured_sizes()[4] == pytest.approx(7.0, rel=0.01)
 
 
-def target_only_step(seconds: float) -> StepRecord:
-    return StepRecord(None, [], 0, 1, 0, 1, 10, 0.0, seconds, 0.0)
+def step(seconds: float, size: int) -> StepRecord:
+    """A step of a decode of that size, drafted tokens all accepted."""
+    proposer = None if size == 1 else 0
+    return StepRecord(
+        proposer, [0.9] * (size - 1), size - 1, size, 1, size, 10, 0.0, seconds, 0.0
+    )
 
 
-def draft_step(seconds: float) -> StepRecord:
-    return StepRecord(0, [0.9] * 3, 3, 4, 1, 4, 10, 0.1, seconds, 0.0)
+def test_the_first_decode_of_another_size_teaches_what_a_change_costs():
+    made, last_size = policy(), 1
+    for size in (1, 1, 4, 4, 4, 1, 1, 4, 1, 1, 4, 4, 1):
+        has_changed, last_size = size != last_size, size
+        made.learn(step((1.0 if size == 1 else 1.5) + 0.4 * has_changed, size))
+    assert made.costs.plain_s == 1.0
+    assert made.costs.change_cost == pytest.approx(0.4)
+    assert made.costs.measured_sizes() == {4: pytest.approx(1.5)}
 
 
-def test_a_machine_that_becomes_faster_is_noticed_while_tokens_are_drafted():
+@pytest.mark.parametrize("machine", [STAIRS, ON_H100, SMALL_ON_H100], ids=lambda m: m.name)
+def test_the_same_question_takes_the_same_steps(machine):
+    """Behind the first answers, on a machine whose decodes take by 8 % more or less."""
+
+    class Noted(AdaptiveDraftPolicy):
+        def begin(self):
+            super().begin()
+            answers.append([])
+
+        def learn(self, record):
+            answers[-1].append(record.num_target_tokens)
+            super().learn(record)
+
+    answers: list[list[int]] = []
+    random = np.random.default_rng(1)
+    noisy = machine._replace(
+        slowdown=lambda *_: float(np.exp(0.08 * random.standard_normal())),
+        draft_slowdown=lambda *_: float(np.exp(0.08 * random.standard_normal())),
+    )
+    made = Noted({ProposerKind.DRAFT: 0.1, ProposerKind.LOOKUP: 0.0}, 1)
+    lookup = FreeProposer(at_random(0.5, 1), at_random(0.5, 2))
+    for _ in range(24):
+        text = Text(at_random(0.8, 3), 200)
+        answer(made, text, noisy, Clock(), [lookup])
+    assert len({tuple(sizes[1:]) for sizes in answers[4:]}) == 1
+
+
+def test_a_machine_that_becomes_another_is_noticed_while_tokens_are_drafted():
     """Drafting gained a lot where target-only steps were slow, and gains nothing now."""
     made = policy()
     context = PolicyContext(10, 3, 500, (ProposerState(16, 1, 0, 0),))
     for _ in range(9):
-        made.learn(target_only_step(2.0))
-    drafted = replace(draft_step(2.5), num_accepted=1, num_emitted=2)
-    for _ in range(9):
-        made.learn(drafted)
+        made.learn(step(2.0, 1))
+        made.learn(replace(step(2.4, 4), num_accepted=1, num_emitted=2))
+    made.begin()
 
     def num_drafts(num_steps: int, target_only_s: float) -> int:
         count = 0
         for _ in range(num_steps):
             is_drafting = made.choose(context).proposer == 0
             count += is_drafting
-            made.learn(drafted if is_drafting else target_only_step(target_only_s))
+            drafted = replace(step(2.4, 4), num_accepted=1, num_emitted=2)
+            made.learn(drafted if is_drafting else step(target_only_s, 1))
         return count
 
     assert num_drafts(200, target_only_s=2.0) > 190
-    num_drafts(200, target_only_s=1.0)
-    assert made.target_cost.target_only_s == 1.0
+    num_drafts(600, target_only_s=1.0)
+    assert made.costs.plain_s == 1.0
     assert num_drafts(200, target_only_s=1.0) < 20
-
-
-@pytest.mark.parametrize("slower", [1.0, 3.0])
-def test_a_slow_plain_step_behind_a_draft_counts_only_if_the_next_is_slow(slower):
-    """Threads that rested while the draft worked take time to wake."""
-    made = policy()
-    for _ in range(9):
-        made.learn(target_only_step(1.0))
-    for _ in range(5):
-        made.learn(draft_step(2.0))
-        made.learn(target_only_step(3.0))
-        assert made.target_cost.target_only_s == 1.0
-    for _ in range(5):
-        made.learn(draft_step(2.0))
-        made.learn(target_only_step(3.0))
-        made.learn(target_only_step(slower))
-    assert made.target_cost.target_only_s == slower
 
 
 @pytest.mark.parametrize("agreement", [0.3, 0.5, 0.65])

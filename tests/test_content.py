@@ -17,6 +17,7 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.header import read_header
 from localspec.preflight.explanation import explain
+from localspec.speculative.policy_api import ProposerKind
 
 GREEDY = localspec.SamplingParams(temperature=0)
 NAME = "ggml-model-Q4_K_M.gguf"
@@ -73,10 +74,10 @@ def test_costs_of_another_fine_tune_are_not_taken_for_its_own(fine_tunes, own_fo
             profiles.append(inside.profile(engine).path)
             if path is first:
                 with engine.exclusively() as loop:
-                    cost, draft = loop.draft_policy.target_cost, loop.draft_policy.prospects[0]
-                    for size in (1, 2, 3):
-                        cost.learn(size, 0, 0.1)
-                        draft.cost.learn(1, 1, 0.01, 0.1)
+                    costs = loop.draft_policy.costs
+                    costs.learn_plain(0.1)
+                    costs.learn_size(4, 1.5)
+                    costs.learn_draft(ProposerKind.DRAFT, 1, 1, 0.01)
                 inside.save_profile(engine)
     assert profiles[0] != profiles[1]
     draft = str(first)

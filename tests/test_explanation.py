@@ -143,10 +143,11 @@ def learn(own_folders, demo_target, demo_draft):
 
     def keep(ratios, draft_share):
         policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: draft_share}, 1)
-        for size, ratio in enumerate(ratios, 1):
+        policy.costs.learn_plain(0.1)
+        policy.costs.learn_draft(ProposerKind.DRAFT, 1, 1, 0.1 * draft_share)
+        for size, ratio in enumerate(ratios[1:], 2):
             for _ in range(3):
-                policy.target_cost.learn(1, 0, 0.1)
-                policy.target_cost.learn(size, 0, 0.1 * ratio)
+                policy.costs.learn_size(size, ratio)
         files = []
         for path in (demo_target, demo_draft):
             with load(target=path, draft_tokens=0) as engine:

@@ -54,9 +54,6 @@ class Unsure:
     def __init__(self, num_draft_tokens):
         self.num_draft_tokens = num_draft_tokens
 
-    def use_threads(self, num_threads):
-        pass
-
     def begin(self):
         pass
 

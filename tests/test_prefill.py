@@ -11,6 +11,7 @@ import localspec
 from gguf_maker import write_random_model
 from localspec.chat.template import BUILT_IN
 from localspec.errors import ContextError, DecodeError
+from localspec.policy.cost import SIZES_TO_TIME
 from localspec.speculative.policy_api import (
     FixedDraftPolicy,
     ProposerKind,
@@ -168,20 +169,19 @@ def test_costs_are_measured_until_all_are_known(monkeypatch):
         )
         sizes = target_decodes(loop, monkeypatch)
         pauses = 0
-        while policy.target_cost.sizes_to_measure(loop.target.num_cached):
+        while policy.costs.sizes_to_time():
             del sizes[:]
             chat.prepare()
             check_invariant(loop)
             pauses += 1
             assert pauses < 10
-            # No more than a dozen in one pause, each beside a target-only one.
-            assert len([size for size in sizes if 1 < size <= 16]) <= 13
+            # No more than three sizes in one pause.
+            assert len({size for size in sizes if 1 < size <= 16}) <= 3
         assert pauses > 2
-        known = policy.target_cost.measured(loop.target.num_cached)
-        assert set(range(2, 17)) <= set(known)
+        known = policy.costs.measured_sizes()
+        assert set(SIZES_TO_TIME) <= set(known)
         assert all(0 < ratio < 50 for ratio in known.values())
-        draft = next(p for p in policy.prospects if p.kind is ProposerKind.DRAFT)
-        assert draft.cost.is_measured
+        assert policy.costs.tokens[ProposerKind.DRAFT].num_lacking == 0
         del sizes[:]
         chat.prepare()
         assert sizes == []

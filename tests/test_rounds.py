@@ -120,8 +120,12 @@ def ratios(policy, text: Text, machine: Machine):
 )
 def test_they_find_what_whole_answers_show(machine, agreement):
     """With the automatic policy, and costs that it knows; a draft reads 200 tokens first."""
-    text = Text(at_random(agreement, 1), num_tokens=128, num_prompt_tokens=200)
-    policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: machine.draft_share}, 1)
-    answer(policy, text._replace(starts=STARTS), machine, Clock())
-    true, found = ratios(policy, text, machine)
-    assert found.value == pytest.approx(true, rel=0.02 if true < 2 else 0.05)
+    found, true = [], []
+    for seed in (1, 2):
+        text = Text(at_random(agreement, seed), num_tokens=128, num_prompt_tokens=200)
+        policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: machine.draft_share}, 1)
+        answer(policy, text._replace(starts=STARTS), machine, Clock())
+        whole, turns = ratios(policy, text, machine)
+        true.append(whole)
+        found.append(turns.value)
+    assert sum(found) == pytest.approx(sum(true), rel=0.02 if max(true) < 2 else 0.05)

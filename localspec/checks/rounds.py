@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from localspec.speculative.policy_api import (
+    MAX_DRAFT_TOKENS,
     Decision,
     DraftOff,
     DraftPolicy,
@@ -25,7 +26,8 @@ _PLAIN_STEPS = 6
 _LONG_READ = 16  # tokens above which a draft reads more than plain steps and its own tokens
 _DRAFTING_STEPS = 3  # at least, and until _DRAFTING_TOKENS are written
 _DRAFTING_TOKENS = 16
-SHORTEST_ANSWER = 1 + _PLAIN_STEPS + _DRAFTING_TOKENS  # tokens of an answer with a round
+# Tokens of an answer with a round: a first draft can be a whole one.
+SHORTEST_ANSWER = 1 + _PLAIN_STEPS + 1 + MAX_DRAFT_TOKENS + 1
 
 
 @dataclass(slots=True)
@@ -80,9 +82,6 @@ class Rounds(DraftPolicy):
 
     def begin(self) -> None:
         self._policy.begin()
-
-    def use_threads(self, num_threads: int) -> None:
-        self._policy.use_threads(num_threads)
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
         if self._is_plain:

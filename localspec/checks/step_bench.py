@@ -84,8 +84,10 @@ def measure_steps(
                 draft_s.append(_timed_draft(draft, min(num_cached, most)))
             for num_tokens, taken_s in seconds.items():
                 target_s[num_tokens].append(taken_s)
-                if learner is not None:
-                    learner.target_cost.learn(num_tokens, num_cached, taken_s)
+            if learner is not None:
+                learner.costs.learn_plain(seconds[1])
+                if size > 1:
+                    learner.costs.learn_size(size, seconds[size] / seconds[1])
     finally:
         loop.truncate(0)
     medians = tuple(map(statistics.median, takewhile(bool, target_s.values())))
@@ -94,9 +96,8 @@ def measure_steps(
     if draft is None:
         return DecodeCosts(medians, are_steady=are_steady)
     draft_token_s = statistics.median(draft_s)
-    for prospect in () if learner is None else learner.prospects:
-        if prospect.kind is draft.kind:
-            prospect.cost.learn(1, 1, draft_token_s, medians[0])
+    if learner is not None:
+        learner.costs.learn_draft(draft.kind, 1, 1, draft_token_s)
     return DecodeCosts(medians, {draft.kind: draft_token_s}, are_steady)
 
 

@@ -7,11 +7,10 @@ caches have a prefix of the text.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 
 from localspec.pictures.cells import end_of_part, without_cells
 from localspec.policy.adaptive import AdaptiveDraftPolicy
-from localspec.policy.cost import TargetCost
+from localspec.policy.cost import Costs
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import Distribution
 from localspec.speculative.loop import SpeculativeDecoder
@@ -21,7 +20,7 @@ from localspec.speculative.proposers import DraftModel
 
 _CHUNK = 128  # tokens that are decoded at once: what an interruption can lose
 _FOLLOWING = 32  # tokens that a draft lags behind at most while it is being asked
-_MOST_STEPS = 12  # that are timed in one pause, each beside a target-only one
+_MOST_SIZES = 3  # that are timed in one pause
 _NUM_DRAFTS = 4  # that are timed, the first of which reads
 _DRAFT_TOKENS = 4  # in each of them
 _MOST_READ = 512  # tokens that a draft reads for no other reason than to be timed or judged
@@ -45,6 +44,7 @@ def prepare(
     _read_ahead(decoder, tokens)
     if isinstance(policy, AdaptiveDraftPolicy):
         _measure_costs(decoder, policy, chain, clock)
+        policy.renew()
 
 
 def _judge_drafts(decoder: SpeculativeDecoder, policy: AdaptiveDraftPolicy) -> None:
@@ -59,13 +59,13 @@ def _judge_drafts(decoder: SpeculativeDecoder, policy: AdaptiveDraftPolicy) -> N
             continue
         state = proposer.state(tokens)
         num_tokens = min(state.num_unjudged, decoder.num_answered, _MOST_JUDGED)
-        is_known = prospect.acceptance.num_seen >= _ENOUGH_JUDGED
+        is_known = prospect.learned.num_seen >= _ENOUGH_JUDGED
         if num_tokens == 0 or is_known or state.num_missing > _MOST_READ:
             continue
         _read(proposer.model, tokens[proposer.begins_at : len(tokens) - num_tokens - 1])
         for replay_scores in decoder.replay_scores(proposer, num_tokens):
             for confidence, chance in replay_scores.chances:
-                prospect.acceptance.learn(confidence, chance)
+                prospect.learned.learn(confidence, chance)
 
 
 def _read_ahead(decoder: SpeculativeDecoder, tokens: list[int]) -> None:
@@ -101,13 +101,9 @@ def _measure_costs(
     """
     if not (decoder.proposers and decoder.target.max_rollback):
         return
-    target_only_s = policy.target_cost.target_only_s
     try:
-        with policy.target_cost.apart():
-            _measure_steps(decoder, policy.target_cost, chain, clock)
-            target_only_s = policy.target_cost.target_only_s or target_only_s
-            if target_only_s is not None:
-                _measure_drafts(decoder, policy, target_only_s, chain, clock)
+        _measure_steps(decoder, policy.costs, chain, clock)
+        _measure_drafts(decoder, policy.costs, chain, clock)
     finally:
         decoder.truncate(len(decoder.tokens))
 
@@ -122,43 +118,40 @@ def _read(model: Model, tokens: list[int]) -> None:
 
 
 def _measure_steps(
-    decoder: SpeculativeDecoder,
-    cost: TargetCost,
-    chain: SamplerChain,
-    clock: Callable[[], float],
+    decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChain, clock: Callable[[], float]
 ) -> None:
-    """A target-only step beside each other one, since the ratio counts; sampler included."""
+    """Target-only steps beside some of another size, since the ratio counts; sampler included.
+
+    Each size comes several times in a row: the first time shows what a change of size costs.
+    """
     target, tokens = decoder.target, decoder.tokens
-    room = min(target.context_length - len(tokens), target.max_outputs)
+    most = min(target.context_length - len(tokens), target.max_outputs)
     target.checkpoint()
-    wanted = (size for size in cost.sizes_to_measure(len(tokens)) if size <= room)
+    sizes = [size for size in costs.sizes_to_time() if size <= most][:_MOST_SIZES]
     words = without_cells(tokens)
-    for size in islice(wanted, _MOST_STEPS):
-        for num_tokens in (1, size):
+    for size in sizes:
+        seconds = []
+        for num_tokens in (1, 1, size, size, size, 1):
             # Words of the text itself: where experts share the work, it matters which.
             batch = (words[-num_tokens:] * num_tokens)[:num_tokens]
             started = clock()
             logits = target.decode(batch, num_tokens)
             chain.distributions(logits, tokens, batch[:-1])
-            seconds = clock() - started
+            seconds.append(clock() - started)
             target.truncate(len(tokens))
             if target.num_cached < len(tokens):
                 return  # emptied: another batch would be decoded in the text's place
-            cost.learn(num_tokens, len(tokens), seconds)
+        costs.compare(size, seconds[1], seconds[3:5], seconds[5])
 
 
 def _measure_drafts(
-    decoder: SpeculativeDecoder,
-    policy: AdaptiveDraftPolicy,
-    target_only_s: float,
-    chain: SamplerChain,
-    clock: Callable[[], float],
+    decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChain, clock: Callable[[], float]
 ) -> None:
-    """Time the drafts that were not timed yet. target_only_s: seconds of a target-only step."""
-    for proposer, prospect in zip(decoder.proposers, policy.prospects, strict=False):
-        if isinstance(proposer, DraftModel) and not prospect.cost.is_measured:
+    """Time the drafts that were not timed yet."""
+    for proposer in decoder.proposers:
+        if isinstance(proposer, DraftModel) and costs.tokens[proposer.kind].num_lacking:
             for timed in _timed_drafts(proposer, decoder.tokens, chain, clock):
-                prospect.cost.learn(*timed, target_only_s)
+                costs.learn_draft(proposer.kind, *timed)
 
 
 def _timed_drafts(

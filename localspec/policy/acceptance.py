@@ -16,7 +16,7 @@ not known yet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,35 +27,27 @@ from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
 Weights = NDArray[np.float64]
 
 # The regimes: rates at which draft tokens are accepted, closer together near 1, where small
-# differences decide how long a draft pays [switching, long answers]
+# differences decide how long a draft pays
 RATES = np.array([0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.9, 0.93, 0.955, 0.98])
-HAZARD = 1 / 64  # chance that another regime begins, per emitted token [switching]
-# The slowest rate at which the prior of the regimes follows what is seen [a chat]
-_PRIOR_RATE = 1 / 256
-# Added to each rate in the first prior: good drafts are likelier [short answers]
-_PRIOR_TILT = 0.5
-# Tokens, right and wrong, that the first prior of a lookup is worth [no scenario: traces]
-_LOOKUP_RIGHT, _LOOKUP_WRONG = 4, 1
-# Power of the rates that is the first prior of tokens which a constraint forces: 0.96 on
-# average [no scenario: tests/test_constraint.py]
-_FORCED_EXPONENT = 40
-# Share of a prior that was kept between runs; the rest is spread over all rates
-# [no scenario: a profile of another text must not rule out a rate]
-_KEPT_SHARE = 0.95
-# The first prior weighs as much as this many judged tokens [short answers, a chat]
+HAZARD = 1 / 64  # chance that another regime begins, per emitted token
+# The first priors of the regimes. People choose good drafts for a target; a match is worth four
+# tokens that were right and one that was wrong; what a constraint forces has to come in one
+# spelling or another
+_PRIORS: dict[ProposerKind, Weights] = {
+    ProposerKind.DRAFT: 0.5 + RATES,
+    ProposerKind.HEAD: 0.5 + RATES,
+    ProposerKind.LOOKUP: RATES**4 * (1.0 - RATES),
+    ProposerKind.FORCED: RATES**40,
+}
+# The first prior weighs as much as this many judged tokens
 _PRIOR_TOKENS = 6
-# How fast the shift of a bin of confidence follows what is seen [sure and unsure]
-_SHIFT_RATE = 0.05
-_SHARE_RATE = 0.02  # how fast the shares of the bins follow what is seen [sure and unsure]
-_EDGES = (0.3, 0.5, 0.7, 0.85, 0.95)  # edges of the bins of confidence [sure and unsure]
-# Largest shift of a bin, in log-odds [no scenario: bounds the effect of a damaged profile]
-_MAX_SHIFT = 4.0
-_LOG_ODDS = np.log(RATES) - np.log1p(-RATES)
-# A confidence in the middle of each bin [no scenario: traces]
-_CENTRES = np.array([0.2, 0.4, 0.6, 0.78, 0.9, 0.975])
+# How fast the shift of a bin of confidence follows what is seen, and how often the bins occur
+_SHIFT_RATE = 0.04
+_EDGES = (0.3, 0.5, 0.7, 0.85, 0.95)  # edges of the bins of confidence
 # Log-odds of the rate of a regime in which a confidence is at first taken at its word
-# [no scenario: traces]
 _LITERAL = 1.7
+_LOG_ODDS = np.log(RATES) - np.log1p(-RATES)
+_CENTRES = np.array([0.2, 0.4, 0.6, 0.78, 0.9, 0.975])  # of the bins
 _LITERAL_SHIFTS = np.log(_CENTRES) - np.log1p(-_CENTRES) - _LITERAL
 _POWERS = np.cumsum(RATES[:, None] ** np.arange(1, MAX_DRAFT_TOKENS + 1), axis=1)
 # (regimes, 1 + MAX_DRAFT_TOKENS): tokens accepted of the next 0, 1, 2 …
@@ -63,32 +55,16 @@ GAINS: Weights = np.concatenate([np.zeros((len(RATES), 1)), _POWERS], axis=1)
 
 
 class Acceptance:
-    """The acceptance of one proposer's tokens, learned from verdicts.
+    """The acceptance of one proposer's tokens, learned from verdicts."""
 
-    prior: the first one, if nothing was seen; by default good drafts are likelier, as people
-    choose them for a target. is_literal: whether a confidence is at first taken at its word.
-    """
-
-    def __init__(
-        self, prior: Weights = _PRIOR_TILT + RATES, *, is_literal: bool = False
-    ) -> None:
+    def __init__(self, kind: ProposerKind) -> None:
         self.num_seen = 0
-        self._prior: Weights = prior / prior.sum()
-        self._shifts = _LITERAL_SHIFTS * is_literal
+        self._prior: Weights = _PRIORS[kind] / _PRIORS[kind].sum()
+        self._shifts = _LITERAL_SHIFTS * (kind is ProposerKind.LOOKUP)
         self._shares = np.full(len(_EDGES) + 1, 1.0 / (len(_EDGES) + 1))  # of the bins
         self._weights: Weights = self._prior.copy()
         self._num_passed = 0  # tokens since the weights were updated
         self._chances = _shifted(self._shifts)
-
-    @classmethod
-    def of(cls, kind: ProposerKind) -> Acceptance:
-        """The acceptance of a proposer of which nothing was seen."""
-        if kind is ProposerKind.FORCED:  # they have to come in one spelling or another
-            return cls(RATES**_FORCED_EXPONENT)
-        if kind is ProposerKind.LOOKUP:
-            prior = RATES**_LOOKUP_RIGHT * (1.0 - RATES) ** _LOOKUP_WRONG
-            return cls(prior, is_literal=True)
-        return cls()
 
     @property
     def weights(self) -> Weights:
@@ -140,27 +116,18 @@ class Acceptance:
         weights = self.weights * (outcome * chances + (1.0 - outcome) * (1.0 - chances))
         self._weights = weights / weights.sum()
         self.num_seen += 1
-        rate = max(_PRIOR_RATE, 1.0 / (_PRIOR_TOKENS + self.num_seen))
+        rate = max(HAZARD / 4, 1.0 / (_PRIOR_TOKENS + self.num_seen))
         self._prior += rate * (self._weights - self._prior)
-
-    def learn_verdict(self, confidences: Sequence[float], num_accepted: int) -> None:
-        """Take a step into account. confidences: of all its draft tokens.
-
-        What follows the first refused token was never judged and says nothing.
-        """
-        for index, confidence in enumerate(confidences[: num_accepted + 1]):
-            self.learn(confidence, float(index < num_accepted))
 
     def pass_by(self, num_tokens: int) -> None:
         """Let the regime become less certain, after num_tokens of text."""
         self._num_passed += num_tokens
 
     def _shift(self, bin_: int, surprise: float) -> None:
-        self._shares *= 1.0 - _SHARE_RATE
-        self._shares[bin_] += _SHARE_RATE
+        self._shares *= 1.0 - _SHIFT_RATE
+        self._shares[bin_] += _SHIFT_RATE
         self._shifts[bin_] += _SHIFT_RATE * surprise
         self._shifts -= self._shares @ self._shifts
-        np.clip(self._shifts, -_MAX_SHIFT, _MAX_SHIFT, out=self._shifts)
         self._chances = _shifted(self._shifts)
 
     def as_dict(self) -> dict[str, Any]:
@@ -179,8 +146,9 @@ class Acceptance:
         )
         self.num_seen = int(kept["num_seen"])
         # Every rate keeps a little weight, so that no regime is ruled out forever.
-        self._prior = _KEPT_SHARE * prior / prior.sum() + (1.0 - _KEPT_SHARE) / len(RATES)
-        self._shifts = np.clip(shifts, -_MAX_SHIFT, _MAX_SHIFT)
+        spread = 2 * HAZARD
+        self._prior = (1.0 - spread) * prior / prior.sum() + spread / len(RATES)
+        self._shifts = np.clip(shifts, _LOG_ODDS[0], _LOG_ODDS[-1])  # of a damaged profile
         self._shares = shares / shares.sum()
         self._chances = _shifted(self._shifts)
         self._weights, self._num_passed = self._prior.copy(), 0

@@ -6,9 +6,9 @@ place of a constant one), from `cost` and `acceptance`. While tokens are drafted
 question is asked again with what is known by then, as an optimal stopping problem at the
 rate of the best K (Dinkelbach's method).
 
-A replay shows whether a text is predictable: a draft has to read the text anyway, and that
-tells what it would have proposed there. Replays happen as often as they pay for themselves, and
-nothing uncertain is tried beyond a `Budget`.
+A proposer that may pay is tried at once, and rests longer each time it does not. Within an
+answer all follows from its text and from costs that are fixed when it begins: the same question
+takes the same steps.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.policy.acceptance import HAZARD, Acceptance, Weights
-from localspec.policy.cost import LARGEST_STEP, TargetCost
-from localspec.policy.prospect import LONG_READ, MARGIN, Budget, Prospect, Stopping
+from localspec.policy.cost import LARGEST_STEP, Costs, fill
+from localspec.policy.prospect import MOST_SAVED, Prospect, Stopping
 from localspec.policy.speedup import Curve, break_even_acceptance
-from localspec.policy.step_times import StepTimes, ThreadCosts
 from localspec.speculative.policy_api import (
-    CERTAIN_CONFIDENCE,
     MAX_DRAFT_TOKENS,
     Decision,
     DraftOff,
@@ -36,25 +33,16 @@ from localspec.speculative.policy_api import (
     reason_for_none,
 )
 
-# Share of plain decoding's time that deciding to stay with it may take [slow decisions]
-_DECIDING_SHARE = 0.002
-_NUM_MEASURED = 2  # target-only steps before anything else is tried [short answers]
-# Steps after which a target-only one is due, to time it [memory bursts, busy processor]
-_ANCHOR_STEPS = 64
-# Share of the probable loss that a trial at old costs may lose [stale costs]
-_TRIAL_SHARE = 0.25
-# A target-only step after a draft is timed again if it takes this many times as long as others
-# [waking threads]
-_WAKE_UP_FACTOR = 1.1
-# Tokens for which the result of a replay is useful, and that pass between two answers
-# [a chat, short answers]
-_HORIZON = 1 / HAZARD
-# Tokens over which a gain has to pay for reading the whole text [long prompts]
-_GAIN_TOKENS = 2 / HAZARD
-# Share of the budget for which a proposer reads the whole text [long prompts]
-_EVERYTHING_SHARE = 0.25
-# Share of the budget for which a proposer reads the end of a long text [long prompts]
-_REPLAY_READ_SHARE = 0.5
+# A gain has to be larger than this factor
+_MARGIN = 1.02
+# Steps after which a target-only one is due, to time it
+_ANCHOR_STEPS = 128
+# Tokens over which a trial, or reading, has to pay for itself
+_HORIZON = 64
+# Target-only steps that trials may lose in an answer, at first and for each token
+_GRANT, _GRANT_SHARE = 6.0, 0.003
+_TRIED_STEPS = 16  # steps with another number of threads that may be a trial
+_QUIET_TOKENS = 8  # for which a decision that nothing pays holds
 
 
 class AdaptiveDraftPolicy(DraftPolicy):
@@ -63,299 +51,212 @@ class AdaptiveDraftPolicy(DraftPolicy):
     One object serves all answers of an engine; what it learned can be saved and restored.
     draft_shares: for each kind of proposer, a guess of what a draft token costs, as a share of
     a target-only step; it counts until the cost is measured. num_threads: the number of threads
-    that the models begin with.
+    that the models begin with. costs: with the present number, for the length of the text.
     """
 
     def __init__(self, draft_shares: Mapping[ProposerKind, float], num_threads: int) -> None:
-        self._costs = ThreadCosts(draft_shares, num_threads)
-        self.prospects = [
-            Prospect(index, kind, cost, Acceptance.of(kind))
-            for index, (kind, cost) in enumerate(self._costs.now.drafts.items())
-        ]
-        self._has_drafted = False  # whether the last step drafted, and decoded several tokens
-        self._must_retime = False  # whether a target-only step has to be timed again
-        self._budget = Budget()
-        self._available: list[Prospect] = []  # who could propose in this step
-        self._deciding_s = 0.0  # time of the last decision that nothing pays
-        self._rest_steps = 0  # steps without drafting after such a decision
-        self._rest_left = 0  # of these, steps to come
-        self._draft_off = DraftOff.DOES_NOT_PAY  # the reason of that decision
+        self._draft_shares = draft_shares
+        self._key = num_threads, 0  # of the present costs: threads, class of lengths
+        self.costs = Costs(draft_shares)
+        self._costs = {self._key: self.costs}
+        self._budget = _GRANT  # target-only steps that may be lost
+        self._num_other = 0  # steps in a row with another number of threads
+        self.prospects = [Prospect(index, kind) for index, kind in enumerate(draft_shares)]
         self._nearest: Prospect | None = None  # the one closest to paying
+        self._last_size = 1  # tokens of the last decode
+        self._since_plain = 0  # steps since a target-only one was timed
+        self._last_proposer: int | None = None
+        self._padded: list[int] = []
 
-    @property
-    def target_cost(self) -> TargetCost:
-        """The target's costs, with the present number of threads."""
-        return self._costs.now.target
-
-    @property
-    def _times(self) -> StepTimes:
-        return self._costs.now.times
-
-    def use_threads(self, num_threads: int) -> None:
-        self._must_retime |= self._costs.use(num_threads)
-        for prospect in self.prospects:
-            prospect.cost = self._costs.now.drafts[prospect.kind]
+    def _use_costs(self, num_threads: int, length: int) -> None:
+        """Take the costs with so many threads, for a class of lengths."""
+        self._key, self._num_other = (num_threads, length), 0
+        if self._key not in self._costs:
+            self._costs[self._key] = Costs(self._draft_shares)
+            self._costs[self._key].restore(self.costs.as_dict())  # a guess
+            self._costs[self._key].prefill_token_s = self.costs.prefill_token_s
+        self.costs = self._costs[self._key]
 
     def begin(self) -> None:
-        # Another text may be in another regime.
-        self._available = []
         for prospect in self.prospects:
-            prospect.has_replayed = False
-            prospect.acceptance.pass_by(int(_HORIZON))
+            prospect.begin()
+        for costs in self._costs.values():
+            costs.settle()
+        self._since_plain = 0
+        self._budget = _GRANT
+
+    def renew(self) -> None:
+        """Let the next answers begin with what was learned; for idle time."""
+        for prospect in self.prospects:
+            prospect.renew()
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
-        self._available = available = [
+        available = [
             prospect
             for prospect, state in zip(self.prospects, context.states, strict=True)
             if prospect.prepare(state, context.room)
         ]
         if not available:
             return Decision(None, draft_off=reason_for_none(context))
-        if self._rest_left > 0 and not self._gains_for_certain(available):
-            self._rest_left -= 1
-            return Decision(None, draft_off=self._draft_off)
-        target_only_s = self.target_cost.target_only_s
-        is_new = self._costs.now.num_plain < _NUM_MEASURED
-        is_due = self.target_cost.steps_since_target_only >= _ANCHOR_STEPS
-        if not target_only_s or is_new or is_due or self._must_retime:
+        if fill(context.num_cached) != self._key[1]:
+            self._use_costs(self._key[0], fill(context.num_cached))
+        if self.costs.needs_plain or self._since_plain >= _ANCHOR_STEPS:
             return Decision(None, draft_off=DraftOff.MEASURING)
-        times = self._times.at(context.num_cached, target_only_s)
         for prospect in available:
-            # A lookup that rests beside a draft is judged as well: that costs nothing.
+            # A lookup is judged as well while it rests: that costs nothing.
             if prospect.state.num_unjudged > 0 and prospect.state.num_missing == 0:
                 return Replay(prospect.index)
-        for prospect in available:
-            prefill_token_s = self.target_cost.prefill_token_s
-            prospect.expect_catch_up(target_only_s, prefill_token_s, LONG_READ)
-            prospect.rank(times, self._times.at_worst, self._budget.left_s(target_only_s))
-        self._nearest = nearest = max(available, key=lambda prospect: prospect.unlimited_rate)
-        decision = (
-            self._drafting(available, times, context)
-            or self._due_replay(available, times, context)
-            or self._trial(nearest, context)
-        )
-        if decision is not None:
-            return decision
-        would_pay = nearest.unlimited_rate > MARGIN / target_only_s
-        self._draft_off = DraftOff.OVER_BUDGET if would_pay else DraftOff.DOES_NOT_PAY
-        # With a fast target the decision itself would take a noticeable share of a step.
-        self._rest_steps = int(self._deciding_s / (_DECIDING_SHARE * target_only_s))
-        self._rest_left = self._rest_steps
-        return Decision(None, draft_off=self._draft_off)
+        awake = [prospect for prospect in available if prospect.rest_left <= 0]
+        for prospect in awake:
+            prospect.rank(self.costs, self._last_size)
+        awake.sort(key=lambda prospect: -prospect.rate)
+        self._nearest = awake[0] if awake else self._nearest
+        for prospect in awake:
+            attempt = self._attempt(prospect, context)
+            if attempt is not None:
+                return attempt
+        return Decision(None, draft_off=self._draft_off())
 
-    def _gains_for_certain(self, available: list[Prospect]) -> bool:
-        """Whether some proposer is certain of more tokens than it needs to pay.
-
-        Tokens that a constraint forces come and go with each step, while a regime lasts.
-        """
-        steps = self._times.latest
-        return any(
-            steps[prospect.limit + 1] * MARGIN < steps[1] * (prospect.limit + 1)
-            for prospect in available
-            if prospect.state.confidence == CERTAIN_CONFIDENCE
-        )
-
-    def _drafting(
-        self, available: list[Prospect], times: Weights, context: PolicyContext
-    ) -> Decision | Replay | None:
-        """Draft with the best proposer whose reading the budget allows."""
-        target_only_s = float(times[1])
-        for best in sorted(available, key=lambda prospect: -prospect.rate):
-            if best.rate <= MARGIN / target_only_s:
-                break
-            gain_s = (target_only_s - 1 / best.rate) * min(_GAIN_TOKENS, context.num_remaining)
-            if not self._may_read(best, context, gain_s, self._budget.left_s(target_only_s)):
-                continue
-            if best.state.num_unjudged > 1 and not best.state.is_block:
-                # It has to read those tokens anyway, and a replay shows what to expect.
-                return Replay(best.index, best.reads_from)
-            return Decision(best.index, Stopping(best, times), best.reads_from)
-        return None
-
-    def _due_replay(
-        self, available: list[Prospect], times: Weights, context: PolicyContext
-    ) -> Decision | Replay | None:
-        """Replay when it is due, to find out whether the text has become predictable.
-
-        Each token that was not drafted may have cost time. A replay is due once that probable
-        loss is as large as the cost of the replay, so replays never cost more than waiting.
-        A block takes as long for a replay as for a draft, so in place of the first one it is
-        drafted, if that would pay at the lowest costs that are likely.
-        """
-        target_only_s = float(times[1])
-        for prospect in available:
-            optimistic_s = prospect.saved_token_s(self._times.optimistic)
-            pessimistic_s = prospect.saved_token_s(self._times.pessimistic)
-            prospect.lost_token_s = (optimistic_s + pessimistic_s) / 2
-            worth_s = prospect.lost_s + prospect.lost_token_s
-            afforded_s = self._budget.for_replay_s(target_only_s, worth_s)
-            if not prospect.has_replayed:
-                # The result of the first replay is likely to hold for a while. As long as no
-                # step of several tokens was timed they may be dear, and a prompt is not read
-                # in hope alone.
-                at_worst_s = prospect.saved_token_s(self._times.at_worst)
-                is_guess = self._times.is_guess
-                token_s = (optimistic_s + at_worst_s) / 2 if is_guess else prospect.lost_token_s
-                worth_s = max(worth_s, token_s * min(_HORIZON, context.num_remaining))
-            pays = min(worth_s, afforded_s) > prospect.replay_s(target_only_s)
-            is_due = prospect.state.num_unjudged > 0 and pays
-            if is_due and self._may_read(prospect, context, 0.0, afforded_s):
-                prospect.lost_s = 0.0
-                is_early = self._times.is_guess or not prospect.has_replayed
-                prospect.has_replayed = True
-                if is_early and prospect.state.is_block:
-                    prospect.limit = min(context.room, prospect.state.max_tokens)
-                    if prospect.choose_optimistically(self._times) is not None:
-                        extent = Stopping(prospect, self._times.optimistic)
-                        return Decision(prospect.index, extent, prospect.reads_from)
+    def _attempt(self, prospect: Prospect, context: PolicyContext) -> Decision | Replay | None:
+        """Draft with it if that pays, or look whether it may; let it rest if neither."""
+        state, plain = prospect.state, float(prospect.steps[1])
+        pays = prospect.rate * plain > _MARGIN
+        is_sure = state.confidence is not None
+        looks = state.num_unjudged > 1 and not prospect.was_replayed
+        gain = plain - 1.0 / prospect.rate if pays else prospect.hope()
+        worth = gain * min(_HORIZON, context.num_remaining) * (pays or (looks and not is_sure))
+        if self._budget <= 0.0 and not pays:
+            worth = 0.0
+        length, budget = context.num_cached + 1, self._budget
+        if prospect.may_read(self.costs, length, worth, budget, drafts=pays):
+            if looks and not state.is_block:
+                # It has to read those tokens anyway, and shows what to expect.
+                prospect.was_replayed = True
                 return Replay(prospect.index, prospect.reads_from)
+            if pays or state.is_block:
+                prospect.is_look, self._padded = not pays, prospect.padded
+                extent = Stopping(prospect, self.costs)
+                return Decision(prospect.index, extent, prospect.reads_from)
+        if prospect.was_replayed:
+            prospect.fail()
+        elif not is_sure:
+            prospect.rest_left = _QUIET_TOKENS
         return None
 
-    def _trial(self, nearest: Prospect, context: PolicyContext) -> Decision | Replay | None:
-        """Draft once, if drafting would pay at the lowest costs that are likely by now.
-
-        While nothing is drafted, no step of several tokens is timed. A policy that trusted old
-        times could stay with plain decoding forever. nearest: the proposer closest to paying;
-        one trial shows the costs of all.
-        """
-        state = nearest.state
-        if not (self.target_cost.is_old and nearest.cost.is_measured) or state.num_skipped:
-            return None
-        target_only_s = float(self._times.latest[1])
-        nearest.prepare(state, context.room)  # without the limit of the budget
-        prefill_token_s = self.target_cost.prefill_token_s
-        nearest.expect_catch_up(target_only_s, prefill_token_s, state.num_missing)
-        trial_loss_s = nearest.choose_optimistically(self._times)
-        if trial_loss_s is None or trial_loss_s > nearest.trial_s:
-            return None
-        if state.num_unjudged > 1 and not state.is_block:
-            # What it would have proposed lately may already show that it is of no use.
-            nearest.trial_s -= nearest.catch_up_s
-            return Replay(nearest.index)
-        return Decision(nearest.index, Stopping(nearest, self._times.optimistic))
+    def _draft_off(self) -> DraftOff:
+        nearest = self._nearest
+        would_pay = nearest is not None and nearest.rate * nearest.steps[1] > _MARGIN
+        return DraftOff.OVER_BUDGET if would_pay else DraftOff.DOES_NOT_PAY
 
     def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
-        target_only_s = self.target_cost.target_only_s or 0.0
-        prospect = self.prospects[proposer]
-        prospect.cost.learn(replay_scores.num_read, 0, seconds, target_only_s)
+        prospect, num_read = self.prospects[proposer], replay_scores.num_read
+        self.costs.learn_draft(prospect.kind, num_read, 0, seconds)
         for confidence, chance in replay_scores.chances:
-            prospect.acceptance.learn(confidence, chance)
-            prospect.acceptance.pass_by(1)
-        self._budget.save(-seconds, target_only_s)
-
-    def _may_read(
-        self, prospect: Prospect, context: PolicyContext, gain_s: float, budget_s: float
-    ) -> bool:
-        """Choose where in the text a proposer that lacks much of it begins to read.
-
-        It reads everything if that surely pays. Otherwise it reads as much of the end of the
-        text as half of the budget allows, and everything later, once drafting has saved enough
-        time. gain_s: what drafting is expected to save. Returns whether the budget is enough.
-        """
-        state, cost = prospect.state, prospect.cost
-        if state.num_missing < LONG_READ and state.num_skipped == 0:
-            return True
-        target_only_s = self.target_cost.target_only_s or 0.0
-        token_s = cost.read_token_s(target_only_s, self.target_cost.prefill_token_s)
-        length = context.num_cached + 1
-        if state.num_skipped > 0 and token_s * length < min(
-            _EVERYTHING_SHARE * budget_s, gain_s
-        ):
-            prospect.reads_from = 0
-            return True
-        if state.num_missing < LONG_READ:
-            return True
-        num_tokens = int(max(budget_s - prospect.risk_s, 0.0) / max(token_s, 1e-9))
-        if state.num_missing > 2 * LONG_READ:
-            # The first read is a trial, and some budget has to remain for drafting.
-            half = int(_REPLAY_READ_SHARE * num_tokens) if cost.knows_reading else 0
-            num_tokens = min(num_tokens, max(half, LONG_READ))
-        if num_tokens < state.num_missing:
-            prospect.reads_from = length - num_tokens
-        return num_tokens >= LONG_READ
+            prospect.see(confidence, chance, 1)
+        cost = num_read * self.costs.read_token(prospect.kind)
+        self._budget -= cost
+        prospect.look(cost)
 
     def padded(self, num_tokens: int, limit: int) -> int:
-        return self._times.cheapest(num_tokens, min(limit, LARGEST_STEP))
+        if num_tokens >= len(self._padded) or self._padded[num_tokens] > limit:
+            return num_tokens
+        return self._padded[num_tokens]
 
     def learn(self, record: StepRecord) -> None:
-        self._costs.pass_by()
-        scored_s = record.target_time_s + record.sampler_time_s
-        step_s = scored_s + record.draft_time_s
         size = record.num_target_tokens
-        self._must_retime = self._is_slowed(record, scored_s)
-        self._has_drafted = record.proposer is not None and size > 1
-        is_step = record.proposer is not None or size == 1 or size > LARGEST_STEP
-        counts = True  # as a cost of drafting
-        if is_step and not self._must_retime:
-            counts = self.target_cost.learn(size, record.num_cached, scored_s)
-            self._costs.now.num_plain += size == 1
-        target_only_s = self.target_cost.target_only_s
-        self._budget.pass_by(record.num_emitted * (target_only_s or 0.0))
-        if record.proposer is not None and target_only_s is not None:
-            prospect = self.prospects[record.proposer]
-            num_drafted = len(record.confidences)
-            num_decodes = 1 if prospect.state.is_block else max(num_drafted, 1)
-            prospect.cost.learn(
-                record.num_read, num_decodes, record.draft_time_s, target_only_s
-            )
-            prospect.acceptance.learn_verdict(record.confidences, record.num_accepted)
-            prospect.lost_s = prospect.trial_s = 0.0
-            if counts:
-                self._budget.save(record.num_emitted * target_only_s - step_s, target_only_s)
-        else:
-            for prospect in self._available:
-                prospect.lost_s += prospect.lost_token_s
-                prospect.trial_s += _TRIAL_SHARE * prospect.lost_token_s
-            self._budget.save(-record.draft_time_s, target_only_s or 0.0)
-            if self._rest_left == self._rest_steps:
-                self._deciding_s = record.draft_time_s
+        scored_s = record.target_time_s + record.sampler_time_s
+        is_other = record.num_threads != self._key[0]
+        self._num_other = self._num_other + 1 if is_other else 0
+        if self._num_other > _TRIED_STEPS or (is_other and self.costs.needs_plain):
+            self._use_costs(record.num_threads, self._key[1])
+        elif not is_other:
+            self._learn_step(record, size, scored_s)
+        self._budget += _GRANT_SHARE * record.num_emitted
+        if record.proposer is not None:
+            self._learn_draft(self.prospects[record.proposer], record)
+            if size > 1:
+                self.prospects[record.proposer].count_step(self._last_size)
+        self._last_size, self._last_proposer = size, record.proposer
         for prospect in self.prospects:
             prospect.acceptance.pass_by(record.num_emitted)
+            prospect.rest_left -= record.num_emitted
+            prospect.was_replayed = False
 
-    def _is_slowed(self, record: StepRecord, scored_s: float) -> bool:
-        """Whether this target-only step was slower because it followed a draft.
+    def _learn_step(self, record: StepRecord, size: int, scored_s: float) -> None:
+        """Learn the cost of the target's part of a step."""
+        costs, has_changed = self.costs, size != self._last_size
+        if record.proposer is None and size > 1:
+            if costs.prefill_token_s is None and size > LARGEST_STEP:
+                costs.prefill_token_s = scored_s / size
+            return
+        if size == 1:
+            if has_changed and self._last_size <= LARGEST_STEP and costs.plain_s:
+                costs.learn_change(scored_s / costs.plain_s)
+            if not (has_changed and costs.is_change_dear):
+                needs_more = costs.learn_plain(scored_s)
+                self._since_plain = _ANCHOR_STEPS if needs_more else 0
+            return
+        self._since_plain += 1
+        if costs.plain_s and size <= LARGEST_STEP:
+            change = costs.change_cost if has_changed else 0.0
+            ratio = max(scored_s / costs.plain_s - change, 0.1)
+            if costs.learn_size(size, ratio):
+                self._since_plain = _ANCHOR_STEPS
 
-        Where a step takes a millisecond, threads that rested during the draft have to wake up.
-        The next step is then target-only as well, and its time is the one that counts.
-        """
-        target_only_s = self.target_cost.target_only_s
-        is_behind = self._has_drafted or record.proposer is not None or record.replay_s > 0.0
-        is_slow = target_only_s is not None and scored_s > _WAKE_UP_FACTOR * target_only_s
-        return record.num_target_tokens == 1 and is_behind and is_slow
+    def _learn_draft(self, prospect: Prospect, record: StepRecord) -> None:
+        """Learn from a proposal and its verdict; its gain is reckoned by the fixed costs."""
+        costs, num_drafted = self.costs, record.num_draft_tokens
+        num_decodes = 1 if prospect.state.is_block else max(num_drafted, 1)
+        spent = num_decodes * costs.token(prospect.kind)
+        if record.num_read > 1:
+            spent += record.num_read * costs.read_token(prospect.kind)
+        if record.num_target_tokens <= LARGEST_STEP:
+            spent += costs.ratios()[record.num_target_tokens]
+        gain = record.num_emitted - spent
+        self._budget = min(self._budget + gain, MOST_SAVED)
+        prospect.save(gain)
+        if prospect.is_look and gain < 0.0:
+            prospect.fail()
+        if self._last_proposer == prospect.index or not costs.is_change_dear:
+            costs.learn_draft(prospect.kind, record.num_read, num_decodes, record.draft_time_s)
+        for index, confidence in enumerate(record.confidences[: record.num_accepted + 1]):
+            prospect.see(confidence, float(index < record.num_accepted), 0)
 
     def estimate(self) -> PolicyEstimate | None:
         """The expectation for the proposer that came closest to paying."""
-        target_only_s = self.target_cost.target_only_s
-        steps = self._times.latest.tolist()
-        # With a number of threads that was chosen just now, no times were computed yet.
-        if self._nearest is None or target_only_s is None or not steps[1]:
+        prospect, plain_s = self._nearest, self.costs.plain_s
+        if prospect is None or plain_s is None:
             return None
-        prospect, acceptance = self._nearest, self._nearest.acceptance
-        draft_s = prospect.cost.token_s(target_only_s)
-        curve = Curve(steps, draft_s, prospect.state.is_block)
+        acceptance, token = prospect.acceptance, self.costs.token(prospect.kind)
+        curve = Curve(self.costs.ratios(), token, prospect.state.is_block)
         return PolicyEstimate(
             prospect.kind,
             float(acceptance.expected(acceptance.weights, prospect.state.confidence)[1]),
             break_even_acceptance(curve, MAX_DRAFT_TOKENS),
-            target_only_s,
-            draft_s,
-            self._times.measured,
+            plain_s,
+            token * plain_s,
+            {1: 1.0, **self.costs.measured_sizes()},
         )
 
     def as_dict(self) -> dict[str, Any]:
         """The content to save for the next process, in JSON's types."""
-        return {
-            "costs": self._costs.as_dict(),
-            "acceptance": {
-                prospect.kind.value: prospect.acceptance.as_dict()
-                for prospect in self.prospects
-            },
-        }
+        costs: dict[str, dict[str, Any]] = {}
+        for (num_threads, length), part in self._costs.items():
+            costs.setdefault(str(num_threads), {})[str(length)] = part.as_dict()
+        for prospect in self.prospects:
+            prospect.take_in()
+        learned = {each.kind.value: each.learned.as_dict() for each in self.prospects}
+        return {"costs": costs, "acceptance": learned}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Continue from `as_dict`. Not to be used after an error, as of a damaged file."""
         parts = kept["acceptance"]
-        self._costs.restore(kept["costs"])
+        for num_threads, lengths in kept["costs"].items():
+            for length, part in lengths.items():
+                key = int(num_threads), int(length)
+                self._costs.setdefault(key, Costs(self._draft_shares)).restore(part)
         for prospect in self.prospects:
             if prospect.kind.value in parts:
-                prospect.acceptance.restore(parts[prospect.kind.value])
+                prospect.learned.restore(parts[prospect.kind.value])
+            prospect.renew()
+            prospect.begin()

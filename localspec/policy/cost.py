@@ -1,413 +1,312 @@
-"""The costs of decodes on this machine, learned by timing the ones that happen anyway.
+"""Costs of decodes on this machine, in target-only steps, learned from what happens anyway.
 
-For the target this is v(n) = T(n) / T(1), the cost of decoding n tokens at once, in target-only
-steps. It decides whether a draft pays. It is not monotone (a kernel for 4 tokens can be cheaper
-than one for 3), so every n is measured separately (`StepRatios`). T(1) is the time of the last
-few target-only steps, because it changes with the load of the machine and the length of the
-text; v(n) is corrected for the T(1) at its measurement.
+v(n) = T(n) / T(1) is the cost of a decode of n tokens that repeats the size of the one before.
+It is not monotone (a kernel for 4 tokens can be cheaper than one for 3), so each size is an
+`Estimate` of its own. A decode of another size than the one before costs a *change* more: where
+graphs are recorded, as on a GPU, or where threads have to wake.
 
-The cost of a step of n tokens, in target-only steps, drifts within minutes while other programs
-run. The logarithm of v(n) is modelled as a random walk, and each timed step is a noisy
-measurement of it (the scalar case of Kalman, 1960). So an old measurement is less certain, and
-weighs less than a new one.
-
-Two things change the time of a decode during an answer. A slower processor slows all decodes by
-the same factor. Other programs that use the memory slow target-only steps, which wait for
-memory, but hardly slow steps of many tokens. Which of the two happens is not known at once, so
-T(n) is assumed to change with a power of T(1) between 0 and 1, the elasticity, until steps are
-timed again.
+An answer begins with fixed costs, so that the same question takes the same steps each time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
 
-# Tokens of the largest step whose cost is measured for its own size [long answers]
+# Tokens of the largest step whose cost is measured for its own size
 LARGEST_STEP = MAX_DRAFT_TOKENS + 1
-
-_NUM_SAMPLES = 9  # times of a draft token that are kept; their median counts [noisy steps]
-_NUM_TRUSTED = 3  # samples that are needed for a median [noisy steps]
-# Target-only steps whose median counts; the first ones of a process can take twice as long
-# [noisy steps, busy processor]
-_NUM_PLAIN = 5
-# Steps after a target-only one that are compared with it; later ones belong to another moment
-# [memory bursts, wandering]
-FRESH_STEPS = 16
-# Time without steps of several tokens after which their cost is less certain, in target-only
-# steps [stale costs]
-_RESTED_STEPS = 64
 # Texts shorter than this cost the same; above it each doubling is a class of its own
-# [no scenario: no simulated machine has attention to long texts]
 FILL_TOKENS = 2048
-# Kernels for several rows come in multiples of this many tokens, and may be cheap
-# [long answers]
-TILE = 4
-# Most tokens that are read in front of a draft in an ordinary step [long answers]
+# Most tokens that are read in front of a draft in an ordinary step
 SHORT_READ = 2
-_TIMED_READ = 8  # fewest tokens of a read that shows what one of many costs [long prompts]
-# Pessimistic cost of one more token, in target-only steps, where that was not measured
-# [never right]
-_PESSIMISTIC_SLOPE = 0.6
-# Optimistic cost of the same, as long as no prompt was read
-# [no scenario: a target whose prompt was cached]
-_OPTIMISTIC_SLOPE = 0.1
-# Optimistic cost of one more token, as a share of the cost of a token of a prompt
-# [short answers]
-_OPTIMISTIC_SHARE = 0.5
-# Time of the first step of its size, in optimistic guesses, above which it does not count:
-# kernels are loaded then, and graphs recorded [no scenario: tests/test_heads.py]
-_FIRST_FACTOR = 2.0
-# Cost of a token that is read, as a share of a drafted one, until either was timed
-# [no scenario: a target whose prompt was cached]
-_READ_SHARE = 0.5
-_NOISE = 0.08**2  # variance of the logarithm of one timed step [noisy steps]
-# The same of the first step of its size, which often takes longer [noisy steps]
-_FIRST_NOISE = 4 * _NOISE
-# Growth of the variance of a size during one target-only step [wandering, stale costs]
-_DRIFT = 3e-5
-_MAX_VARIANCE = 0.15**2  # largest variance of a size [stale costs]
-# Elasticity: d log T(n) / d log T(1), the same for all n ≥ 2 [memory bursts, busy processor]
-_ELASTICITY = 0.5
-# Largest change of log T(1) that counts; beyond it the step was interrupted [busy processor]
-_LARGEST_CHANGE = 0.3
-_OUTLIER = 3.0  # standard deviations that a timed step counts as at most [noisy steps]
+# Sizes that are timed in idle time, and the only ones that are used where a change is dear
+SIZES_TO_TIME = (2, 3, 4, 6, 8, 12, 16)
+_STEADY_SIZES = (1, 2, 4, 8, 16)
+_TILE = 4  # kernels for several rows come in multiples of this many tokens
+_NUM_PLAIN = 5  # target-only steps whose median counts
+_NUM_SAMPLES = 9  # whose median counts; of a third as many the smallest does
+_CHANGED = 1.25  # factor by which a cost has changed when an answer begins
+_FAR_CHANGED = 2.0  # factor by which it has changed within an answer
+_DEAR_CHANGE = 0.1  # a change that costs less is free
+# Guess of the cost of one more token, and the same as a share of a token of a prompt
+_TOKEN_GUESS, _PROMPT_SHARE = 0.1, 0.5
+
+Row = NDArray[np.float64]
 
 
-class StepRatios:
-    """v(n) after texts of about one length.
+class Estimate:
+    """A cost. value: what decisions use; None while nothing is known.
 
-    known: (largest + 1,) whether a step of n tokens was timed; counts: how many were.
+    It follows the first samples at once. Later it is fixed during an answer, unless it is far
+    from what is measured.
     """
 
-    def __init__(self, largest: int) -> None:
-        self.counts: NDArray[np.int64] = np.zeros(largest + 1, dtype=np.int64)
-        self._target_only_s = 0.0  # of a target-only step, at the time of these ratios
-        self._logs = np.zeros(largest + 1)
-        self._variances = np.zeros(largest + 1)  # of the logarithms
+    def __init__(self, guess: float | None = None) -> None:
+        self.value = guess
+        self._is_fixed = False
+        self._is_doubted = False
+        self._samples: deque[float] = deque(maxlen=_NUM_SAMPLES)
 
     @property
-    def known(self) -> NDArray[np.bool_]:
-        known: NDArray[np.bool_] = self.counts > 0
-        return known
+    def is_timed(self) -> bool:
+        """Whether it is more than a guess."""
+        return self._is_fixed or bool(self._samples)
 
-    def at(self, target_only_s: float | None) -> dict[int, float]:
-        """n → v(n) of the known sizes, while a target-only step takes target_only_s."""
-        change = 1.0
-        if target_only_s is not None and self._target_only_s:
-            change = ratio_change(target_only_s / self._target_only_s)
+    @property
+    def num_lacking(self) -> int:
+        """Samples without which it cannot be trusted."""
+        return 0 if self._is_fixed else max(_NUM_SAMPLES // 3 - len(self._samples), 0)
+
+    def learn(self, sample: float) -> bool:
+        """Take a sample into account. Returns whether the target-only step is in doubt.
+
+        Where samples are far from the value, that may be due to what they are compared with.
+        So the value changes when they still are after that was timed again.
+        """
+        self._samples.append(sample)
+        if not self._is_fixed:
+            self.value = self._typical()
+            return False
+        is_enough = len(self._samples) > _NUM_SAMPLES // 2
+        if not is_enough or not self._is_off(_FAR_CHANGED):
+            return False
+        if self._is_doubted:
+            self.value = self._typical()
+        self._is_doubted = not self._is_doubted
+        self._samples.clear()
+        return self._is_doubted
+
+    def settle(self) -> None:
+        """Fix the value for an answer."""
+        if self._is_fixed:
+            if len(self._samples) == _NUM_SAMPLES and self._is_off(_CHANGED):
+                self.value = self._typical()
+        elif not self.num_lacking:
+            self._is_fixed = True
+
+    def restore(self, value: float | None) -> None:
+        """Continue with a value that was kept."""
+        if value is not None:
+            self.value, self._is_fixed = max(float(value), 0.0), True
+
+    def _typical(self) -> float:
+        return _typical(self._samples)
+
+    def _is_off(self, factor: float) -> bool:
+        value, typical = self.value or 0.0, self._typical()
+        low, high = sorted((value, typical))
+        return high >= max(factor * low, _DEAR_CHANGE)
+
+
+class Costs:
+    """The costs of target and proposers, with one number of threads and one class of lengths.
+
+    All but times in seconds (`_s`) are in target-only steps. plain_s: a target-only step now.
+    prefill_token_s: a token of a prompt. sizes: v(n). change: the cost of a target-only
+    step behind another size. tokens: a drafted token, or a whole block, of each kind of
+    proposer; reads: a token that it reads among many. draft_shares: guesses of `tokens`.
+    """
+
+    def __init__(self, draft_shares: Mapping[ProposerKind, float]) -> None:
+        self.plain_s: float | None = None
+        self.prefill_token_s: float | None = None
+        self.sizes: dict[int, Estimate] = {}
+        self.change = Estimate(1.0)
+        self.tokens = {kind: Estimate(share) for kind, share in draft_shares.items()}
+        self.reads = {kind: Estimate() for kind in draft_shares}
+        self._plain: deque[float] = deque(maxlen=_NUM_PLAIN)
+        self._warm: set[int] = set()  # sizes whose slow first decode did not count
+        self._tables: dict[tuple[int, int], tuple[Row, list[int]]] = {}  # of `steps`
+
+    @property
+    def is_change_dear(self) -> bool:
+        """Whether sizes should stay the same."""
+        return self.change_cost > _DEAR_CHANGE
+
+    @property
+    def change_cost(self) -> float:
+        """The extra cost of a decode whose size is not that of the last decode."""
+        return max((self.change.value or 1.0) - 1.0, 0.0)
+
+    @property
+    def needs_plain(self) -> bool:
+        """Whether target-only steps have to be timed before anything else is."""
+        return self.plain_s is None or (len(self._plain) == 1 and not self.measured_sizes())
+
+    def settle(self) -> None:
+        """Fix all costs for an answer."""
+        for estimate in self._estimates():
+            estimate.settle()
+        self._tables.clear()
+
+    def _estimates(self) -> list[Estimate]:
+        drafts = [*self.tokens.values(), *self.reads.values()]
+        return [self.change, *self.sizes.values(), *drafts]
+
+    def learn_plain(self, seconds: float) -> bool:
+        """Learn from a target-only step behind another. Returns whether more are needed."""
+        self._plain.append(seconds)
+        self.plain_s = typical_s = _typical(self._plain)
+        return max(seconds, typical_s) >= _FAR_CHANGED * min(seconds, typical_s)
+
+    def learn_size(self, size: int, ratio: float) -> bool:
+        """Learn v(size) from a step. Returns whether the target-only step is in doubt."""
+        estimate = self.sizes.setdefault(size, Estimate())
+        if not estimate.is_timed and size not in self._warm:
+            # Kernels are loaded in a first decode, and graphs recorded.
+            self._warm.add(size)
+            if ratio > _FAR_CHANGED * self.ratios()[size]:
+                return False
+        is_doubtful = estimate.learn(ratio)
+        self._tables.clear()
+        return is_doubtful
+
+    def learn_change(self, ratio: float) -> None:
+        """Learn from the first target-only step after another size; ratio: to one behind it."""
+        self.change.learn(ratio)
+        self._tables.clear()
+
+    def compare(self, size: int, plain_s: float, seconds: list[float], back_s: float) -> None:
+        """Learn from decodes of idle time, when they may take longer than in an answer.
+
+        seconds: of decodes of that size in a row, behind the first; plain_s: of a token behind
+        another; back_s: of a token behind them.
+        """
+        if self.plain_s is None:
+            self.plain_s = plain_s
+        for each in seconds:
+            self.sizes.setdefault(size, Estimate()).learn(each / plain_s)
+        self.learn_change(back_s / plain_s)
+
+    def learn_draft(
+        self, kind: ProposerKind, num_read: int, num_decodes: int, seconds: float
+    ) -> None:
+        """Learn from a proposal that read num_read tokens first, and decoded so often."""
+        if not self.plain_s:
+            return
+        share = seconds / self.plain_s
+        if num_read > _TILE * SHORT_READ:
+            others = max(num_decodes - 1, 0) * self.token(kind)
+            self.reads[kind].learn(max(share - others, 0.0) / num_read)
+        elif num_decodes > 0 and num_read <= SHORT_READ:
+            self.tokens[kind].learn(share / num_decodes)
+
+    def token(self, kind: ProposerKind) -> float:
+        """A drafted token, or a whole block."""
+        return self.tokens[kind].value or 0.0
+
+    def read_token(self, kind: ProposerKind) -> float:
+        """A token that a proposer reads among many."""
+        read = self.reads[kind].value
+        return self._prefill_share(1.0) * self.token(kind) if read is None else read
+
+    def _prefill_share(self, default: float) -> float:
+        """A share of the cost of a token among many, which is the cheapest."""
+        if self.prefill_token_s is None or not self.plain_s:
+            return default * _PROMPT_SHARE
+        return min(self.prefill_token_s / self.plain_s, 1.0)
+
+    def measured_sizes(self) -> dict[int, float]:
+        """n → v(n) of the sizes that were timed; 1 is not among them."""
         return {
-            int(size): math.exp(self._logs[size]) * change
-            for size in np.flatnonzero(self.known)
+            size: one.value
+            for size, one in sorted(self.sizes.items())
+            if one.is_timed and one.value is not None
         }
 
-    def spread(self) -> NDArray[np.float64]:
-        """(largest + 1,) standard deviations of the logarithms of v(n); 0 for n < 2.
+    def ratios(self) -> list[float]:
+        """(LARGEST_STEP + 1,) v(n) for n = 0, 1, 2 …
 
-        A size that is not known has the mean of the others.
+        Between sizes that were timed it is a line. Larger ones get a guess that lets them be
+        tried, by tiles, and only up to twice the largest.
         """
-        spread: NDArray[np.float64] = np.sqrt(self._variances)
-        spread[~self.known] = spread[self.known].mean() if self.known.any() else 0.0
-        spread[:2] = 0.0
-        return spread
-
-    def pass_by(self, num_plain: float) -> None:
-        """Make the ratios less certain, after the time of so many target-only steps."""
-        self._variances[self.known] += _DRIFT * num_plain
-        np.minimum(self._variances, _MAX_VARIANCE, out=self._variances)
-
-    def learn(self, size: int, ratio: float, target_only_s: float) -> None:
-        """Take a step of that size into account. target_only_s: T(1) within an answer."""
-        if self._target_only_s:
-            change = ratio_change(target_only_s / self._target_only_s)
-            self._logs[self.known] += math.log(change)
-        self._target_only_s = target_only_s
-        self._observe(size, math.log(ratio))
-        self.counts[size] += 1
-
-    def _observe(self, size: int, log: float) -> None:
-        if not self.known[size]:
-            self._logs[size] = log
-            self._variances[size] = _FIRST_NOISE
-            return
-        variance = self._variances[size] + _NOISE
-        gain = self._variances[size] / variance
-        most = _OUTLIER * math.sqrt(variance)
-        self._logs[size] += gain * min(max(log - self._logs[size], -most), most)
-        self._variances[size] *= 1.0 - gain
-
-    def as_rows(self) -> list[list[float]]:
-        """[n, v(n), target_only_s, how often it was timed] for each known size."""
-        return [
-            [size, round(ratio, 4), round(self._target_only_s, 7), int(self.counts[size])]
-            for size, ratio in self.at(None).items()
-        ]
-
-    def restore(self, size: int, ratio: float, target_only_s: float, count: int) -> None:
-        """Restore a saved ratio, with the largest variance."""
-        if not self._target_only_s:
-            self._target_only_s = target_only_s
-        change = ratio_change(self._target_only_s / target_only_s)
-        self._logs[size] = math.log(ratio * change)
-        self.counts[size] = count
-        self._variances[size] = _MAX_VARIANCE  # the machine may have been in another state
-
-
-def ratio_change(target_only_change: float) -> float:
-    """The factor by which v(n) = T(n) / T(1) changes when T(1) changes by that factor."""
-    change = min(max(math.log(target_only_change), -_LARGEST_CHANGE), _LARGEST_CHANGE)
-    return math.exp((_ELASTICITY - 1.0) * change)
-
-
-class TargetCost:
-    """Seconds that the target takes for a step of n tokens.
-
-    target_only_s: of a target-only step now; None before the first one in this process.
-    prefill_token_s: of a token among many; None before the first prompt. version: changes with
-    the ratios. steps_since_target_only: of several tokens.
-    """
-
-    def __init__(self) -> None:
-        self.version = 0
-        self.target_only_s: float | None = None
-        self.prefill_token_s: float | None = None
-        self._ratios: dict[int, StepRatios] = {}  # by fill
-        self._slow_firsts: set[int] = set()  # sizes whose first step did not count
-        self._num_passed = 0.0  # in target-only steps: time since the ratios were updated
-        self._target_only: deque[float] = deque(maxlen=_NUM_PLAIN)
-        self._answer_plain_s: float | None = None  # target_only_s of an answer, within `apart`
-        self.steps_since_target_only = 0
-        self._plain_in_a_row = 0
-
-    @property
-    def is_old(self) -> bool:
-        """Whether v(n) may have changed: no step of several tokens was timed for long."""
-        return self._plain_in_a_row >= _RESTED_STEPS
-
-    def learn(self, num_tokens: int, num_cached: int, seconds: float) -> bool:
-        """Learn from a timed decode of num_tokens after num_cached others.
-
-        Returns whether it counts: a first one of its size that was slow says nothing.
-        """
-        if num_tokens > LARGEST_STEP:
-            self.prefill_token_s = seconds / num_tokens
-            return True
-        if self.target_only_s:
-            self._num_passed += seconds / self.target_only_s
-        if num_tokens == 1:
-            self.steps_since_target_only = 0
-            self._plain_in_a_row += 1
-            self._target_only.append(seconds)
-            # Of too few the smallest counts, since disturbances only add time.
-            is_enough = len(self._target_only) >= _NUM_PLAIN
-            typical = statistics.median if is_enough else min
-            self.target_only_s = typical(self._target_only)
-            if self._num_passed >= _RESTED_STEPS:
-                self._pass_by()
-            return True
-        self.steps_since_target_only += 1
-        self._plain_in_a_row = 0
-        ratios = self._ratios_at(fill(num_cached))
-        is_fresh = self.steps_since_target_only <= FRESH_STEPS
-        if self.target_only_s and (is_fresh or not ratios.known[num_tokens]):
-            self._pass_by()
-            ratio = seconds / self.target_only_s
-            is_first = not ratios.known[num_tokens] and num_tokens not in self._slow_firsts
-            guess = self.ratios(num_cached, optimistic=True)[num_tokens] if is_first else ratio
-            if ratio > _FIRST_FACTOR * guess:
-                self._slow_firsts.add(num_tokens)
-                return False
-            ratios.learn(num_tokens, ratio, self._answer_plain_s or self.target_only_s)
-        return True
-
-    def _ratios_at(self, fill: int) -> StepRatios:
-        if fill not in self._ratios:
-            self._ratios[fill] = StepRatios(LARGEST_STEP)
-        return self._ratios[fill]
-
-    def _pass_by(self) -> None:
-        for ratios in self._ratios.values():
-            ratios.pass_by(self._num_passed)
-        self._num_passed = 0.0
-        self.version += 1
-
-    def forget_target_only(self) -> None:
-        """Discard the times of target-only steps, which are too old."""
-        self._target_only.clear()
-
-    @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
-        """A context for timing steps in idle time, when a target-only step may take longer than
-        in an answer. The steps are compared with each other, and only their ratios are kept.
-        """
-        before = self._target_only, self.target_only_s, self.steps_since_target_only
-        self._target_only, self.target_only_s = deque(maxlen=_NUM_PLAIN), None
-        self._answer_plain_s = before[1]
-        try:
-            yield
-        finally:
-            self._target_only, self.target_only_s, self.steps_since_target_only = before
-            self._answer_plain_s = None
-
-    def ratio_change(self, target_only_s: float) -> float:
-        """The probable change of v(n), n ≥ 2, since T(1) was target_only_s, as a factor."""
-        return ratio_change((self.target_only_s or target_only_s) / target_only_s)
-
-    def measured(self, num_cached: int) -> dict[int, float]:
-        """n → v(n) of the measured sizes, 1 included, for a text of that length."""
-        known = {1: 1.0}
-        nearest = fill(num_cached)
-        # The nearest measured length counts, since similar lengths have similar curves.
-        for length in sorted(self._ratios, key=lambda length: -abs(length - nearest)):
-            # After a text of another length, T(1) differs for another reason.
-            known |= self._ratios[length].at(self.target_only_s if length == nearest else None)
-        return known
-
-    def spread(self, num_cached: int) -> NDArray[np.float64]:
-        """(LARGEST_STEP + 1,) standard deviations of the logarithm of v(n)."""
-        return self._ratios_at(fill(num_cached)).spread()
-
-    def ratios(self, num_cached: int, *, optimistic: bool) -> list[float]:
-        """(LARGEST_STEP + 1,) v(n) for n = 0, 1, 2 …; v(0) is 0.
-
-        Sizes that were not measured get a guess. With the optimistic guess, sizes that might
-        pay are tried, and so measured; it ends at twice the largest measured size. The
-        pessimistic guess is what such a trial may cost.
-        """
-        known = self.measured(num_cached)
-        slope = _PESSIMISTIC_SLOPE
-        if optimistic:
-            slope = _OPTIMISTIC_SLOPE
-            if self.prefill_token_s is not None and self.target_only_s:
-                # A token among many is the cheapest; the optimistic guess is a share of that.
-                slope = _OPTIMISTIC_SHARE * min(self.prefill_token_s / self.target_only_s, 1.0)
-        ratios = [0.0]
-        for size in range(1, LARGEST_STEP + 1):
-            if size in known:
-                ratios.append(known[size])
-            elif optimistic:
-                ratios.append(_optimistic_ratio(known, ratios, slope))
-            else:
-                ratios.append(ratios[-1] + slope)
+        known = {0: 0.0, 1: 1.0, **self.measured_sizes()}
+        largest = max(known)
+        is_told = self.prefill_token_s is not None and self.plain_s
+        slope = _PROMPT_SHARE * self._prefill_share(1.0) if is_told else _TOKEN_GUESS
+        ratios = np.interp(range(LARGEST_STEP + 1), list(known), list(known.values())).tolist()
+        for size in range(largest + 1, LARGEST_STEP + 1):
+            tile = -(-size // _TILE) * _TILE if size > 2 else size
+            ratios[size] = known[largest] + slope * (tile - largest)
+            if size > max(_TILE, 2 * largest):
+                ratios[size] = float("inf")
         return ratios
 
-    def sizes_to_measure(self, num_cached: int) -> list[int]:
-        """Sizes of steps that lack samples after such a text, once for each missing sample."""
-        counts = self._ratios_at(fill(num_cached)).counts
+    def steps(self, last_size: int, num_steady: int) -> tuple[Row, list[int]]:
+        """(LARGEST_STEP + 1,) what a step of n tokens costs, and the size it is padded to.
+
+        last_size: of the decode before; a change from it counts, as a share of so many steps
+        as are expected to stay with a size. From single tokens there is a way back, too.
+        """
+        is_dear = self.is_change_dear
+        key = (last_size, num_steady) if is_dear else (1, 1)
+        if key in self._tables:
+            return self._tables[key]
+        ratios, allowed, change = self.ratios(), list(range(1, LARGEST_STEP + 1)), 0.0
+        if is_dear:
+            allowed = sorted({*_STEADY_SIZES, min(last_size, LARGEST_STEP)})
+            change = self.change_cost / num_steady * (2 if last_size == 1 else 1)
+        whole = {size: ratios[size] + change * (size != last_size) for size in allowed}
+        steps, padded = np.full(LARGEST_STEP + 1, np.inf), [0, 1]
+        steps[0], steps[1] = 0.0, whole[1]
+        for size in range(2, LARGEST_STEP + 1):
+            fits = [other for other in allowed if other >= size]
+            # Of equal guesses the largest: a whole tile is probably the cheapest.
+            best = min(fits, key=lambda other: (whole[other], -other), default=size)
+            steps[size] = whole.get(best, np.inf)
+            padded.append(best)
+        self._tables[key] = steps, padded
+        return self._tables[key]
+
+    def sizes_to_time(self) -> list[int]:
+        """Sizes that lack samples."""
         return [
             size
-            for size in range(2, LARGEST_STEP)
-            for _ in range(_NUM_TRUSTED - int(counts[size]))
+            for size in SIZES_TO_TIME
+            if size not in self.sizes or self.sizes[size].num_lacking
         ]
 
     def as_dict(self) -> dict[str, Any]:
         """The content to save for the next process, in JSON's types."""
+        kept = {"tokens": self.tokens, "reads": self.reads}
         return {
-            "ratios": [
-                [fill, *row]
-                for fill, ratios in sorted(self._ratios.items())
-                for row in ratios.as_rows()
-            ],
+            "plain_s": self.plain_s,
+            "change": _rounded(self.change),
+            "sizes": [[size, round(ratio, 3)] for size, ratio in self.measured_sizes().items()],
+            **{
+                name: {kind.value: _rounded(one) for kind, one in part.items()}
+                for name, part in kept.items()
+            },
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Continue from `as_dict`."""
-        self._ratios = {}
-        for fill, size, ratio, target_only_s, count in kept["ratios"]:
-            num_timed = min(count, _NUM_TRUSTED)
-            self._ratios_at(fill).restore(size, ratio, target_only_s, num_timed)
-        self.version += 1
+        if kept["plain_s"] is not None:
+            self.plain_s = float(kept["plain_s"])
+        self.change.restore(kept["change"])
+        for size, ratio in kept["sizes"]:
+            self.sizes.setdefault(size, Estimate()).restore(ratio)
+        for name, part in (("tokens", self.tokens), ("reads", self.reads)):
+            for kind, estimate in part.items():
+                estimate.restore(kept[name].get(kind.value))
+        self._tables.clear()
 
 
-class DraftCost:
-    """Seconds that a proposer takes. share: of a target-only step's, until it is measured."""
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self._read_share: float | None = None  # the same of a token that is read among many
-        self._tokens: deque[float] = deque(maxlen=_NUM_SAMPLES)
-        self._reads: deque[float] = deque(maxlen=_NUM_SAMPLES)
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether enough drafted tokens were timed."""
-        return len(self._tokens) >= _NUM_TRUSTED
-
-    @property
-    def knows_reading(self) -> bool:
-        """Whether a read of many tokens was timed, in this process or before."""
-        return self._read_share is not None
-
-    def learn(
-        self, num_read: int, num_drafted: int, seconds: float, target_only_s: float
-    ) -> None:
-        """Learn from a timed proposal that read num_read tokens and proposed num_drafted."""
-        if num_read >= _TIMED_READ:
-            others_s = max(num_drafted - 1, 0) * self.token_s(target_only_s)
-            self._reads.append(max(seconds - others_s, 0.0) / num_read)
-            if target_only_s > 0:
-                self._read_share = statistics.median(self._reads) / target_only_s
-        elif num_drafted > 0 and num_read <= SHORT_READ:
-            self._tokens.append(seconds / num_drafted)
-            if target_only_s > 0:
-                self._share = statistics.median(self._tokens) / target_only_s
-
-    def token_s(self, target_only_s: float) -> float:
-        """Seconds of a drafted token, while a target-only step takes target_only_s."""
-        if self.is_measured:
-            return statistics.median(self._tokens)
-        return self._share * target_only_s
-
-    def read_token_s(self, target_only_s: float, prefill_token_s: float | None) -> float:
-        """Seconds of a token that is read among many.
-
-        prefill_token_s: the target's cost of such a token, if it is known.
-        """
-        if self._reads:
-            return statistics.median(self._reads)
-        if self._read_share is not None:
-            return self._read_share * target_only_s
-        if prefill_token_s is not None:
-            return self._share * prefill_token_s
-        return _READ_SHARE * self.token_s(target_only_s)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The content to save for the next process, in JSON's types."""
-        read_share = None if self._read_share is None else round(self._read_share, 5)
-        return {"share": round(self._share, 5), "read_share": read_share}
-
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue from `as_dict`."""
-        self._share, self._read_share = kept["share"], kept["read_share"]
+def _typical(samples: Collection[float]) -> float:
+    """The median; of too few the least, since disturbances only add time."""
+    return (min if len(samples) < 3 else statistics.median)(samples)
 
 
-def _optimistic_ratio(known: Mapping[int, float], ratios: list[float], slope: float) -> float:
-    """The optimistic guess of the next ratio. slope: the cost of one more token."""
-    size = len(ratios)
-    if size > max(TILE, 2 * max(known)):
-        return math.inf
-    hope = ratios[-1] + slope
-    above = [other for other in known if other > size]
-    if above:
-        # On a staircase, few sizes cost less than the line between their neighbours.
-        low, high = max(other for other in known if other < size), min(above)
-        share = (size - low) / (high - low)
-        hope = max(hope, known[low] + share * (known[high] - known[low]))
-    if size == TILE:
-        # This size has its own kernel, so sizes 2 and 3 do not predict its cost.
-        hope = min(hope, 1.0 + (TILE - 1) * slope)
-    elif size % TILE == 0:
-        hope = min(hope, ratios[size // 2] + slope)
-    return min([hope, *(known[other] for other in above)])
+def _rounded(estimate: Estimate) -> float | None:
+    value = estimate.value
+    return round(value, 4) if estimate.is_timed and value is not None else None
 
 
 def fill(num_cached: int) -> int:

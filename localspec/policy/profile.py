@@ -21,7 +21,7 @@ from localspec.errors import DAMAGES
 logger = logging.getLogger(__name__)
 
 EXACTNESS = "exactness"  # beside a model's identity: what is known of its decodes
-VERSION = 7
+VERSION = 8
 
 
 class Profile:

@@ -1,204 +1,170 @@
-"""A proposer before a step: what its best K may gain and lose, and when drafting stops.
-
-How much may be lost in finding out whether a draft pays is a `Budget`.
-"""
+"""A proposer before a step: what it may gain, when it rests, and when a draft of it stops."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
 
 import numpy as np
 
 from localspec.policy.acceptance import GAINS, Acceptance, Weights
-from localspec.policy.cost import DraftCost
-from localspec.policy.step_times import StepTimes
+from localspec.policy.cost import Costs
 from localspec.speculative.policy_api import ProposerKind, ProposerState
 
-# A gain has to be larger than this factor
-# [no scenario: two useless proposers on a flat v reach 0.993 with it, 0.987 without]
-MARGIN = 1.02
-LONG_READ = 32  # reading fewer tokens than this is part of a step [long prompts, a chat]
-_BET = 0.5  # share of the budget that one step may lose [never right]
-# Ratio of expected gain to expected loss above which a bet needs no budget [long answers]
-_SAFE_ODDS = 2.0
+# Tokens that a proposer rests after a first trial that did not pay; twice as long after each
+# further one, up to the second number
+_FIRST_REST, _LONGEST_REST = 12, 128
+# Steps for which drafting is expected to stay: of a proposer that knows its confidence, of
+# another, which is also the most
+_FEWEST_STEADY, _MOST_STEADY = 2, 8
+_LOSS = 4.0  # target-only steps that it may lose before it rests
+_ENOUGH_SEEN = 64  # judged tokens that replace the first guess
+MOST_SAVED = 60.0  # target-only steps that count as saved at most
+LONG_READ = 32  # tokens that a draft reads at least of a long text
 _NOTHING = ProposerState(max_tokens=0)
-# Time that may be lost at first, in target-only steps [never right, short answers]
-_GRANTED_STEPS = 6.0
-# Share of plain decoding's time that may be lost later [never right, turning good]
-_GRANTED_SHARE = 0.002
-# The most time that drafting can save up, in target-only steps [switching]
-_MAX_SAVED_STEPS = 60.0
-# Share of the probable loss that replaying may cost [beside a lookup, turning good]
-_REPLAY_SHARE = 0.02
 
 
-class Budget:
-    """The time that drafting saved so far, a grant, and a share of the probable loss.
-
-    It never falls below 0. A bet at good odds needs no budget, and after lost bets the grant
-    alone would have to pay the debt before a resting draft could be tried again.
-
-    All in seconds. target_only_s: what a target-only step takes now. lost_s: the probable loss,
-    what drafting would have saved since the last replay or draft.
-    """
-
-    def __init__(self) -> None:
-        self._saved_s = 0.0
-        self._granted_s = 0.0
-
-    def pass_by(self, seconds: float) -> None:
-        """Grant a share of the time that plain decoding would have taken."""
-        self._granted_s += _GRANTED_SHARE * seconds
-
-    def save(self, seconds: float, target_only_s: float) -> None:
-        """Add the time that a draft, a replay or a decision saved; negative if it cost time."""
-        saved_s = max(self._saved_s + seconds, -self._grant_s(target_only_s))
-        self._saved_s = min(saved_s, _MAX_SAVED_STEPS * target_only_s)
-
-    def left_s(self, target_only_s: float) -> float:
-        """How much time may be lost with nothing gained."""
-        # After target-only steps became faster, more may be spent than the grant is now.
-        return max(self._saved_s + self._grant_s(target_only_s), 0.0)
-
-    def for_replay_s(self, target_only_s: float, lost_s: float) -> float:
-        """How much a replay may cost."""
-        return self.left_s(target_only_s) + _REPLAY_SHARE * lost_s
-
-    def _grant_s(self, target_only_s: float) -> float:
-        return self._granted_s + _GRANTED_STEPS * target_only_s
-
-
-@dataclass(slots=True)
 class Prospect:
     """The knowledge about a proposer, and its possible gain in the next step.
 
-    index: its position among the proposers. lost_token_s: seconds that it would probably have
-    saved with each token that was not drafted; lost_s: their sum since its last replay or
-    draft, the probable loss. trial_s: a share of that since its last draft, minus the time of
-    replays for a trial. has_replayed: whether it replayed in this answer.
+    index: its position among the proposers. acceptance: in this answer; learned: what all
+    answers so far showed, for the next process. rest_left: tokens for which it is not asked.
+    is_look: whether its last draft was only to find out.
 
-    limit: the most tokens it can propose in the next step. catch_up_s: seconds to read what it
-    lacks first; reads_from: as in `Decision`. rate: tokens per second with its best K ≥ 1 that
-    the budget allows, 0 if it allows none; risk_s: the expected loss with that K in the cases
-    where it does not pay. unlimited_rate: the rate of the best K without a budget.
+    limit: the most tokens it can propose in the next step. rate: tokens per target-only step
+    with its best K ≥ 1. reads_from: as in `Decision`.
     """
 
-    index: int
-    kind: ProposerKind
-    cost: DraftCost
-    acceptance: Acceptance
-    lost_s: float = 0.0
-    lost_token_s: float = 0.0
-    trial_s: float = 0.0
-    has_replayed: bool = False
-    state: ProposerState = _NOTHING
-    limit: int = 0
-    catch_up_s: float = 0.0
-    reads_from: int | None = None
-    risk_s: float = 0.0
-    rate: float = 0.0
-    unlimited_rate: float = 0.0
+    def __init__(self, index: int, kind: ProposerKind) -> None:
+        self.index, self.kind = index, kind
+        self.learned = Acceptance(kind)
+        self._first = copy.deepcopy(self.learned)  # what an answer begins with
+        self.acceptance = copy.deepcopy(self._first)
+        self._seen: list[tuple[float, float, int]] = []  # of this answer, not yet learned
+        self.state = _NOTHING
+        self.limit = 0
+        self.rate = 0.0
+        self.reads_from: int | None = None
+        self.steps: Weights = np.zeros(0)  # see `Costs.steps`
+        self.padded: list[int] = []
+        self._spent: Weights = np.zeros(0)
+        self.begin()
 
-    def prepare(self, state: ProposerState, room: int) -> bool:
-        """Begin a step with room for so many tokens. Returns whether it can propose any."""
-        self.state, self.limit = state, min(room, state.max_tokens)
-        self.catch_up_s, self.reads_from = 0.0, None
-        self.risk_s = self.rate = 0.0
+    def begin(self) -> None:
+        """Another answer begins, as the others before."""
+        self.take_in()
+        if self._first.num_seen < _ENOUGH_SEEN <= self.learned.num_seen:
+            self._first = copy.deepcopy(self.learned)
+        self.acceptance = copy.deepcopy(self._first)
+        self.rest_left, self._rest = 0, _FIRST_REST
+        self._saved = 0.0  # target-only steps, lately
+        self._looks = 0.0  # what replays cost since it rested
+        self.was_replayed = self.is_look = False
+        self._num_runs = self._num_steps = 0  # runs of steps that it drafted for
+
+    def renew(self) -> None:
+        """Let answers begin with what was learned so far."""
+        self.take_in()
+        self._first = copy.deepcopy(self.learned)
+
+    def take_in(self) -> None:
+        """Learn for the next process. It takes time, so it is done behind an answer."""
+        for confidence, outcome, num_passed in self._seen:
+            self.learned.pass_by(num_passed)
+            self.learned.learn(confidence, outcome)
+        self._seen.clear()
+
+    def see(self, confidence: float, outcome: float, num_passed: int) -> None:
+        """Take a judged token into account."""
+        self.acceptance.pass_by(num_passed)
+        self.acceptance.learn(confidence, outcome)
+        self._seen.append((confidence, outcome, num_passed))
+
+    def prepare(self, state: ProposerState, free: int) -> bool:
+        """Begin a step of at most so many draft tokens. Returns whether it can propose any."""
+        self.state, self.limit = state, min(free, state.max_tokens)
+        self.reads_from = None
         return self.limit > 0
 
-    def expect_catch_up(
-        self, target_only_s: float, prefill_token_s: float | None, most: int
-    ) -> None:
-        """Compute `catch_up_s`. most: of a long read, only so many tokens count for a step.
+    def rank(self, costs: Costs, last_size: int) -> None:
+        """Find the best K, behind a decode of so many tokens."""
+        first = _MOST_STEADY if self.state.confidence is None else _FEWEST_STEADY
+        num_steady = (self._num_steps + first) // (self._num_runs + 1)
+        num_steady = min(max(num_steady, 1), _MOST_STEADY)
+        self.steps, self.padded = costs.steps(last_size, num_steady)
+        self._spent = self.steps[2 : self.limit + 2] + self.drafting(costs)
+        expected = self.acceptance.expected(self.acceptance.weights, self.state.confidence)
+        self.rate = float(((1.0 + expected[1 : self.limit + 1]) / self._spent).max())
 
-        prefill_token_s: the target's cost of one token among many, if it is known.
+    def hope(self) -> float:
+        """Target-only steps per token that it would save if the regime were known."""
+        cost = (self._spent / (1.0 + GAINS[:, 1 : self.limit + 1])).min(axis=1)
+        return float(self.acceptance.weights @ np.maximum(self.steps[1] - cost, 0.0))
+
+    def drafting(self, costs: Costs) -> Weights:
+        """(limit,) the cost to draft 1, 2 … tokens; of a block always the same."""
+        token = costs.token(self.kind)
+        num_decodes = np.arange(1.0, self.limit + 1)
+        return token * (np.ones(self.limit) if self.state.is_block else num_decodes)
+
+    def may_read(
+        self, costs: Costs, length: int, worth: float, budget: float, *, drafts: bool
+    ) -> bool:
+        """Choose where in the text it begins to read, if it lacks much of it.
+
+        It reads a little of the end to look whether it pays, as much as half of the budget
+        allows when it drafts, and everything once an eighth does. length: of the text; worth:
+        target-only steps that are to be gained. Returns whether reading is worth its cost.
         """
-        if self.state.num_missing > 1:
-            cost = self.cost
-            num_tokens = min(self.state.num_missing, most) - 1
-            read_s = num_tokens * cost.read_token_s(target_only_s, prefill_token_s)
-            self.catch_up_s = max(read_s, cost.token_s(target_only_s))
+        token, num_missing = costs.read_token(self.kind), self.state.num_missing
+        if self.state.num_skipped > 0 and token * length < min(budget / 8, worth):
+            self.reads_from = 0
+            return True
+        num_read = num_missing
+        if num_missing > LONG_READ * (2 if drafts else 1):
+            num_read = LONG_READ
+            if drafts and costs.reads[self.kind].is_timed and token > 0.0:
+                num_read = min(max(int(budget / 2 / token), LONG_READ), num_missing)
+        if num_read < num_missing:
+            self.reads_from = length - num_read
+        return worth > 0.0 and num_read * token <= worth
 
-    def replay_s(self, target_only_s: float) -> float:
-        """Seconds of a replay: to read what it lacks, and to decode a block for it."""
-        block_s = self.cost.token_s(target_only_s) if self.state.is_block else 0.0
-        return self.catch_up_s + block_s
+    def count_step(self, last_size: int) -> None:
+        """Count a step that it drafted for, behind a decode of so many tokens."""
+        self._num_steps += 1
+        self._num_runs += last_size == 1
 
-    def rank(self, times: Weights, at_worst: Weights, budget_s: float) -> None:
-        """Find the proposer's best K.
+    def fail(self) -> None:
+        """Rest, since it did not pay: longer each time, and the longer the more a look took."""
+        self.rest_left = int(self._rest * max(self._looks, 1.0))
+        self._rest, self._looks = min(2 * self._rest, _LONGEST_REST), 0.0
 
-        times, at_worst: (LARGEST_STEP + 1,) seconds of a step of n tokens, as expected and in
-        the worst case. budget_s: seconds that may be lost.
-        """
-        acceptance = self.acceptance
-        gains_by_regime = acceptance.gains(self.state.confidence)
-        expected = acceptance.weights @ gains_by_regime
-        emitted = 1.0 + gains_by_regime[:, 1 : self.limit + 1]
-        spent = self._spent(at_worst) + self.catch_up_s
-        losses = spent - times[1] * emitted
-        risks = acceptance.weights @ np.maximum(losses, 0.0)
-        # A bet at very good odds needs no budget.
-        gains = risks - acceptance.weights @ losses
-        allowed = (spent - times[1] <= _BET * budget_s) | (gains >= _SAFE_ODDS * risks)
-        rates = (1.0 + expected[1 : self.limit + 1]) / self._spent(times)
-        self.unlimited_rate = float(rates.max())
-        if not allowed.any():
-            return
-        best = int(np.argmax(np.where(allowed, rates, 0.0)))
-        self.risk_s = float(risks[best])
-        # A draft must not become longer than the budget allows either.
-        self.limit = int(np.flatnonzero(allowed)[-1]) + 1
-        self.rate = float(rates[best])
+    def look(self, cost: float) -> None:
+        """Count a replay."""
+        self._looks += cost
+        self.save(-cost)
 
-    def choose_optimistically(self, times: StepTimes) -> float | None:
-        """Find the K that pays if steps of several tokens are as fast as is likely at best.
-
-        Returns the seconds that a draft of K tokens probably loses; None if no K pays.
-        """
-        acceptance = self.acceptance
-        expected = acceptance.expected(acceptance.weights, self.state.confidence)
-        rates = (1.0 + expected[1 : self.limit + 1]) / self._spent(times.optimistic)
-        best = int(np.argmax(rates))
-        self.rate = float(rates[best])
-        target_only_s = float(times.latest[1])
-        if self.rate <= MARGIN / target_only_s:
-            return None
-        spent_s = self._spent(times.latest)[best] + self.catch_up_s
-        self.limit = best + 1
-        losses = spent_s - target_only_s * (1.0 + GAINS[:, self.limit])
-        return float(acceptance.weights @ np.maximum(losses, 0.0))
-
-    def saved_token_s(self, times: Weights) -> float:
-        """Seconds per token that it would save on average if the regime were known."""
-        spent = times[2:] + self.drafting_s(times, len(times) - 2)
-        token_s = (spent / (1.0 + GAINS[:, 1:])).min(axis=1)
-        saved = np.maximum(times[1] - token_s, 0.0)
-        return float(self.acceptance.weights @ saved)
-
-    def _spent(self, times: Weights) -> Weights:
-        """(limit,) seconds of steps with 1, 2 … draft tokens."""
-        return times[2 : self.limit + 2] + self.drafting_s(times, self.limit)
-
-    def drafting_s(self, times: Weights, most: int) -> Weights:
-        """(most,) seconds to draft 1, 2 … tokens; a block costs the same whatever its size."""
-        num_decodes = np.arange(1.0, most + 1)
-        if self.state.is_block:
-            num_decodes[:] = 1.0
-        return self.cost.token_s(float(times[1])) * num_decodes
+    def save(self, gain: float) -> None:
+        """Count what a draft saved; less than 0 if it lost some."""
+        self._saved = min(self._saved + gain, MOST_SAVED)
+        if self._saved > _LOSS:
+            self._rest, self._looks = _FIRST_REST, 0.0
+        elif self._saved < -_LOSS:
+            self._saved = self._looks = 0.0
+            self.fail()
 
 
 class Stopping:
     """Continues a draft while that yields more tokens than the best K in the same time."""
 
-    def __init__(self, best: Prospect, times: Weights) -> None:
+    def __init__(self, best: Prospect, costs: Costs) -> None:
         self._acceptance = best.acceptance
         self._confidence = best.state.confidence
         # (regimes,) probability of the regime, and that all tokens so far are accepted
         self._alive = self._acceptance.weights
         self.limit = best.limit
-        self._loss = best.rate * times  # in tokens
-        drafting_s = best.drafting_s(times, best.limit)
-        self._draft_loss = best.rate * (drafting_s - drafting_s[0])
+        self._loss = best.rate * best.steps  # in tokens
+        drafting = best.drafting(costs)
+        self._draft_loss = best.rate * (drafting - drafting[0])
 
     def num_worth(self, num_drafted: int, confidence: float) -> int:
         limit = self.limit - num_drafted

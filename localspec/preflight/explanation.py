@@ -59,7 +59,7 @@ from localspec.presets.pairing import DraftHere, compare_vocabularies, draft_her
 from localspec.presets.preset import LocalModel, Preset, PresetModel, Role
 from localspec.presets.presets import common_servers, load_presets
 from localspec.presets.source import chosen_pair
-from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
+from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.shared_vocabulary import CommonTokens, SharedVocabulary
 
 _Name = str | os.PathLike[str]
@@ -249,7 +249,9 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         at_once=at_once,
         embedder=None if embeddings is None else embedder_facts(embeddings),
         gains=None if costs is None else tuple(_gain(costs, each) for each in _ACCEPTANCES),
-        break_even=None if costs is None else break_even_acceptance(costs, MAX_DRAFT_TOKENS),
+        break_even=None
+        if costs is None
+        else break_even_acceptance(costs, len(costs.steps) - 2),
         variants={} if chosen is None else _variants(chosen),
         smaller=None if smaller is None else smaller.name,
         draft_here=None if len(found) > 1 else draft_here(found["target"].header),
@@ -436,19 +438,18 @@ def _measured_costs(found: dict[Role, FoundHeader], head: HeadReport | None) -> 
         policy.restore(learned)
     except DAMAGES:
         return None
-    ratios = policy.target_cost.ratios(0, optimistic=False)
-    (prospect,) = policy.prospects
-    draft_share = prospect.cost.token_s(1.0)
-    if len(policy.target_cost.measured(0)) < 2 or draft_share == 0.0:
+    sizes, draft_share = policy.costs.measured_sizes(), policy.costs.token(kind)
+    if not sizes or draft_share == 0.0:
         return None
     own = head_facts(found["head"].header) if "head" in found else None
     drafts_blocks = own is not None and own.block is not None
+    ratios = policy.costs.ratios()[: max(sizes) + 1]
     return Curve(tuple(ratios), draft_share, drafts_blocks)
 
 
 def _gain(costs: Curve, acceptance: float) -> ExpectedGain:
     """The largest expected gain at an acceptance rate."""
-    best = best_draft_tokens(costs, acceptance, MAX_DRAFT_TOKENS)
+    best = best_draft_tokens(costs, acceptance, len(costs.steps) - 2)
     speedup = expected_speedup(costs, acceptance, best)
     return ExpectedGain(acceptance=acceptance, num_draft_tokens=best, speedup=speedup)
 

@@ -145,7 +145,6 @@ class SpeculativeDecoder:
     def _whole_step(self, request: Request, start: StepStart) -> Decoding[Step]:
         """A step, of which the policies learn."""
         num_threads = self.thread_policy.choose()
-        self.draft_policy.use_threads(num_threads)
         sees = has_cells(self.tokens[self.target.num_cached :])
         try:
             step = yield from self._step(request, start, num_threads)

@@ -189,9 +189,6 @@ class DraftPolicy:
     def begin(self) -> None:
         """Another answer begins."""
 
-    def use_threads(self, num_threads: int) -> None:
-        """The decodes of the next step have so many threads, which changes what they cost."""
-
     def choose(self, context: PolicyContext) -> Decision | Replay:
         """Decide who proposes in the next step and how far, or ask for a replay first."""
         raise NotImplementedError

@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from simulated import (
     FLAT,
     GPU,
+    H100_LARGE,
+    H100_SMALL,
     METAL,
     Q4_0,
     Q4_K,
@@ -68,6 +70,8 @@ EXPENSIVE = Machine("1.5B Q4_0", Q4_0, 0.36)
 LEVEL = Machine("a flat v", FLAT, 0.08)
 LIKE_GPU = Machine("like a GPU", GPU, 0.05, GPU)
 LIKE_METAL = Machine("like Metal", METAL, 0.1, METAL)
+ON_H100 = Machine("8B, H100", H100_LARGE, 0.39, H100_SMALL, change=0.33, draft_change=0.61)
+SMALL_ON_H100 = Machine("135M, H100", H100_SMALL, 0.9, H100_SMALL, change=1.6, draft_change=1.4)
 ALL = (STAIRS, STEEP, TILED, EXPENSIVE, LEVEL, LIKE_GPU, LIKE_METAL)
 MOST = (STAIRS, STEEP, EXPENSIVE, LIKE_GPU, LIKE_METAL)
 SOME = (STAIRS, STEEP, EXPENSIVE, LIKE_METAL)  # for what costs do: those where they decide
@@ -136,6 +140,7 @@ def fixed(num_draft_tokens: Callable[[int], int], text: Text, machine: Machine) 
     target_curve, draft_curve = curve(machine.ratios), curve(machine.draft_ratios)
     agreed = _agreed(text.agrees)
     now, drafted = 0.0, False
+    last_size = last_draft_size = 0
     length = num_cached = num_draft_cached = 0
     for start in text.starts:
         length += text.num_prompt_tokens
@@ -148,6 +153,8 @@ def fixed(num_draft_tokens: Callable[[int], int], text: Text, machine: Machine) 
             for _ in range(num_drafted):
                 draft_s = machine.draft_share * draft_curve[num_read]
                 now += draft_s * machine.draft_slowdown(num_draft_cached, num_read)
+                now += machine.draft_change * (num_read != last_draft_size)
+                last_draft_size = num_read
                 num_draft_cached += num_read
                 num_read, drafted = 1, True
             size = length - num_cached + num_drafted
@@ -155,7 +162,8 @@ def fixed(num_draft_tokens: Callable[[int], int], text: Text, machine: Machine) 
             if size == 1:
                 step_s *= machine.waking if drafted else 1.0
                 drafted = False
-            now += step_s
+            now += step_s + machine.change * (size != last_size)
+            last_size = size
             num_kept = min(num_drafted, agreed[token])
             num_cached = length + num_kept
             num_draft_cached = min(num_draft_cached, num_cached)
@@ -261,10 +269,10 @@ def stale_costs(machine: Machine, number: int) -> float:
     policy = automatic()
     stale = 1.4 if number % 4 else 0.75
     for _ in range(3):
+        policy.costs.learn_plain(1.0)
         for size in range(2, 18):
-            policy.target_cost.learn(1, 0, 1.0)
-            policy.target_cost.learn(size, 0, max(stale * machine.ratios[size], 1.0))
-        policy.prospects[0].cost.learn(1, 1, machine.draft_share, 1.0)
+            policy.costs.learn_size(size, max(stale * machine.ratios[size], 1.0))
+        policy.costs.learn_draft(ProposerKind.DRAFT, 1, 1, machine.draft_share)
     text = Text(at_random((0.9, 0.8, 0.95)[number % 3], number))
     return best_fixed(text, machine) / answer(policy, text, machine, Clock())
 
@@ -324,7 +332,7 @@ class Deliberate(AdaptiveDraftPolicy):
         self._clock = clock
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
-        if self._rest_left == 0:
+        if any(prospect.rest_left <= 0 for prospect in self.prospects):
             self._clock.now += 0.03
         return super().choose(context)
 

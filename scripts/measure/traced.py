@@ -194,6 +194,7 @@ def replay(
     clock = Clock()
     target = TimedTarget(clock, 1.0, machine.ratios)
     target.slowdown, target.waking = machine.slowdown, machine.waking
+    target.change_s = machine.change
     proposers = list[Proposer]()
     for kind in kinds:
         if kind not in trace.proposers:
@@ -205,7 +206,7 @@ def replay(
                 machine.draft_ratios,
                 max_outputs=REPLAY_TOKENS,
             )
-            draft.slowdown = machine.draft_slowdown
+            draft.slowdown, draft.change_s = machine.draft_slowdown, machine.draft_change
             right = accepted(trace.proposers[kind], seed)
             proposers.append(TracedDraft(draft, trace, right))
         else:
@@ -231,7 +232,7 @@ def fixed(
     target_curve, draft_curve = curve(machine.ratios), curve(machine.draft_ratios)
     series = trace.proposers[kind]
     right = accepted(series, seed)
-    seconds, place = 0.0, 1
+    seconds, place, last_size, last_read = 0.0, 1, 0, 0
     num_unread = trace.num_prompt_tokens + 1
     while place < trace.num_tokens:
         room = trace.num_tokens - place - 1
@@ -239,8 +240,13 @@ def fixed(
         if num_drafted > 0 and kind is ProposerKind.DRAFT:
             tokens = draft_curve[num_unread] + num_drafted - 1
             seconds += machine.draft_share * tokens
+            num_changes = (num_unread != last_read) + (num_drafted > 1 and num_unread != 1)
+            seconds += machine.draft_change * num_changes
+            last_read = 1 if num_drafted > 1 else num_unread
         num_kept = min(num_drafted, right[place])
         seconds += target_curve[1 + num_drafted]
+        seconds += machine.change * (1 + num_drafted != last_size)
+        last_size = 1 + num_drafted
         place += num_kept + 1
         # The draft has read all but the last token of what it drafted, and none of the others.
         if num_drafted == 0:

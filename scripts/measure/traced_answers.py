@@ -18,6 +18,8 @@ from policy_scenarios import (
     FIXED,
     LIKE_GPU,
     LIKE_METAL,
+    ON_H100,
+    SMALL_ON_H100,
     STAIRS,
     STEEP,
     TILED,
@@ -40,6 +42,8 @@ MACHINES = (
     Machine("1.5B Q4_K_M", TRAINED, 0.43, TRAINED),
     LIKE_GPU,
     LIKE_METAL,
+    ON_H100,
+    SMALL_ON_H100,
 )
 FILES = ("qwen2.5-coder-1.5b", "smollm2-135m")
 _EACH = 3  # of so many prompts of a kind one is held out
