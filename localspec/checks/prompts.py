@@ -62,7 +62,7 @@ class Task:
     ) -> Answer:
         """The answer, by the chat template; if there is none, the model goes on with the text.
 
-        As `BaseEngine.generate` has it; the task's own keywords count beside those given.
+        As `BaseEngine.generate` has it; the task's own keywords are added to the given ones.
         """
         keywords = {**self.keywords, **keywords}
         if engine.chat_template is None and template is None:
@@ -108,7 +108,7 @@ def built_in_texts() -> list[str]:
 
 
 def check_lengths(prompts: Sequence[list[int]], context_length: int) -> None:
-    """Raise ContextError for a prompt of token ids that leaves no room for an answer."""
+    """Raise ContextError for a prompt of token ids that leaves no free context."""
     for prompt in prompts:
         if len(prompt) >= context_length:
             raise ContextError(

@@ -15,7 +15,7 @@ import click
 
 
 def write_json(value: Any, **more: Any) -> None:
-    """Print a value as one line of JSON, as `to_json` has it. more: keys beside its own."""
+    """Print a value as one line of JSON, as `to_json` has it. more: additional keys."""
     written = to_json(value)
     click.echo(json.dumps(written | to_json(more) if more else written, allow_nan=False))
 

@@ -85,18 +85,18 @@ def models(context: click.Context, *, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    room = free_memory()
+    free = free_memory()
     states = sorted(list_models(), key=lambda state: _STATES.index(state.state))
     drafts = drafts_for_presets()
     if as_json:
-        write_json([_state_json(state, room, drafts) for state in states])
+        write_json([_state_json(state, free, drafts) for state in states])
         return
     width = max(len(state.name) for state in states) + 2
     click.echo(f"{'PRESET':<{width}}{'STATE':<8}{'SIZE':>9}  {'FITS':<6}LICENCE")
     for state in states:
         name = state.name + ("*" if state.preset.unconfirmed else "")
         size = readable_bytes(state.size_bytes)
-        fits = {None: "-", True: "yes", False: "no"}[_fits(state, room)]
+        fits = {None: "-", True: "yes", False: "no"}[_fits(state, free)]
         license = state.preset.target.license or "-"
         click.echo(printable(f"{name:<{width}}{state.state:<8}{size:>9}  {fits:<6}{license}"))
     if here := files_here():
@@ -177,7 +177,7 @@ def _free(preset: Preset, kept: DiskUsage, *, yes: bool) -> None:
 def _remove_preset(name: str, *, yes: bool) -> None:
     """Remove a preset from the user's file, unless another extends it or the user says no.
 
-    Says which aliases, or the default, meant it.
+    Prints the aliases that meant it, and whether it was the default.
     """
     if users := extended_by(name):
         say(f"The preset {name} stays: {', '.join(users)} extends it")
@@ -216,17 +216,17 @@ def verify_files(*, presets: tuple[str, ...]) -> None:
         raise DownloadError(f"damaged: {', '.join(map(str, damaged))}", " ".join(hints))
 
 
-def _fits(state: PresetState, room: MemoryRoom) -> bool | None:
+def _fits(state: PresetState, free: MemoryRoom) -> bool | None:
     """Whether the preset probably fits; None if its size is unknown."""
-    return None if state.size_bytes is None else fits_by_size(state.size_bytes, room)
+    return None if state.size_bytes is None else fits_by_size(state.size_bytes, free)
 
 
 def _state_json(
-    state: PresetState, room: MemoryRoom, drafts: dict[str, DraftHere]
+    state: PresetState, free: MemoryRoom, drafts: dict[str, DraftHere]
 ) -> dict[str, Any]:
     """All that is known of a preset, for --json. kind: where its file comes from."""
     written: dict[str, Any] = to_json(state)
-    written |= written.pop("preset") | {"fits": _fits(state, room)}
+    written |= written.pop("preset") | {"fits": _fits(state, free)}
     written["draft_here"] = to_json(drafts.get(state.name))
     del written["models"]  # target, draft and head again
     for role in get_args(Role):

@@ -281,8 +281,8 @@ def _found(
     one = found["target"]
     check_target(one.header)
     if projector is None and not is_blind and one.is_here:
-        beside = projector_beside(one.header)
-        projector = None if beside is None else LocalModel(path=beside)
+        path = projector_beside(one.header)
+        projector = None if path is None else LocalModel(path=path)
     if projector is None or is_blind:
         return chosen, found, None, None
     return chosen, found, *_found_projector(one, projector, is_named=mmproj is not None)
