@@ -223,12 +223,7 @@ def test_odd_names_in_a_repository_do_not_hide_the_others(hub: StandinHub):
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"source": None},
-        {"local_dir": 3},
-        {"local_dir": "\0"},
-        {"on_progress": "print"},
-    ],
+    [{"source": None}, {"local_dir": 3}, {"local_dir": "\0"}, {"on_progress": "print"}],
     ids=lambda wrong: str(wrong)[:30],
 )
 def test_wrong_arguments_are_refused(hub: StandinHub, wrong):

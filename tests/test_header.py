@@ -89,10 +89,7 @@ def test_short_arrays_of_numbers_are_kept(tmp_path):
         (file_of(0, [struct.pack("<Q", 2**60)]), "ends after"),
         (file_of(0, [text(b"k") + struct.pack("<I", 99)]), "unknown type 99"),
         (file_of(0, [text(b"k") + struct.pack("<IIQ", 9, 4, 2**62)]), "ends after"),
-        (
-            file_of(0, [text(b"k") + struct.pack("<IIQ", 9, 8, 2**62)]),
-            "2[0-9]* strings|strings",
-        ),
+        (file_of(0, [text(b"k") + struct.pack("<IIQ", 9, 8, 2**62)]), f"{2**62} strings"),
         (file_of(0, [text(b"k") + struct.pack("<IIQQ", 9, 8, 1, 2**62)]), "ends after"),
         (file_of(0, [text(b"k") + struct.pack("<IIQ", 9, 9, 1)]), "unknown type 9"),
         (file_of(0, [text(b"general.alignment") + struct.pack("<II", 4, 7)]), "alignment is 7"),

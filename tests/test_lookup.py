@@ -18,11 +18,7 @@ from localspec.sampling.params import SamplingParams
 from localspec.speculative.lookup import Lookup, TextMemory
 from localspec.speculative.loop import Request
 from localspec.speculative.ngram_index import NUM_COMPARED, SIZES, NgramIndex, run_hashes
-from localspec.speculative.policy_api import (
-    FixedDraftPolicy,
-    ProposerKind,
-    UpTo,
-)
+from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind, UpTo
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from toy import GREEDY, TableModel, loop_of, never

@@ -495,9 +495,8 @@ def _new_context(
 ) -> int:
     assert model is not None
     params = llama_params.context_params(options, target.context_length)
-    params.n_outputs_max = max(
-        options.max_outputs, options.num_sequences
-    )  # one after the other
+    # Sequences draft one after the other; libllama wants a row for each of them.
+    params.n_outputs_max = max(options.max_outputs, options.num_sequences)
     if facts.layers_read:
         params.n_batch = params.n_ubatch = min(params.n_ubatch, ROWS_BATCH_SIZE)
     else:

@@ -217,7 +217,7 @@ class LlamaVocabulary:
         )
 
     def _starts_text(self, after: int | None) -> bool:
-        """Whether a text starts behind a token: None, or one that libllama cuts out."""
+        """Whether a text starts: after no token, or after one that libllama cuts out."""
         cut_out = _STEERING | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
         return after is None or bool(self._attributes(after) & cut_out)
 

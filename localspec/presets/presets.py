@@ -142,7 +142,7 @@ def _warn(message: str) -> None:
 def _shipped_presets() -> Mapping[str, Preset]:
     """The shipped presets, parsed once: every command asks for them several times."""
     path = resources.files("localspec") / "models.toml"
-    if not path.is_file():  # in a checkout it lies in the folder of the package
+    if not path.is_file():  # in a checkout it is at the top
         path = Path(__file__).parents[2] / "models.toml"
     return read_presets("models.toml", path.read_text(encoding="utf-8"), {})
 

@@ -240,9 +240,7 @@ class Lookup(Proposer):
         self._followed: tuple[Occurrence, int] | None = None
         self._forced: list[int] = []  # tokens between the text and what was found
         self._found_at: tuple[int, int] | None = None  # tokens, and changes of the memory
-        self._expected: list[
-            tuple[int, FindingKind]
-        ] = []  # next tokens, as found, and their kinds
+        self._expected: list[tuple[int, FindingKind]] = []  # the next tokens as found
         self._alive: list[Occurrence] = []  # occurrences that went on as expected so far
         self._judged = 0  # tokens at the front of the text that no replay judges again
 
@@ -332,7 +330,7 @@ class Lookup(Proposer):
             self._look_behind(tokens[:position])
             state = self._state(position)
             if state.confidence is not None:
-                # A certain token is kept as often as the target draws it, which drew the text.
+                # A proposal without a choice is kept exactly where the target draws it.
                 hit = self._expected[0][0] == tokens[position]
                 chances.append((state.confidence, float(hit)))
         self._judged = len(tokens)

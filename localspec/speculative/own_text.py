@@ -78,7 +78,7 @@ _PARTS = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]+")
 
 
 class Reading(NamedTuple):
-    """A text in tokens of the target and in the draft's own, with the byte where each ends."""
+    """A text in tokens of the target, and in the draft's own, which end at bytes own_ends."""
 
     tokens: list[int]
     own: list[int]
