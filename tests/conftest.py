@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from server_runner import Running
     from standin_hub import StandinHub
 
-TARGET_FILE = "qwen2-7b-instruct-q4_k_m.gguf"
-DRAFT_FILE = "qwen2-0_5b-instruct-q4_k_m.gguf"
-
 ROOT = Path(__file__).parent.parent
 # `python -m pytest` puts the working directory first.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
@@ -341,13 +338,13 @@ def hub(
     """
     from huggingface_hub import constants, file_download
 
-    from standin_hub import COMMIT, standin_hub
+    from standin_hub import COMMIT, DRAFT, REPO, SMALL, TARGET, standin_hub
 
     with standin_hub() as hub:
         presets = ['[qwen2-7b]\nextends = "qwen2-7b"\ncontext_length = 512\n']
         for role, repo, file, content in (
-            ("target", "Qwen/Qwen2-7B-Instruct-GGUF", TARGET_FILE, pair_files[0]),
-            ("draft", "Qwen/Qwen2-0.5B-Instruct-GGUF", DRAFT_FILE, pair_files[1]),
+            ("target", REPO, TARGET, pair_files[0]),
+            ("draft", SMALL, DRAFT, pair_files[1]),
         ):
             served = hub.add(repo, file, content)
             presets.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -67,6 +68,12 @@ class Running:
         response = self.ask("/v1/chat/completions", **fields)
         assert response.status_code == 200, response.text
         return response.json()
+
+
+def free_port() -> int:
+    """A port of this machine at which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -21,6 +21,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+# The flagship's target and draft, as the fixture `hub` serves them.
+REPO, TARGET = "Qwen/Qwen2-7B-Instruct-GGUF", "qwen2-7b-instruct-q4_k_m.gguf"
+SMALL, DRAFT = "Qwen/Qwen2-0.5B-Instruct-GGUF", "qwen2-0_5b-instruct-q4_k_m.gguf"
 _SMALL_BYTES = 4096  # below it a file is no LFS file: etag is the git blob id, no redirect
 _PIECE_BYTES = 1 << 16
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import termios
 import time
 from collections.abc import Callable
@@ -11,8 +10,8 @@ from pathlib import Path
 
 import pexpect
 import pyte
+from command_line import LOCALSPEC
 
-LOCALSPEC = Path(sys.executable).with_name("localspec")
 TIMEOUT_S = 60
 _SIZE = ("COLUMNS", "LINES")  # of the terminal that the tests were started on
 

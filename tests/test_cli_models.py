@@ -12,18 +12,14 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from command_line import run
+from command_line import LOCALSPEC, run
 
 from localspec.presets.presets import (
     find_preset,
     user_presets,
     user_presets_file,
 )
-from standin_hub import COMMIT, StandinHub
-
-TARGET = "qwen2-7b-instruct-q4_k_m.gguf"
-DRAFT = "qwen2-0_5b-instruct-q4_k_m.gguf"
-LOCALSPEC = Path(sys.executable).with_name("localspec")  # the installed command
+from standin_hub import COMMIT, DRAFT, REPO, TARGET, StandinHub
 
 
 def test_explain_without_network_says_what_is_known_here(hub: StandinHub, monkeypatch):
@@ -142,7 +138,7 @@ def test_the_list_shows_states(hub: StandinHub):
         return {e["name"]: e["state"] for e in json.loads(run("models", "--json").stdout)}
 
     assert (states()["demo"], states()["qwen2-7b"]) == ("ready", "absent")
-    run("download", f"hf:Qwen/Qwen2-7B-Instruct-GGUF/{TARGET}")
+    run("download", f"hf:{REPO}/{TARGET}")
     assert states()["qwen2-7b"] == "partial"
     run("download", "qwen2-7b")
     assert states()["qwen2-7b"] == "ready"
@@ -167,12 +163,12 @@ def test_remove_asks_and_says_what_it_frees(hub: StandinHub):
 
 def test_add_pins_what_the_hub_has(hub: StandinHub, demo_target):
     result = run(
-        "models", "add", "mine@q4", "--target", "Qwen/Qwen2-7B-Instruct-GGUF:q4_k_m",
+        "models", "add", "mine@q4", "--target", f"{REPO}:q4_k_m",
         "--draft", demo_target, "--ctx", 256,
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     preset = find_preset("mine@q4")
-    served = hub.files["Qwen/Qwen2-7B-Instruct-GGUF", TARGET]
+    served = hub.files[REPO, TARGET]
     (file,) = preset.target.files
     assert (file.revision, file.sha256) == (COMMIT, served.sha256)
     assert file.size_bytes == len(served.content)

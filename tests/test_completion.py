@@ -7,16 +7,14 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from command_line import LOCALSPEC
 
 from localspec.cli import main
 from localspec.presets.presets import load_presets
 from standin_hub import StandinHub
-
-LOCALSPEC = Path(sys.executable).with_name("localspec")
 
 
 def completed(*words: str) -> list[tuple[str, str]]:

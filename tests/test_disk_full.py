@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import LOCALSPEC
 
 if sys.platform == "win32":
     pytest.skip("needs limits and folders that can be renamed in use", allow_module_level=True)
@@ -20,7 +21,6 @@ from terminal import Terminal
 
 pytestmark = pytest.mark.process
 
-LOCALSPEC = Path(sys.executable).with_name("localspec")
 CHAT = ["chat", "--session", "s", "--max-tokens", "4", "--draft-tokens", "0"]
 UNWRITABLE = "the session cannot be written to"
 

@@ -12,10 +12,7 @@ from gguf_maker import write_random_model
 from localspec.chat.session import caches_file, save_session, session_file
 from localspec.cli.quantities import readable_bytes
 from localspec.policy.profile import profiles_folder
-from standin_hub import StandinHub
-
-DRAFT = "qwen2-0_5b-instruct-q4_k_m.gguf"
-
+from standin_hub import DRAFT, SMALL, StandinHub
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 
@@ -33,7 +30,7 @@ def preset(tmp_path: Path, demo_target: Path) -> localspec.Preset:
 
 
 def test_all_presets_are_listed_with_what_is_here(hub: StandinHub):
-    localspec.download(f"hf:Qwen/Qwen2-0.5B-Instruct-GGUF/{DRAFT}")
+    localspec.download(f"hf:{SMALL}/{DRAFT}")
     states = {state.name: state for state in localspec.list_models()}
     demo = states["demo"]
     assert demo.is_installed
@@ -43,7 +40,7 @@ def test_all_presets_are_listed_with_what_is_here(hub: StandinHub):
     half = states["qwen2-7b"]
     assert not half.is_installed
     assert (half.state, [path.name for path in half.paths]) == ("partial", [DRAFT])
-    assert half.disk_bytes == len(hub.files["Qwen/Qwen2-0.5B-Instruct-GGUF", DRAFT].content)
+    assert half.disk_bytes == len(hub.files[SMALL, DRAFT].content)
     assert (states["qwen3-8b"].paths, states["qwen3-8b"].disk_bytes) == ((), 0)
 
 
@@ -58,7 +55,7 @@ def test_one_preset_is_asked_for_by_name_or_as_it_is(preset):
 
 
 def test_a_preset_made_in_code_is_downloaded(hub: StandinHub):
-    file = localspec.HubFile(repo="Qwen/Qwen2-0.5B-Instruct-GGUF", file=DRAFT)
+    file = localspec.HubFile(repo=SMALL, file=DRAFT)
     preset = localspec.Preset(
         name="mine", target=localspec.HubModel(files=(file,)), context_length=128
     )

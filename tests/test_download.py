@@ -18,12 +18,8 @@ from localspec.hub.cache import HubCache
 from localspec.hub.hub_file import choose_quantization
 from localspec.presets.located import locate, locate_source
 from localspec.presets.presets import find_preset
-from standin_hub import COMMIT, StandinHub
+from standin_hub import COMMIT, DRAFT, REPO, SMALL, TARGET, StandinHub
 
-TARGET = "qwen2-7b-instruct-q4_k_m.gguf"
-DRAFT = "qwen2-0_5b-instruct-q4_k_m.gguf"
-REPO = "Qwen/Qwen2-7B-Instruct-GGUF"
-SMALL = "Qwen/Qwen2-0.5B-Instruct-GGUF"
 TAGGED = "89abcdef0123456789abcdef0123456789abcdef"
 
 
@@ -79,7 +75,7 @@ def test_a_model_by_its_hub_name(hub: StandinHub):
     assert localspec.download(name) == [path]
     assert locate_source(name, "draft") == path
     assert len(hub.seen) == num_requests
-    assert locate_source("Qwen/Qwen2-0.5B-Instruct-GGUF:Q4_K_M", "draft") == path
+    assert locate_source(f"{SMALL}:Q4_K_M", "draft") == path
 
 
 def test_the_projector_of_a_repository_comes_with_its_model(hub: StandinHub):

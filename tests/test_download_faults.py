@@ -19,17 +19,14 @@ from pathlib import Path
 
 import filelock
 import pytest
+from command_line import LOCALSPEC
 
 import localspec
 from localspec.errors import DownloadError, LocalspecError, OptionError, PresetError
 from localspec.presets.presets import find_preset
-from standin_hub import COMMIT, Fault, StandinHub
+from standin_hub import COMMIT, DRAFT, REPO, TARGET, Fault, StandinHub
 
-TARGET = "qwen2-7b-instruct-q4_k_m.gguf"
-DRAFT = "qwen2-0_5b-instruct-q4_k_m.gguf"
-REPO = "Qwen/Qwen2-7B-Instruct-GGUF"
 MB = 1 << 20
-LOCALSPEC = Path(sys.executable).with_name("localspec")  # the installed command
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from server_runner import running_server
+from server_runner import free_port, running_server
 
 pytestmark = [
     pytest.mark.process,
@@ -98,11 +98,6 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     finally:
         process.kill()
     return process.returncode, said
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def listens(port: int) -> bool:

@@ -8,16 +8,16 @@ import subprocess
 import sys
 
 import pytest
+from command_line import LOCALSPEC
 
 pytestmark = pytest.mark.process
 
-LOCALSPEC = [os.path.join(os.path.dirname(sys.executable), "localspec")]
 posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and devices")
 
 
 def run(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [*LOCALSPEC, *arguments], capture_output=True, text=True, timeout=120, **more
+        [LOCALSPEC, *arguments], capture_output=True, text=True, timeout=120, **more
     )
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
@@ -34,7 +34,7 @@ def test_a_closed_input_is_an_empty_one():
 @posix
 def test_ctrl_c_on_a_pipe_ends_with_130_and_keeps_what_was_said():
     chat = subprocess.Popen(
-        [*LOCALSPEC, "chat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [LOCALSPEC, "chat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert chat.stdin is not None
@@ -53,7 +53,7 @@ def test_ctrl_c_on_a_pipe_ends_with_130_and_keeps_what_was_said():
 @posix
 def test_ctrl_c_in_an_answer_is_quiet():
     generate = subprocess.Popen(
-        [*LOCALSPEC, "generate", "--ignore-eos", "--raw", "Once upon"],
+        [LOCALSPEC, "generate", "--ignore-eos", "--raw", "Once upon"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert generate.stdout is not None

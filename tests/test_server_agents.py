@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -24,6 +23,7 @@ from typing import NamedTuple
 import pytest
 
 from agent_model import ANSWER, write_agent_preset
+from server_runner import free_port
 
 pytestmark = [
     pytest.mark.process,
@@ -232,8 +232,7 @@ def test_a_program_that_localspec_starts(program, words, tmp_path, demo_target):
     if shutil.which(program, path=PATH) is None:
         pytest.skip(f"{program} is not installed")
     write_agent_preset(tmp_path / "config", demo_target, {})
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = str(listening.getsockname()[1])
+    port = str(free_port())
     start = (sys.executable, "-m", "localspec", program, "agent", "--port", port, "--")
     config = str(tmp_path / "config")
     told = Agent({}, home, folder).run(*start, *words, "Say hello.", XDG_CONFIG_HOME=config)

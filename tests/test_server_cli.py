@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from localspec.errors import EngineError
 from localspec.server import served_models
 from localspec.server.running import Runner
 from localspec.server.served_models import ServedModels
-from server_runner import running_server
+from server_runner import free_port, running_server
 
 PAGE = Path(__file__).parent.parent / "docs" / "clients.md"
 
@@ -173,9 +172,7 @@ def test_packages_that_lack_are_asked_for_before_anything_starts(
         "find_spec",
         lambda name, *rest: None if name in ("anyio", "uvicorn") else found(name, *rest),
     )
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    result = run(command, "qwen2-7b", "--port", port)
+    result = run(command, "qwen2-7b", "--port", free_port())
     assert result.exit_code == 2, result.output
     assert "the server needs anyio and uvicorn, not installed here" in result.stderr
     assert "pip install 'localspec[all]'" in result.stderr
