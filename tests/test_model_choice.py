@@ -194,7 +194,7 @@ def test_a_broken_file_of_presets_leaves_the_shipped_ones(caplog, tmp_path, monk
     assert run("models", "add", "other", "--target", "demo").exit_code == 1
 
 
-# by load and explain
+# --- by load and explain ---
 
 
 def size_of(*arguments: object, **keywords: object) -> int:
