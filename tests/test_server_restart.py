@@ -15,7 +15,7 @@ from localspec.engine.cache_store import kept_files
 from localspec.server.app import Limits
 from server_runner import running_server
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("own_folders")]
 
 LONG = "Tell me of a fox. " + " ".join(f"It met {n} owls on hill {n + 7}." for n in range(60))
 LARGE = CacheDisk(1_000_000_000)
