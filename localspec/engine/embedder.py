@@ -60,10 +60,10 @@ class Embedder:
     ) -> Embedded:
         """The vectors of texts, each of length 1 (Euclidean).
 
-        texts: one, or several; a list of token ids stands for a text, too. dimensions: the
-        first so many numbers of each vector alone, for models that are trained for that.
-        truncate: leave the end of a text out that does not fit. Raises OptionError, and
-        ContextError for a text that does not fit.
+        texts: one text or several, each a str or a list of token ids. dimensions: the length of
+        a vector, of which the rest is cut off, for models that are trained for that. truncate:
+        cut off the end of a text that does not fit. Raises OptionError, and ContextError for a
+        text that does not fit.
         """
         import numpy as np
 
@@ -80,7 +80,7 @@ class Embedder:
         return Embedded((vectors / lengths).astype(np.float32), sum(map(len, read)))
 
     def rank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> Embedded:
-        """How well each document fits the query: the more, the better.
+        """Scores of how well each document fits the query: the higher, the better.
 
         Raises OptionError if the model is no reranker, ContextError as `embed` does.
         """

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from localspec.errors import ModelFileError
 from localspec.gguf_file.content import FileContent, require_unwritten
@@ -77,7 +78,7 @@ class LlamaEmbedder(LlamaContext):
             batch_size = embedding_batch_size(header, length)
             params = llama_params.context_params(options, length)
             params.n_seq_max = min(_MOST_TEXTS, batch_size)
-            # As many tokens of each: libllama plans its graphs so, and asserts that they fit.
+            # A multiple: libllama plans equal shares for all texts, and asserts that they fit.
             whole = -(-batch_size // params.n_seq_max) * params.n_seq_max
             params.n_batch = params.n_ubatch = params.n_outputs_max = whole
             params.kv_unified = params.embeddings = True
@@ -111,10 +112,9 @@ class LlamaEmbedder(LlamaContext):
         separator = [token for token in (end, self._sep) if token >= 0]
         first = self.vocabulary.tokenize(query, parse_special=False)
         second = self.vocabulary.tokenize(document, parse_special=False)
-        closing = [end] if end >= 0 else []
-        return [*self._begin, *first, *separator, *second, *closing]
+        return [*self._begin, *first, *separator, *second, *separator[:1]]
 
-    def pooled(self, texts: Sequence[Sequence[int]]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def pooled(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """The numbers of each text: (texts, width). Each has 1 … context_length tokens.
 
         Raises DecodeError, and Interrupted after `interrupt`.
@@ -134,9 +134,7 @@ class LlamaEmbedder(LlamaContext):
             first = last
         return found
 
-    def _pool(
-        self, texts: Sequence[Sequence[int]], out: np.ndarray[Any, np.dtype[np.float32]]
-    ) -> None:
+    def _pool(self, texts: Sequence[Sequence[int]], out: NDArray[np.float32]) -> None:
         """Fill `out` (texts, width) with the numbers of texts that fit together."""
         self.require_open()
         if self.handle.memory is not None:

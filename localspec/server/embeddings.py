@@ -69,8 +69,8 @@ class OllamaEmbed(_EmbeddingAside):
     def __init__(self, fields: Fields) -> None:
         super().__init__(fields)
         self._texts = fields.prompts("input", _MOST_INPUTS) if fields.any("input") else []
-        is_cut = fields.flag("truncate") is not False
-        self._keywords = {"dimensions": fields.whole("dimensions"), "truncate": is_cut}
+        truncates = fields.flag("truncate") is not False
+        self._keywords = {"dimensions": fields.whole("dimensions"), "truncate": truncates}
 
     def _written(self, name: str, values: Any, num_tokens: int) -> dict[str, Any]:
         return {
