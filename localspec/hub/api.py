@@ -28,10 +28,10 @@ from localspec.hub.hub_file import HubFile
 Result = TypeVar("Result")
 OnWait = Callable[[], None]
 
+COMMIT = re.compile("[0-9a-f]{40}")
 BEAT_S = 0.25  # how often a waiting caller is asked whether to continue
 RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # between tries that fail
 _MAX_WAIT_S = 600.0  # a server that asks for more is an error
-_COMMIT = re.compile("[0-9a-f]{40}")
 _ETAG = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # it becomes the name of a file
 _TRANSIENT = {408, 429, 500, 502, 503, 504}
 # Errors of the HTTP library for a connection that broke: a retry may help. A connection that
@@ -83,7 +83,7 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
     commit, etag, size = found.commit_hash or "", found.etag or "", found.size or 0
     if etag and file.sha256 is not None and not _ETAG.fullmatch(etag):
         etag = file.sha256  # a mirror has etags of its own, and the pin says what is right
-    if not _COMMIT.fullmatch(commit) or not _ETAG.fullmatch(etag) or size < 1:
+    if not COMMIT.fullmatch(commit) or not _ETAG.fullmatch(etag) or size < 1:
         raise DownloadError(
             f"{_endpoint()} sends an invalid commit, hash or size of {file.name}, or none",
             "Check HF_ENDPOINT: a mirror has to send the hub's headers.",

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.errors import DownloadError
-from localspec.hub.api import RemoteFile, cache_folder
+from localspec.hub.api import COMMIT, RemoteFile, cache_folder
 from localspec.hub.hub_file import HubFile
 
 PART_SUFFIX = ".localspec-part"
@@ -191,13 +190,12 @@ class HubCache:
 
     def _commit(self, file: HubFile) -> str | None:
         revision = file.revision or "main"
-        if re.fullmatch("[0-9a-f]{40}", revision):
+        if COMMIT.fullmatch(revision):
             return revision
-        try:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
             commit = (self._repo(file) / "refs" / revision).read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            return None
-        return commit if re.fullmatch("[0-9a-f]{40}", commit) else None
+            return commit if COMMIT.fullmatch(commit) else None
+        return None
 
 
 Store = Folder | HubCache

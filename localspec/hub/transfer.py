@@ -257,8 +257,6 @@ class RemoteSource:
 
     def read(self, offset: int, size: int) -> bytes:
         """`size` bytes from an offset on. Raises DownloadError."""
-        if size == 0:
-            return b""
         try:
             return patiently(lambda: self._read(offset, size), lambda: None)
         except HubBusyError as error:
