@@ -39,7 +39,7 @@ _MOST_SHOWN = 400  # characters of a message of llguidance
 
 
 def is_installed() -> bool:
-    """Whether llguidance is here."""
+    """Whether llguidance is installed."""
     return importlib.util.find_spec("llguidance") is not None
 
 

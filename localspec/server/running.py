@@ -18,7 +18,9 @@ from localspec.server.refusal import overloaded, refusal_response
 
 MOST_CONNECTIONS = 512
 SPARE_CONNECTIONS = 256  # above that, until the oldest are ended
-UNUSED_S = 60.0  # for a connection to send a whole request head, or to take what was written
+UNUSED_S = (
+    60.0  # for a connection to send all headers of a request, or to take what was written
+)
 _ACCEPTED_AT_ONCE = 128  # before any of them can be ended
 _KEEP_ALIVE_S = 30
 _GRACE_S = 5  # for answers to end when the server stops
@@ -130,8 +132,8 @@ class Runner(uvicorn.Server):
     def _end_unused(self, now_s: float) -> None:
         """End connections on which nothing has been answered for long.
 
-        They send a head byte by byte, or do not take what was written; uvicorn would wait
-        for ever. If there are too many, the oldest are ended at once.
+        Such clients send headers byte by byte, or do not take what was written; uvicorn would
+        wait for ever. If there are too many connections, the oldest are ended at once.
         """
         unused = {}
         for connection in self.server_state.connections:

@@ -230,7 +230,7 @@ class ServedModels:
     def named(self, name: str | None) -> ServedModel:
         """The model of that name; for an unknown name perhaps the loaded model used last.
 
-        Raises RequestError, also for the name of the one for vectors.
+        Raises RequestError, also for the name of the embedder.
         """
         for model in self.all:
             if model.is_called(name):

@@ -94,7 +94,7 @@ class PostEndpoint:
 
 
 def _headers(position: int, not_kept: Sequence[str]) -> dict[str, str]:
-    """The headers of an answer: its place in line, and what of its schema is not enforced."""
+    """The headers of an answer: its position in line, and parts of its schema not kept to."""
     headers = {"x-localspec-queue": str(position)}
     if not_kept:
         text = json.dumps(", ".join(not_kept))[1:-1]  # in ASCII

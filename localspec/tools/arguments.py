@@ -52,7 +52,7 @@ class _Stepwise(ArgumentReader):
     """Takes the text in steps. Each gives more of the JSON, or None to wait for more text."""
 
     _step: Callable[[], str | None]  # the next one
-    _at = 0  # where it begins in the rest
+    _at = 0  # the position in the rest at which it begins
 
     def push(self, text: str) -> str:
         self.rest += text
