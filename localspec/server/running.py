@@ -18,9 +18,7 @@ from localspec.server.refusal import overloaded, refusal_response
 
 MOST_CONNECTIONS = 512
 SPARE_CONNECTIONS = 256  # above that, until the oldest are ended
-UNUSED_S = (
-    60.0  # for a connection to send all headers of a request, or to take what was written
-)
+UNUSED_S = 60.0  # for a connection to send a request's headers, or to take what was written
 _ACCEPTED_AT_ONCE = 128  # before any of them can be ended
 _KEEP_ALIVE_S = 30
 _GRACE_S = 5  # for answers to end when the server stops
