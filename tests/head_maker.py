@@ -234,9 +234,7 @@ def _gemma4_layer(weights: _PartOfWeights, block: str, width: int) -> None:
     weights.matrix(f"{block}.attn_q.weight", 2 * HEAD, width)
     weights.matrix(f"{block}.attn_output.weight", width, 2 * HEAD)
     weights.constant(f"{block}.attn_q_norm.weight", HEAD)
-    weights.matrix(f"{block}.ffn_gate.weight", HIDDEN, width)
-    weights.matrix(f"{block}.ffn_up.weight", HIDDEN, width)
-    weights.matrix(f"{block}.ffn_down.weight", width, HIDDEN)
+    feed_forward(weights, block, width)
     weights.constant(f"{block}.layer_output_scale.weight", 1)
 
 

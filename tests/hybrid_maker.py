@@ -138,10 +138,10 @@ def _state_sizes(writer: ModelWriter, *, inner: int) -> None:
     writer.add_ssm_group_count(GROUPS)
 
 
-def feed_forward(weights: Weights, block: str) -> None:
-    weights.matrix(f"{block}.ffn_gate.weight", HIDDEN, WIDTH)
-    weights.matrix(f"{block}.ffn_up.weight", HIDDEN, WIDTH)
-    weights.matrix(f"{block}.ffn_down.weight", WIDTH, HIDDEN)
+def feed_forward(weights: Weights, block: str, width: int = WIDTH) -> None:
+    weights.matrix(f"{block}.ffn_gate.weight", HIDDEN, width)
+    weights.matrix(f"{block}.ffn_up.weight", HIDDEN, width)
+    weights.matrix(f"{block}.ffn_down.weight", width, HIDDEN)
 
 
 def experts(weights: Weights, block: str) -> None:

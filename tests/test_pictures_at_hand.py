@@ -1,4 +1,6 @@
-"""Pictures while they are asked for: at hand as long as an answer needs them, wholly read."""
+"""Pictures while they are asked for: at hand as long as an answer needs them, wholly read; and
+where a text's tokens are, behind and within them.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from vision_maker import random_picture, write_vision_pair
 import inside
 import localspec
 from localspec.errors import DecodeError
+from localspec.llama.cache_state import PictureSpan, PictureSpans
 from localspec.llama.library import llama_cpp
 from localspec.pictures.cells import cell_rows
 from localspec.streaming.exchange import PlainExchange
@@ -90,3 +93,20 @@ def test_texts_are_read_forwards_after_a_picture_was_broken_off(engine):
         llama_cpp.llama_set_causal_attn(target.handle.context, False)
         target.begin()
         np.testing.assert_array_equal(target.decode(tokens, 1)[0], expected)
+
+
+@pytest.mark.parametrize("place", [10, 11, 60, 110, 115])
+def test_a_picture_that_is_passed_over_takes_no_position(place):
+    """Also where a text is cut within it, as `floor` allows; a draft's cache was cleared."""
+    spans = PictureSpans([PictureSpan(10, 100, 0, -1)])
+    assert spans.floor(place) == place
+    position = 10 + max(place - 110, 0)
+    assert (spans.position(place), spans.last_position(place)) == (position, position - 1)
+    spans.cut(place)
+    assert (spans.position(place), spans.last_position(place)) == (position, position - 1)
+
+
+def test_a_picture_that_is_read_takes_its_own_positions():
+    spans = PictureSpans([PictureSpan(10, 100, 8, 7), PictureSpan(120, 5, 0, -1)])
+    assert [spans.position(place) for place in (10, 110, 120, 122, 125)] == [10, 18, 28, 28, 28]
+    assert spans.floor(50) == 10
