@@ -13,7 +13,6 @@ import inside
 import localspec
 from localspec.errors import DecodeError
 from localspec.llama.cache_state import PictureSpan, PictureSpans
-from localspec.llama.library import llama_cpp
 from localspec.pictures.cells import cell_rows
 from localspec.streaming.exchange import PlainExchange
 from localspec.streaming.options import AnswerOptions
@@ -81,18 +80,6 @@ def test_an_answer_keeps_its_pictures_at_hand(engine, monkeypatch):
     assert inside.answer(engine, exchange).reply().token_ids == expected
     with pytest.raises(DecodeError, match="not at hand"):
         vision.part(first_part(engine, prompt))
-
-
-def test_texts_are_read_forwards_after_a_picture_was_broken_off(engine):
-    """Also where a signal came before that was set back."""
-    target = inside.target(engine)
-    tokens = [engine.vocabulary.bos, *engine.tokenize("what is it and why")]
-    with engine.exclusively():
-        expected = target.decode(tokens, 1)[0].copy()
-        target.truncate(0)
-        llama_cpp.llama_set_causal_attn(target.handle.context, False)
-        target.begin()
-        np.testing.assert_array_equal(target.decode(tokens, 1)[0], expected)
 
 
 @pytest.mark.parametrize("place", [10, 11, 60, 110, 115])
