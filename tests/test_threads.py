@@ -36,7 +36,7 @@ class Run:
 
     def __init__(self, most: int, seconds: Seconds, seed: int = 0, kept=None) -> None:
         self.used: list[int] = []
-        self.policy = AdaptiveThreads(most, self.used.append)
+        self.policy = AdaptiveThreads(most, self.used.append, lambda: True)
         if kept is not None:
             self.policy.restore(kept)
         self.now = 0.0
@@ -163,7 +163,7 @@ def test_a_load_that_comes_and_goes_is_followed(seed):
 
 def test_steps_of_another_shape_are_held_against_their_like():
     """A draft that is used in every second step does not look like a busy machine."""
-    policy = AdaptiveThreads(2, lambda count: None)
+    policy = AdaptiveThreads(2, lambda count: None, lambda: True)
     counts = []
     for index in range(400):
         drafted = 3 if index % 2 else 0

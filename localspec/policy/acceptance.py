@@ -16,6 +16,7 @@ not known yet.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,31 +79,26 @@ class Acceptance:
 
     def chances(self, confidence: float) -> Weights:
         """(regimes,) the chance that a token proposed with that confidence is accepted."""
-        chances: Weights = self._chances[_bin(confidence)]
+        chances: Weights = self._chances[bisect_right(_EDGES, confidence)]
         return chances
 
-    def gains(self, confidence: float | None) -> Weights:
-        """(regimes, 1 + MAX_DRAFT_TOKENS) how many of the next 0, 1, 2 … tokens are accepted.
+    def expected(self, weights: Weights, confidence: float | None) -> Weights:
+        """(1 + MAX_DRAFT_TOKENS,) how many of the next 0, 1, 2 … tokens will be accepted.
 
-        confidence: in the first of them, None if it is not known yet. In each further one it
-        grows from 1 - 1 / n to 1 - 1 / (n + 1), about as a lookup's does with its match.
+        weights: (regimes,). confidence: in the first of them, None if it is not known yet. In
+        each further one it grows from 1 - 1 / n to 1 - 1 / (n + 1), about as a lookup's does
+        with its match.
         """
         if confidence is None:
-            return GAINS
+            gains: Weights = weights @ GAINS
+            return gains
         ahead = [confidence]
         for _ in range(MAX_DRAFT_TOKENS - 1):
             ahead.append(1.0 / (2.0 - ahead[-1]))
         chances = self._chances[np.searchsorted(_EDGES, ahead, side="right")]
         grown = np.zeros((len(RATES), 1 + MAX_DRAFT_TOKENS))
         grown[:, 1:] = np.cumsum(np.cumprod(chances, axis=0), axis=0).T
-        return grown
-
-    def expected(self, weights: Weights, confidence: float | None) -> Weights:
-        """(1 + MAX_DRAFT_TOKENS,) how many of the next 0, 1, 2 … tokens will be accepted.
-
-        weights: (regimes,). confidence: as for `gains`.
-        """
-        gains: Weights = weights @ self.gains(confidence)
+        gains = weights @ grown
         return gains
 
     def learn(self, confidence: float, outcome: float) -> None:
@@ -110,9 +106,14 @@ class Acceptance:
 
         outcome: 1 if it was accepted, 0 if it was refused, between them the chance of it.
         """
-        bin_ = _bin(confidence)
+        bin_ = bisect_right(_EDGES, confidence)
         chances = self._chances[bin_]
-        self._shift(bin_, outcome - float(self.weights @ chances))
+        surprise = outcome - float(self.weights @ chances)
+        self._shares *= 1.0 - _SHIFT_RATE
+        self._shares[bin_] += _SHIFT_RATE
+        self._shifts[bin_] += _SHIFT_RATE * surprise
+        self._shifts -= self._shares @ self._shifts
+        self._chances = _shifted(self._shifts)
         weights = self.weights * (outcome * chances + (1.0 - outcome) * (1.0 - chances))
         self._weights = weights / weights.sum()
         self.num_seen += 1
@@ -122,13 +123,6 @@ class Acceptance:
     def pass_by(self, num_tokens: int) -> None:
         """Let the regime become less certain, after num_tokens of text."""
         self._num_passed += num_tokens
-
-    def _shift(self, bin_: int, surprise: float) -> None:
-        self._shares *= 1.0 - _SHIFT_RATE
-        self._shares[bin_] += _SHIFT_RATE
-        self._shifts[bin_] += _SHIFT_RATE * surprise
-        self._shifts -= self._shares @ self._shifts
-        self._chances = _shifted(self._shifts)
 
     def as_dict(self) -> dict[str, Any]:
         """The content to save for the next process, in JSON's types."""
@@ -158,7 +152,3 @@ def _shifted(shifts: Weights) -> Weights:
     """(bins, regimes) chances at each bin's shift of the log-odds."""
     odds: Weights = np.exp(_LOG_ODDS + shifts[:, None])
     return odds / (1.0 + odds)
-
-
-def _bin(confidence: float) -> int:
-    return sum(confidence >= edge for edge in _EDGES)

@@ -115,7 +115,10 @@ class AdaptiveDraftPolicy(DraftPolicy):
             attempt = self._attempt(prospect, context)
             if attempt is not None:
                 return attempt
-        return Decision(None, draft_off=self._draft_off())
+        nearest = self._nearest
+        would_pay = nearest is not None and nearest.rate * nearest.steps[1] > _MARGIN
+        why = DraftOff.OVER_BUDGET if would_pay else DraftOff.DOES_NOT_PAY
+        return Decision(None, draft_off=why)
 
     def _attempt(self, prospect: Prospect, context: PolicyContext) -> Decision | Replay | None:
         """Draft with it if that pays, or look whether it may; let it rest if neither."""
@@ -127,26 +130,20 @@ class AdaptiveDraftPolicy(DraftPolicy):
         worth = gain * min(_HORIZON, context.num_remaining) * (pays or (looks and not is_sure))
         if self._budget <= 0.0 and not pays:
             worth = 0.0
-        length, budget = context.num_cached + 1, self._budget
-        if prospect.may_read(self.costs, length, worth, budget, drafts=pays):
+        length = context.num_cached + 1
+        if prospect.may_read(self.costs, length, worth, self._budget, drafts=pays):
             if looks and not state.is_block:
                 # It has to read those tokens anyway, and shows what to expect.
                 prospect.was_replayed = True
                 return Replay(prospect.index, prospect.reads_from)
             if pays or state.is_block:
                 prospect.is_look, self._padded = not pays, prospect.padded
-                extent = Stopping(prospect, self.costs)
-                return Decision(prospect.index, extent, prospect.reads_from)
+                return Decision(prospect.index, Stopping(prospect), prospect.reads_from)
         if prospect.was_replayed:
             prospect.fail()
         elif not is_sure:
             prospect.rest_left = _QUIET_TOKENS
         return None
-
-    def _draft_off(self) -> DraftOff:
-        nearest = self._nearest
-        would_pay = nearest is not None and nearest.rate * nearest.steps[1] > _MARGIN
-        return DraftOff.OVER_BUDGET if would_pay else DraftOff.DOES_NOT_PAY
 
     def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
         prospect, num_read = self.prospects[proposer], replay_scores.num_read
@@ -155,7 +152,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
             prospect.see(confidence, chance, 1)
         cost = num_read * self.costs.read_token(prospect.kind)
         self._budget -= cost
-        prospect.look(cost)
+        prospect.looks += cost
+        prospect.save(-cost)
 
     def padded(self, num_tokens: int, limit: int) -> int:
         if num_tokens >= len(self._padded) or self._padded[num_tokens] > limit:
@@ -173,9 +171,11 @@ class AdaptiveDraftPolicy(DraftPolicy):
             self._learn_step(record, size, scored_s)
         self._budget += _GRANT_SHARE * record.num_emitted
         if record.proposer is not None:
-            self._learn_draft(self.prospects[record.proposer], record)
+            prospect = self.prospects[record.proposer]
+            self._learn_draft(prospect, record)
             if size > 1:
-                self.prospects[record.proposer].count_step(self._last_size)
+                prospect.num_steps += 1
+                prospect.num_runs += self._last_size == 1
         self._last_size, self._last_proposer = size, record.proposer
         for prospect in self.prospects:
             prospect.acceptance.pass_by(record.num_emitted)
@@ -249,7 +249,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         return {"costs": costs, "acceptance": learned}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue from `as_dict`. Not to be used after an error, as of a damaged file."""
+        """Continue from `as_dict`. Of no use after an error, as of a damaged file."""
         parts = kept["acceptance"]
         for num_threads, lengths in kept["costs"].items():
             for length, part in lengths.items():

@@ -22,8 +22,6 @@ from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
 
 # Tokens of the largest step whose cost is measured for its own size
 LARGEST_STEP = MAX_DRAFT_TOKENS + 1
-# Texts shorter than this cost the same; above it each doubling is a class of its own
-FILL_TOKENS = 2048
 # Most tokens that are read in front of a draft in an ordinary step
 SHORT_READ = 2
 # Sizes that are timed in idle time, and the only ones that are used where a change is dear
@@ -35,7 +33,8 @@ _NUM_SAMPLES = 9  # whose median counts; of a third as many the smallest does
 _CHANGED = 1.25  # factor by which a cost has changed when an answer begins
 _FAR_CHANGED = 2.0  # factor by which it has changed within an answer
 _DEAR_CHANGE = 0.1  # a change that costs less is free
-# Guess of the cost of one more token, and the same as a share of a token of a prompt
+# Guesses: of the cost of one more token, absolute and as a share of a token of a prompt; also
+# of a token that a draft reads, as a share of a drafted one
 _TOKEN_GUESS, _PROMPT_SHARE = 0.1, 0.5
 
 Row = NDArray[np.float64]
@@ -72,13 +71,12 @@ class Estimate:
         """
         self._samples.append(sample)
         if not self._is_fixed:
-            self.value = self._typical()
+            self.value = _typical(self._samples)
             return False
-        is_enough = len(self._samples) > _NUM_SAMPLES // 2
-        if not is_enough or not self._is_off(_FAR_CHANGED):
+        if len(self._samples) <= _NUM_SAMPLES // 2 or not self._is_off(_FAR_CHANGED):
             return False
         if self._is_doubted:
-            self.value = self._typical()
+            self.value = _typical(self._samples)
         self._is_doubted = not self._is_doubted
         self._samples.clear()
         return self._is_doubted
@@ -87,7 +85,7 @@ class Estimate:
         """Fix the value for an answer."""
         if self._is_fixed:
             if len(self._samples) == _NUM_SAMPLES and self._is_off(_CHANGED):
-                self.value = self._typical()
+                self.value = _typical(self._samples)
         elif not self.num_lacking:
             self._is_fixed = True
 
@@ -96,13 +94,13 @@ class Estimate:
         if value is not None:
             self.value, self._is_fixed = max(float(value), 0.0), True
 
-    def _typical(self) -> float:
-        return _typical(self._samples)
-
     def _is_off(self, factor: float) -> bool:
-        value, typical = self.value or 0.0, self._typical()
-        low, high = sorted((value, typical))
+        low, high = sorted((self.value or 0.0, _typical(self._samples)))
         return high >= max(factor * low, _DEAR_CHANGE)
+
+    def kept(self) -> float | None:
+        """The value to keep; None for a guess."""
+        return round(self.value, 4) if self.is_timed and self.value is not None else None
 
 
 class Costs:
@@ -142,13 +140,10 @@ class Costs:
 
     def settle(self) -> None:
         """Fix all costs for an answer."""
-        for estimate in self._estimates():
+        drafts = [*self.tokens.values(), *self.reads.values()]
+        for estimate in (self.change, *self.sizes.values(), *drafts):
             estimate.settle()
         self._tables.clear()
-
-    def _estimates(self) -> list[Estimate]:
-        drafts = [*self.tokens.values(), *self.reads.values()]
-        return [self.change, *self.sizes.values(), *drafts]
 
     def learn_plain(self, seconds: float) -> bool:
         """Learn from a target-only step behind another. Returns whether more are needed."""
@@ -204,13 +199,15 @@ class Costs:
 
     def read_token(self, kind: ProposerKind) -> float:
         """A token that a proposer reads among many."""
-        read = self.reads[kind].value
-        return self._prefill_share(1.0) * self.token(kind) if read is None else read
+        read, share = self.reads[kind].value, self._prompt_token
+        guess = _PROMPT_SHARE if share is None else share
+        return guess * self.token(kind) if read is None else read
 
-    def _prefill_share(self, default: float) -> float:
-        """A share of the cost of a token among many, which is the cheapest."""
+    @property
+    def _prompt_token(self) -> float | None:
+        """A token of a prompt, which is the cheapest; None while nothing is known."""
         if self.prefill_token_s is None or not self.plain_s:
-            return default * _PROMPT_SHARE
+            return None
         return min(self.prefill_token_s / self.plain_s, 1.0)
 
     def measured_sizes(self) -> dict[int, float]:
@@ -228,9 +225,8 @@ class Costs:
         tried, by tiles, and only up to twice the largest.
         """
         known = {0: 0.0, 1: 1.0, **self.measured_sizes()}
-        largest = max(known)
-        is_told = self.prefill_token_s is not None and self.plain_s
-        slope = _PROMPT_SHARE * self._prefill_share(1.0) if is_told else _TOKEN_GUESS
+        largest, share = max(known), self._prompt_token
+        slope = _TOKEN_GUESS if share is None else _PROMPT_SHARE * share
         ratios = np.interp(range(LARGEST_STEP + 1), list(known), list(known.values())).tolist()
         for size in range(largest + 1, LARGEST_STEP + 1):
             tile = -(-size // _TILE) * _TILE if size > 2 else size
@@ -245,11 +241,11 @@ class Costs:
         last_size: of the decode before; a change from it counts, as a share of so many steps
         as are expected to stay with a size. From single tokens there is a way back, too.
         """
-        is_dear = self.is_change_dear
+        is_dear, change = self.is_change_dear, 0.0
         key = (last_size, num_steady) if is_dear else (1, 1)
         if key in self._tables:
             return self._tables[key]
-        ratios, allowed, change = self.ratios(), list(range(1, LARGEST_STEP + 1)), 0.0
+        ratios, allowed = self.ratios(), list(range(1, LARGEST_STEP + 1))
         if is_dear:
             allowed = sorted({*_STEADY_SIZES, min(last_size, LARGEST_STEP)})
             change = self.change_cost / num_steady * (2 if last_size == 1 else 1)
@@ -275,15 +271,12 @@ class Costs:
 
     def as_dict(self) -> dict[str, Any]:
         """The content to save for the next process, in JSON's types."""
-        kept = {"tokens": self.tokens, "reads": self.reads}
         return {
             "plain_s": self.plain_s,
-            "change": _rounded(self.change),
+            "change": self.change.kept(),
             "sizes": [[size, round(ratio, 3)] for size, ratio in self.measured_sizes().items()],
-            **{
-                name: {kind.value: _rounded(one) for kind, one in part.items()}
-                for name, part in kept.items()
-            },
+            "tokens": {kind.value: one.kept() for kind, one in self.tokens.items()},
+            "reads": {kind.value: one.kept() for kind, one in self.reads.items()},
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
@@ -304,11 +297,6 @@ def _typical(samples: Collection[float]) -> float:
     return (min if len(samples) < 3 else statistics.median)(samples)
 
 
-def _rounded(estimate: Estimate) -> float | None:
-    value = estimate.value
-    return round(value, 4) if estimate.is_timed and value is not None else None
-
-
 def fill(num_cached: int) -> int:
-    """The class of text lengths with about the same costs, for a text of so many tokens."""
-    return (num_cached // FILL_TOKENS).bit_length()
+    """The class of lengths of a text of so many tokens: below 2048, then each doubling."""
+    return (num_cached // 2048).bit_length()

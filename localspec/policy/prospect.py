@@ -46,6 +46,7 @@ class Prospect:
         self.reads_from: int | None = None
         self.steps: Weights = np.zeros(0)  # see `Costs.steps`
         self.padded: list[int] = []
+        self.drafting: Weights = np.zeros(0)  # the cost to draft 1, 2 … tokens
         self._spent: Weights = np.zeros(0)
         self.begin()
 
@@ -57,9 +58,9 @@ class Prospect:
         self.acceptance = copy.deepcopy(self._first)
         self.rest_left, self._rest = 0, _FIRST_REST
         self._saved = 0.0  # target-only steps, lately
-        self._looks = 0.0  # what replays cost since it rested
+        self.looks = 0.0  # what replays cost since it rested
         self.was_replayed = self.is_look = False
-        self._num_runs = self._num_steps = 0  # runs of steps that it drafted for
+        self.num_runs = self.num_steps = 0  # runs of steps that it drafted for
 
     def renew(self) -> None:
         """Let answers begin with what was learned so far."""
@@ -88,10 +89,12 @@ class Prospect:
     def rank(self, costs: Costs, last_size: int) -> None:
         """Find the best K, behind a decode of so many tokens."""
         first = _MOST_STEADY if self.state.confidence is None else _FEWEST_STEADY
-        num_steady = (self._num_steps + first) // (self._num_runs + 1)
+        num_steady = (self.num_steps + first) // (self.num_runs + 1)
         num_steady = min(max(num_steady, 1), _MOST_STEADY)
         self.steps, self.padded = costs.steps(last_size, num_steady)
-        self._spent = self.steps[2 : self.limit + 2] + self.drafting(costs)
+        token, num_decodes = costs.token(self.kind), np.arange(1.0, self.limit + 1)
+        self.drafting = token * (np.ones(self.limit) if self.state.is_block else num_decodes)
+        self._spent = self.steps[2 : self.limit + 2] + self.drafting
         expected = self.acceptance.expected(self.acceptance.weights, self.state.confidence)
         self.rate = float(((1.0 + expected[1 : self.limit + 1]) / self._spent).max())
 
@@ -99,12 +102,6 @@ class Prospect:
         """Target-only steps per token that it would save if the regime were known."""
         cost = (self._spent / (1.0 + GAINS[:, 1 : self.limit + 1])).min(axis=1)
         return float(self.acceptance.weights @ np.maximum(self.steps[1] - cost, 0.0))
-
-    def drafting(self, costs: Costs) -> Weights:
-        """(limit,) the cost to draft 1, 2 … tokens; of a block always the same."""
-        token = costs.token(self.kind)
-        num_decodes = np.arange(1.0, self.limit + 1)
-        return token * (np.ones(self.limit) if self.state.is_block else num_decodes)
 
     def may_read(
         self, costs: Costs, length: int, worth: float, budget: float, *, drafts: bool
@@ -128,43 +125,32 @@ class Prospect:
             self.reads_from = length - num_read
         return worth > 0.0 and num_read * token <= worth
 
-    def count_step(self, last_size: int) -> None:
-        """Count a step that it drafted for, behind a decode of so many tokens."""
-        self._num_steps += 1
-        self._num_runs += last_size == 1
-
     def fail(self) -> None:
         """Rest, since it did not pay: longer each time, and the longer the more a look took."""
-        self.rest_left = int(self._rest * max(self._looks, 1.0))
-        self._rest, self._looks = min(2 * self._rest, _LONGEST_REST), 0.0
-
-    def look(self, cost: float) -> None:
-        """Count a replay."""
-        self._looks += cost
-        self.save(-cost)
+        self.rest_left = int(self._rest * max(self.looks, 1.0))
+        self._rest, self.looks = min(2 * self._rest, _LONGEST_REST), 0.0
 
     def save(self, gain: float) -> None:
         """Count what a draft saved; less than 0 if it lost some."""
         self._saved = min(self._saved + gain, MOST_SAVED)
         if self._saved > _LOSS:
-            self._rest, self._looks = _FIRST_REST, 0.0
+            self._rest, self.looks = _FIRST_REST, 0.0
         elif self._saved < -_LOSS:
-            self._saved = self._looks = 0.0
+            self._saved = self.looks = 0.0
             self.fail()
 
 
 class Stopping:
     """Continues a draft while that yields more tokens than the best K in the same time."""
 
-    def __init__(self, best: Prospect, costs: Costs) -> None:
+    def __init__(self, best: Prospect) -> None:
         self._acceptance = best.acceptance
         self._confidence = best.state.confidence
         # (regimes,) probability of the regime, and that all tokens so far are accepted
         self._alive = self._acceptance.weights
         self.limit = best.limit
         self._loss = best.rate * best.steps  # in tokens
-        drafting = best.drafting(costs)
-        self._draft_loss = best.rate * (drafting - drafting[0])
+        self._draft_loss = best.rate * (best.drafting - best.drafting[0])
 
     def num_worth(self, num_drafted: int, confidence: float) -> int:
         limit = self.limit - num_drafted

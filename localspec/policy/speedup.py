@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_PRECISION = 1e-4
-
 
 @dataclass(frozen=True, slots=True)
 class Curve:
@@ -26,14 +24,9 @@ class Curve:
     is_block: bool = False
 
 
-def expected_tokens(acceptance: float, num_draft_tokens: int) -> float:
-    """Mean tokens per step, including the target's own."""
-    return sum(acceptance**power for power in range(num_draft_tokens + 1))
-
-
 def expected_speedup(costs: Curve, acceptance: float, num_draft_tokens: int) -> float:
     """Tokens per second with so many draft tokens per step ÷ those of the target alone."""
-    emitted = expected_tokens(acceptance, num_draft_tokens)
+    emitted = sum(acceptance**power for power in range(num_draft_tokens + 1))
     num_decodes = min(num_draft_tokens, 1) if costs.is_block else num_draft_tokens
     step = num_decodes * costs.draft + costs.steps[num_draft_tokens + 1]
     return emitted * costs.steps[1] / step
@@ -46,16 +39,11 @@ def best_draft_tokens(costs: Curve, acceptance: float, most: int) -> int:
 
 def break_even_acceptance(costs: Curve, most: int) -> float | None:
     """The least acceptance at which some number of draft tokens pays; None if none does."""
-
-    def pays(acceptance: float) -> bool:
-        return any(
-            expected_speedup(costs, acceptance, count) > 1.0 for count in range(1, most + 1)
-        )
-
-    if not pays(1.0):
+    if best_draft_tokens(costs, 1.0, most) == 0:
         return None
     low, high = 0.0, 1.0
-    while high - low > _PRECISION:
+    while high - low > 1e-4:
         middle = (low + high) / 2
-        low, high = (low, middle) if pays(middle) else (middle, high)
+        pays = best_draft_tokens(costs, middle, most) > 0
+        low, high = (low, middle) if pays else (middle, high)
     return high

@@ -5,11 +5,10 @@ core with another program makes all of them wait, so on a busy machine fewer thr
 several times faster. The cost is in a few very slow steps, so means decide, never medians.
 
 The slowdown of a step is its time divided by the shortest time of any step of its shape, with
-any number of threads; it grows when a faster step is timed. Each number of threads has the mean
-slowdown of its latest steps, and its least slowdown, which is close to that on a quiet machine.
-The number with the smallest mean is used. Other numbers are tried again as drafts are, for a
-share of the probable loss without them (see `Budget`). What was true for long probably stays
-true for long, so the share shrinks the longer the present number was the best.
+any number of threads. Each number of threads has the mean slowdown of its latest steps, and its
+least slowdown, which is close to that on a quiet machine. The number with the smallest mean is
+used. Others are tried for a share of the time that is probably lost without them; the share
+shrinks the longer the present number was the best.
 """
 
 from __future__ import annotations
@@ -25,21 +24,19 @@ from localspec.speculative.policy_api import StepRecord, ThreadUse
 _WINDOW = 16  # steps over which a number of threads is averaged, the latest weighing most
 # Another number has to be this many times as fast; a smaller difference is noise
 _BETTER = 1.05
-# Share of the probable loss that trials of other numbers may lose at first
-_FIRST_TRIAL_SHARE = 1 / 8
-# The same in the end; between them it is one over the root of the number of steps
-_LAST_TRIAL_SHARE = 1 / 64
+# Share of the probable loss that trials may lose, in the end and at first; between them it is
+# one over the root of the number of steps
+_LEAST_SHARE, _LARGEST_SHARE = 1 / 64, 1 / 8
 # Time that has to be saved up for a trial, in fastest steps; so much is there at the beginning
 _TRIAL_STEPS = 1.0
-# The largest debt of a trial, in fastest steps; the rest of its loss is forgiven
-_MAX_DEBT_STEPS = 256.0
+_MAX_DEBT_STEPS = 256.0  # largest debt of a trial; the rest of its loss is forgiven
 _ADOPTED_AFTER = 8  # steps after which a tried number that is faster is no longer a trial
 # Steps after which the least slowdown of a number counts half as one of a quiet machine
 _KNOWN_STEPS = 16
 _FEWER_SHARE = 0.9  # optimistic time of fewer threads, as a share of the time with more
 _NEGLIGIBLE_S = 1e-9  # a decayed sum of step times below this many seconds counts as none
 
-# Fill, tokens of the target, tokens of the draft, index of the proposer or -1.
+# Class of lengths, tokens of the target, tokens of the draft, index of the proposer or -1
 Shape = tuple[int, int, int, int]
 
 
@@ -47,9 +44,9 @@ Shape = tuple[int, int, int, int]
 class Threads:
     """A number of threads, and how long steps took with it.
 
-    seconds, weight: decayed sums over its steps: the seconds of each shape, and the number of
-    steps. shortest: seconds of the fastest step of each shape. least: the least slowdown.
-    left_at: the step at which another number replaced it last.
+    seconds, weight: decayed sums, of the seconds of each shape and of the number of steps.
+    shortest: seconds of the fastest step of each shape. least: the least slowdown. left_at: the
+    step at which another number replaced it last.
     """
 
     count: int
@@ -59,11 +56,6 @@ class Threads:
     least: float = math.inf
     num_steps: int = 0
     left_at: int = 0
-
-    @property
-    def is_known(self) -> bool:
-        """Whether steps were timed with it."""
-        return self.num_steps > 0
 
     def pass_by(self, num_steps: int) -> None:
         """Let the older steps count less, after so many new ones."""
@@ -94,14 +86,14 @@ class AdaptiveThreads:
         self,
         most: int,
         use_threads: Callable[[int], None],
-        was_alone: Callable[[], bool] = lambda: True,
+        was_alone: Callable[[], bool],
     ) -> None:
         self._use_threads = use_threads
         self._was_alone = was_alone
         self._numbers = [Threads(count) for count in counts_to_try(most)]
         self._now = self._numbers[0]
         self._previous: Threads | None = None  # the number before a trial, during the trial
-        self._trial_length = 0  # steps of the trial so far
+        self._trial_length = 0  # steps
         self._saved_steps = _TRIAL_STEPS  # time that trials may lose, in fastest steps
         self._num_steps = 0
         self._best_since = 0  # step since which the number outside of trials was the best
@@ -124,7 +116,9 @@ class AdaptiveThreads:
         if not self._was_alone() or is_prompt or is_long or record.replay_s > 0.0:
             return  # reading takes its own time, and says nothing about steps
         seconds = record.draft_time_s + record.target_time_s + record.sampler_time_s
-        shape = _shape(record)
+        proposer = -1 if record.proposer is None else record.proposer
+        sizes = record.num_target_tokens, record.num_draft_tokens
+        shape = (fill(record.num_cached), *sizes, proposer)
         slowdown = self._slowdown(shape, seconds)
         if slowdown is None:
             return
@@ -142,7 +136,7 @@ class AdaptiveThreads:
             self._move_to(min(self._others(), key=self._expected))
         elif self._is_better(self._optimistic_of_others):
             num_steps = self._num_steps - self._best_since
-            share = min(max(num_steps**-0.5, _LAST_TRIAL_SHARE), _FIRST_TRIAL_SHARE)
+            share = min(max(num_steps**-0.5, _LEAST_SHARE), _LARGEST_SHARE)
             self._save(share * (self._mean(now) - self._optimistic_of_others))
             if self._saved_steps >= _TRIAL_STEPS:
                 self._start_trial()
@@ -161,20 +155,18 @@ class AdaptiveThreads:
             self._shortest[shape] = seconds
             for number in self._numbers:
                 if shape in number.shortest:
-                    number.least = min(map(self._ratio, number.shortest.items()))
+                    timed = number.shortest.items()
+                    number.least = min(taken / self._shortest[each] for each, taken in timed)
             self._update_others()
             return 1.0
         return seconds / shortest
-
-    def _ratio(self, timed: tuple[Shape, float]) -> float:
-        """The slowdown of a shape and its seconds."""
-        return timed[1] / self._shortest[timed[0]]
 
     def _mean(self, number: Threads) -> float:
         """The mean slowdown of its latest steps; without any, its least slowdown."""
         if number.weight == 0.0:
             return number.least
-        return sum(map(self._ratio, number.seconds.items())) / number.weight
+        timed = number.seconds.items()
+        return sum(taken / self._shortest[shape] for shape, taken in timed) / number.weight
 
     def _start_trial(self) -> None:
         """Try a number that may be better: of several, the one not used for longest."""
@@ -182,8 +174,7 @@ class AdaptiveThreads:
         number = min(candidates, key=lambda one: one.left_at)
         # Its old times may no longer hold: the trial is to find out.
         number.seconds, number.weight = {}, 0.0
-        self._previous = self._now
-        self._trial_length = 0
+        self._previous, self._trial_length = self._now, 0
         self._move_to(number)
 
     def _continue_trial(self, previous: Threads, slowdown: float) -> None:
@@ -212,9 +203,9 @@ class AdaptiveThreads:
 
     def _update_others(self) -> None:
         """Compute again what the other numbers promise, as expected and at best."""
-        self._expected_of_others = min(map(self._expected, self._others()), default=math.inf)
-        optimistic = map(self._optimistic, self._others())
-        self._optimistic_of_others = min(optimistic, default=math.inf)
+        others = self._others()
+        self._expected_of_others = min(map(self._expected, others), default=math.inf)
+        self._optimistic_of_others = min(map(self._optimistic, others), default=math.inf)
 
     def _others(self) -> list[Threads]:
         return [number for number in self._numbers if number is not self._now]
@@ -224,14 +215,11 @@ class AdaptiveThreads:
 
     def _expected(self, number: Threads) -> float:
         """The expected slowdown of a step with it."""
-        if number.is_known:
+        if number.num_steps > 0:
             return self._mean(number)
-        # Fewer threads than were ever timed: as if none of their time were spent waiting.
-        known = [other for other in self._numbers if other.is_known] or self._numbers[:1]
-        larger = min(
-            (other for other in known if other.count >= number.count),
-            key=lambda other: other.count,
-        )
+        # Compared with the next larger number that was timed, as if no time went by waiting.
+        timed = [n for n in self._numbers if n.num_steps > 0 and n.count > number.count]
+        larger = timed[-1] if timed else self._numbers[0]
         return larger.least * larger.count / number.count
 
     def _optimistic(self, number: Threads) -> float:
@@ -241,7 +229,7 @@ class AdaptiveThreads:
         gain = max(number.count / self._now.count, 1.0 / _FEWER_SHARE)
         best = min(self._now.least / gain, number.least)
         share = _KNOWN_STEPS / (_KNOWN_STEPS + number.num_steps)
-        return share * best + (1.0 - share) * number.least if number.is_known else best
+        return share * best + (1.0 - share) * number.least if number.num_steps > 0 else best
 
     def as_dict(self) -> dict[str, Any]:
         """The content to save for the next process, in JSON's types."""
@@ -252,12 +240,12 @@ class AdaptiveThreads:
             "numbers": [
                 [number.count, round(number.least, 4), number.num_steps]
                 for number in self._numbers
-                if number.is_known
+                if number.num_steps > 0
             ],
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue from `as_dict`. Not to be used after an error, as of a damaged file."""
+        """Continue from `as_dict`. Of no use after an error, as of a damaged file."""
         self._shortest = {(a, b, c, d): seconds for a, b, c, d, seconds in kept["shortest"]}
         known = {count: (least, num_steps) for count, least, num_steps in kept["numbers"]}
         for number in self._numbers:
@@ -267,17 +255,11 @@ class AdaptiveThreads:
         self._update_others()
 
 
-def _shape(record: StepRecord) -> Shape:
-    proposer = -1 if record.proposer is None else record.proposer
-    sizes = record.num_target_tokens, record.num_draft_tokens
-    return (fill(record.num_cached), *sizes, proposer)
-
-
 def counts_to_try(most: int) -> list[int]:
     """The numbers of threads that are tried, the largest first."""
     counts = [most]
     if most > 2:
         counts.append(most - 1)  # one busy neighbour is the usual case
     while counts[-1] > 1:
-        counts.append(max(1, counts[-1] * 3 // 4))
+        counts.append(counts[-1] * 3 // 4)
     return counts
