@@ -36,8 +36,7 @@ def step(*provenance: Provenance, drafted: int = 0, off: DraftOff | None = None)
 
 def add(meter: Meter, counted: Step, now_s: float) -> None:
     meter.add(counted, now_s)
-    for provenance in counted.provenance:
-        meter.deliver(provenance)
+    meter.tokens.update(counted.provenance)
 
 
 def test_an_answer_adds_up():

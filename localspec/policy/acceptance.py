@@ -89,17 +89,16 @@ class Acceptance:
         each further one it grows from 1 - 1 / n to 1 - 1 / (n + 1), about as a lookup's does
         with its match.
         """
-        if confidence is None:
-            gains: Weights = weights @ GAINS
-            return gains
-        ahead = [confidence]
-        for _ in range(MAX_DRAFT_TOKENS - 1):
-            ahead.append(1.0 / (2.0 - ahead[-1]))
-        chances = self._chances[np.searchsorted(_EDGES, ahead, side="right")]
-        grown = np.zeros((len(RATES), 1 + MAX_DRAFT_TOKENS))
-        grown[:, 1:] = np.cumsum(np.cumprod(chances, axis=0), axis=0).T
-        gains = weights @ grown
-        return gains
+        gains = GAINS
+        if confidence is not None:
+            ahead = [confidence]
+            for _ in range(MAX_DRAFT_TOKENS - 1):
+                ahead.append(1.0 / (2.0 - ahead[-1]))
+            chances = self._chances[np.searchsorted(_EDGES, ahead, side="right")]
+            gains = np.zeros((len(RATES), 1 + MAX_DRAFT_TOKENS))
+            gains[:, 1:] = np.cumsum(np.cumprod(chances, axis=0), axis=0).T
+        expected: Weights = weights @ gains
+        return expected
 
     def learn(self, confidence: float, outcome: float) -> None:
         """Take one judged token into account.
