@@ -176,8 +176,7 @@ def compared(kind, ratios, num_drafted=3):
     meter = Meter(
         1, 0, 0.0, draft_off_steps={DraftOff.DOES_NOT_PAY: 5, DraftOff.SET_TO_ZERO: 9}
     )
-    meter.steps_per_length[num_drafted] += 1
-    meter.drafted_per_position[:num_drafted] = [1] * num_drafted
+    meter.drafts[ProposerKind.DRAFT, num_drafted, 0] += 1
     stretches = [Stretch(100, 0.01, 1 / ratio) for ratio in ratios]
     return KindSpeed(kind, stretches, [meter.stats(1.0, None, None)])
 

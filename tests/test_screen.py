@@ -43,7 +43,7 @@ def test_errors_are_harmless_too():
 
 @pytest.mark.parametrize("kind", ProposerKind)
 def test_each_kind_of_proposer_has_a_name_in_the_statistics(kind):
-    meter = Meter(1, 0, 0.0, num_steps=9, steps_per_proposer={kind: 4})
+    meter = Meter(1, 0, 0.0, num_steps=9, drafts={(kind, 1, 1): 4})
     lines = "\n".join(stats_lines(meter.stats(1.0, None, None), 512))
     assert re.search(r"^steps by proposer: [a-z ]+ in 4 of 9$", lines, re.M)
 
@@ -61,8 +61,7 @@ def test_the_status_line_counts_and_stats_explains():
     stats = stats_of(
         DraftOff.DOES_NOT_PAY,
         0.784,
-        drafted_per_position=[4] + [0] * 15,
-        accepted_per_position=[3] + [0] * 15,
+        drafts={(ProposerKind.DRAFT, 1, 1): 3, (ProposerKind.DRAFT, 1, 0): 1},
     )
     line = status_line(stats, 512, 200)
     assert line == "0 tokens (3 drafted) · draft off where it did not pay · context 0% full"

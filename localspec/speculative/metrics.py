@@ -30,7 +30,7 @@ class Provenance(str, enum.Enum):
     PLAIN = "plain"  # drawn by the target with nothing proposed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Step(StepRecord):
     """A round of propose, score, verify, truncate, emit.
 
@@ -142,7 +142,11 @@ class Stats:
 
 @dataclass(slots=True)
 class Meter:
-    """Adds steps up to `Stats`. tokens: delivered ones; the other counts are as there."""
+    """Adds steps up to `Stats`.
+
+    tokens: delivered ones. drafts: the number of steps for each proposer, with so many drafted
+    and so many accepted tokens; without a proposer both are 0. waited_s: up to the last step.
+    """
 
     prompt_tokens: int
     cached_prompt_tokens: int
@@ -151,17 +155,12 @@ class Meter:
     first_token_s: float | None = None
     num_steps: int = 0
     tokens: Counter[Provenance] = field(default_factory=Counter)
-    drafted_per_position: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_TOKENS)
-    accepted_per_position: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_TOKENS)
+    drafts: Counter[tuple[ProposerKind | None, int, int]] = field(default_factory=Counter)
     draft_time_s: float = 0.0
     target_time_s: float = 0.0
     sampler_time_s: float = 0.0
-    waited_s: float = 0.0  # at the last step
+    waited_s: float = 0.0
     waited_time_s: float = 0.0
-    steps_per_length: list[int] = field(default_factory=lambda: [0] * (MAX_DRAFT_TOKENS + 1))
-    steps_per_proposer: Counter[ProposerKind] = field(default_factory=Counter)
-    drafted_per_proposer: Counter[ProposerKind] = field(default_factory=Counter)
-    accepted_per_proposer: Counter[ProposerKind] = field(default_factory=Counter)
     draft_off: DraftOff | None = None
     draft_off_steps: Counter[DraftOff] = field(default_factory=Counter)
     steps_per_threads: Counter[int] = field(default_factory=Counter)
@@ -178,14 +177,8 @@ class Meter:
             self.steps_per_threads[step.num_threads] += 1
         self.waited_s = waited_s
         self.num_steps += 1
-        self.steps_per_length[step.num_draft_tokens] += 1
-        if step.num_draft_tokens and step.kind is not None:
-            self.steps_per_proposer[step.kind] += 1
-            self.drafted_per_proposer[step.kind] += step.num_draft_tokens
-            self.accepted_per_proposer[step.kind] += step.num_accepted
-        for position in range(step.num_draft_tokens):
-            self.drafted_per_position[position] += 1
-            self.accepted_per_position[position] += position < step.num_accepted
+        num_drafted = step.num_draft_tokens
+        self.drafts[step.kind if num_drafted else None, num_drafted, step.num_accepted] += 1
         if step.draft_off is not None:
             self.draft_off = step.draft_off
             self.draft_off_steps[step.draft_off] += 1
@@ -195,27 +188,37 @@ class Meter:
     ) -> Stats:
         """Everything so far, for an answer that ends at now_s."""
         total_time_s = now_s - self.started_s
+        lengths, drafted_at, accepted_at = Counter[int](), Counter[int](), Counter[int]()
+        steps, drafted, accepted = (Counter[ProposerKind]() for _ in range(3))
+        for (kind, num_drafted, num_accepted), count in self.drafts.items():
+            lengths[num_drafted] += count
+            drafted_at.update(dict.fromkeys(range(num_drafted), count))
+            accepted_at.update(dict.fromkeys(range(num_accepted), count))
+            if kind is not None:
+                steps[kind] += count
+                drafted[kind] += num_drafted * count
+                accepted[kind] += num_accepted * count
         return Stats(
             prompt_tokens=self.prompt_tokens,
             cached_prompt_tokens=self.cached_prompt_tokens,
             completion_tokens=self.tokens.total(),
             num_steps=self.num_steps,
-            num_draft_tokens=sum(self.drafted_per_position),
-            num_accepted=sum(self.accepted_per_position),
+            num_draft_tokens=drafted_at.total(),
+            num_accepted=accepted_at.total(),
             num_recovered=self.tokens[Provenance.RECOVERED],
             num_bonus=self.tokens[Provenance.BONUS],
             num_plain=self.tokens[Provenance.PLAIN],
-            drafted_per_position=tuple(self.drafted_per_position),
-            accepted_per_position=tuple(self.accepted_per_position),
+            drafted_per_position=tuple(drafted_at[each] for each in range(MAX_DRAFT_TOKENS)),
+            accepted_per_position=tuple(accepted_at[each] for each in range(MAX_DRAFT_TOKENS)),
             draft_time_s=self.draft_time_s,
             target_time_s=self.target_time_s,
             sampler_time_s=self.sampler_time_s,
             time_to_first_token_s=self.first_token_s or total_time_s,
             total_time_s=total_time_s,
-            steps_per_length=tuple(self.steps_per_length),
-            steps_per_proposer=dict(self.steps_per_proposer),
-            drafted_per_proposer=dict(self.drafted_per_proposer),
-            accepted_per_proposer=dict(self.accepted_per_proposer),
+            steps_per_length=tuple(lengths[each] for each in range(MAX_DRAFT_TOKENS + 1)),
+            steps_per_proposer=dict(steps),
+            drafted_per_proposer=dict(drafted),
+            accepted_per_proposer=dict(accepted),
             draft_off=self.draft_off,
             draft_off_steps=dict(self.draft_off_steps),
             outlook=outlook,
