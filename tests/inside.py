@@ -23,6 +23,7 @@ from localspec.engine.cache_pool import CachePool
 from localspec.engine.engine import Engine
 from localspec.engine.lane import Lane
 from localspec.engine.models import Models
+from localspec.engine.worker import Worker
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.isolated.process import ChildProcess
 from localspec.llama import projector
@@ -81,6 +82,11 @@ def lane(engine: Engine, owner: object) -> Lane:
 def lanes(engine: Engine) -> list[Lane]:
     """All of them: a test has their loops step by its own numbers."""
     return engine._lanes
+
+
+def worker_of(engine: Engine) -> Worker:
+    """The thread that computes for it."""
+    return engine._worker
 
 
 def save_caches_of(engine: Engine, owner: object, path: Path) -> bool:

@@ -10,6 +10,7 @@ import traceback
 import pytest
 
 import localspec
+from inside import worker_of
 from localspec.sampling.chain import SamplerChain
 
 ENDLESS = localspec.SamplingParams(temperature=0, ignore_eos=True)
@@ -55,6 +56,29 @@ def test_what_was_not_read_was_not_said(engine, way):
     assert whole.text.startswith(reply.text)
     assert reply.finish_reason == "cancelled"
     assert reply.stats.completion_tokens == reply.stats.num_plain == 7
+
+
+@pytest.mark.parametrize("way", ["collected", "interrupted"])
+def test_what_was_read_is_remembered_however_the_reading_ends(engine, monkeypatch, way):
+    chat, worker = engine.chat(), worker_of(engine)
+
+    def interrupted(_function):
+        monkeypatch.undo()
+        raise KeyboardInterrupt  # a second one, while the first waits for the end
+
+    answer = chat.send("Hi", sampling=ENDLESS, max_tokens=40)
+    text = next(answer).text + next(answer).text
+    if way == "interrupted":
+        monkeypatch.setattr(worker, "call", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            answer.close()
+    else:
+        kept = [answer]
+        kept.append(kept)
+        del answer, kept
+        worker.call(gc.collect)  # in the worker, which cannot wait for itself
+        worker.call(lambda: None)
+    assert chat.messages[-1]["content"] == text
 
 
 def test_an_error_ends_its_own_answer_and_says_where_it_was(engine, monkeypatch):

@@ -162,9 +162,16 @@ class Engine(BaseEngine):
         job, num_read = AnswerJob(), 0
 
         def end() -> list[Piece] | None:
-            """End it behind what was read; what waited for tokens that do not come."""
+            """End it behind what was read; what waited for tokens that do not come.
+
+            In the worker, so that Ctrl-C cannot come between its parts.
+            """
             run = exchange.run
-            return None if run is None else run.cut(num_read)
+            rest = None if run is None else run.cut(num_read)
+            if exchange.result is None and run is not None and run.result is not None:
+                exchange.result = run.result
+                exchange.remember(*exchange.result)
+            return rest
 
         try:
             exchange.begin()
@@ -181,9 +188,6 @@ class Engine(BaseEngine):
         finally:
             if self._own_process.is_this():
                 self._worker.close(job, end)
-            if exchange.run is not None and exchange.run.result is not None:
-                exchange.result = exchange.run.result
-                exchange.remember(*exchange.result)
 
     def _produced(
         self,

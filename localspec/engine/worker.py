@@ -180,10 +180,14 @@ class Worker:
                 job.end(None)
             return end()
 
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() is self._thread:
+            self._put(close)
+            return None
+        try:
             return self.call(close)
-        self._put(close)
-        return None
+        except BaseException:  # of a signal handler, which may be passed over
+            self.call(close)
+            raise
 
     def wake(self) -> None:
         """Have it look again which answers may go on."""
