@@ -14,7 +14,7 @@ from localspec.engine.models import Models
 from localspec.engine.proposer_choice import (
     choose_policies,
     choose_proposers,
-    proposers_beside,
+    shared_with_draft,
 )
 from localspec.engine.worker import TextClock
 from localspec.errors import CacheError
@@ -24,7 +24,7 @@ from localspec.policy.profile import Profile
 from localspec.policy.threads import AdaptiveThreads
 from localspec.speculative.lookup import Lookup
 from localspec.speculative.loop import SpeculativeDecoder
-from localspec.speculative.own_text import Reading
+from localspec.speculative.own_text import Reading, TokenMaps
 from localspec.speculative.policy_api import Drafting, DraftPolicy
 from localspec.speculative.proposers import Proposer
 from localspec.speculative.translated import TranslatedDraft
@@ -130,18 +130,17 @@ def open_lanes(
 
     Raises PairError if they share too little.
     """
-    shared, proposers, off = choose_proposers(models, drafting)
+    shared = shared_with_draft(models, drafting)
     lanes: list[Lane] = []
     profile = None
     for number in range(models.num_sequences):
         own = models if number == 0 else models.sibling(number)
         clock = TextClock()
-        if number > 0:
-            proposers = proposers_beside(proposers, own)
+        proposers, off = choose_proposers(own, drafting, shared)
         policies, profile = choose_policies(own, drafting, proposers, clock.was_alone)
         decoder = SpeculativeDecoder(own.target, proposers, *policies, off, clock.now)
         lanes.append(Lane(own, decoder, clock))
-    return lanes, shared, profile
+    return lanes, shared.common if isinstance(shared, TokenMaps) else shared, profile
 
 
 def saved_caches(models: Models, proposers: Sequence[Proposer]) -> list[SavesState]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -26,13 +25,8 @@ from localspec.speculative.policy_api import (
     ThreadPolicy,
 )
 from localspec.speculative.proposers import DraftModel, Forced, Proposer
-from localspec.speculative.shared_vocabulary import (
-    CommonTokens,
-    SharedVocabulary,
-    shared_vocabulary,
-)
+from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
 from localspec.speculative.translated import TranslatedDraft, TranslatedModel
-from localspec.vocabulary import WholeVocabulary
 
 if TYPE_CHECKING:
     from localspec.llama.head import LlamaHead
@@ -46,85 +40,53 @@ _THREADS_MARGIN = 0.9  # of the time with fewer threads, that more must not exce
 logger = logging.getLogger(__name__)
 
 
-def choose_proposers(
+def shared_with_draft(
     models: Models, drafting: Drafting
-) -> tuple[SharedVocabulary | CommonTokens | None, list[Proposer], DraftOff | None]:
-    """The vocabulary that target and draft share, if there is a draft; the proposers, the
-    preferred first; why there are none.
+) -> SharedVocabulary | TokenMaps | None:
+    """What the vocabularies of target and draft share; None without a draft.
 
-    Raises PairError if they have too little in common.
+    Raises PairError if that is too little.
     """
-    if drafting.is_off:
-        return None, [], DraftOff.SET_TO_ZERO
+    target, draft, _, _ = models
+    if drafting.is_off or draft is None:
+        return None
+    try:
+        return shared_vocabulary(target.vocabulary, draft.vocabulary)
+    except PairError:
+        maps = TokenMaps(target.vocabulary, draft.vocabulary)
+        logger.warning(
+            "%s and its target have %s", draft.name, maps.common, extra={"is_of_pair": True}
+        )
+        return maps
+
+
+def choose_proposers(
+    models: Models, drafting: Drafting, shared: SharedVocabulary | TokenMaps | None
+) -> tuple[list[Proposer], DraftOff | None]:
+    """The proposers for a text, the preferred first; why there are none.
+
+    models: at its sequence. shared: see `shared_with_draft`.
+    """
     target, draft, head, _ = models
-    vocabulary = target.vocabulary
-    shared, drafts = None, None
-    if draft is not None:
-        shared, drafts = _of_draft(draft, vocabulary)
+    if drafting.is_off:
+        return [], DraftOff.SET_TO_ZERO
     if target.max_rollback == 0:
-        return shared, [], DraftOff.TARGET_CANNOT_ROLL_BACK
+        return [], DraftOff.TARGET_CANNOT_ROLL_BACK
+    is_end = target.vocabulary.is_end
     proposers: list[Proposer] = []
     if head is not None:
-        proposers.append(_of_head(head, vocabulary.is_end))
-    if drafts is not None:
-        proposers.append(drafts)
+        proposers.append(_of_head(head, is_end))
+    if draft is not None and isinstance(shared, TokenMaps):
+        model = TranslatedModel(draft, OwnText(shared, draft.vocabulary))
+        proposers.append(TranslatedDraft(model, is_end))
+    elif draft is not None and isinstance(shared, SharedVocabulary):
+        proposers.append(DraftModel(draft, shared, is_end))
     if drafting.needs_forced:
-        proposers.append(Forced(vocabulary.is_end))
+        proposers.append(Forced(is_end))
     if drafting.needs_lookup:
-        proposers.append(Lookup(vocabulary.is_end))
+        proposers.append(Lookup(is_end))
     without = DraftOff.NO_HEAD if drafting.proposer == "head" else DraftOff.NO_DRAFT
-    return shared, proposers, None if proposers else without
-
-
-def _of_draft(
-    draft: LlamaModel, vocabulary: WholeVocabulary
-) -> tuple[SharedVocabulary | CommonTokens, DraftModel]:
-    """The vocabulary shared with the target (given), and the draft as a proposer.
-
-    Raises PairError.
-    """
-    try:
-        shared = shared_vocabulary(vocabulary, draft.vocabulary)
-    except PairError:
-        maps = TokenMaps(vocabulary, draft.vocabulary)
-        translated = _translated(draft, maps, vocabulary.is_end)
-        logger.warning(
-            "%s and its target have %s",
-            draft.name,
-            maps.common,
-            extra={"is_of_pair": True},
-        )
-        return maps.common, translated
-    return shared, DraftModel(draft, shared, vocabulary.is_end)
-
-
-def _translated(
-    draft: LlamaModel, maps: TokenMaps, is_end: Callable[[int], bool]
-) -> TranslatedDraft:
-    model = TranslatedModel(draft, OwnText(maps, draft.vocabulary))
-    return TranslatedDraft(model, is_end)
-
-
-def proposers_beside(proposers: Sequence[Proposer], models: Models) -> list[Proposer]:
-    """Proposers for another text. models: at its sequence; those of `proposers` are new."""
-    is_end = models.target.vocabulary.is_end
-    others: list[Proposer] = []
-    for proposer in proposers:
-        if isinstance(proposer, Forced | Lookup):
-            others.append(type(proposer)(is_end))
-        elif proposer.kind is ProposerKind.HEAD:
-            assert models.head is not None
-            others.append(_of_head(models.head, is_end))
-        elif isinstance(proposer, TranslatedDraft):
-            assert models.draft is not None
-            others.append(_translated(models.draft, proposer.translated.maps, is_end))
-        else:
-            assert isinstance(proposer, DraftModel)
-            assert models.draft is not None
-            other = copy.copy(proposer)
-            other.model = models.draft
-            others.append(other)
-    return others
+    return proposers, None if proposers else without
 
 
 def _of_head(head: LlamaHead | MedusaHeads, is_end: Callable[[int], bool]) -> Proposer:

@@ -14,7 +14,12 @@ from localspec.engine.cache_disk import CacheRoom
 from localspec.engine.engine import Engine
 from localspec.engine.exactness_found import prepare_kernels
 from localspec.engine.models import Models
-from localspec.engine.proposer_choice import choose_policies, choose_proposers, choose_threads
+from localspec.engine.proposer_choice import (
+    choose_policies,
+    choose_proposers,
+    choose_threads,
+    shared_with_draft,
+)
 from localspec.errors import OptionError
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.cache_state import CacheState
@@ -223,7 +228,8 @@ class Sides:
             if isinstance(engine._draft_policy, AdaptiveDraftPolicy):
                 engine._draft_policy = self.policy(name)
                 if name not in self._learned:  # a lookup counts what it found, too
-                    _, proposers, _ = choose_proposers(models, engine.drafting)
+                    shared = shared_with_draft(models, engine.drafting)
+                    proposers, _ = choose_proposers(models, engine.drafting, shared)
                     engine._decoder.proposers = tuple(proposers)
 
         return begin
