@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -222,8 +222,13 @@ def kept_files() -> list[Path]:
 
 def kept_sizes() -> dict[Path, int]:
     """The files and their bytes, with what a kill has left."""
+    return file_sizes(_all_files())
+
+
+def file_sizes(paths: Iterable[Path]) -> dict[Path, int]:
+    """The bytes of the files that are there; another process may remove some."""
     sizes = {}
-    for path in _all_files():
+    for path in paths:
         with contextlib.suppress(FileNotFoundError):
             sizes[path] = path.stat().st_size
     return sizes
@@ -231,13 +236,10 @@ def kept_sizes() -> dict[Path, int]:
 
 def wipe_kept() -> int:
     """Remove all files, also those that a kill has left; the bytes freed. Raises OSError."""
-    freed = 0
-    for path in _all_files():
-        with contextlib.suppress(FileNotFoundError):
-            size = path.stat().st_size
-            path.unlink()
-            freed += size
-    return freed
+    sizes = kept_sizes()
+    for path in sizes:
+        path.unlink(missing_ok=True)
+    return sum(sizes.values())
 
 
 def _all_files() -> list[Path]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from localspec.chat.session import caches_file, session_names
 from localspec.engine.cache_file import identities_in
-from localspec.engine.cache_store import kept_files
+from localspec.engine.cache_store import file_sizes, kept_files
 from localspec.errors import LocalspecError, OptionError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.content import FileContent
@@ -58,8 +58,8 @@ def disk_usage(preset: str | Preset) -> DiskUsage:
         return DiskUsage(files=files, caches={}, costs={})
     return DiskUsage(
         files=files,
-        caches=_sizes(p for p in _caches() if _are_of(identities_in(p), contents)),
-        costs=_sizes(
+        caches=file_sizes(p for p in _caches() if _are_of(identities_in(p), contents)),
+        costs=file_sizes(
             path
             for path, identity, _ in kept_profiles()
             if _are_of(identity[:-1] if is_of_exactness(identity) else identity, contents)
@@ -121,14 +121,6 @@ def _caches() -> Iterator[Path]:
     for name in session_names():
         with contextlib.suppress(OptionError):  # a file there that is not a session
             yield caches_file(name)
-
-
-def _sizes(paths: Iterable[Path]) -> dict[Path, int]:
-    found = {}
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):  # a server has removed it
-            found[path] = path.stat().st_size
-    return found
 
 
 def _are_of(identities: Sequence[str], contents: Sequence[str]) -> bool:

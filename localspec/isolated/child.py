@@ -25,7 +25,6 @@ from localspec.engine.embedder import load_embedder
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load
 from localspec.errors import EngineError
-from localspec.isolated.facts import facts_of
 from localspec.isolated.watch import Watch
 from localspec.pictures.picture import KEPT_PICTURE_BYTES, Picture
 from localspec.speculative.metrics import Provenance
@@ -38,7 +37,6 @@ from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece, Reply
 
 if TYPE_CHECKING:
-    from localspec.engine.models import EngineMemory
     from localspec.engine.sources import LoadKeywords
     from localspec.presets.preset import Preset
 
@@ -265,16 +263,13 @@ class Served:
         assert self._engine.vision is not None
         return self._engine.vision.cells(*self._pictures.keep([picture]))
 
-    def memory(self, _report: OnReport) -> EngineMemory:
-        return self._engine.memory()
-
-    def alone(self, _report: OnReport, method: str, *arguments: Any) -> Any:
-        """The result of a method of the engine while no answer runs."""
+    def engine(self, _report: OnReport, method: str, *arguments: Any) -> Any:
+        """The result of a method of the engine."""
         return getattr(self._engine, method)(*arguments)
 
     def owned(self, report: OnReport, method: str, owner: int, path: Path) -> bool:
-        """The result of a method that takes a conversation and a file; see `alone`."""
-        return bool(self.alone(report, method, self._owner(owner), path))
+        """The result of a method of the engine that takes a conversation and a file."""
+        return bool(self.engine(report, method, self._owner(owner), path))
 
     def prepare(self, _report: OnReport, tokens: list[int], owner: int) -> None:
         """Read a text in advance, as `Engine._prepare`."""
@@ -352,6 +347,17 @@ def serve_engine(
                     served.cancel(_no_report, *request[2])
                 else:
                     pool.submit(_answer, messages, request, served)
+
+
+def facts_of(engine: Engine) -> dict[str, Any]:
+    """Facts that never change while an engine is open: attributes of it and its vocabulary."""
+    own = (
+        *("description", "context_length", "trained_context_length", "chat_template"),
+        *("drafting", "shared_vocabulary", "exactness", "sampling", "parallel"),
+    )
+    facts: dict[str, Any] = {name: getattr(engine, name) for name in own}
+    facts |= {name: getattr(engine.vocabulary, name) for name in ("bos", "eos", "add_bos")}
+    return facts | {"can_see": engine.vision is not None}
 
 
 def _no_report(_told: Any) -> None:

@@ -22,7 +22,6 @@ from localspec.errors import (
     OptionError,
     check_keywords,
 )
-from localspec.isolated.facts import EngineFacts
 from localspec.isolated.process import ChildProcess
 from localspec.isolated.watch import Watch
 from localspec.presets.preset import Preset
@@ -78,8 +77,8 @@ class IsolatedEngine(BaseEngine):
                 )
         self._process = ChildProcess(preset, arguments, progress)
         self._facts = facts = self._process.facts
-        super().__init__(facts.sampling)
-        self._access.num_answers = facts.parallel
+        super().__init__(facts["sampling"])
+        self._access.num_answers = facts["parallel"]
         self._preset, self._arguments = preset, arguments
         self._starting = threading.RLock()  # a signal handler may come to it within itself
         self._closed = False
@@ -93,12 +92,11 @@ class IsolatedEngine(BaseEngine):
         self._gone_owners: set[int] = set()  # of which every change is one call of C
         self._reading = (0, 0)
         self._cells: dict[bytes, list[int]] = {}  # of pictures, by their digests
-        self.description = facts.description
-        self.context_length = facts.context_length
-        self.trained_context_length = facts.trained_context_length
-        self.chat_template = facts.chat_template
-        self.drafting, self.shared_vocabulary = facts.drafting, facts.shared_vocabulary
-        self.exactness = facts.exactness
+        self.description, self.drafting = facts["description"], facts["drafting"]
+        self.context_length = facts["context_length"]
+        self.trained_context_length = facts["trained_context_length"]
+        self.chat_template, self.exactness = facts["chat_template"], facts["exactness"]
+        self.shared_vocabulary = facts["shared_vocabulary"]
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -108,7 +106,7 @@ class IsolatedEngine(BaseEngine):
     @property
     def vision(self) -> Vision | None:
         ask = functools.partial(self._ask, "cells")
-        return RemoteVision(ask, self._cells) if self._facts.can_see else None
+        return RemoteVision(ask, self._cells) if self._facts["can_see"] else None
 
     def _ask(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         return self._running().call(method, *arguments, **keywords)
@@ -136,16 +134,16 @@ class IsolatedEngine(BaseEngine):
         return found
 
     def memory(self) -> EngineMemory:
-        memory: EngineMemory = self._ask("memory")
+        memory: EngineMemory = self._ask("engine", "memory")
         return memory
 
     def remember(self, text: str | Sequence[int]) -> None:
         with self._exclusively() as process:
-            process.call("alone", "remember", text)
+            process.call("engine", "remember", text)
 
     def free_kept(self) -> None:
         with self._exclusively() as process:
-            process.call("alone", "free_kept")
+            process.call("engine", "free_kept")
 
     def _save_caches_of(self, owner: object, path: Path) -> bool:
         return self._owned("_save_caches_of", owner, path)
@@ -172,7 +170,7 @@ class IsolatedEngine(BaseEngine):
             if not self._process.is_running():
                 self._process.stop(is_closed=False)
                 self._process = ChildProcess(self._preset, self._arguments, None)
-                self._access.num_answers = self._process.facts.parallel
+                self._access.num_answers = self._process.facts["parallel"]
             return self._process
 
     def _check_options(self, options: AnswerOptions) -> None:
@@ -342,9 +340,9 @@ def _result_of(
 class RemoteVocabulary:
     """A `Vocabulary`. ask: what one returns, by its name and arguments."""
 
-    def __init__(self, ask: Callable[..., Any], facts: EngineFacts) -> None:
+    def __init__(self, ask: Callable[..., Any], facts: dict[str, Any]) -> None:
         self._ask = ask
-        self.bos, self.eos, self.add_bos = facts.bos, facts.eos, facts.add_bos
+        self.bos, self.eos, self.add_bos = facts["bos"], facts["eos"], facts["add_bos"]
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return str(self._ask("detokenize", list(tokens), special=special))

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.engine.sources import servers_used
 from localspec.errors import ClosedError, CrashedError, EngineError, LocalspecError, RpcError
-from localspec.isolated.facts import EngineFacts
 from localspec.llama.rpc_servers import ask_servers
 from localspec.streaming.waiting import taken
 
@@ -288,7 +287,7 @@ class ChildProcess:
         self._child = calls.child
         self.number = self._child.process.pid
         try:
-            self.facts: EngineFacts = calls.answer(0, progress)
+            self.facts: dict[str, Any] = calls.answer(0, progress)  # of `child.facts_of`
         except BaseException:
             self.stop()
             raise

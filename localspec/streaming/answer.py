@@ -96,12 +96,6 @@ class PieceReader:
             self.exchange.abandon()
         return True
 
-    def __enter__(self) -> PieceReader:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
 
 class _Worker:
     """A thread that makes calls, one after the other, until it is stopped.
@@ -185,9 +179,10 @@ class Answer:
         Of one that was cancelled or closed it is what had been said. Raises EngineError while
         another thread or a task waits for a piece, and where it was refused.
         """
-        # The second closes it where something comes in the way of the first.
-        with self._reader, self._reader:
+        try:
             self._reader.read_all()
+        finally:
+            self._reader.close()
         return self._reader.exchange.reply()
 
     def cancel(self) -> None:
