@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 def shared_with_draft(
     models: Models, drafting: Drafting
 ) -> SharedVocabulary | TokenMaps | None:
-    """What the vocabularies of target and draft share; None without a draft.
+    """The tokens that the vocabularies of target and draft share; None without a draft.
 
     Raises PairError if that is too little.
     """
