@@ -5,7 +5,6 @@ What a policy makes of costs and acceptance shows exactly and at once, on any ma
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -123,6 +122,8 @@ class Clock:
 class TimedModel:
     """A cycle through all tokens; `agrees(token)` says where it follows the target's."""
 
+    vocab_size, context_length, max_rollback = VOCAB, 1 << 20, 10**6
+
     def __init__(
         self,
         clock: Clock,
@@ -131,14 +132,10 @@ class TimedModel:
         agrees: Callable[[int], bool] = lambda token: True,
         max_outputs: int = 17,
     ) -> None:
-        self.vocab_size = VOCAB
-        self.context_length = 1 << 20
         self.max_outputs = max_outputs
-        self.max_rollback = 10**6
-        self.num_cached = 0
+        self.num_cached = self._last_size = 0
         self.slowdown: Slowdown = steady
         self.change_s = 0.0
-        self._last_size = 0
         self.margin: Callable[[int], float] = sure
         self._clock, self._target_only_s, self._agrees = clock, target_only_s, agrees
         self._curve = curve(ratios)
@@ -147,16 +144,14 @@ class TimedModel:
         return self._target_only_s * self._curve[num_tokens]
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
-        self._clock.now += self.seconds(len(tokens)) * self.slowdown(
-            self.num_cached, len(tokens)
-        )
-        if len(tokens) != self._last_size:
-            self._clock.now += self.change_s
-        self._last_size = len(tokens)
-        self.num_cached += len(tokens)
+        size = len(tokens)
+        self._clock.now += self.seconds(size) * self.slowdown(self.num_cached, size)
+        self._clock.now += self.change_s * (size != self._last_size)
+        self._last_size = size
+        self.num_cached += size
         rows = np.zeros((num_logits, VOCAB), dtype=np.float32)
-        for row, token in zip(rows, tokens[len(tokens) - num_logits :], strict=True):
-            best, second = successor(token), (token + 7) % VOCAB
+        for row, token in zip(rows, tokens[size - num_logits :], strict=True):
+            best, second = successor(token), other(token)
             if not self._agrees(token):
                 best, second = second, best
             row[best], row[second] = 20.0, 20.0 - self.margin(token)
@@ -171,7 +166,7 @@ class TimedModel:
 
 
 class TimedTarget(TimedModel):
-    """Its target-only steps take longer after a draft, by a factor. waking: that factor."""
+    """A target whose target-only steps take longer behind a draft, by the factor `waking`."""
 
     waking = 1.0
 
@@ -186,21 +181,33 @@ class TimedTarget(TimedModel):
 
 
 class TimedDraft(TimedModel):
-    """It tells the clock that it was used."""
+    """A draft that tells the clock that it was used."""
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         self._clock.drafted = True
         return super().decode(tokens, num_logits)
 
 
+def models(
+    machine: Machine,
+    clock: Clock,
+    agrees: Callable[[int], bool] = lambda token: True,
+    margin: Callable[[int], float] = sure,
+) -> tuple[TimedTarget, TimedDraft]:
+    """Target and draft of a machine; where the draft is right, and how sure, as in `Text`."""
+    target = TimedTarget(clock, 1.0, machine.ratios)
+    target.slowdown, target.change_s = machine.slowdown, machine.change
+    target.waking = machine.waking
+    share, ratios = machine.draft_share, machine.draft_ratios
+    draft = TimedDraft(clock, share, ratios, agrees, REPLAY_TOKENS)
+    draft.slowdown, draft.change_s = machine.draft_slowdown, machine.draft_change
+    draft.margin = margin
+    return target, draft
+
+
 def curve(ratios: dict[int, float]) -> list[float]:
     """v(n) for n = 0, 1, 2 … 4096: between sizes a line, and one through 0 beyond them."""
-    return _curve(tuple(sorted(ratios.items())))
-
-
-@functools.cache
-def _curve(ratios: tuple[tuple[int, float], ...]) -> list[float]:
-    sizes, values = zip(*ratios, strict=True)
+    sizes, values = zip(*sorted(ratios.items()), strict=True)
     largest = sizes[-1]
     known = np.interp(range(largest + 1), sizes, values).tolist()
     return known + [known[-1] * size / largest for size in range(largest + 1, 4097)]
@@ -227,16 +234,14 @@ class FreeProposer(Proposer):
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Proposal:
-        drafted: list[int] = []
-        last = tokens[-1]
-        num_worth = extent.num_worth(0, 0.5)
-        while num_worth > 0:
-            last = successor(last) if self._agrees(last) else (last + 7) % VOCAB
-            drafted.append(last)
-            num_worth = extent.num_worth(len(drafted), 0.5) if num_worth > 1 else 0
-        self._judged = len(tokens) + len(drafted)
-        distributions = [Distribution(np.array([token]), CERTAIN) for token in drafted]
-        return Proposal(drafted, distributions, [0.5] * len(drafted), 0)
+        def next_row(drafted: list[int]) -> tuple[Distribution, float]:
+            last = (drafted or tokens)[-1]
+            token = successor(last) if self._agrees(last) else other(last)
+            return Distribution(np.array([token]), CERTAIN), 0.5
+
+        proposal = Proposal([], [], []).extend(next_row, extent, draw, lambda token: False)
+        self._judged = len(tokens) + len(proposal.draft_tokens)
+        return proposal
 
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
@@ -253,6 +258,11 @@ class FreeProposer(Proposer):
 def successor(token: int) -> int:
     """The token after a token: a cycle of the length of the vocabulary."""
     return (token + 1) % VOCAB
+
+
+def other(token: int) -> int:
+    """A token that does not follow a token."""
+    return (token + 7) % VOCAB
 
 
 def at_random(agreement: float, seed: int = 0) -> Callable[[int], bool]:
@@ -287,16 +297,10 @@ def answer(
     others: Sequence[Proposer] = (),
 ) -> float:
     """Seconds that the real loop takes for a text, in target-only steps; prompts included."""
-    target = TimedTarget(clock, 1.0, machine.ratios)
-    draft = TimedDraft(
-        clock, machine.draft_share, machine.draft_ratios, text.agrees, REPLAY_TOKENS
-    )
-    draft.margin, draft.slowdown = text.margin, machine.draft_slowdown
-    target.slowdown, target.waking = machine.slowdown, machine.waking
-    target.change_s, draft.change_s = machine.change, machine.draft_change
+    target, draft = models(machine, clock, text.agrees, text.margin)
     shared = all_shared(target, draft)  # type: ignore[arg-type]
-    proposer = DraftModel(draft, shared, lambda token: False)
-    loop = SpeculativeDecoder(target, [proposer, *others], policy, FixedThreads(1), None, clock)
+    proposers = [DraftModel(draft, shared, lambda token: False), *others]
+    loop = SpeculativeDecoder(target, proposers, policy, FixedThreads(1), None, clock)
     rule = make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0))
     for start in text.starts:
         question = [(7 * i) % VOCAB for i in range(text.num_prompt_tokens - 1)]

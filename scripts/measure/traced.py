@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from simulated import VOCAB, Clock, Machine, TimedDraft, TimedTarget, curve, successor
+from simulated import Clock, Machine, TimedDraft, curve, models, other, successor
 from trace_file import Series, Trace, read_traces
 
 from localspec.sampling.chain import SamplerChain
@@ -18,7 +18,6 @@ from localspec.sampling.distribution import CERTAIN, Distribution
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import (
-    REPLAY_TOKENS,
     DraftOff,
     DraftPolicy,
     Extent,
@@ -61,10 +60,6 @@ def _row(token: int) -> Distribution:
     return Distribution(np.array([token]), CERTAIN)
 
 
-def _wrong(token: int) -> int:
-    return (token + 7) % VOCAB
-
-
 class TracedDraft(DraftModel):
     """A draft whose decodes take time, as right and as confident as the recorded one."""
 
@@ -83,7 +78,7 @@ class TracedDraft(DraftModel):
             token = (drafted or tokens)[-1]
             place = min(token, len(self._right) - 1)
             is_right = self._right[place] > 0
-            row = _row(successor(token) if is_right else _wrong(token))
+            row = _row(successor(token) if is_right else other(token))
             return row, self._series.confidence[place]
 
         proposal = Proposal([], [], [], len(missing))
@@ -136,7 +131,7 @@ class TracedText(Proposer):
                 return None
             last = (drafted or tokens)[-1]
             is_right = len(drafted) < num_right
-            row = _row(successor(last) if is_right else _wrong(last))
+            row = _row(successor(last) if is_right else other(last))
             return row, self._confidence_behind(confidence, len(drafted))
 
         proposal = Proposal([], [], []).extend(next_row, extent, draw, lambda token: False)
@@ -192,21 +187,12 @@ def replay(
     Behind the prompt. kinds: who may propose, in the policy's order.
     """
     clock = Clock()
-    target = TimedTarget(clock, 1.0, machine.ratios)
-    target.slowdown, target.waking = machine.slowdown, machine.waking
-    target.change_s = machine.change
+    target, draft = models(machine, clock)
     proposers = list[Proposer]()
     for kind in kinds:
         if kind not in trace.proposers:
             proposers.append(Silent(kind))
         elif kind is ProposerKind.DRAFT:
-            draft = TimedDraft(
-                clock,
-                machine.draft_share,
-                machine.draft_ratios,
-                max_outputs=REPLAY_TOKENS,
-            )
-            draft.slowdown, draft.change_s = machine.draft_slowdown, machine.draft_change
             right = accepted(trace.proposers[kind], seed)
             proposers.append(TracedDraft(draft, trace, right))
         else:
