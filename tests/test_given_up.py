@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hybrid_maker import write_hybrid
+from hybrid_maker import CACHE_KINDS, write_cache_kind
 
 import inside
 import localspec
 from engines import Owner, answered
-from gguf_maker import write_random_model
 from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
@@ -19,18 +18,12 @@ TEXT = [5 + 37 * index % 900 for index in range(700)]
 GRAPH = 128  # tokens that one graph computes, without flash attention
 BATCH = 512
 OPTIONS = LlamaOptions(flash_attention="off")
-ARCHITECTURES = ("llama", "gemma3", "mamba", "qwen35")
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(scope="module", params=CACHE_KINDS)
 def made(request, tmp_path_factory, demo_target):
     path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
-    if request.param == "qwen35":
-        return request.param, write_hybrid(path, demo_target, request.param)
-    extra = {"gemma3.attention.sliding_window": 24} if request.param == "gemma3" else {}
-    return request.param, write_random_model(
-        path, demo_target, architecture=request.param, context_length=1024, extra=extra
-    )
+    return request.param, write_cache_kind(path, demo_target, request.param)
 
 
 @contextlib.contextmanager
