@@ -41,6 +41,13 @@ def test_ctrl_c_prints_what_is_known(tmp_path, arguments, stage, words):
     assert re.search(stage, shown) is None  # the line is gone
 
 
+def test_no_time_is_left_to_show_without_a_limit():
+    line = ProgressLine(float("inf"), lambda: 0.0)
+    assert line.text(0) == "0:00 · starting"
+    line.report("checking", 20.0)
+    assert line.text(0) == "0:00, about 0:20 left · checking"
+
+
 def test_the_estimate_counts_down():
     now = 100.0
     line = ProgressLine(60.0, lambda: now)

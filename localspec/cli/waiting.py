@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import socket
 import sys
@@ -176,7 +177,9 @@ class ProgressLine:
             probable_s = max(0.0, seconds_left - (now - self._reported_s))
             if probable_s < left_s:
                 how, left_s = "about", probable_s
-        text += f", {how} {clock_time(left_s)} left · {stage}"
+        if math.isfinite(left_s):  # --seconds inf is no limit
+            text += f", {how} {clock_time(left_s)} left"
+        text += f" · {stage}"
         if width < _BAR_COLUMNS:
             return text
         size = max(_SHORTEST_BAR, min(_LONGEST_BAR, width - len(text) - len("[] ")))
