@@ -1,12 +1,11 @@
 """How likely a proposer's tokens are to be accepted: a filter over regimes of the text.
 
 Some parts of a text are predictable and others are not. A regime is a rate at which draft
-tokens are accepted, one after the other. The present regime is a hidden state that changes now
-and then; it is tracked by Bayes' rule over a grid of rates (a hidden Markov model whose state
-is redrawn from a slowly learned prior with a fixed hazard). Three properties follow. A fully
-accepted draft counts as "at least so many", as a censored observation should. A regime that has
-not been observed for a while becomes uncertain again. And long drafts are valued correctly when
-several rates are possible, because the expectation is taken over the rates.
+tokens are accepted. The present regime is hidden and changes now and then; it is tracked by
+Bayes' rule over a grid of rates (a hidden Markov model, whose state is redrawn from a slowly
+learned prior with a fixed hazard). So a fully accepted draft counts as "at least so many", a
+regime that was not seen for a while becomes uncertain again, and the value of a long draft is
+the mean over all rates that are possible.
 
 The proposer's own confidence shifts the log-odds of a token by an amount that is learned for
 each bin of confidence; a lookup's is at first taken at its word. Weighted by how often the
@@ -70,7 +69,7 @@ class Acceptance:
     @property
     def weights(self) -> Weights:
         """(regimes,) probabilities of the rates in `RATES` now."""
-        # Updated on demand: while nothing pays, each target-only step would have to do this.
+        # On demand, since most target-only steps do not need them.
         if self._num_passed > 0:
             stays = (1.0 - HAZARD) ** self._num_passed
             self._weights = stays * self._weights + (1.0 - stays) * self._prior

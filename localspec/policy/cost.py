@@ -1,4 +1,4 @@
-"""Costs of decodes on this machine, in target-only steps, learned from what happens anyway.
+"""Costs of decodes on this machine, in target-only steps, learned from the steps of answers.
 
 v(n) = T(n) / T(1) is the cost of a decode of n tokens that repeats the size of the one before.
 It is not monotone (a kernel for 4 tokens can be cheaper than one for 3), so each size is an

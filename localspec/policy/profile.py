@@ -20,8 +20,8 @@ from localspec.errors import DAMAGES
 
 logger = logging.getLogger(__name__)
 
-EXACTNESS = "exactness"  # beside a model's identity: what is known of its decodes
 VERSION = 8
+_EXACTNESS = "exactness ·"  # begins the setting of a profile of exact decodes
 
 
 class Profile:
@@ -55,10 +55,8 @@ class Profile:
 def latest_learned(contents: Sequence[str]) -> dict[str, Any] | None:
     """The content that was saved last for a pair. contents: its files' hashes."""
     for _, identity, learned in kept_profiles():
-        if len(identity) == len(contents):
-            pairs = zip(identity, contents, strict=True)
-            if all(whole.startswith(f"{content} ·") for whole, content in pairs):
-                return learned
+        if [whole.partition(" ·")[0] for whole in identity] == list(contents):
+            return learned
     return None
 
 
@@ -80,7 +78,7 @@ def _content(path: Path) -> tuple[list[str], dict[str, Any]] | None:
     except DAMAGES as error:
         logger.warning("%s is unreadable and will be replaced: %s", path, error)
         return None
-    are_texts = isinstance(identity, list) and all(isinstance(one, str) for one in identity)
+    are_texts = isinstance(identity, list) and all(isinstance(text, str) for text in identity)
     is_right = version == VERSION and are_texts and identity and isinstance(learned, dict)
     return (identity, learned) if is_right else None
 
@@ -91,13 +89,13 @@ def _refused(constant: str) -> None:
 
 def is_of_exactness(identity: Sequence[str]) -> bool:
     """Whether a profile says which decodes are exact, and not what they cost."""
-    return len(identity) == 2 and identity[-1].startswith(f"{EXACTNESS} ·")
+    return len(identity) == 2 and identity[-1].startswith(_EXACTNESS)
 
 
 def exactness_setting(num_snapshots: int, num_sequences: int) -> str:
     """The second part of an identity whose profile says which decodes are exact."""
     sequences = f" · {num_sequences} sequences" if num_sequences > 1 else ""
-    return f"{EXACTNESS} · {num_snapshots} snapshots{sequences}"
+    return f"{_EXACTNESS} {num_snapshots} snapshots{sequences}"
 
 
 def profiles_folder() -> Path:

@@ -1,4 +1,4 @@
-"""A proposer before a step: what it may gain, when it rests, and when a draft of it stops."""
+"""The outlook for a proposer: its possible gain in a step, its rests, the end of a draft."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from localspec.speculative.policy_api import ProposerKind, ProposerState
 # Tokens that a proposer rests after a first trial that did not pay; twice as long after each
 # further one, up to the second number
 _FIRST_REST, _LONGEST_REST = 12, 128
-# Steps for which drafting is expected to stay: of a proposer that knows its confidence, of
-# another, which is also the most
+# Steps in a row that a proposer is expected to draft for, at first: if it knows its confidence
+# beforehand, and if not, which is also the most
 _FEWEST_STEADY, _MOST_STEADY = 2, 8
 _LOSS = 4.0  # target-only steps that it may lose before it rests
 _ENOUGH_SEEN = 64  # judged tokens that replace the first guess

@@ -270,22 +270,17 @@ class SpeculativeDecoder:
         replay_s = 0.0
         # A replay leaves its proposer nothing to replay, so this ends.
         while True:
-            context = self._context(request.kinds, room, num_remaining)
+            states = tuple(
+                proposer.state(self.tokens)
+                if request.kinds is None or proposer.kind in request.kinds
+                else ProposerState(0)
+                for proposer in self.proposers
+            )
+            context = PolicyContext(self.target.num_cached, room, num_remaining, states)
             decision = self.draft_policy.choose(context)
             if isinstance(decision, Decision):
                 return decision, replay_s
             replay_s += yield from self._replay(decision, request)
-
-    def _context(
-        self, kinds: Collection[ProposerKind] | None, room: int, num_remaining: int
-    ) -> PolicyContext:
-        states = tuple(
-            proposer.state(self.tokens)
-            if kinds is None or proposer.kind in kinds
-            else ProposerState(0)
-            for proposer in self.proposers
-        )
-        return PolicyContext(self.target.num_cached, room, num_remaining, states)
 
     def _replay(self, replay: Replay, request: Request) -> Decoding[float]:
         """Let the proposer replay and the policy learn from it. Returns the seconds it took."""
@@ -306,10 +301,8 @@ class SpeculativeDecoder:
         proposer = self.proposers[decision.proposer]
         if decision.reads_from is not None:
             proposer.read_from(decision.reads_from)
-        draw = request.rule.draw(start)
-        return (
-            yield from proposer.proposing(self.tokens, decision.extent, request.chain, draw)
-        )
+        draw, chain = request.rule.draw(start), request.chain
+        return (yield from proposer.proposing(self.tokens, decision.extent, chain, draw))
 
     def _truncate_caches(self, num_tokens: int) -> None:
         # The target comes first: what remains in its cache decides what a head can read.
