@@ -107,19 +107,15 @@ class Lane(TextPlace):
 
 def pool_of(lanes: Sequence[Lane], room: CacheRoom) -> CachePool:
     """The pool for the texts of these lanes. Raises OptionError."""
-    return CachePool(lanes, room.memory_bytes, _store(lanes[0].own_models, room))
-
-
-def _store(models: Models, room: CacheRoom) -> CacheStore | None:
-    """Where texts are kept on disk, if they may be."""
-    if room.disk.num_bytes == 0:
-        return None
-    try:
+    models, store = lanes[0].own_models, None
+    if room.disk.num_bytes:
         target = models.target
-        return CacheStore(room.disk, models.identities(), target.reach, target.context_length)
-    except CacheError as error:
-        logger.warning("conversations are not kept on disk: %s", error)
-        return None
+        try:
+            identities = models.identities()
+            store = CacheStore(room.disk, identities, target.reach, target.context_length)
+        except CacheError as error:
+            logger.warning("conversations are not kept on disk: %s", error)
+    return CachePool(lanes, room.memory_bytes, store)
 
 
 def open_lanes(

@@ -103,7 +103,13 @@ def _measure_costs(
         return
     try:
         _measure_steps(decoder, policy.costs, chain, clock)
-        _measure_drafts(decoder, policy.costs, chain, clock)
+        for proposer in decoder.proposers:
+            if (
+                isinstance(proposer, DraftModel)
+                and policy.costs.tokens[proposer.kind].num_lacking
+            ):
+                for timed in _timed_drafts(proposer, decoder.tokens, chain, clock):
+                    policy.costs.learn_draft(proposer.kind, *timed)
     finally:
         decoder.truncate(len(decoder.tokens))
 
@@ -142,16 +148,6 @@ def _measure_steps(
             if target.num_cached < len(tokens):
                 return  # emptied: another batch would be decoded in the text's place
         costs.compare(size, seconds[1], seconds[3:5], seconds[5])
-
-
-def _measure_drafts(
-    decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChain, clock: Callable[[], float]
-) -> None:
-    """Time the drafts that were not timed yet."""
-    for proposer in decoder.proposers:
-        if isinstance(proposer, DraftModel) and costs.tokens[proposer.kind].num_lacking:
-            for timed in _timed_drafts(proposer, decoder.tokens, chain, clock):
-                costs.learn_draft(proposer.kind, *timed)
 
 
 def _timed_drafts(

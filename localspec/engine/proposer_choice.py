@@ -148,10 +148,9 @@ def choose_policies(
     The profile is None if a model has no identity. was_alone: see `AdaptiveThreads`.
     """
     threads = _thread_policy(models, was_alone)
-    if drafting.is_off:
-        return (FixedDraftPolicy(0), threads), None
-    if drafting.draft_tokens is not None:
-        return (FixedDraftPolicy(drafting.draft_tokens), threads), None
+    fixed = 0 if drafting.is_off else drafting.draft_tokens
+    if fixed is not None:
+        return (FixedDraftPolicy(fixed), threads), None
     shares = {
         kind: weight_shares(models).get(kind, 0.0) for kind in (p.kind for p in proposers)
     }

@@ -57,15 +57,12 @@ class Exchange(abc.ABC):
 
     def reply(self) -> Reply:
         """The reply, once it has ended. Raises EngineError where there is none."""
-        result = self.result
-        if result is None and self.run is not None:
-            result = self.run.result  # something came between it and here
-        if result is None:
+        if self.result is None:
             raise EngineError(
                 "there is no reply: the answer was refused, or failed, before it began",
                 "See the error that its first reader got, and ask again.",
             )
-        return result[0]
+        return self.result[0]
 
     @abc.abstractmethod
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:

@@ -12,7 +12,7 @@ from localspec.checks.prompts import Task, built_in_tasks
 from localspec.engine.base import question_messages
 from localspec.engine.cache_disk import CacheRoom
 from localspec.engine.engine import Engine
-from localspec.engine.exactness_found import prepare_kernels
+from localspec.engine.loading import prepare_kernels
 from localspec.engine.models import Models
 from localspec.engine.proposer_choice import (
     choose_policies,
