@@ -6,8 +6,11 @@ it. What the public interface says as well is asked there.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -82,6 +85,21 @@ def lane(engine: Engine, owner: object) -> Lane:
 def lanes(engine: Engine) -> list[Lane]:
     """All of them: a test has their loops step by its own numbers."""
     return engine._lanes
+
+
+@contextlib.contextmanager
+def held(worker: Worker, num_jobs: int) -> Iterator[None]:
+    """Lets a worker do nothing until so many jobs lie in its inbox."""
+    go_on = threading.Event()
+    worker._put(go_on.wait)
+    try:
+        yield
+        for _ in range(10_000):
+            if worker._inbox.qsize() >= num_jobs:
+                break
+            time.sleep(0.001)
+    finally:
+        go_on.set()
 
 
 def worker_of(engine: Engine) -> Worker:
