@@ -109,6 +109,8 @@ class Runner(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._stop()
         await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn leaves it out at a second Ctrl-C, with a traceback
+            await self.lifespan.shutdown()
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
