@@ -11,6 +11,7 @@ import pytest
 
 import localspec
 from inside import worker_of
+from localspec.engine.worker import Worker
 from localspec.sampling.chain import SamplerChain
 
 ENDLESS = localspec.SamplingParams(temperature=0, ignore_eos=True)
@@ -114,3 +115,32 @@ def test_its_thread_ends_with_the_engine():
     del dropped
     gc.collect()
     assert workers() <= before
+
+
+def test_what_is_asked_while_a_worker_is_told_to_end_is_done():
+    """By a thread that follows the one that ends, and never beside it."""
+    worker, running, together = Worker(1), [], []
+
+    def work():
+        running.append(None)
+        together.append(len(running))
+        time.sleep(0)
+        running.pop()
+
+    def ask():
+        for _ in range(300):
+            worker.call(work)
+
+    askers = [threading.Thread(target=ask, daemon=True) for _ in range(3)]
+    for asker in askers:
+        asker.start()
+    ender = threading.Thread(
+        target=lambda: [worker.stop() for _ in iter(lambda: askers[-1].is_alive(), False)],
+        daemon=True,
+    )
+    ender.start()
+    for asker in (*askers, ender):
+        asker.join(30)
+        assert not asker.is_alive()
+    assert len(together) == 900
+    assert max(together) == 1

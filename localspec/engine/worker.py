@@ -145,6 +145,7 @@ class Worker:
         self._num_lanes = num_lanes
         self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._last_thread: threading.Thread | None = None  # also one that was told to end
         self._starting = threading.RLock()  # a signal handler may come to it within itself
         self._active: list[AnswerJob] = []
         self._num_decodes = 0
@@ -219,23 +220,29 @@ class Worker:
             thread.join()
 
     def _put(self, work: Callable[[], object]) -> None:
-        if self._thread is None:
-            with self._starting:
-                if self._thread is None:
-                    thread = threading.Thread(
-                        target=self._run, name="localspec-worker", daemon=True
-                    )
-                    thread.start()
-                    self._thread = thread
-        self._inbox.put(work)
+        with self._starting:  # behind the word to end nothing would be done
+            if self._thread is None:
+                self._inbox = SimpleQueue()
+                self._thread = self._last_thread = threading.Thread(
+                    target=self._run,
+                    args=(self._inbox, self._last_thread),
+                    name="localspec-worker",
+                    daemon=True,
+                )
+                self._thread.start()
+            self._inbox.put(work)
 
     # In the thread
 
-    def _run(self) -> None:
+    def _run(
+        self, inbox: SimpleQueue[Callable[[], object] | None], before: threading.Thread | None
+    ) -> None:
+        if before is not None:  # it may have been told to end, and still compute
+            before.join()
         while True:
             self._resume()
             try:
-                work = self._inbox.get(block=all(job.is_paused for job in self._active))
+                work = inbox.get(block=all(job.is_paused for job in self._active))
             except Empty:
                 self._try_step()
                 continue
