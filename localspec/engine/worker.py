@@ -26,11 +26,11 @@ Found = TypeVar("Found")
 # What produces an answer. It is sent the rows of each decode; the reader makes the calls.
 ReaderCall = Callable[[], None]
 Producing = Generator[Decode | Piece | ReaderCall, Any, None]
+Inbox = SimpleQueue[Callable[[], object] | None]  # None ends the thread
 
 _MOST_AHEAD = 32  # pieces that an answer is ahead of its reader
-# Seconds of reading for which others have a step between two pieces of a prompt; then, as much
-# time as the pieces take. Who reads soon writes along, which takes less time than writing later
-# and alone.
+# Seconds of reading with one step of others between two pieces of a prompt; later they have as
+# much time as the pieces. What is read soon is written along, not later and alone.
 _HURRY_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class Worker:
 
     def __init__(self, num_lanes: int) -> None:
         self._num_lanes = num_lanes
-        self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._inbox: Inbox = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._last_thread: threading.Thread | None = None  # also one that was told to end
         self._starting = threading.RLock()  # a signal handler may come to it within itself
@@ -234,9 +234,7 @@ class Worker:
 
     # In the thread
 
-    def _run(
-        self, inbox: SimpleQueue[Callable[[], object] | None], before: threading.Thread | None
-    ) -> None:
+    def _run(self, inbox: Inbox, before: threading.Thread | None) -> None:
         if before is not None:  # it may have been told to end, and still compute
             before.join()
         while True:
