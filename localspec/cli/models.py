@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -149,10 +150,9 @@ def remove_preset(*, preset: str, yes: bool) -> None:
         say(f"{file.repo} {file.file}: {readable_bytes(size)}")
     if kept.num_bytes:
         _free(chosen, kept, yes=yes)
-    try:
+    is_own = False
+    with contextlib.suppress(PresetError):  # `find_preset` has said so, and left the file out
         is_own = chosen.name in user_presets()
-    except PresetError:  # `find_preset` has said so, and left the user's file out
-        is_own = False
     if is_own:
         _remove_preset(chosen.name, yes=yes)
     elif not kept.num_bytes:

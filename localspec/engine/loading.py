@@ -40,6 +40,7 @@ from localspec.llama.devices import list_devices
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import is_on_gpus, place_layers, usable_gpus
 from localspec.llama.quirks import tiled_kernels
+from localspec.llama.quirks.spinning import computed_apart
 from localspec.llama.rpc_servers import reset_lines_at_end
 from localspec.policy.profile import Profile, exactness_setting
 from localspec.preflight.free_memory import Planned, suited
@@ -297,7 +298,7 @@ def _find_exactness(model: LlamaModel, options: LlamaOptions) -> Exactness:
     try:
         from localspec.llama.exact_probe import probe_exactness  # loads libllama
 
-        found = probe_exactness(model.handle, options)
+        found: Exactness = computed_apart(lambda: probe_exactness(model.handle, options))
     except DecodeError as error:
         found = Exactness(reason=str(error))
     logger.info("exact decodes of %s: %s", model.name, found)
@@ -459,6 +460,6 @@ def _behaviour(model: LlamaModel) -> str:
     """A hash of the logits after tokens from all over the vocabulary."""
     count = min(_NUM_TRIED, model.vocab_size, model.context_length)
     tokens = [model.vocab_size * index // count for index in range(count)]
-    row = model.decode(tokens, 1)
+    row = computed_apart(lambda: model.decode(tokens, 1))
     model.truncate(0)
     return hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest()

@@ -29,6 +29,7 @@ from localspec.llama.native import LoadWatch
 from localspec.llama.opening import adopted_handle, load_context, open_watched
 from localspec.llama.options import LlamaOptions, text_batch_size
 from localspec.llama.projector import PicturePart, Projector
+from localspec.llama.quirks.spinning import computed_apart
 from localspec.llama.vocabulary import LlamaVocabulary
 from localspec.pictures.cells import LAST_CELL, cell_rows
 from localspec.sampling.distribution import Logits
@@ -98,14 +99,11 @@ class LlamaModel(LlamaContext):
         return " · ".join((self.content, self._setting, kernels()))
 
     def _probe_rollback(self) -> int:
-        """Decode two tokens, and try how far the cache can go back.
-
-        The trial also pages the weights in, which otherwise the first answer has to do.
-        """
+        """Decode two tokens, which pages the weights in; try how far the cache can go back."""
         first = self.vocabulary.bos if self.vocabulary.bos >= 0 else 0
         if self.context_length < 2:
             return 0
-        self.decode([first, first], 0)
+        computed_apart(lambda: self.decode([first, first], 0))
         most = self._cache.max_rollback(self.context_length)
         self._cache.clear()
         return most

@@ -145,7 +145,12 @@ def _smaller_models(
     """Models that are small enough to draft for it, ascending by size."""
     most = LARGEST_SHARE * target.weights_bytes
     sizes = {}
-    for path in (*_of_presets(), *_in_folder_of(target.path)):
+    presets = load_presets().values()
+    models = [model for preset in presets for model in (preset.target, preset.draft)]
+    # But for the demo's, which knows its own topics only.
+    files = [model for model in models if not isinstance(model, PackagedModel | None)]
+    here = [path_of(file) for file in files if not missing_files(file)]
+    for path in (*here, *_in_folder_of(target.path)):
         try:
             size = path.stat().st_size
         except OSError:
@@ -157,15 +162,6 @@ def _smaller_models(
             yield path, read(path)
         except ModelFileError:
             continue
-
-
-def _of_presets() -> Iterator[Path]:
-    """Targets and drafts that are here, but for the demo's, which knows its own topics only."""
-    for preset in load_presets().values():
-        for model in (preset.target, preset.draft):
-            if model is None or isinstance(model, PackagedModel) or missing_files(model):
-                continue
-            yield path_of(model)
 
 
 def _in_folder_of(target: Path) -> Iterator[Path]:

@@ -198,17 +198,16 @@ class _Buffers:
     """Rows of masses that each step uses again: page faults of new ones cost more than sums."""
 
     def __init__(self) -> None:
-        self._rows: list[Logits] = []
+        self._rows: dict[int, Logits] = {}
         self.num_used = 0
 
     def take(self, size: int) -> Logits:
         """A row of this size that nothing else holds until `num_used` is set back."""
-        if self.num_used == len(self._rows):
-            self._rows.append(np.empty(size, dtype=np.float32))
-        elif len(self._rows[self.num_used]) < size:
-            self._rows[self.num_used] = np.empty(size, dtype=np.float32)
+        row = self._rows.get(self.num_used)
+        if row is None or len(row) < size:
+            row = self._rows[self.num_used] = np.empty(size, dtype=np.float32)
         self.num_used += 1
-        return self._rows[self.num_used - 1][:size]
+        return row[:size]
 
 
 class _GrowingText:

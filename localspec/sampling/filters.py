@@ -30,19 +30,16 @@ _SORTED_AT_ONCE = 2048
 _BUCKETS_PER_NAT = 128
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _DEEPEST_BUCKET = 32.0  # nats; tokens further away have next to no mass
-# Of two float32 that differ, at this temperature only the larger one has mass, and no
-# quotient overflows.
+# At this temperature only the larger of two float32 has mass, and no quotient overflows.
 _LOWEST_TEMPERATURE = 1e-200
 _LOWEST_FLOAT32 = 1e-38
 _FEW = 128  # tokens that plain floats cut faster than arrays do
 
 
-def _new_row(size: int) -> Logits:
-    return np.empty(size, dtype=np.float32)
-
-
 def filtered_distribution(
-    logits: Logits, params: SamplingParams, row_of: Callable[[int], Logits] = _new_row
+    logits: Logits,
+    params: SamplingParams,
+    row_of: Callable[[int], Logits] = lambda size: np.empty(size, np.float32),
 ) -> Distribution:
     """The distribution that every cut and the temperature make of `logits` (vocab,).
 
