@@ -200,27 +200,27 @@ class _NarrowedWindow:
     """
 
     def __init__(self, application: Application[Any]) -> None:
-        self._columns = 0  # of the window when it was drawn; 0 if nothing is
-        self._widths: list[int] = []  # of the rows down to the cursor, in columns
+        # Of the rows down to the cursor, as they were drawn. The window's own width may be
+        # another one by the time that they stand there.
+        self._widths: list[int] = []
         application.before_render += self._erase
         application.after_render += self._remember
 
     def _remember(self, application: Application[Any]) -> None:
         screen = application.renderer.last_rendered_screen
         if screen is None:  # the message is finished
-            self._columns = 0
+            self._widths = []
             return
         cursor = screen.get_cursor_position(application.layout.current_window)
         rows = [screen.data_buffer[y] for y in range(cursor.y)]
         widths = [[x for x, cell in row.items() if cell.char.strip()] for row in rows]
         self._widths = [max(row, default=0) + 1 for row in widths] + [cursor.x + 1]
-        self._columns = application.output.get_size().columns
 
     def _erase(self, application: Application[Any]) -> None:
         columns = application.output.get_size().columns
-        if columns < self._columns:
+        num_more = sum((width - 1) // columns for width in self._widths)
+        if num_more:
             # A key may be drawn before the resize is heard of.
             application.renderer.erase(leave_alternate_screen=False)
-            num_more = sum((width - 1) // columns for width in self._widths)
             application.output.cursor_up(num_more)
             application.output.erase_down()
