@@ -494,7 +494,7 @@ LOOK = {"type": "function", "function": {"name": "look"}}
         ("ollama chat", {"think": "loud"}, "one of low, medium, high, max"),
         ("ollama generate", {"images": ["aGVsbG8="]}, "has an image in it"),
         ("ollama generate", {"template": "{{ .Prompt }}"}, "template"),
-        ("ollama generate", {"raw": True, "system": "Be terse."}, "a raw prompt"),
+        ("ollama generate", {"raw": True, "system": "Be terse."}, "raw is true"),
         ("llama-server", {"prompt": [1, "a", 2.5]}, "prompt"),
     ],
 )

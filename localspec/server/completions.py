@@ -15,7 +15,6 @@ from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
 from localspec.server.costs import (
     LOWEST_LOGPROB,
     explanation,
-    openai_usage,
     own_fields,
     step_object,
     usage_of,
@@ -30,13 +29,15 @@ from localspec.server.question import (
     Input,
     Question,
     RawPrompt,
+    answer_form,
     answer_options,
     flagged_logprobs,
     max_tokens,
+    openai_tools,
+    own_form,
     template_variables,
 )
 from localspec.server.refusal import RequestError
-from localspec.server.tool_fields import answer_form, openai_tools, own_form
 from localspec.streaming.reply import Reply
 from localspec.tools.calls import CallPiece
 
@@ -102,7 +103,7 @@ class OpenAIForm(Form):
     def _usage(self, finished: Sequence[Finished]) -> dict[str, Any]:
         has_prediction = self.question.options.prediction is not None
         num_answers = self.question.num_answers
-        return openai_usage(usage_of(finished, num_answers, has_prediction=has_prediction))
+        return usage_of(finished, num_answers, has_prediction=has_prediction)
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
         usage = {"usage": None} if self._has_usage else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from localspec.server.answering import Finished
@@ -14,51 +14,28 @@ from localspec.streaming.reply import Reply, StepFacts
 LOWEST_LOGPROB = -9999.0  # for an impossible token: JSON has no infinity
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """The tokens of a request: prompts, their cached part, answers, and thoughts in these.
-
-    predicted, mispredicted: proposed tokens of a prediction that were kept, or were not.
-    """
-
-    prompt: int
-    cached: int
-    completion: int
-    thought: int
-    predicted: int
-    mispredicted: int
-
-
 def usage_of(
     finished: Sequence[Finished], num_answers: int = 1, *, has_prediction: bool = False
-) -> Usage:
-    """The usage of all answers; a prompt with several answers counts once."""
+) -> dict[str, Any]:
+    """The tokens of all answers in OpenAI's fields; a prompt with several counts once."""
     stats = [each.reply.stats for each in finished]
     firsts = stats[::num_answers]
+    num_read = sum(each.prompt_tokens for each in firsts)
+    num_said = sum(each.completion_tokens for each in stats)
     lookup = ProposerKind.LOOKUP
-    predicted = sum(each.accepted_per_proposer.get(lookup, 0) for each in stats)
+    kept = sum(each.accepted_per_proposer.get(lookup, 0) for each in stats)
     proposed = sum(each.drafted_per_proposer.get(lookup, 0) for each in stats)
-    return Usage(
-        prompt=sum(each.prompt_tokens for each in firsts),
-        cached=sum(each.cached_prompt_tokens for each in firsts),
-        completion=sum(each.completion_tokens for each in stats),
-        thought=sum(each.reply.num_thought_tokens for each in finished),
-        predicted=predicted if has_prediction else 0,
-        mispredicted=proposed - predicted if has_prediction else 0,
-    )
-
-
-def openai_usage(usage: Usage) -> dict[str, Any]:
-    """Usage in the fields of Chat Completions and Completions."""
     return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.completion,
-        "total_tokens": usage.prompt + usage.completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "prompt_tokens": num_read,
+        "completion_tokens": num_said,
+        "total_tokens": num_read + num_said,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(each.cached_prompt_tokens for each in firsts)
+        },
         "completion_tokens_details": {
-            "reasoning_tokens": usage.thought,
-            "accepted_prediction_tokens": usage.predicted,
-            "rejected_prediction_tokens": usage.mispredicted,
+            "reasoning_tokens": sum(each.reply.num_thought_tokens for each in finished),
+            "accepted_prediction_tokens": kept if has_prediction else 0,
+            "rejected_prediction_tokens": proposed - kept if has_prediction else 0,
         },
     }
 

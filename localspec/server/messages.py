@@ -10,23 +10,29 @@ from typing import Any
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
 from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
-from localspec.server.costs import own_fields, usage_of
+from localspec.server.costs import own_fields
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import EngineCall, Form
 from localspec.server.prompting import templated
-from localspec.server.question import Question, answer_options, max_tokens, template_variables
+from localspec.server.question import (
+    Question,
+    answer_form,
+    answer_options,
+    max_tokens,
+    template_variables,
+    tool_options,
+)
 from localspec.server.refusal import RequestError, anthropic_error
-from localspec.server.tool_fields import answer_form, anthropic_tools
-from localspec.streaming.reply import Piece
+from localspec.streaming.reply import Piece, Reply
 
 # A line that a coding agent sends; its numbers change with each request or session.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 _NO_TEXT = {"type": "text", "text": ""}  # blocks as they start
 _NO_THOUGHT = {"type": "thinking", "thinking": "", "signature": ""}
-# Types of blocks that are no text; see `_is_text` for what Anthropic's servers did themselves.
-_OWN = ("thinking", "redacted_thinking", "tool_use", "tool_result")
-_THEIRS = ("server_tool_use", "mcp_tool_use")
+_NOT_SAID = ("thinking", "redacted_thinking", "tool_use", "tool_result")  # types of blocks
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}  # of tools
 
 
 class MessageForm(Form):
@@ -36,8 +42,7 @@ class MessageForm(Form):
     """
 
     def __init__(self, fields: Fields) -> None:
-        options = answer_options(fields) | anthropic_tools(fields)
-        options |= answer_form(fields.object("output_format"))
+        options = answer_options(fields) | _tools(fields)
         options |= answer_form(fields.object("output_config").object("format"))
         options["max_tokens"] = max_tokens(fields, "max_tokens")
         options["stop"] = fields.texts("stop_sequences")
@@ -58,12 +63,8 @@ class MessageForm(Form):
             content.append({**_NO_TEXT, "text": answer.reply.text})
         for call in answer.reply.tool_calls:
             content.append({**_tool_use(call.id, call.name), "input": call.arguments})
-        return {
-            **self._message(content),
-            **_stop_fields(answer),
-            "usage": _whole_usage(finished),
-            **own_fields(answer.reply),
-        }
+        ended = {**_stop_fields(answer.reply), **_costs(answer.reply)}
+        return {**self._message(content), **ended}
 
     def text_for(self, event: Event) -> str:
         if isinstance(event, NewPiece):
@@ -76,8 +77,8 @@ class MessageForm(Form):
             begun = self._begin(stats.prompt_tokens, stats.cached_prompt_tokens)
             has_said = self._block == "text" or event.reply.tool_calls
             switched = "" if has_said else self._switch_to("text", _NO_TEXT)
-            more = {"usage": _whole_usage([event]), **own_fields(event.reply)}
-            ended = _named_event("message_delta", delta=_stop_fields(event), **more)
+            stop = _stop_fields(event.reply)
+            ended = _named_event("message_delta", delta=stop, **_costs(event.reply))
             return begun + switched + self._end_block() + ended
         # Not a ping: a coding agent that gets nothing else for five minutes gives up.
         if isinstance(event, ReadingPrompt):
@@ -95,7 +96,7 @@ class MessageForm(Form):
         if self._has_begun:
             return ""
         self._has_begun = True
-        usage = _message_usage(num_prompt_tokens, num_cached, 0)
+        usage = _usage(num_prompt_tokens, num_cached, 0)
         stop = {"stop_reason": None, "stop_sequence": None}
         message = {**self._message([]), **stop, "usage": usage}
         return _named_event("message_start", message=message)
@@ -155,8 +156,26 @@ class MessageForm(Form):
 
 def count_tokens(fields: Fields) -> EngineCall:
     """Answer a request to /v1/messages/count_tokens: the number of tokens in the prompt."""
-    prompt = templated(_read_messages(fields), anthropic_tools(fields), _variables(fields))
+    prompt = templated(_read_messages(fields), _tools(fields), _variables(fields))
     return lambda engine: {"input_tokens": len(prompt(engine))}
+
+
+def _tools(fields: Fields) -> dict[str, Any]:
+    """The tools of Messages; Anthropic's own are ignored. Raises RequestError."""
+    given = fields.any("tools") if fields.objects("tools") else []
+    tools = [tool for tool in given if tool.get("input_schema") is not None]
+    ignored = [tool for tool in given if tool.get("input_schema") is None]
+    choice = fields.object("tool_choice")
+    kind = choice.text("type") or "auto"
+    is_disabled = choice.flag("disable_parallel_tool_use")
+    is_parallel = None if is_disabled is None else not is_disabled
+    name = choice.text("name") if kind == "tool" else _CHOICES.get(kind)
+    if name is None:
+        fields.refuse("tool_choice", "Choose auto, any, none, or a tool by its name.")
+    is_ignored = kind == "tool" and any(tool.get("name") == name for tool in ignored)
+    if is_ignored or (ignored and not tools and name == "required"):
+        name = "auto"
+    return tool_options(tools, name, is_parallel=is_parallel)
 
 
 def _read_messages(fields: Fields) -> list[Message]:
@@ -187,7 +206,7 @@ def _messages_in(content: object, role: str) -> list[Message]:
 
     results = [_result_in(block) for block in of_kind("tool_result")]
     calls = [_call_in(block) for block in of_kind("tool_use")]
-    text = _plain([block for block in content if _is_text(_kind_of(block))])
+    text = [block for block in content if _kind_of(block) not in _NOT_SAID]
     if results and not (text or calls):
         return results
     thought = "\n".join(str(block.get("thinking")) for block in of_kind("thinking"))
@@ -201,45 +220,11 @@ def _call_in(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _result_in(block: Mapping[str, Any]) -> Message:
-    content = _plain(block.get("content"))
+    content = block.get("content")
     if block.get("is_error") is True:
         parts = content if isinstance(content, list) else [{**_NO_TEXT, "text": content or ""}]
         content = [{**_NO_TEXT, "text": "The tool failed:"}, *parts]
     return {"role": "tool", "content": content, "tool_call_id": block.get("tool_use_id")}
-
-
-def _is_text(kind: object) -> bool:
-    """Whether a block is text or an image; neither are other servers' calls and results."""
-    is_theirs = kind in _THEIRS or str(kind).endswith("_tool_result")
-    return kind not in _OWN and not is_theirs
-
-
-def _plain(content: object) -> object:
-    """The content, with documents and search results as their titles and texts."""
-    if not isinstance(content, list):
-        return content
-    found: list[Any] = []
-    for block in content:
-        within = _texts_within(block)
-        if within is None:
-            found.append(block)
-        else:
-            found += [{**_NO_TEXT, "text": str(block.get("title") or "")}, *within]
-    return found
-
-
-def _texts_within(block: object) -> list[Any] | None:
-    """The blocks of a search result or of a document that is text; None for any other."""
-    if not isinstance(block, dict):
-        return None
-    source, kind, within = block.get("source"), block.get("type"), None
-    if kind == "search_result":
-        within = block.get("content")
-    elif kind == "document" and isinstance(source, dict):
-        within = source.get("data" if source.get("type") == "text" else "content")
-    if isinstance(within, str):
-        return [{**_NO_TEXT, "text": within}]
-    return within if isinstance(within, list) else None
 
 
 def _kind_of(block: object) -> object:
@@ -262,21 +247,22 @@ def _named_event(kind: str, **fields: Any) -> str:
     return sse_event({"type": kind, **fields}, kind)
 
 
-def _stop_fields(finished: Finished) -> dict[str, Any]:
-    reason = "tool_use" if finished.reply.tool_calls else "end_turn"
-    if finished.reply.finish_reason == "length":
+def _stop_fields(reply: Reply) -> dict[str, Any]:
+    reason = "tool_use" if reply.tool_calls else "end_turn"
+    if reply.finish_reason == "length":
         reason = "max_tokens"
-    if finished.reply.stopped_by is not None:
+    if reply.stopped_by is not None:
         reason = "stop_sequence"
-    return {"stop_reason": reason, "stop_sequence": finished.reply.stopped_by}
+    return {"stop_reason": reason, "stop_sequence": reply.stopped_by}
 
 
-def _whole_usage(finished: Sequence[Finished]) -> dict[str, int]:
-    usage = usage_of(finished)
-    return _message_usage(usage.prompt, usage.cached, usage.completion)
+def _costs(reply: Reply) -> dict[str, Any]:
+    stats = reply.stats
+    counts = stats.prompt_tokens, stats.cached_prompt_tokens, stats.completion_tokens
+    return {"usage": _usage(*counts), **own_fields(reply)}
 
 
-def _message_usage(num_prompt: int, num_cached: int, num_answered: int) -> dict[str, int]:
+def _usage(num_prompt: int, num_cached: int, num_answered: int) -> dict[str, int]:
     return {
         "input_tokens": num_prompt - num_cached,
         "cache_creation_input_tokens": 0,

@@ -9,13 +9,14 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Any
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.shown import noted
 from localspec.chat.template import Message
 from localspec.errors import OptionError
+from localspec.sampling.logprobs import TokenLogprobs
 from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt, Service
 from localspec.server.completions import logprob_object
 from localspec.server.costs import own_fields
@@ -29,12 +30,12 @@ from localspec.server.question import (
     RawPrompt,
     answer_options,
     flagged_logprobs,
+    openai_tools,
     template_variables,
 )
 from localspec.server.refusal import RequestError
 from localspec.server.served_embedder import ServedEmbedder, ServedFile
 from localspec.server.served_models import ServedModel, ServedModels
-from localspec.server.tool_fields import openai_tools
 from localspec.streaming.thought_families import FAMILIES
 from localspec.tools.calls import CallPiece
 
@@ -43,15 +44,7 @@ _Listed = ServedModel | ServedEmbedder
 # Clients compare it with the first version that has what they need.
 OLLAMA_VERSION = "0.12.0"
 _LONGEST_S = 9e9  # for a time in the future: some 285 years, as in Ollama
-_MODELS_AS_FILES = "Use localspec models on the command line."
-_NOT_OFFERED = {
-    "pull": ("downloading a model is", "Use localspec download on the command line."),
-    "push": ("uploading a model is", ""),
-    "create": ("making a model is", _MODELS_AS_FILES),
-    "copy": ("copying a model is", _MODELS_AS_FILES),
-    "delete": ("removing a model is", _MODELS_AS_FILES),
-    "blobs": ("uploading a file is", _MODELS_AS_FILES),
-}
+_NOT_OFFERED = ("pull", "push", "create", "copy", "delete", "blobs")
 
 
 def tags(models: ServedModels) -> dict[str, Any]:
@@ -82,7 +75,7 @@ class Show(Aside):
                 f"{model.architecture}.embedding_length": model.width,
             },
             "capabilities": _capabilities(model),
-            "modified_at": _modified_at(model),
+            "modified_at": _utc(model.created),
         }
 
 
@@ -103,22 +96,19 @@ def loaded(models: ServedModels, unload_s: float) -> dict[str, Any]:
 
 def not_offered(path: str) -> RequestError | None:
     """The refusal for a path of Ollama's that this server lacks; None for any other path."""
-    root, _, rest = path.removeprefix("/").partition("/")
-    found = _NOT_OFFERED.get("blobs" if rest.startswith("blobs/") else rest)
-    if root != "api" or found is None:
+    root, name, *_ = [*path.removeprefix("/").split("/"), ""]
+    if root != "api" or name not in _NOT_OFFERED:
         return None
-    what, hint = found
-    return RequestError(f"{what} not offered by this server", hint, status=501)
+    hint = "Use localspec download or localspec models on the command line."
+    return RequestError(f"/api/{name} is not offered by this server", hint, status=501)
 
 
 def _loaded(model: _Listed, size_bytes: int, left_s: float) -> dict[str, Any]:
     """The entry of a loaded model. left_s: seconds until it may be closed."""
-    left_s = min(max(left_s, 0.0), _LONGEST_S)
-    expires = datetime.now(timezone.utc) + timedelta(seconds=left_s)
     return {
         **_tag(model),
         "size": size_bytes,
-        "expires_at": expires.isoformat(),
+        "expires_at": _utc(time.time() + min(max(left_s, 0.0), _LONGEST_S)),
         "context_length": model.context_length,
     }
 
@@ -129,7 +119,7 @@ def _tag(model: _Listed) -> dict[str, Any]:
     return {
         "name": name,
         "model": name,
-        "modified_at": _modified_at(model),
+        "modified_at": _utc(model.created),
         "size": model.size_bytes,
         "digest": _model_digest(model),
         "details": _model_details(model),
@@ -171,28 +161,28 @@ def _model_digest(model: ServedFile) -> str:
     return hashlib.sha256(sent_bytes(known)).hexdigest()
 
 
-def _modified_at(model: ServedFile) -> str:
-    return datetime.fromtimestamp(model.created, timezone.utc).isoformat()
+def _utc(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, timezone.utc).isoformat()
 
-
-OLLAMA_STREAM = "application/x-ndjson"  # of a stream
 
 _THINK_LEVELS = ("low", "medium", "high", "max")
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)")
+_DURATION = re.compile(rf"[-+]?(?:0|(?:{_DURATION_PART.pattern})+)")
 
 
 class OllamaForm(Form):
     """A request in Ollama's protocol, and its answer in lines of JSON."""
 
-    content_type = OLLAMA_STREAM
+    content_type = "application/x-ndjson"
 
     def __init__(
         self, fields: Fields, inputs: Sequence[Input], tools: Mapping[str, Any]
     ) -> None:
         given = fields.object("options")
         options = {**answer_options(given), **_format_options(fields), **tools}
-        options["max_tokens"] = _most_tokens(given)
+        num_predict = given.whole("num_predict") or 0
+        options["max_tokens"] = num_predict if num_predict > 0 else None  # else what fits
         options["stop"] = given.texts("stop")
         if (num_drafted := given.whole("draft_num_predict")) is not None:
             options["draft_tokens"] = num_drafted
@@ -227,9 +217,7 @@ class OllamaForm(Form):
             _ollama_call(number, call.id, call.name, call.arguments)
             for number, call in enumerate(reply.tool_calls)
         ]
-        part = self._part(reply.text, reply.thoughts, calls)
-        if reply.logprobs is not None:
-            part["logprobs"] = [logprob_object(each) for each in reply.logprobs]
+        part = self._part(reply.text, reply.thoughts, calls, reply.logprobs)
         return {**part, **self._end_of(answer)}
 
     def text_for(self, event: Event) -> str:
@@ -244,10 +232,8 @@ class OllamaForm(Form):
         if not piece.text and not calls and piece.logprobs is None:
             return ""
         texts = ("", piece.text) if piece.is_thought else (piece.text, "")
-        part = self._part(*texts, calls)
-        if piece.logprobs is not None:
-            part["logprobs"] = [logprob_object(piece.logprobs)]
-        return _json_line(part)
+        logprobs = None if piece.logprobs is None else [piece.logprobs]
+        return _json_line(self._part(*texts, calls, logprobs))
 
     def failure(self, error: RequestError) -> str:
         return _json_line({"error": error.sentence})
@@ -261,18 +247,28 @@ class OllamaForm(Form):
         return [_ollama_call(call.number, call.id, call.name, arguments)]
 
     def _part(
-        self, text: str, thoughts: str = "", calls: Sequence[dict[str, Any]] = ()
+        self,
+        text: str,
+        thoughts: str = "",
+        calls: Sequence[dict[str, Any]] = (),
+        logprobs: Sequence[TokenLogprobs] | None = None,
     ) -> dict[str, Any]:
         """More of the answer."""
         more = {"thinking": thoughts, "tool_calls": list(calls)}
         part = self._text_part(text, {name: each for name, each in more.items() if each})
-        now = datetime.now(timezone.utc).isoformat()
+        if logprobs is not None:
+            part["logprobs"] = [logprob_object(each) for each in logprobs]
+        now = _utc(time.time())
         return {"model": self._model.name, "created_at": now, **part, "done": False}
 
     def _end_of(self, finished: Finished) -> dict[str, Any]:
         """The further fields of the last piece: why the answer ended, and its costs."""
         reply, stats = finished.reply, finished.reply.stats
         load_s = 0.0 if self._was_loaded else self._model.load_s
+        wanted, here, warning = self._num_ctx or 0, self._model.context_length, {}
+        if wanted > here:  # Ollama would load the model again
+            message = f"num_ctx is {wanted}; the context holds {here} tokens"
+            warning = {"warning": f"{message}. Start the server with --ctx {wanted}."}
         return {
             "done": True,
             "done_reason": reply.finish_reason,
@@ -284,16 +280,8 @@ class OllamaForm(Form):
             "eval_duration": max(_ns(stats.decode_time_s), 1),  # clients divide by it
             **self._context_behind(reply.text),
             **own_fields(reply),
-            **self._warning(),
+            **warning,
         }
-
-    def _warning(self) -> dict[str, str]:
-        """A warning if the context is shorter than the client expects; Ollama would reload."""
-        num_tokens = self._model.context_length
-        if (self._num_ctx or 0) <= num_tokens:
-            return {}
-        message = f"num_ctx is {self._num_ctx}; the context holds {num_tokens} tokens"
-        return {"warning": f"{message}. Start the server with --ctx {self._num_ctx}."}
 
 
 class OllamaChat(OllamaForm):
@@ -338,23 +326,18 @@ def _generate_input(fields: Fields) -> Input | None:
         said = [{"role": "system", "content": system}, *others]
     is_raw = fields.flag("raw")
     if is_raw and said:
-        raise RequestError(
-            "a raw prompt comes with a system text or a context",
-            "Put them into the prompt, or leave raw out.",
-            param="raw",
-        )
-    images = _images(fields)
-    if images and (is_raw or fields.text("suffix")):
+        fields.refuse("raw", "Put system text and context into the prompt, or leave raw out.")
+    images, after = _images(fields), fields.text("suffix")
+    if images and (is_raw or after):
         fields.refuse("images", "Leave them out of a raw prompt, or one with a suffix.")
     if not prompt and not images:
         return None
-    if images:
-        asked = [*images, {"type": "text", "text": prompt or ""}]
-        return [*said, *checked_messages([{"role": "user", "content": asked}])]
-    assert prompt is not None
-    if after := fields.text("suffix"):
+    if prompt and after:
         return FimPrompt(prompt, after)
-    return RawPrompt(prompt) if is_raw else [*said, {"role": "user", "content": prompt}]
+    if prompt and is_raw:
+        return RawPrompt(prompt)
+    asked = [*images, {"type": "text", "text": prompt or ""}]
+    return [*said, *checked_messages([{"role": "user", "content": asked}])]
 
 
 def _message_of(fields: Fields) -> dict[str, Any]:
@@ -397,12 +380,6 @@ def _said_before(fields: Fields) -> list[Message]:
         fields.refuse("context", hint)
 
 
-def _most_tokens(options: Fields) -> int | None:
-    """The limit of an answer; None, in Ollama a number below 1, for as many as fit."""
-    value = options.whole("num_predict")
-    return None if value is None or value < 1 else value
-
-
 def _format_options(fields: Fields) -> dict[str, Any]:
     value = fields.any("format")
     if value in (None, ""):
@@ -429,12 +406,10 @@ def _keep_s(fields: Fields) -> float | None:
     value = fields.any("keep_alive")
     if value is None:
         return None
-    if isinstance(value, str):  # as Go writes them: 1h30m
+    if isinstance(value, str) and _DURATION.fullmatch(value):  # as Go writes them: 1h30m
         parts = _DURATION_PART.findall(value)
-        whole = "".join(map("".join, parts)) or "0"
-        if value.removeprefix("-").removeprefix("+") == whole:
-            seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
-            value = -seconds if value.startswith("-") else seconds
+        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+        value = -seconds if value.startswith("-") else seconds
     if isinstance(value, bool) or not isinstance(value, int | float):
         fields.refuse("keep_alive", 'Give seconds, or a string such as "10m"; -1 is forever.')
     return math.inf if value < 0 else float(min(value, 1e18))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import time
@@ -13,30 +12,27 @@ from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
 from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
 from localspec.server.completions import logprob_object
-from localspec.server.costs import Usage, own_fields, usage_of
+from localspec.server.costs import own_fields, usage_of
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import Form
 from localspec.server.question import (
     MOST_LOGPROBS,
     Question,
+    answer_form,
     answer_options,
+    flat_name,
     max_tokens,
+    namespaced,
+    openai_tools,
     template_variables,
 )
 from localspec.server.refusal import RequestError
-from localspec.server.tool_fields import answer_form, flat_name, namespaced, openai_tools
 from localspec.streaming.reply import Piece, Reply
 from localspec.tools.calls import CallPiece
 
 logger = logging.getLogger(__name__)
 
-# Items of calls, with the field of their arguments, and items of their results.
-_CALLS = {
-    "function_call": "arguments",
-    "custom_tool_call": "input",
-    "local_shell_call": "action",
-}
 _LOGPROBS = "message.output_text.logprobs"  # in the field "include"
 _Kind = Literal["message", "reasoning", "function_call"]
 # For each kind of item: the beginning of its ids, and the name of its deltas.
@@ -46,7 +42,6 @@ _KINDS: dict[_Kind, tuple[str, str]] = {
     "function_call": ("fc_", "function_call_arguments"),
 }
 _ONLY_THOUGHT = {"role", "content", "reasoning_content"}
-_RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 
 
 class ResponseForm(Form):
@@ -232,7 +227,7 @@ class ResponseForm(Form):
             "usage": None,
         }
         if status == "completed":
-            response["usage"] = _response_usage(usage_of(finished))
+            response["usage"] = _usage(finished)
         if finished:
             response |= own_fields(finished[-1].reply)
         return response
@@ -272,28 +267,24 @@ def _add_item(messages: list[Message], item: Fields) -> None:
         thought = "\n".join(part.text("text") or "" for part in parts)
         said = {"role": "assistant", "content": None, "reasoning_content": thought}
         messages.append(said)
-    elif kind in _CALLS:
+    elif kind == "function_call":
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": None})
         before = messages.pop()
-        calls = [*before.get("tool_calls", ()), _item_call(item, kind)]
+        calls = [*before.get("tool_calls", ()), _item_call(item)]
         messages.append({**before, "tool_calls": calls})
-    elif kind in _RESULTS:
-        output = item.any("output")
-        if isinstance(output, dict):
-            output = json.dumps(output)
+    elif kind == "function_call_output":
         call_id = item.text("call_id")
-        messages.append({"role": "tool", "content": output, "tool_call_id": call_id})
+        messages.append(
+            {"role": "tool", "content": item.any("output"), "tool_call_id": call_id}
+        )
     else:
         logger.debug("an item of type %.80r is ignored", kind)
 
 
-def _item_call(item: Fields, kind: str) -> dict[str, Any]:
-    arguments = item.any(_CALLS[kind])
-    if kind != "function_call":
-        arguments = {_CALLS[kind]: arguments}
-    name = flat_name(item.text("name") or kind, item.text("namespace"))
-    function = {"name": name, "arguments": arguments}
+def _item_call(item: Fields) -> dict[str, Any]:
+    name = flat_name(item.text("name"), item.text("namespace"))
+    function = {"name": name, "arguments": item.any("arguments")}
     return {"id": item.text("call_id"), "function": function}
 
 
@@ -363,11 +354,13 @@ def _status(reply: Reply) -> str:
     return "incomplete" if reply.finish_reason == "length" else "completed"
 
 
-def _response_usage(usage: Usage) -> dict[str, Any]:
+def _usage(finished: Sequence[Finished]) -> dict[str, Any]:
+    usage = usage_of(finished)
+    thought = usage["completion_tokens_details"]["reasoning_tokens"]
     return {
-        "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cached},
-        "output_tokens": usage.completion,
-        "output_tokens_details": {"reasoning_tokens": usage.thought},
-        "total_tokens": usage.prompt + usage.completion,
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": usage["prompt_tokens_details"],
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": thought},
+        "total_tokens": usage["total_tokens"],
     }
