@@ -21,7 +21,6 @@ from localspec.errors import CacheError
 from localspec.llama.cache_state import CacheState
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
-from localspec.policy.threads import AdaptiveThreads
 from localspec.speculative.lookup import Lookup
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.own_text import Reading, TokenMaps
@@ -90,14 +89,11 @@ class Lane(TextPlace):
 
         Beside other answers they learn nothing: decodes then cost time for these, too.
         """
-        policy, threads = self.decoder.draft_policy, self.decoder.thread_policy
+        policy = self.decoder.draft_policy
         has_shared = self._num_shared < self.clock.num_shared
         if has_shared or not isinstance(policy, AdaptiveDraftPolicy):
             return None
-        learned = policy.as_dict()
-        if isinstance(threads, AdaptiveThreads):
-            learned["threads"] = threads.as_dict()
-        return learned
+        return policy.as_dict()
 
     def interrupt(self) -> None:
         """End what the models do here within one decode. From any thread."""

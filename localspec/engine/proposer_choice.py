@@ -164,12 +164,9 @@ def choose_policies(
     if kept is not None:
         try:
             policy.restore(kept)
-            if isinstance(threads, AdaptiveThreads) and "threads" in kept:
-                threads.restore(kept["threads"])
         except DAMAGES as error:
             logger.warning("%s is damaged and will be replaced: %s", profile.path, error)
             policy = AdaptiveDraftPolicy(shares, models.target.num_threads)
-            threads = _thread_policy(models, was_alone)
     return (policy, threads), profile
 
 
