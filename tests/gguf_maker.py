@@ -132,12 +132,12 @@ def add_keys(writer: ModelWriter, values: Mapping[str, Value]) -> None:
         adders[type(value)](key, value)
 
 
-def write_blurred(path: Path, model: Path, noise: float, seed: int = 0) -> Path:
+def write_blurred(path: Path, model: Path, noise: float) -> Path:
     """A copy of a model of IQ4_NL that agrees with it the less often the larger the noise is.
 
     noise: standard deviation of the factors by which blocks of its weights are off.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     path.write_bytes(model.read_bytes())
     for tensor in gguf.GGUFReader(path, "r+").tensors:
         if tensor.tensor_type == gguf.GGMLQuantizationType.IQ4_NL:
@@ -419,7 +419,7 @@ _REPLACED = tuple(
 
 
 def write_renumbered(
-    path: Path, source: Path, *, seed: int = 0, num_lost: int = 0, sentencepiece: bool = False
+    path: Path, source: Path, *, num_lost: int = 0, sentencepiece: bool = False
 ) -> Path:
     """A copy of a model of byte-level BPE whose ids are shuffled.
 
@@ -429,7 +429,7 @@ def write_renumbered(
     """
     reader = gguf.GGUFReader(source)
     fields = {key: field.contents() for key, field in reader.fields.items()}
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     old = random.permutation(len(fields[_TOKENIZER + "tokens"]))  # by new id
     entries, kinds = _entries(source, fields, old, sentencepiece=sentencepiece)
     long = [place for place, kind in enumerate(kinds) if kind == 1 and len(entries[place]) > 2]

@@ -23,6 +23,7 @@ from hybrid_maker import (
     feed_forward,
     head_norms,
     keys_and_values,
+    qwen35_attention,
     write_common,
     write_qwen35_trunk,
 )
@@ -42,6 +43,8 @@ LAYERS_READ = [1, 2, 3]  # by EAGLE-3
 NUM_DRAFTED = 700  # tokens that the head of llama knows
 WINDOW = 8  # of the layers of step35 and gemma4 that look back at the last tokens only
 _ASSISTANT_WIDTH = 32
+# How far layers change what a token's embedding says: every other draft is the target's token.
+_MIXING = 0.02
 # The last matrices of a layer's parts: what they give is added to what goes on.
 _ADDED = ("attn_output", "ssm_out", "ffn_down", "ffn_down_exps", "ffn_down_shexp")
 
@@ -52,17 +55,13 @@ def write_head_model(
     architecture: str,
     *,
     part: str = "whole",
-    mixing: float = 0.02,
-    seed: int = 0,
 ) -> Path:
     """A model of four layers and its head, or a part of it.
 
     architecture: one of ALL. part: whole; trunk, which states a head that is not there; or
     head, the head's own file, whose weights are those that are in the whole. Of gemma4, qwen3
     and llama a trunk is whole. The head of qwen3 shares its target's table and output, that
-    of llama has its own, and knows fewer tokens. mixing: how far layers change what a token's
-    embedding says: with 0 the head always drafts what the target says, with 0.02 every other
-    time, with 0.5 hardly ever.
+    of llama has its own, and knows fewer tokens.
     """
     is_assistant = (architecture, part) == ("gemma4", "head")
     is_eagle = architecture in EAGLE and part == "head"
@@ -71,7 +70,7 @@ def write_head_model(
     width = _ASSISTANT_WIDTH if is_assistant else WIDTH
     writer = ModelWriter(path, own)
     tokens = write_common(writer, tokenizer_of, num_blocks, width=width)
-    weights = _PartOfWeights(writer, seed, part if own in INSIDE else "whole", mixing)
+    weights = _PartOfWeights(writer, part if own in INSIDE else "whole")
     if is_eagle:
         _eagle3(writer, weights, tokens, shares=architecture == "qwen3")
     else:
@@ -89,22 +88,21 @@ def write_head_model(
 class _PartOfWeights(Weights):
     """Weights of the trunk, of the head, or of both, which are the same in all of them."""
 
-    def __init__(self, writer: ModelWriter, seed: int, part: str, mixing: float) -> None:
-        super().__init__(writer, seed)
+    def __init__(self, writer: ModelWriter, part: str) -> None:
+        super().__init__(writer, 0)
         self._part = part
-        self.mixing = mixing
 
     def add(self, name: str, values: NDArray[np.float64]) -> None:
         if name.startswith("blk.") and self._part != "whole":
             of_head = int(name.split(".")[1]) >= NUM_LAYERS
             if of_head != (self._part == "head"):
                 return
-        super().add(name, values * (self.mixing if name.split(".")[-2] in _ADDED else 1.0))
+        super().add(name, values * (_MIXING if name.split(".")[-2] in _ADDED else 1.0))
 
 
 def _nextn(weights: _PartOfWeights, block: str) -> None:
     """The token as it is, and a little of the target's row."""
-    row = weights.mixing * weights.random(WIDTH, WIDTH)
+    row = _MIXING * weights.random(WIDTH, WIDTH)
     weights.add(f"{block}.eh_proj.weight", np.concatenate([np.eye(WIDTH), row], axis=1))
     weights.constant(f"{block}.enorm.weight", WIDTH)
     weights.constant(f"{block}.hnorm.weight", WIDTH)
@@ -113,13 +111,7 @@ def _nextn(weights: _PartOfWeights, block: str) -> None:
 
 def _qwen35(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
     write_qwen35_trunk(writer, weights)
-    block = f"blk.{NUM_LAYERS}"
-    weights.constant(f"{block}.attn_norm.weight", WIDTH)
-    weights.constant(f"{block}.post_attention_norm.weight", WIDTH)
-    feed_forward(weights, block)
-    weights.matrix(f"{block}.attn_q.weight", 2 * 2 * HEAD, WIDTH)
-    keys_and_values(weights, block)
-    head_norms(weights, block)
+    qwen35_attention(weights, f"blk.{NUM_LAYERS}")
 
 
 class _Layers(NamedTuple):
@@ -195,7 +187,7 @@ def _gemma4_assistant(writer: ModelWriter, weights: _PartOfWeights, tokens: int)
     writer.add_embedding_length_out(WIDTH)
     writer.add_uint32("gemma4-assistant.nextn_predict_layers", 2)
     weights.add("token_embd.weight", _gemma4_output(weights, tokens))
-    row = weights.mixing * weights.random(_ASSISTANT_WIDTH, WIDTH)
+    row = _MIXING * weights.random(_ASSISTANT_WIDTH, WIDTH)
     weights.add("nextn.pre_projection.weight", np.concatenate([_narrowing(), row], axis=1))
     weights.matrix("nextn.post_projection.weight", WIDTH, _ASSISTANT_WIDTH)
     for layer in range(2):
@@ -230,7 +222,7 @@ def _gemma4_layer(weights: _PartOfWeights, block: str, width: int) -> None:
     for name in ("attn_norm", "ffn_norm"):
         weights.constant(f"{block}.{name}.weight", width)
     for name in ("post_attention_norm", "post_ffw_norm"):  # of what is added
-        weights.constant(f"{block}.{name}.weight", width, value=weights.mixing)
+        weights.constant(f"{block}.{name}.weight", width, value=_MIXING)
     weights.matrix(f"{block}.attn_q.weight", 2 * HEAD, width)
     weights.matrix(f"{block}.attn_output.weight", width, 2 * HEAD)
     weights.constant(f"{block}.attn_q_norm.weight", HEAD)
@@ -259,16 +251,14 @@ def _eagle3(writer: ModelWriter, weights: _PartOfWeights, tokens: int, *, shares
     weights.constant(f"{block}.attn_norm.weight", WIDTH)
     weights.constant(f"{block}.attn_norm_2.weight", WIDTH, value=0.2)
     weights.constant(f"{block}.ffn_norm.weight", WIDTH)
-    identity = np.concatenate([np.eye(WIDTH), weights.mixing * weights.random(WIDTH, WIDTH)], 1)
+    identity = np.concatenate([np.eye(WIDTH), _MIXING * weights.random(WIDTH, WIDTH)], 1)
     for name in "qkv":
         weights.add(f"{block}.attn_{name}.weight", identity)
-    weights.add(f"{block}.attn_output.weight", np.eye(WIDTH) / weights.mixing)
+    weights.add(f"{block}.attn_output.weight", np.eye(WIDTH) / _MIXING)
     feed_forward(weights, block)
 
 
-def write_medusa_heads(
-    path: Path, target: Path, *, knows_some: bool = False, num_heads: int = 4
-) -> Path:
+def write_medusa_heads(path: Path, target: Path, *, knows_some: bool = False) -> Path:
     """Medusa heads for a made target, which follows its last token: each looks one further.
 
     knows_some: of the target's tokens, by two residual blocks, in another type.
@@ -281,7 +271,7 @@ def write_medusa_heads(
     width, random = output.shape[1], np.random.default_rng(3)
     known = np.sort(random.permutation(len(output))[:3000]) if knows_some else None
     heads = []
-    for _ in range(num_heads):
+    for _ in range(4):
         further = np.zeros_like(output)
         np.add.at(further, follows, output)
         output = further
@@ -319,7 +309,6 @@ class BlockHead(NamedTuple):
     of its own; 0 is all, with its target's. window: of its first layer; 0 is none. is_mrope:
     its positions have several parts. from_anchor: the first row of a block drafts (DSpark).
     is_causal: a place sees those before it only.
-    mask: the token of its masks.
     """
 
     kind: str = "dflash"
@@ -328,10 +317,9 @@ class BlockHead(NamedTuple):
     is_mrope: bool = False
     from_anchor: bool = True
     is_causal: bool = False
-    mask: int = MASK
 
 
-def write_block_head(path: Path, target: Path, made: BlockHead, *, seed: int = 0) -> Path:
+def write_block_head(path: Path, target: Path, made: BlockHead) -> Path:
     """A head of two layers for a made target.
 
     Behind most tokens that a text comes back to, its masks attend to the last token alone, so
@@ -340,26 +328,25 @@ def write_block_head(path: Path, target: Path, made: BlockHead, *, seed: int = 0
     writer = ModelWriter(path, "dflash")
     tokens = write_common(writer, target, _NUM_LAYERS)
     _write_keys(writer, made)
-    weights = Weights(writer, seed)
+    weights = Weights(writer, 0)
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(target).tensors}
     table, output = (
         tensors[f"{name}.weight"].data.astype(np.float64) for name in ("token_embd", "output")
     )
+    seen = _seen_by_masks(table, output)
     if made.num_known:
         known = np.sort(np.random.default_rng(2).permutation(tokens)[: made.num_known])
         writer.add_tensor("d2t", known.astype(np.int64))
         weights.add("token_embd.weight", table)
-        seen, output = _seen_by_masks(table, output, made.mask), output[known]
+        output = output[known]
         weights.add("output.weight", output)
-    else:
-        seen = _seen_by_masks(table, output, made.mask)
-    fused = np.random.default_rng(seed).standard_normal((WIDTH, len(LAYERS_READ) * WIDTH))
+    fused = np.random.default_rng(0).standard_normal((WIDTH, len(LAYERS_READ) * WIDTH))
     weights.add("fc.weight", fused - np.outer(seen, seen @ fused))
     weights.constant("enc.output_norm.weight", WIDTH)
     weights.constant("output_norm.weight", WIDTH)
     for layer in range(_NUM_LAYERS):
         _layer(weights, f"blk.{layer}")
-    _attends_to_last(weights, "blk.0", table[made.mask], seen)
+    _attends_to_last(weights, "blk.0", table[MASK], seen)
     _attends(weights, "blk.1")
     if made.kind == "dspark":
         writer.add_bool("dflash.sample_from_anchor", made.from_anchor)
@@ -373,7 +360,7 @@ def write_block_head(path: Path, target: Path, made: BlockHead, *, seed: int = 0
 def _write_keys(writer: ModelWriter, made: BlockHead) -> None:
     writer.add_feed_forward_length(HIDDEN)
     writer.add_head_count_kv(2)
-    writer.add_mask_token_id(made.mask)
+    writer.add_mask_token_id(MASK)
     writer.add_array("dflash.target_layers", LAYERS_READ)
     writer.add_uint32("dflash.block_size", BLOCK_SIZE)
     writer.add_bool("dflash.attention.causal", made.is_causal)
@@ -384,14 +371,14 @@ def _write_keys(writer: ModelWriter, made: BlockHead) -> None:
         writer.add_array("dflash.rope.dimension_sections", [HEAD // 2, 0, 0, 0])
 
 
-def _seen_by_masks(table: Matrix, output: Matrix, mask: int) -> Matrix:
+def _seen_by_masks(table: Matrix, output: Matrix) -> Matrix:
     """(WIDTH,) a direction in which most tokens of the target's cycles are, and masks not."""
     following = np.argmax(table @ output.T, axis=1)
     reached = np.arange(len(table))
     for _ in range(10):  # 1024 steps
         following = following[following]
         reached = np.unique(following[reached])
-    tokens = np.concatenate([table[reached], 4.0 * table[mask][np.newaxis]])
+    tokens = np.concatenate([table[reached], 4.0 * table[MASK][np.newaxis]])
     wanted = np.concatenate([np.ones(len(reached)), [-8.0]])
     found: Matrix = np.linalg.lstsq(tokens, wanted, rcond=None)[0]
     return found / np.linalg.norm(found)

@@ -17,7 +17,7 @@ NUM_EXPERTS = 4
 INNER, STATE, RANK, GROUPS, TAPS = 128, 16, 4, 2, 4  # of the recurrent layers
 
 
-def write_hybrid(path: Path, tokenizer_of: Path, architecture: str, *, seed: int = 0) -> Path:
+def write_hybrid(path: Path, tokenizer_of: Path, architecture: str) -> Path:
     """A model of four layers, of which one attends and the others are recurrent.
 
     architecture: qwen35 (gated delta nets), or granitehybrid (Mamba 2, of which libllama keeps
@@ -25,7 +25,7 @@ def write_hybrid(path: Path, tokenizer_of: Path, architecture: str, *, seed: int
     """
     writer = ModelWriter(path, architecture)
     tokens = write_common(writer, tokenizer_of, NUM_LAYERS)
-    weights = Weights(writer, seed)
+    weights = Weights(writer, 0)
     weights.matrix("token_embd.weight", tokens, WIDTH)
     weights.matrix("output.weight", tokens, WIDTH)
     (write_qwen35_trunk if architecture == "qwen35" else _granite)(writer, weights)
@@ -77,14 +77,10 @@ def write_qwen35_trunk(writer: ModelWriter, weights: Weights) -> None:
     weights.constant("output_norm.weight", WIDTH)
     for layer in range(NUM_LAYERS):
         block = f"blk.{layer}"
-        weights.constant(f"{block}.attn_norm.weight", WIDTH)
-        weights.constant(f"{block}.post_attention_norm.weight", WIDTH)
-        feed_forward(weights, block)
         if layer % 4 == 3:
-            weights.matrix(f"{block}.attn_q.weight", 2 * 2 * HEAD, WIDTH)
-            keys_and_values(weights, block)
-            head_norms(weights, block)
+            qwen35_attention(weights, block)
             continue
+        _qwen35_norms_and_feed_forward(weights, block)
         mixed = 2 * GROUPS * STATE + RANK * STATE
         weights.matrix(f"{block}.attn_qkv.weight", mixed, WIDTH)
         weights.matrix(f"{block}.attn_gate.weight", RANK * STATE, WIDTH)
@@ -95,6 +91,20 @@ def write_qwen35_trunk(writer: ModelWriter, weights: Weights) -> None:
         weights.matrix(f"{block}.ssm_alpha.weight", RANK, WIDTH)
         weights.constant(f"{block}.ssm_norm.weight", STATE)
         weights.matrix(f"{block}.ssm_out.weight", WIDTH, RANK * STATE)
+
+
+def qwen35_attention(weights: Weights, block: str) -> None:
+    """A layer that attends, as one in four of the model does, and its head."""
+    _qwen35_norms_and_feed_forward(weights, block)
+    weights.matrix(f"{block}.attn_q.weight", 2 * 2 * HEAD, WIDTH)
+    keys_and_values(weights, block)
+    head_norms(weights, block)
+
+
+def _qwen35_norms_and_feed_forward(weights: Weights, block: str) -> None:
+    weights.constant(f"{block}.attn_norm.weight", WIDTH)
+    weights.constant(f"{block}.post_attention_norm.weight", WIDTH)
+    feed_forward(weights, block)
 
 
 def _granite(writer: ModelWriter, weights: Weights) -> None:

@@ -17,7 +17,6 @@ from command_line import LOCALSPEC, run
 from localspec.presets.presets import (
     find_preset,
     user_presets,
-    user_presets_file,
 )
 from standin_hub import COMMIT, DRAFT, REPO, TARGET, StandinHub
 
@@ -177,22 +176,3 @@ def test_add_pins_what_the_hub_has(hub: StandinHub, demo_target):
     assert find_preset("qwen2-7b").context_length == 512  # the rest of the file is as it was
     assert run("download", "mine@q4").exit_code == 0
     assert len(run("models", "path", "mine@q4").stdout.splitlines()) == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["download", __file__], 2, "is on this machine: there is nothing to fetch"),
-        (["download", "qwen2-7b", "--local-dir", __file__], 2, "is a file"),
-        (["models", "add", "../x", "--target", "t"], 2, "not a valid name for a preset"),
-        (["models", "add", "x", "--target", __file__], 1, "not a GGUF file"),
-        (["models", "add", "demo", "--target", "qwen2-7b"], 1, "a preset 'demo' already"),
-    ],
-)
-def test_bad_input_is_two_lines_and_an_exit_code(hub: StandinHub, arguments, code, words):
-    before = user_presets_file().read_bytes()
-    result = run(*arguments)
-    assert result.exit_code == code, result.output
-    assert words in result.stderr
-    assert result.stdout == ""
-    assert user_presets_file().read_bytes() == before

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import option_table
 import pytest
 
 import localspec
 import localspec.errors
 from localspec.cli import main
+from localspec.sampling.params import SamplingKeywords
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -68,6 +70,12 @@ def test_every_reason_for_no_draft_is_explained():
     text = (ROOT / "docs/faq.md").read_text("utf-8")
     for reason in localspec.DraftOff:
         assert f"| `{reason.value}` |" in text
+
+
+def test_the_table_of_options_is_as_the_code_has_them():
+    text = option_table.PAGE.read_text("utf-8")
+    assert text == option_table.page(text), "run: python scripts/develop/option_table.py"
+    assert SamplingKeywords.__annotations__.keys() <= option_table.shared_fields().keys()
 
 
 @pytest.mark.process

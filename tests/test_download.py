@@ -217,17 +217,6 @@ def test_odd_names_in_a_repository_do_not_hide_the_others(hub: StandinHub):
     assert path.name == "x-Q4_0.gguf"
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"source": None}, {"local_dir": 3}, {"local_dir": "\0"}, {"on_progress": "print"}],
-    ids=lambda wrong: str(wrong)[:30],
-)
-def test_wrong_arguments_are_refused(hub: StandinHub, wrong):
-    with pytest.raises(localspec.OptionError) as caught:
-        localspec.download(**{"source": "demo", **wrong})
-    assert caught.value.hint
-
-
 # --- a branch, a tag or a commit in the name
 
 

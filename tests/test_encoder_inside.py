@@ -31,16 +31,12 @@ def joined(request: pytest.FixtureRequest, tmp_path: Path, demo_target: Path) ->
     )
 
 
-def test_it_is_said_before_the_load(joined):
-    with pytest.raises(localspec.ModelFileError, match="encoder beside its language") as caught:
-        localspec.load(joined)
-    assert caught.value.__cause__ is None
-    assert "owner/repo:Q4_K_M" in caught.value.hint
-    with pytest.raises(localspec.ModelFileError, match="encoder beside its language"):
-        localspec.load("demo", draft=joined)
-
-
-def test_explain_and_import_say_it_too(joined):
+def test_it_is_said_before_the_load_and_by_explain_and_import(joined):
+    for load in (localspec.load, lambda draft: localspec.load("demo", draft=draft)):
+        with pytest.raises(localspec.ModelFileError, match="encoder beside its lang") as caught:
+            load(joined)
+        assert caught.value.__cause__ is None
+        assert "owner/repo:Q4_K_M" in caught.value.hint
     told = run("explain", joined)
     assert told.exit_code == 1
     assert "encoder beside its language model" in told.stderr

@@ -12,7 +12,6 @@ from head_maker import write_head_model
 
 import localspec
 from localspec.errors import DownloadError, PresetError
-from localspec.presets.located import damaged_files, locate, preset_state
 from localspec.presets.preset import LocalModel
 from localspec.presets.presets import (
     find_preset,
@@ -87,30 +86,6 @@ def test_a_quantisation_of_a_head_is_the_file_beside_the_model(headed):
         localspec.download(f"{REPO}:mtp-Q8_0")
     named = ("--target", f"{REPO}:Q4_0", "--head", f"{REPO}:Q4_0")
     assert stats_of(*named, "--proposer", "head")["steps_per_proposer"]["head"] > 0
-
-
-def test_a_head_is_fetched_checked_and_removed_like_the_others(headed):
-    preset = find_preset("headed")
-    size = sum(len(headed.files[REPO, name].content) for name in (TARGET, HEAD))
-    assert run("download", f"hf:{REPO}/{TARGET}").exit_code == 0
-    assert (preset_state(preset).state, preset_state(preset).size_bytes) == ("partial", size)
-    absent = run("models", "path", "headed")
-    assert f"needs {HEAD}, not" in absent.stderr
-    progress = []
-    paths = localspec.download("headed", on_progress=progress.append)
-    assert [path.name for path in paths] == [TARGET, HEAD]
-    assert {one.file.name for one in progress} == {HEAD}
-    assert locate(preset) == {"target": paths[0], "head": paths[1]}
-    assert run("models", "path", "headed").stdout.splitlines() == [str(p) for p in paths]
-    assert preset_state(preset).state == "ready"
-    assert run("models", "verify", "headed").stdout == "headed: ok\n"
-    content = bytearray(paths[1].read_bytes())
-    content[-1] ^= 1
-    paths[1].resolve().write_bytes(content)
-    assert list(damaged_files(preset)) == [paths[1]]
-    freed = run("models", "remove", "headed", "--yes")
-    assert "5.4 MB freed" in freed.stderr
-    assert not any(path.exists() for path in paths)
 
 
 def test_add_names_and_pins_a_head(headed, headed_files):

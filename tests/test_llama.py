@@ -11,7 +11,6 @@ import pytest
 
 from localspec.errors import (
     CacheError,
-    ClosedError,
     ContextError,
     DecodeError,
     Interrupted,
@@ -166,14 +165,6 @@ def test_a_llama_that_embeds_is_refused_and_stays_its_owners(demo_target):
         LlamaModel.adopt(llama, 1)
     assert any(llama.embed("A fox"))
     llama.close()
-
-
-def test_a_closed_model_refuses_politely(demo_draft):
-    model = LlamaModel.open(demo_draft, LlamaOptions())
-    model.close()
-    model.close()
-    with pytest.raises(ClosedError, match="closed"):
-        model.decode([1], 1)
 
 
 def test_libllamas_own_words_are_in_the_error(tmp_path, demo_target):

@@ -255,11 +255,3 @@ def test_what_is_not_there_is_said_alike_by_python_and_commands(
     told = run("generate", "-m", name, "Hi")
     assert f"Error: {caught.value}\nHint: {caught.value.hint}\n" in told.stderr
     assert told.exit_code == (2 if issubclass(error, localspec.OptionError) else 1)
-
-
-def test_two_names_are_one_too_many(model):
-    with pytest.raises(localspec.OptionError, match="both a preset and a target"):
-        localspec.load(str(model), target=str(model))
-    for role in ("draft", "head"):
-        with pytest.raises(localspec.OptionError, match=f"a {role} is given without a target"):
-            localspec.load(**{role: str(model)})

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from command_line import run
+from vision_maker import write_projector
 
 import localspec
 from gguf_maker import add_keys
@@ -23,33 +24,6 @@ from localspec.gguf_file.projector import (
 )
 from model_writer import ModelWriter
 
-USUAL = {
-    "clip.has_vision_encoder": True,
-    "clip.projector_type": "gemma3",
-    "clip.vision.image_size": 64,
-    "clip.vision.patch_size": 16,
-    "clip.vision.embedding_length": 32,
-    "clip.vision.feed_forward_length": 64,
-    "clip.vision.block_count": 1,
-    "clip.vision.attention.head_count": 2,
-    "clip.vision.image_mean": [0.5, 0.5, 0.5],
-    "clip.vision.image_std": [0.5, 0.5, 0.5],
-}
-
-
-def write_projector(path, width, architecture="clip", patches="v.patch_embd.weight", **changes):
-    """A file with a projector's header. changes: with __ for a dot; None leaves a key out."""
-    changed = {f"clip.{name.replace('__', '.')}": value for name, value in changes.items()}
-    writer = ModelWriter(path, architecture)
-    stated = {**USUAL, "clip.vision.projection_dim": width, **changed}
-    add_keys(writer, {key: value for key, value in stated.items() if value is not None})
-    if patches is not None:
-        writer.add_tensor(patches, np.ones((32, 3, 16, 16), dtype=np.float32))
-    writer.add_tensor("v.position_embd.weight", np.ones((16, 32), dtype=np.float32))
-    writer.add_tensor("mm.input_projection.weight", np.ones((32, 8), dtype=np.float32))
-    writer.finish()
-    return path
-
 
 @pytest.fixture(scope="module")
 def target(demo_target):
@@ -62,31 +36,26 @@ def width(target):
 
 
 def test_a_projector_is_read(tmp_path, target, width):
-    header = checked_projector(write_projector(tmp_path / "mmproj.gguf", width))
+    header = checked_projector(write_projector(tmp_path / "mmproj.gguf", "gemma3", width=width))
     assert projector_facts(header).kind == "gemma3"
     require_projector_of(target, header)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"architecture": "llama"}, r"is no projector \(its architecture is 'llama'"),
-        ({"has_vision_encoder": False}, "hears and does not see"),
-        (
-            {
-                "has_vision_encoder": None,
-                "projector_type": None,
-                "audio__projector_type": "ultravox",
-            },
-            "hears and does not see",
-        ),
-    ],
-)
-def test_another_file_is_refused_before_it_is_loaded(tmp_path, changes, said):
-    path = write_projector(tmp_path / "mmproj.gguf", 64, **changes)
-    with pytest.raises(ModelFileError, match=said) as caught:
-        checked_projector(path)
-    assert caught.value.hint
+def test_another_file_is_refused_before_it_is_loaded(tmp_path, demo_target):
+    deaf, ultravox = tmp_path / "deaf.gguf", tmp_path / "ultravox.gguf"
+    write_projector(deaf, "gemma3", sees=False)
+    writer = ModelWriter(ultravox, "clip")
+    add_keys(writer, {"clip.audio.projector_type": "ultravox"})
+    writer.add_tensor("mm.weight", np.ones((32, 8), dtype=np.float32))
+    writer.finish()
+    for path, said in (
+        (demo_target, r"is no projector \(its architecture is 'llama'"),
+        (deaf, "hears and does not see"),
+        (ultravox, "hears and does not see"),
+    ):
+        with pytest.raises(ModelFileError, match=said) as caught:
+            checked_projector(path)
+        assert caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -105,14 +74,16 @@ def test_another_file_is_refused_before_it_is_loaded(tmp_path, changes, said):
 )
 def test_the_one_beside_a_model_is_found_by_its_name(tmp_path, target, width, names, found):
     for name in names:
-        write_projector(tmp_path / name, width)
+        write_projector(tmp_path / name, "gemma3", width=width)
     beside = dataclasses.replace(target, path=tmp_path / "Eagle-4B-it-Q4_K_M.gguf")
     assert projector_beside(beside) == (None if found is None else tmp_path / found)
 
 
-@pytest.mark.parametrize(("kind", "cells"), [("gemma3", 1), ("gemma4v", 1120), ("internvl", 0)])
+@pytest.mark.parametrize(
+    ("kind", "cells"), [("gemma3", 16), ("gemma4v", 1120), ("internvl", 0)]
+)
 def test_how_many_cells_are_read_at_once(tmp_path, kind, cells):
-    path = write_projector(tmp_path / "mmproj.gguf", 64, projector_type=kind)
+    path = write_projector(tmp_path / "mmproj.gguf", kind)
     header = checked_projector(path)
     assert cells_at_once(header) == cells
     require_free_of_position(header)
@@ -121,13 +92,13 @@ def test_how_many_cells_are_read_at_once(tmp_path, kind, cells):
 
 
 def test_pictures_that_depend_on_what_comes_before_are_refused(tmp_path):
-    path = write_projector(tmp_path / "mmproj.gguf", 64, projector_type="hunyuanvl")
+    path = write_projector(tmp_path / "mmproj.gguf", "hunyuanvl")
     with pytest.raises(ModelFileError, match="'hunyuanvl', whose pictures depend on"):
         require_free_of_position(checked_projector(path))
 
 
 def test_explain_counts_it(tmp_path, demo_target, width):
-    path = write_projector(tmp_path / "mmproj.gguf", width)
+    path = write_projector(tmp_path / "mmproj.gguf", "gemma3", width=width)
     without = localspec.explain(target=demo_target)
     found = localspec.explain(target=demo_target, mmproj=path)
     assert without.projector is None

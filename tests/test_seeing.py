@@ -49,14 +49,6 @@ def parts(*pictures):
     return [{"role": "user", "content": [*content, {"type": "text", "text": QUESTION}]}]
 
 
-def test_a_second_question_reads_only_what_is_new(engine):
-    chat = chat_of(engine)
-    first = chat.send(QUESTION, images=[FOX], **KEYWORDS).reply()
-    again = chat.send("sure", **KEYWORDS).reply()
-    assert first.stats.cached_prompt_tokens == 0
-    assert again.stats.cached_prompt_tokens >= first.stats.prompt_tokens
-
-
 def test_another_picture_is_another_prompt(engine):
     tokens = [chat_of(engine).prompt_tokens(QUESTION, [each]) for each in (FOX, OWL, FOX)]
     assert tokens[0] == tokens[2] != tokens[1]

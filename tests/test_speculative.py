@@ -312,14 +312,6 @@ def test_a_wider_draft_proposes_only_what_is_shared():
     check(target, draft, 3, request(UNFILTERED, max_tokens=50))
 
 
-def test_without_a_draft_the_reason_is_the_one_given():
-    target = TableModel()
-    loop = speculate(target, None, 3, reason=DraftOff.TARGET_CANNOT_ROLL_BACK)
-    loop.start(PROMPT)
-    steps = list(loop.steps(request(max_tokens=3)))
-    assert steps[1].draft_off is DraftOff.TARGET_CANNOT_ROLL_BACK
-
-
 def test_a_target_that_cannot_be_cut_back_starts_over():
     """It is emptied where others would be cut, and the text is right all the same."""
     target = TableModel(max_rollback=0)

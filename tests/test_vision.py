@@ -2,19 +2,88 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp
 import numpy as np
 import pytest
-from mtmd_by_hand import MARKER, logits_by_hand
-from picture_prompts import asked, prompt_of
+from numpy.typing import NDArray
+from picture_prompts import GREEDY, asked, prompt_of
 from vision_maker import KINDS, random_picture, write_vision_pair
 
 import inside
 import localspec
 from engines import Owner
-from localspec.errors import Interrupted
+from localspec.errors import DecodeError, Interrupted
+from localspec.llama.cache_state import PictureSpan, PictureSpans
+from localspec.llama.library import mtmd
+from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.pictures.cells import cell_numbers, cell_rows
+from localspec.pictures.picture import Picture
+from localspec.streaming.exchange import PlainExchange
+from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
+
+MARKER = b"<localspec-picture>"
+
+
+def logits_by_hand(
+    model: LlamaModel, text: bytes, pictures: Sequence[Picture]
+) -> tuple[NDArray[np.float32], list[int], int]:
+    """The row behind a text with markers, the ids of its tokens, and positions it takes.
+
+    The cache is emptied before, and after.
+    """
+    mtmd_cpp = mtmd()
+    model.truncate(0)
+    context = inside.projector_context(model)
+    bitmaps = [
+        mtmd_cpp.mtmd_bitmap_init(
+            each.width, each.height, ctypes.cast(each.rgb, ctypes.POINTER(ctypes.c_uint8))
+        )
+        for each in pictures
+    ]
+    chunks = mtmd_cpp.mtmd_input_chunks_init()
+    given = mtmd_cpp.mtmd_input_text(text, len(text), add_special=True, parse_special=True)
+    array = (mtmd_cpp.mtmd_bitmap_p_ctypes * len(bitmaps))(*bitmaps)
+    status = mtmd_cpp.mtmd_tokenize(context, chunks, ctypes.byref(given), array, len(bitmaps))
+    assert status == 0
+    behind = llama_cpp.llama_pos(0)
+    status = mtmd_cpp.mtmd_helper_eval_chunks(
+        context,
+        model.handle.context,
+        chunks,
+        0,
+        0,
+        llama_cpp.llama_n_batch(model.handle.context),
+        True,
+        ctypes.byref(behind),
+    )
+    assert status == 0
+    found = llama_cpp.llama_get_logits_ith(model.handle.context, -1)
+    row = np.ctypeslib.as_array(found, (model.vocab_size,)).copy()
+    ids = _ids(mtmd_cpp, chunks)
+    mtmd_cpp.mtmd_input_chunks_free(chunks)
+    for each in bitmaps:
+        mtmd_cpp.mtmd_bitmap_free(each)
+    llama_cpp.llama_memory_clear(model.handle.memory, False)
+    return row, ids, behind.value
+
+
+def _ids(mtmd_cpp: Any, chunks: Any) -> list[int]:
+    """Ids of tokens, and -1 for each cell."""
+    found: list[int] = []
+    for number in range(mtmd_cpp.mtmd_input_chunks_size(chunks)):
+        chunk = mtmd_cpp.mtmd_input_chunks_get(chunks, number)
+        size = ctypes.c_size_t()
+        ids = mtmd_cpp.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(size))
+        found += [int(ids[place]) for place in range(size.value)]
+        if mtmd_cpp.mtmd_input_chunk_get_type(chunk) == mtmd_cpp.MTMD_INPUT_CHUNK_TYPE_IMAGE:
+            found += [-1] * mtmd_cpp.mtmd_input_chunk_get_n_tokens(chunk)
+    return found
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -225,3 +294,42 @@ def broken_rows(*_arguments):
 def test_a_picture_that_is_all_length_is_refused(engine):
     with pytest.raises(localspec.OptionError, match="200 times"):
         engine.vision.cells(random_picture(1, 1, 201))
+
+
+def test_an_answer_keeps_its_pictures_at_hand(engine, monkeypatch):
+    """Whatever others show and ask for before it reads them; no longer than it needs them."""
+    inside.keep_pictures(monkeypatch, 1)
+    vision = inside.target(engine).vision
+    prompt = prompt_of(engine, "see ", random_picture(1), "and ", random_picture(2), "what")
+    expected = asked(engine, prompt)[0].token_ids
+    with engine.exclusively():
+        pass
+    exchange = PlainExchange(AnswerOptions.of(sampling=GREEDY, max_tokens=8), lambda _: prompt)
+
+    def begin():
+        vision.show([random_picture(3)])
+        engine.vision.cells(random_picture(1))  # known anew, and forgotten
+        engine.vision.cells(random_picture(4))
+
+    exchange.begin = begin
+    assert inside.answer(engine, exchange).reply().token_ids == expected
+    row = next(cell_rows(prompt.tokens))
+    with pytest.raises(DecodeError, match="not at hand"):
+        vision.part(prompt.tokens[row.start : row.stop])
+
+
+@pytest.mark.parametrize("place", [10, 11, 60, 110, 115])
+def test_a_picture_that_is_passed_over_takes_no_position(place):
+    """Also where a text is cut within it, as `floor` allows; a draft's cache was cleared."""
+    spans = PictureSpans([PictureSpan(10, 100, 0, -1)])
+    assert spans.floor(place) == place
+    position = 10 + max(place - 110, 0)
+    assert (spans.position(place), spans.last_position(place)) == (position, position - 1)
+    spans.cut(place)
+    assert (spans.position(place), spans.last_position(place)) == (position, position - 1)
+
+
+def test_a_picture_that_is_read_takes_its_own_positions():
+    spans = PictureSpans([PictureSpan(10, 100, 8, 7), PictureSpan(120, 5, 0, -1)])
+    assert [spans.position(place) for place in (10, 110, 120, 122, 125)] == [10, 18, 28, 28, 28]
+    assert spans.floor(50) == 10

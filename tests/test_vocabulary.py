@@ -101,14 +101,6 @@ def test_a_text_longer_than_any_model_reads_is_refused(vocabulary_with):
         vocabulary_with("qwen2").tokenize("a" * 9_000_000, parse_special=False)
 
 
-def test_a_long_text_for_a_closed_model_is_refused(demo_target):
-    """In the caller's thread, as everything else that goes wrong."""
-    model = LlamaModel.open(demo_target, LlamaOptions())
-    model.close()
-    with pytest.raises(ClosedError, match="closed"):
-        model.vocabulary.tokenize("a " * 1000, parse_special=False)
-
-
 @pytest.mark.parametrize("text", ["a short one", "a long one " * 100])
 def test_nothing_is_freed_while_a_text_is_tokenised(demo_target, text, monkeypatch):
     model = LlamaModel.open(demo_target, LlamaOptions())

@@ -34,12 +34,7 @@ KINDS = {
 }
 WIDTH, HIDDEN, HEADS, LAYERS = 64, 128, 2, 1  # of the projector
 PATCH = 8
-SIDE = {
-    "gemma3": 64,
-    "qwen2vl_merger": 64,
-    "qwen3vl_merger": 64,
-    "idefics3": 32,
-}  # of what is looked at at once
+SIDE = dict.fromkeys(KINDS, 64) | {"idefics3": 32}  # of what is looked at at once
 _IN_PARTS = ("qwen2vl_merger", "qwen3vl_merger")  # whose positions have parts
 _MERGED = 2  # patches in a row that become one cell
 
@@ -53,7 +48,7 @@ def need_libmtmd() -> None:
 
 
 def write_vision_pair(
-    folder: Path, kind: str, *, seed: int = 0, side: int = 0, **shape: object
+    folder: Path, kind: str, *, side: int = 0, **shape: object
 ) -> tuple[Path, Path]:
     """A language model of 64 numbers and a projector of that kind, in a folder.
 
@@ -70,15 +65,13 @@ def write_vision_pair(
         shape.setdefault("num_layers", 2)  # libllama cannot do it in the last one
     extra |= shape.pop("extra", {})  # type: ignore[operator]
     model = write_random_model(
-        folder / f"{kind}-{seed}.gguf",
+        folder / f"{kind}.gguf",
         tokenizer,
         architecture=architecture,
-        seed=seed,
         extra=extra,
         **shape,  # type: ignore[arg-type]
     )
-    projector = folder / f"mmproj-{kind}-{seed}.gguf"
-    return model, write_projector(projector, kind, seed=seed, side=side)
+    return model, write_projector(folder / f"mmproj-{kind}.gguf", kind, side=side)
 
 
 def write_vision_tokenizer(folder: Path, kind: str) -> Path:
@@ -94,12 +87,12 @@ def write_vision_tokenizer(folder: Path, kind: str) -> Path:
 
 
 def write_projector(
-    path: Path, kind: str, *, width: int = 64, seed: int = 0, side: int = 0
+    path: Path, kind: str, *, width: int = 64, side: int = 0, sees: bool = True
 ) -> Path:
     """A projector for a model of that width. side: as for `write_vision_pair`."""
-    side = side or SIDE[kind]
+    side = side or SIDE.get(kind, 64)
     writer = ModelWriter(path, "clip")
-    add_keys(writer, {"clip.has_vision_encoder": True, "clip.use_gelu": True})
+    add_keys(writer, {"clip.has_vision_encoder": sees, "clip.use_gelu": True})
     add_keys(writer, {"clip.projector_type": kind})
     stated: dict[str, Value] = {
         "embedding_length": WIDTH,
@@ -116,7 +109,7 @@ def write_projector(
         "image_std": [0.5, 0.5, 0.5],
     }
     add_keys(writer, {f"clip.vision.{key}": value for key, value in stated.items()})
-    weights = Weights(writer, seed)
+    weights = Weights(writer, 0)
     weights.matrix("v.patch_embd.weight", WIDTH, 3, PATCH, PATCH)
     if kind in _IN_PARTS:
         weights.matrix("v.patch_embd.weight.1", WIDTH, 3, PATCH, PATCH)
