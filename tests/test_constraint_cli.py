@@ -52,9 +52,6 @@ def refusal(*options):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.txt", 'root ::= "a"', "ends in .lark or .gbnf"),
-        ("a.lark", 'root ::= "a"', "the content is not lark"),
-        ("a.gbnf", 'start: "a"', "the content is not gbnf"),
         ("a.lark", "start: fox", "fox"),
         ("a.lark", None, "No such file"),
     ],

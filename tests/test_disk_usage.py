@@ -10,7 +10,7 @@ from command_line import run
 import localspec
 from gguf_maker import write_random_model
 from localspec.chat.session import caches_file, save_session, session_file
-from localspec.cli.quantities import readable_bytes
+from localspec.cli.screen import readable_bytes
 from localspec.policy.profile import profiles_folder
 from standin_hub import DRAFT, SMALL, StandinHub
 

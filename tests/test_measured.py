@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from localspec.cli.quantities import clock_time, duration
+from localspec.cli.screen import clock_time, duration
 from localspec.cli.waiting import ProgressLine, waiting
 
 if sys.platform == "win32":

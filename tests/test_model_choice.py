@@ -15,7 +15,7 @@ import localspec
 from gguf_maker import write_random_model
 from localspec.errors import PresetError, UnknownPresetError
 from localspec.presets.presets import find_preset, names_file, read_names, user_presets_file
-from localspec.presets.source import Choice, choose_model, parse_source, set_alias, set_default
+from localspec.presets.source import choose_model, parse_source, set_alias, set_default
 
 TERSE = ["--temperature", "0", "--max-tokens", "4"]
 
@@ -29,28 +29,28 @@ def model(own_config: Path, demo_target: Path) -> Path:
     return write_random_model(own_config / "other.gguf", demo_target, num_padding=3)
 
 
-def chosen(model: str | None = None) -> Choice:
+def chosen(model: str | None = None) -> str | None:
     return choose_model(model, None, None, is_target=False)
 
 
 def test_the_order_is_command_line_environment_default_demo(monkeypatch, model):
-    assert chosen() == Choice(None, None)
+    assert chosen() is None
     set_default("qwen3-8b")
-    assert chosen() == Choice("qwen3-8b", None)
+    assert chosen() == "qwen3-8b"
     monkeypatch.setenv("LOCALSPEC_MODEL", str(model))
-    assert chosen() == Choice(None, str(model))
-    assert chosen("qwen3-4b") == Choice("qwen3-4b", None)
-    assert choose_model(None, "demo", None, is_target=False) == Choice("demo", None)
+    assert chosen() == str(model)
+    assert chosen("qwen3-4b") == "qwen3-4b"
+    assert choose_model(None, "demo", None, is_target=False) == "demo"
     monkeypatch.setenv("LOCALSPEC_MODEL", "")
-    assert chosen() == Choice("qwen3-8b", None)
+    assert chosen() == "qwen3-8b"
     set_default(None)
-    assert chosen() == Choice(None, None)
+    assert chosen() is None
 
 
 def test_with_a_draft_a_presets_name_is_its_target():
-    assert choose_model("demo", None, None, is_target=True) == Choice(None, "demo")
+    assert choose_model("demo", None, None, is_target=True) == "demo"
     set_default("qwen3-8b")
-    assert choose_model(None, None, None, is_target=True) == Choice(None, None)
+    assert choose_model(None, None, None, is_target=True) is None
 
 
 def prompt_size(*arguments: object) -> str:
@@ -122,7 +122,7 @@ def test_a_path_is_kept_for_every_folder(monkeypatch, model):
     run("models", "default", "other.gguf")
     run("models", "alias", "o", "other.gguf")
     monkeypatch.chdir("/")
-    assert chosen() == chosen("o") == Choice(None, str(model))
+    assert chosen() == chosen("o") == str(model)
     assert parse_source("o", "target").path == model
 
 
@@ -131,14 +131,14 @@ def test_an_alias_stands_for_a_preset_wherever_one_is_named(model):
     assert run("models", "alias", "e", "d").exit_code == 0
     assert run("models", "alias").stdout == "d  demo\ne  demo\n"
     assert find_preset("d") == find_preset("e") == find_preset("demo")
-    assert chosen("d") == Choice("demo", None)
+    assert chosen("d") == "demo"
     assert run("models", "path", "d").stdout == run("models", "path", "demo").stdout
     run("models", "default", "d")
     again = run("models", "alias", "d", "qwen3-4b")
     assert again.stderr == "d stands for qwen3-4b\nThe default is now qwen3-4b, too.\n"
     gone = run("models", "alias", "d", "--clear")
     assert (gone.exit_code, gone.stderr) == (0, "The default is still qwen3-4b.\n")
-    assert chosen() == Choice("qwen3-4b", None)
+    assert chosen() == "qwen3-4b"
     assert run("models", "path", "d").exit_code == 2
 
 
@@ -171,7 +171,7 @@ def test_a_file_of_names_that_cannot_be_read_is_told(text):
         with pytest.raises(PresetError, match=r"names\.toml cannot be read") as caught:
             ask()
         assert caught.value.hint
-    assert chosen("demo") == Choice("demo", None)
+    assert chosen("demo") == "demo"
     with pytest.raises(PresetError):
         set_default("demo")
 
@@ -235,7 +235,7 @@ def test_an_object_of_llama_cpp_is_a_target_too(demo_target):
     ("name", "error", "message", "hint"),
     [
         ("othr.gguf", localspec.ModelNotFoundError, "othr.gguf does not exist", "other.gguf?"),
-        ("a/b/c", localspec.ModelNotFoundError, "a/b/c does not exist", "no folder a/b"),
+        ("a/b/c", localspec.ModelNotFoundError, "a/b/c does not exist", "a/b holds no"),
         (".", localspec.ModelFileError, "is a directory", "other.gguf"),
         ("nothing", localspec.UnknownPresetError, "no preset", "a file is named by its path"),
         ("own/repo-GGUF", localspec.OptionError, "names no file", "own/repo-GGUF:Q4_K_M"),

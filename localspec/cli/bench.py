@@ -9,9 +9,9 @@ import click
 
 from localspec.checks.prompts import built_in_tasks, own_tasks
 from localspec.cli import exit_codes
-from localspec.cli.flags import json_option, option
+from localspec.cli.flags import option
 from localspec.cli.help import Command
-from localspec.cli.json_output import write_json
+from localspec.cli.json_output import json_option, write_json
 from localspec.cli.options import PairOptions, model_argument, pair_options, shared
 from localspec.cli.waiting import measured
 

@@ -9,8 +9,14 @@ from pathlib import Path
 from localspec.checks.bench import Bench, KindSpeed, Outcome
 from localspec.checks.limit import EndedBy
 from localspec.checks.ratio_estimate import RatioEstimate
-from localspec.cli.quantities import counted, duration, pays_from, readable_bytes
-from localspec.cli.screen import PROPOSER_NAMES, fitted
+from localspec.cli.screen import (
+    PROPOSER_NAMES,
+    counted,
+    duration,
+    fitted,
+    pays_from,
+    readable_bytes,
+)
 from localspec.engine.base import BaseEngine
 from localspec.errors import OptionError
 from localspec.speculative.metrics import why_off

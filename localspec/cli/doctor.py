@@ -7,12 +7,10 @@ from dataclasses import replace
 import click
 
 from localspec.cli.explain import place_lines
-from localspec.cli.flags import json_option
 from localspec.cli.help import Command
-from localspec.cli.json_output import write_json
+from localspec.cli.json_output import json_option, write_json
 from localspec.cli.options import shared
-from localspec.cli.quantities import counted, readable_bytes
-from localspec.cli.screen import in_flags, titled
+from localspec.cli.screen import counted, in_flags, readable_bytes, titled
 from localspec.llama.devices import Device
 from localspec.machine import Cores
 from localspec.preflight.installation import Installation, inspect_installation

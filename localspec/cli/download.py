@@ -11,8 +11,7 @@ import click
 from localspec.cli.completion import complete_preset
 from localspec.cli.flags import option
 from localspec.cli.help import Command
-from localspec.cli.quantities import readable_bytes
-from localspec.cli.screen import say
+from localspec.cli.screen import readable_bytes, say
 from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
 from localspec.hub import transfer

@@ -9,12 +9,10 @@ import click
 
 from localspec.cli import exit_codes
 from localspec.cli.completion import complete_model
-from localspec.cli.flags import json_option
 from localspec.cli.help import Command
-from localspec.cli.json_output import write_json
+from localspec.cli.json_output import json_option, write_json
 from localspec.cli.options import model_argument, shared
-from localspec.cli.quantities import pays_from, readable_bytes
-from localspec.cli.screen import in_flags, note, titled
+from localspec.cli.screen import in_flags, note, pays_from, readable_bytes, titled
 from localspec.cli.waiting import waiting
 from localspec.errors import DownloadError
 from localspec.hub.hub_file import HubModel
@@ -23,7 +21,7 @@ from localspec.preflight.plan import MOST_PARALLEL, served_kept_bytes
 from localspec.presets.located import missing_files, preset_state, size_of
 from localspec.presets.pairing import LARGEST_SHARE
 from localspec.presets.preset import Preset
-from localspec.presets.presets import find_preset
+from localspec.presets.presets import load_presets, stands_for
 from localspec.presets.source import choose_model
 from localspec.speculative.shared_vocabulary import CommonTokens, SharedVocabulary
 
@@ -81,17 +79,18 @@ def explain(
     from localspec.preflight import explanation  # not needed for completion
 
     is_target = asked["draft"] is not None or asked["head"] is not None
-    preset, chosen = choose_model(model, None, target, is_target=is_target)
+    first = choose_model(model, None, target, is_target=is_target)
     if parallel is not None:
         asked |= {"parallel": parallel}
         asked |= {"kept_bytes": served_kept_bytes(memory_here().total_bytes)}
     try:
         with waiting(lambda: "Looking at the models …"):
-            found = explanation.explain(preset, target=chosen, **asked)
+            found = explanation.explain(first, target=target, **asked)
     except DownloadError as error:
-        if preset is None or as_json:
+        preset = None if first is None else load_presets().get(stands_for(first))
+        if preset is None or is_target or as_json:
             raise
-        click.echo(titled(_known_blocks(find_preset(preset))))
+        click.echo(titled(_known_blocks(preset)))
         note(f"The headers of the files say more, but {error}. {error.hint}")
         return
     if as_json:

@@ -98,17 +98,6 @@ def option(name: str, *, flags: Sequence[str] = (), **more: Any) -> Decorator:
     return click.option(*(flags or flags_of(name)), name, cls=Option, **more)
 
 
-def json_option(what: str) -> Decorator:
-    """Decorate a command with --json. what: the rest of its help."""
-    return option(
-        "as_json",
-        flags=["--json"],
-        heading="Output",
-        is_flag=True,
-        help=f"Print one JSON {what}.",
-    )
-
-
 def field_type(owner: type, field: str) -> dict[str, Any]:
     """Keywords that tell click the type of a dataclass's field.
 

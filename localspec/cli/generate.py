@@ -19,9 +19,9 @@ from localspec.chat.attachment import (
 )
 from localspec.cli.answer import note_limits, write_answer
 from localspec.cli.completion import complete_model
-from localspec.cli.flags import json_option, option
+from localspec.cli.flags import option
 from localspec.cli.help import Command
-from localspec.cli.json_output import to_json, write_json
+from localspec.cli.json_output import json_option, to_json, write_json
 from localspec.cli.options import MODEL_NAMES, PairOptions, constraint_options, pair_options
 from localspec.cli.screen import note, show_legend, stats_lines
 from localspec.cli.standard_streams import is_terminal, read_input

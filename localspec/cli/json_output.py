@@ -1,4 +1,4 @@
-"""The output of commands with --json."""
+"""The option --json, and the output of commands with it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import click
+
+from localspec.cli.flags import Decorator, option
+
+
+def json_option(what: str) -> Decorator:
+    """Decorate a command with --json. what: the rest of its help."""
+    return option(
+        "as_json",
+        flags=["--json"],
+        heading="Output",
+        is_flag=True,
+        help=f"Print one JSON {what}.",
+    )
 
 
 def write_json(value: Any, **more: Any) -> None:

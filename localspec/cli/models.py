@@ -11,12 +11,10 @@ import click
 
 from localspec.cli import exit_codes
 from localspec.cli.completion import complete_model, complete_preset
-from localspec.cli.flags import json_option
 from localspec.cli.help import Group
-from localspec.cli.json_output import to_json, write_json
+from localspec.cli.json_output import json_option, to_json, write_json
 from localspec.cli.options import shared
-from localspec.cli.quantities import counted, readable_bytes
-from localspec.cli.screen import note, printable, say
+from localspec.cli.screen import counted, note, printable, readable_bytes, say
 from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
 from localspec.errors import DownloadError, LocalspecError, PresetError
@@ -318,8 +316,6 @@ def _found_lines(found: FolderContent) -> list[str]:
         lines.append(f"{one.name}: {one.target}, {readable_bytes(one.size_bytes)}, {draft}")
     lines += [f"{path} is a preset already: {name}" for path, name in found.known.items()]
     lines += [f"Skipped: {reason}" for reason in found.skipped.values()]
-    if not found.is_whole:
-        lines.append("Some files were not looked at: too many, too deep, or not readable.")
     return lines
 
 

@@ -25,7 +25,6 @@ from localspec.cli.flags import (
     with_all,
 )
 from localspec.cli.waiting import waiting
-from localspec.constraints.spec import is_gbnf
 from localspec.errors import OptionError
 from localspec.llama.options import ALL_LAYERS, LlamaOptions
 from localspec.presets.presets import DEFAULT_PRESET
@@ -321,19 +320,19 @@ class PairOptions:
 
         loading = self.loading
         is_target = loading.get("draft") is not None or loading.get("head") is not None
-        preset, target = choose_model(self.model, self.preset, self.target, is_target=is_target)
+        first = choose_model(self.model, self.preset, self.target, is_target=is_target)
         if self.target is None and not is_target:
-            offer_download(target or preset or DEFAULT_PRESET)
-        arguments: LoadKeywords = {**loading, "target": target, "memory": memory}
+            offer_download(first or DEFAULT_PRESET)
+        arguments: LoadKeywords = {**loading, "target": self.target, "memory": memory}
         open_it: Callable[..., BaseEngine] = load
-        if servers_used(preset, arguments):
+        if servers_used(first, arguments):
             open_it = IsolatedEngine
             # The shares are for the target's devices, not the draft's.
             of_draft = loading.get("draft_options") or LlamaOptions()
             arguments["draft_options"] = replace(of_draft, tensor_split=())
         loaded = [0.0]  # the share so far, read by another thread
         with waiting(lambda: f"Loading the models: {loaded[-1]:.0%} …"):
-            return open_it(preset, **arguments, progress=loaded.append)
+            return open_it(first, **arguments, progress=loaded.append)
 
     def for_answer(self, engine: BaseEngine, **more: Any) -> AnswerOptions:
         """The options of an answer; its sampling is the preset's with the user's changes.
@@ -439,24 +438,8 @@ def constraint_options(command: Callable[..., Any]) -> Callable[..., Any]:
             fits["json_schema"] = read_option_file("--json-schema", json_schema)
             fits["strict"] = strict
         if grammar is not None:
-            fits["grammar"] = _grammar(grammar)
+            fits["grammar"] = read_option_file("--grammar", grammar)
         given = {name: value for name, value in fits.items() if value not in (None, ())}
         return command(fits=given, **values)
 
     return with_all([_option(name) for name in _CONSTRAINTS], with_options)
-
-
-def _grammar(path: Path) -> str:
-    """The text of a grammar. Raises OptionError unless it is what the file's name says."""
-    if path.suffix not in (".lark", ".gbnf"):
-        raise OptionError(
-            f"--grammar {path}: the kind of grammar is not clear from the name",
-            "Give a file that ends in .lark or .gbnf.",
-        )
-    text = read_option_file("--grammar", path)
-    if is_gbnf(text) != (path.suffix == ".gbnf"):
-        raise OptionError(
-            f"--grammar {path}: the content is not {path.suffix[1:]}",
-            "In GBNF a rule is name ::= …, in Lark name: …",
-        )
-    return text

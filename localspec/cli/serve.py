@@ -21,8 +21,7 @@ from localspec.cli.download import offer_download
 from localspec.cli.flags import read_option_file
 from localspec.cli.help import Command
 from localspec.cli.options import SERVED_CONTEXT, shared
-from localspec.cli.quantities import SIZE, readable_bytes
-from localspec.cli.screen import printable
+from localspec.cli.screen import SIZE, printable, readable_bytes
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
 from localspec.gguf_file.projector import NO_PROJECTOR
@@ -253,8 +252,7 @@ def _check_access(access: AccessRules, host: str, cache_disk: int | None) -> Non
 
 def usual_name() -> str:
     """The model that commands use if none is named."""
-    chosen = choose_model(None, None, None, is_target=False)
-    return chosen.preset or chosen.target or DEFAULT_PRESET
+    return choose_model(None, None, None, is_target=False) or DEFAULT_PRESET
 
 
 def _prepare(

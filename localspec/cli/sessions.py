@@ -26,11 +26,10 @@ from localspec.chat.session import (
 )
 from localspec.cli.answer import text_writer
 from localspec.cli.completion import complete_session
-from localspec.cli.flags import json_option, option
+from localspec.cli.flags import option
 from localspec.cli.help import Group
-from localspec.cli.json_output import write_json
-from localspec.cli.quantities import counted, readable_bytes
-from localspec.cli.screen import note, printable, say
+from localspec.cli.json_output import json_option, write_json
+from localspec.cli.screen import counted, note, printable, readable_bytes, say
 from localspec.cli.standard_streams import is_terminal
 from localspec.errors import OptionError, SessionError
 

@@ -8,8 +8,7 @@ from localspec.checks.identity import ENOUGH_ACCEPTED
 from localspec.checks.limit import EndedBy
 from localspec.checks.selfcheck import Finding, Report
 from localspec.checks.step_law import BOUND, ENOUGH_PLACES, RULES
-from localspec.cli.quantities import duration
-from localspec.cli.screen import fitted
+from localspec.cli.screen import duration, fitted
 from localspec.engine.base import BaseEngine
 
 _MORE = "For rounding and counts: --details."

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from localspec.cli.quantities import clock_time
+from localspec.cli.screen import clock_time
 from localspec.cli.standard_streams import echo_off, is_terminal, num_columns
 from localspec.isolated.watch import Watch
 

@@ -9,9 +9,7 @@ own reader is not used is in docs/inside.md.
 
 from __future__ import annotations
 
-import difflib
 import mmap
-import os
 import stat
 import struct
 from collections.abc import Mapping, Sequence
@@ -20,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
-from localspec.errors import ModelFileError, ModelNotFoundError
+from localspec.errors import ModelFileError, ModelNotFoundError, perhaps
 
 # None stands for an array that is not kept.
 Value = int | float | bool | str | tuple[int | float | bool, ...] | None
@@ -123,9 +121,8 @@ def read_header(path: Path) -> Header:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _HeaderReader(path, data, info.st_size).header()
     except (FileNotFoundError, NotADirectoryError):
-        raise ModelNotFoundError(
-            f"{path} does not exist", _files_in(path.parent, path.name)
-        ) from None
+        hint = _files_in(path.parent, path.name)
+        raise ModelNotFoundError(f"{path} does not exist", hint) from None
     except OSError as error:
         raise ModelFileError(
             f"{path} cannot be read: {error.strerror}", "Check the path and who may read it."
@@ -325,16 +322,7 @@ def _not_gguf(path: Path, start: bytes) -> ModelFileError:
 
 
 def _files_in(folder: Path, wanted: str = "") -> str:
-    """A hint that names some models of a folder, those like a wanted name if there are any."""
-    try:
-        found = sorted(n for n in os.listdir(folder) if n.lower().endswith(".gguf"))
-    except OSError:
-        return f"There is no folder {folder} that can be read. Check the path."
-    wanted = wanted.lower().removesuffix(".gguf")
-    near = [name for name in found if wanted and wanted in name.lower()][:_MAX_NAMED]
-    near = near or difflib.get_close_matches(f"{wanted}.gguf", found)
-    if near:
-        return f"Perhaps {' or '.join(near)}?"
-    more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
-    names = ", ".join(found[:_MAX_NAMED]) + more
-    return f"{folder} holds: {names}." if found else f"{folder} holds no .gguf file."
+    """A hint that names some models of a folder, and those like a wanted name."""
+    names = sorted(path.name for path in folder.glob("*.gguf"))
+    listed = ", ".join(names[:_MAX_NAMED]) or "no .gguf file"
+    return f"{perhaps(wanted, names)}{folder} holds {listed}."

@@ -15,7 +15,7 @@ from pathlib import Path
 from localspec._version import __version__
 from localspec.errors import LocalspecError, PresetError, RpcError
 from localspec.hub.api import is_offline
-from localspec.hub.cache import PART_SUFFIX, HubCache, free_bytes
+from localspec.hub.cache import HubCache, free_bytes
 from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import usable_gpus
@@ -26,7 +26,6 @@ from localspec.preflight.free_memory import MemoryRoom, PairMemory, Planned, fre
 from localspec.preflight.plan import MARGIN_BYTES, Plan, plan_here
 from localspec.presets.located import locate, missing_files, role_header
 from localspec.presets.pairing import DraftHere, drafts_for_presets
-from localspec.presets.preset import hub_files
 from localspec.presets.presets import load_presets, user_presets, user_presets_file
 
 _LITTLE_DISK_BYTES = 2_000_000_000
@@ -290,19 +289,11 @@ def _limits(found: Installation) -> Iterator[Problem]:
 
 def _leftovers(found: Installation) -> Iterator[Problem]:
     """Unfinished downloads."""
-    presets: dict[str | None, str] = {}  # the first one with a file, by the file's sha256
-    for name, one in load_presets().items():
-        for file in hub_files(one.models):
-            presets.setdefault(file.sha256, name)
     for path, size in found.cache.unfinished.items():
-        what = f"a download stopped after {size / 1e6:.1f} MB: {path}"
-        preset = presets.get(path.name.removesuffix(PART_SUFFIX))
-        if preset is not None:
-            yield Problem(what, f"Continue with: localspec download {preset}")
-        elif path.name.endswith(PART_SUFFIX):
-            yield Problem(what, "Repeat the download to continue it, or delete the file.")
-        else:
-            yield Problem(what, "Another tool left it; once that has ended, delete the file.")
+        yield Problem(
+            f"a download stopped after {size / 1e6:.1f} MB: {path}",
+            "Repeat the download to continue it, or delete the file if no program fetches it.",
+        )
 
 
 def _drafts(found: Installation) -> Iterator[Problem]:

@@ -28,8 +28,6 @@ from localspec.presets.preset import LocalModel
 from localspec.presets.presets import load_presets
 from localspec.speculative.shared_vocabulary import CommonTokens
 
-MOST_LEVELS = 10  # of folders below the named one
-MOST_FILES = 100_000  # of any kind
 _MOST_KEPT = 100  # paths of files that were used
 _MAX_MANIFEST = 1 << 20  # bytes: Ollama's have some hundreds
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
@@ -58,13 +56,12 @@ class FolderContent:
     """The models in a folder.
 
     known: targets of existing presets, with the presets' names. skipped: files that cannot be
-    used, with the reason. is_whole: whether the whole folder was searched, within the bounds.
+    used, with the reason.
     """
 
     proposals: tuple[ProposedPreset, ...]
     known: dict[Path, str]
     skipped: dict[Path, str]
-    is_whole: bool
 
 
 def search_folder(folder: Path) -> FolderContent:
@@ -75,7 +72,6 @@ def search_folder(folder: Path) -> FolderContent:
     """
     if not os.path.isdir(folder):
         raise OptionError(f"{str(folder)!r} is not a folder", "Name one that holds GGUF files.")
-    walk = FolderWalk()
     presets = load_presets().values()
     targets = {
         preset.target.path.resolve(): preset.name
@@ -88,7 +84,7 @@ def search_folder(folder: Path) -> FolderContent:
     skipped: dict[Path, str] = {}
     seen: set[Path] = set()
     projectors: dict[Path, Path] = {}
-    for path, name, projector in walk.models(folder.absolute()):
+    for path, name, projector in _models_below(folder.absolute()):
         content = path.resolve()  # may have several names; the parts are found by this one
         if content in seen:
             continue
@@ -116,7 +112,6 @@ def search_folder(folder: Path) -> FolderContent:
         proposals=tuple(_proposals(headers, names, projectors)),
         known=known,
         skipped=skipped,
-        is_whole=walk.is_whole,
     )
 
 
@@ -128,33 +123,16 @@ class _Named(NamedTuple):
     projector: Path | None
 
 
-class FolderWalk:
-    """A bounded walk through a folder. is_whole: whether it has seen everything."""
-
-    def __init__(self) -> None:
-        self.is_whole = True
-        self._num_left = MOST_FILES
-
-    def models(self, folder: Path) -> Iterator[_Named]:
-        """Files of models in the order of their paths, with the name of each."""
-        for here, folders, files in os.walk(folder, onerror=self._note):
-            folders.sort()
-            if len(Path(here).relative_to(folder).parts) >= MOST_LEVELS and folders:
-                folders.clear()
-                self.is_whole = False
-            self._num_left -= len(files)
-            if self._num_left < 0:
-                self.is_whole = False
-                return
-            for file in sorted(files):
-                path = Path(here, file)
-                if file.lower().endswith(".gguf") and all_parts(file)[0] == file:
-                    yield _Named(path, re.sub(r"-00001-of-\d{5}$", "", path.stem), None)
-                elif "manifests" in Path(here).parts:
-                    yield from _in_manifest(path)
-
-    def _note(self, _error: OSError) -> None:
-        self.is_whole = False
+def _models_below(folder: Path) -> Iterator[_Named]:
+    """Files of models in a folder and below, with the name of each."""
+    for here, folders, files in os.walk(folder):
+        folders.sort()
+        for file in sorted(files):
+            path = Path(here, file)
+            if file.lower().endswith(".gguf") and all_parts(file)[0] == file:
+                yield _Named(path, re.sub(r"-00001-of-\d{5}$", "", path.stem), None)
+            elif "manifests" in path.parent.parts:
+                yield from _in_manifest(path)
 
 
 def _in_manifest(path: Path) -> Iterator[_Named]:
@@ -222,8 +200,7 @@ def files_here() -> list[Path]:
         HubCache().root,
         *(one for several in model_folders().values() for one in several),
     ]
-    walk = FolderWalk()
-    deep = [one.path for folder in folders for one in walk.models(folder)]
+    deep = [one.path for folder in folders for one in _models_below(folder)]
     seen = {path.resolve() for state in list_models() for path in state.paths}
     # By glob and os, since pathlib raises for folders that are gone and names too long.
     shallow = [*map(os.path.abspath, sorted(glob.glob("*.gguf"))), *_used()]

@@ -55,31 +55,24 @@ class Quantized:
     quantization: str
 
 
-class Choice(NamedTuple):
-    """A preset, or a target as for `localspec.load`; neither means the demo pair."""
-
-    preset: str | None
-    target: str | None
-
-
-def choose(name: str, *, is_target: bool) -> Choice:
-    """The meaning of MODEL on the command line, and of the first argument of `load`.
+def choose(name: str, *, is_target: bool) -> tuple[Preset | None, str | None]:
+    """The preset, or else the target, that the first argument of `load` means.
 
     A preset's name comes before a path: ./name is the file. is_target: a draft or a head is
     named, too, so a preset's name means its target. Raises OptionError for a preset that
     embeds, and what `parse_source` does.
     """
-    meant = stands_for(name) if isinstance(name, str) else name
-    presets = load_presets()
-    if isinstance(meant, str) and meant in presets and not is_target:
-        if presets[meant].embeds:
-            raise OptionError(
-                f"{meant} turns texts into vectors, and answers nothing",
-                "Open it with load_embedder, or give it to a server for embeddings.",
-            )
-        return Choice(meant, None)
-    parse_source(meant, "target")
-    return Choice(None, meant)
+    meant = stands_for(name)
+    preset = load_presets().get(meant)
+    if preset is None or is_target:
+        parse_source(meant, "target")
+        return None, meant
+    if preset.embeds:
+        raise OptionError(
+            f"{meant} turns texts into vectors, and answers nothing",
+            "Open it with load_embedder, or give it to a server for embeddings.",
+        )
+    return preset, None
 
 
 def chosen_pair(model: object, named: Mapping[Role, Any]) -> tuple[Preset | None, Any]:
@@ -96,8 +89,7 @@ def chosen_pair(model: object, named: Mapping[Role, Any]) -> tuple[Preset | None
             raise OptionError("both a preset and a target are given", "Choose one of them.")
         return None, target
     if isinstance(model, str):
-        choice = choose(model, is_target=helper is not None)
-        return None if choice.preset is None else find_preset(choice.preset), choice.target
+        return choose(model, is_target=helper is not None)
     if model is not None and not isinstance(model, Preset):
         return None, model
     if helper is not None:
@@ -178,27 +170,29 @@ class Named(NamedTuple):
 
 def choose_model(
     model: str | None, preset: str | None, target: str | None, *, is_target: bool
-) -> Choice:
-    """The model that MODEL, --preset or --target names.
+) -> str | None:
+    """The first argument of `load` that MODEL, --preset or --target stands for.
 
     is_target: a draft or a head is named, so a preset's name means its target. If nothing is
-    named, the environment counts, and then the saved default. Raises OptionError if two are
-    named, and what `choose` raises.
+    named, the environment counts, and then the saved default; None means the demo pair, or
+    the target. Raises OptionError if two are named, and what `choose` raises.
     """
     ways = {"MODEL": model, "--preset": preset, "--target": target}
     named = [f"{way} ({text})" for way, text in ways.items() if text is not None]
     if len(named) > 1:
         raise OptionError(f"{' and '.join(named)} are named", "Name one of them.")
     if model is not None:
-        return choose(model, is_target=is_target)
+        choose(model, is_target=is_target)
+        return stands_for(model)
     usual = None if named or is_target else usual_model()
     if usual is None:
-        return Choice(preset, target)
+        return preset
     try:
-        return choose(usual.name, is_target=False)
+        choose(usual.name, is_target=False)
     except LocalspecError as error:
         hint = f"{usual.remedy} {error.hint}"
         raise type(error)(f"{usual.origin}: {error}", hint) from error
+    return stands_for(usual.name)
 
 
 def usual_model() -> Named | None:
@@ -261,8 +255,8 @@ def drop_alias(alias: str) -> None:
 
 def _lasting(name: str) -> str:
     """The name as it is saved: a path becomes absolute."""
-    choice = choose(name, is_target=False)
-    model = None if choice.target is None else parse_source(choice.target, "target")
+    _, target = choose(name, is_target=False)
+    model = None if target is None else parse_source(target, "target")
     if not isinstance(model, LocalModel):
         return name
     check_model_file(model.path)
