@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import psutil
 
 import localspec
+from localspec.isolated.watch import Watch
 from localspec.machine import peak_memory_bytes
 
 # What is measured in the midst of an answer must not decide a near tie between two processes.
@@ -45,6 +47,16 @@ def measured_peak_bytes(target: Path, draft: Path, context_length: int) -> int:
         prompt = [token % 1000 + 300 for token in range(context_length - 16)]
         engine.generate_raw(prompt, max_tokens=16).reply()
     return peak_memory_bytes() - before
+
+
+def count_until_wished(_engine: localspec.Engine, number: int, *, watch: Watch) -> int:
+    """A measurement that has counted so far, says so, and waits for the wish to end it."""
+    watch.progress(f"counted to {number}", 1.5)
+    until_s = time.monotonic() + 60
+    while not watch.cancellation.is_requested:
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+    return number
 
 
 @contextlib.contextmanager

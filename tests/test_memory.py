@@ -172,7 +172,7 @@ def test_types_are_libllamas():
 @pytest.mark.skipif(sys.platform == "win32", reason="the peak is not known there")
 @pytest.mark.parametrize("name", ["demo", "tiny"])
 def test_the_estimate_is_what_a_process_takes(tmp_path, demo_target, demo_draft, name):
-    """Within 10 %: the smaller a model, the more the process itself counts."""
+    """But for what the process takes for itself, some 5 MB."""
     pair, context_length = (demo_target, demo_draft), 2048
     if name == "tiny":
         text = TextSpec(entropy=0.0, agreement=(0.9,), segment=64, period=64, seed=1)
@@ -182,4 +182,4 @@ def test_the_estimate_is_what_a_process_takes(tmp_path, demo_target, demo_draft,
     )
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         measured = pool.apply(measured_peak_bytes, (*pair, context_length))
-    assert estimated.peak_bytes == pytest.approx(measured, rel=0.1)
+    assert 0 < measured - estimated.peak_bytes < 8_000_000

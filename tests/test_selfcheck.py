@@ -25,6 +25,7 @@ from localspec.sampling.chain import SamplerChain
 from localspec.speculative import verify
 from localspec.speculative.proposers import Proposal
 from localspec.speculative.verify import Verdict
+from spawned import count_until_wished
 
 
 @pytest.fixture(scope="module")
@@ -87,18 +88,15 @@ def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(pair):
 
 @pytest.mark.process
 def test_a_wish_reaches_a_check_in_another_process():
-    """While something is checked; and the engine goes on."""
-
-    def end_soon(stage, _left):
-        if stage.startswith("Enumerating steps: 9 of 100"):
-            watch.cancellation.request()
-
-    watch = Watch(end_soon)
+    """While it runs, and it tells of itself; the engine goes on."""
+    watch = Watch(
+        lambda stage, left_s: told.append((stage, left_s)) or watch.cancellation.request()
+    )
+    told = []
     with localspec.IsolatedEngine() as engine:
-        report = run_check(engine, watch=watch)
+        assert inside.measure(engine, count_until_wished, 9, watch=watch) == 9
         assert engine.generate_raw("Once", max_tokens=3).reply().token_ids
-    assert report.ended_by is EndedBy.INTERRUPT
-    assert 9 <= report.step_law.num_places < 20  # the wish needs a moment
+    assert told == [("counted to 9", 1.5)]
 
 
 @pytest.mark.slow
