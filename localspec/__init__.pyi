@@ -79,7 +79,6 @@ from localspec.speculative.policy_api import (
 from localspec.streaming.answer import Answer as Answer
 from localspec.streaming.options import AnswerOptions as AnswerOptions
 from localspec.streaming.reply import Piece as Piece, Reply as Reply, StepFacts as StepFacts
-from localspec.tools.calls import CallPiece as CallPiece
-from localspec.tools.tool import Tool as Tool, ToolCall as ToolCall
+from localspec.tools.tool import CallPiece as CallPiece, Tool as Tool, ToolCall as ToolCall
 
 def _modules() -> dict[str, str]: ...

@@ -18,10 +18,9 @@ from localspec.streaming.answer_text import AnswerText
 from localspec.streaming.calls import CallStream
 from localspec.streaming.thinking import Part, Thoughts
 from localspec.streaming.thought_families import families_of
-from localspec.tools.calls import Calls, whole_calls
 from localspec.tools.forms import FORMS, form_of
-from localspec.tools.grammar import CallGrammar
-from localspec.tools.tool import tool_use
+from localspec.tools.grammar import CallGrammar, Calls
+from localspec.tools.tool import tool_use, whole_calls
 
 USE = tool_use(TOOLS, "auto", is_parallel=True)
 LATER = [

@@ -9,7 +9,7 @@ import pytest
 from call_families import FAMILIES
 
 import inside
-from localspec.constraints import number_bound
+from localspec.constraints import guidance
 from localspec.constraints.guidance import not_kept, problem_with
 from localspec.constraints.spec import FORMATS, ConstraintSpec, readable_schema
 from localspec.errors import ConstraintError
@@ -71,7 +71,7 @@ def test_so_do_the_arguments_of_calls(engine):
     assert constraint.validate(begun) == len(begun)
     constraint.commit(begun)
     zeros = [single(engine, "0")] * 100
-    assert constraint.validate(zeros) == number_bound.MOST_DIGITS - 1
+    assert constraint.validate(zeros) == guidance.MOST_DIGITS - 1
 
 
 def tokens_of(engine, text):

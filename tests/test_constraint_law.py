@@ -13,7 +13,7 @@ import pytest
 
 from localspec.checks.enumeration import Enumeration
 from localspec.constraints.behind import Trigger
-from localspec.constraints.number_bound import NumberBound
+from localspec.constraints.guidance import NumberBound
 from localspec.constraints.spelling import Spelling
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams

@@ -14,9 +14,9 @@ from prompts import NoModels, prompt_behind
 import inside
 import localspec
 from localspec.chat.chat import Chat, ChatExchange
-from localspec.chat.forgetting import MIN_ANSWER_TOKENS, num_to_forget
 from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import BUILT_IN, ChatTemplate
+from localspec.chat.turns import MIN_ANSWER_TOKENS, num_to_forget
 from localspec.errors import ContextError
 from localspec.streaming.cancellation import never
 from localspec.streaming.options import AnswerOptions

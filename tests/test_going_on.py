@@ -22,10 +22,9 @@ from localspec.errors import CrashedError
 from localspec.streaming.answer_text import AnswerText, Said
 from localspec.streaming.thinking import Thoughts
 from localspec.streaming.thought_families import families_of
-from localspec.tools.calls import Calls, whole_calls
 from localspec.tools.forms import form_of
-from localspec.tools.grammar import CallGrammar
-from localspec.tools.tool import tool_use
+from localspec.tools.grammar import CallGrammar, Calls
+from localspec.tools.tool import tool_use, whole_calls
 
 ENDLESS = 1000
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}[ask]"

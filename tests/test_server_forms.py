@@ -20,7 +20,7 @@ from localspec.server.ollama import OllamaChat, OllamaGenerate
 from localspec.server.responses import ResponseForm
 from localspec.speculative.metrics import Provenance
 from localspec.streaming.reply import Piece
-from localspec.tools.calls import CallPiece
+from localspec.tools.tool import CallPiece
 
 QUESTION = {"messages": [{"role": "user", "content": "Hello!"}], "stream": True}
 

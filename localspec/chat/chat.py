@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from localspec.chat.forgetting import ChatBackend, fitting_prompt
 from localspec.chat.messages import call_message
 from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import Message, template_source
 from localspec.chat.turns import (
     MAX_COUNT,
+    ChatBackend,
     Turn,
     Unfinished,
+    fitting_prompt,
     is_count,
     messages_of,
     question_message,

@@ -28,9 +28,8 @@ from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.thinking import Thoughts, said
 from localspec.streaming.thought_families import families_of
-from localspec.tools.calls import Calls
 from localspec.tools.forms import KNOWN_FAMILIES, CallForm, form_of
-from localspec.tools.grammar import CallGrammar, call_grammar
+from localspec.tools.grammar import CallGrammar, Calls, call_grammar
 from localspec.tools.tool import Tool, ToolUse
 from localspec.vocabulary import Vocabulary, with_bos
 

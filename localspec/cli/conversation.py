@@ -19,7 +19,6 @@ from localspec.chat.attachment import (
     without_files,
 )
 from localspec.chat.chat import Chat
-from localspec.chat.forgetting import longer_context
 from localspec.chat.session import (
     caches_file,
     check_exists,
@@ -29,6 +28,7 @@ from localspec.chat.session import (
     save_session,
     session_file,
 )
+from localspec.chat.turns import longer_context
 from localspec.cli.screen import error_lines, note
 from localspec.engine.base import BaseEngine
 from localspec.errors import CacheError, ContextError, SessionError

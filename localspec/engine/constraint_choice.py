@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from localspec.constraints.behind import Behind, Boundary, Start, Trigger
-from localspec.constraints.guidance import Guide
-from localspec.constraints.number_bound import NumberBound
+from localspec.constraints.guidance import Guide, NumberBound
 from localspec.constraints.spec import ConstraintSpec, constraint_spec
 from localspec.constraints.spelling import Crossing, Spelling
 from localspec.errors import ConstraintError, OptionError
@@ -19,7 +18,7 @@ from localspec.streaming.thought_families import Following
 if TYPE_CHECKING:
     from localspec.sampling.constraint import Constraint
     from localspec.streaming.prompt import Prompt
-    from localspec.tools.calls import Calls
+    from localspec.tools.grammar import Calls
     from localspec.vocabulary import WholeVocabulary
 
 _MAX_CROSSINGS = 8  # that are kept: triggers come from requests

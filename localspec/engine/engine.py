@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from localspec.chat.forgetting import longer_context
+from localspec.chat.turns import longer_context
 from localspec.constraints.guidance import not_kept
 from localspec.engine.base import BaseEngine, Found
 from localspec.engine.cache_disk import CacheRoom

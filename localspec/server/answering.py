@@ -20,14 +20,16 @@ from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.counters import Counters
 from localspec.server.event_loop import in_thread
 from localspec.server.line import PlaceInLine, WaitingLine
-from localspec.server.prompting import (
+from localspec.server.question import (
     FimPrompt,
+    Input,
+    Question,
+    RawPrompt,
     fim_prompt,
     prompt_of,
     raw_prompt,
     required_fim,
 )
-from localspec.server.question import Input, Question, RawPrompt
 from localspec.server.refusal import stopping
 from localspec.server.served_models import AnsweredText, ServedModels
 from localspec.speculative.metrics import Stats

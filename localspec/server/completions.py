@@ -22,10 +22,10 @@ from localspec.server.costs import (
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import Form
-from localspec.server.prompting import FimPrompt
 from localspec.server.question import (
     MOST_ANSWERS,
     MOST_LOGPROBS,
+    FimPrompt,
     Input,
     Question,
     RawPrompt,
@@ -39,7 +39,7 @@ from localspec.server.question import (
 )
 from localspec.server.refusal import RequestError
 from localspec.streaming.reply import Reply
-from localspec.tools.calls import CallPiece
+from localspec.tools.tool import CallPiece
 
 
 class OpenAIForm(Form):

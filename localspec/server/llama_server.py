@@ -12,8 +12,7 @@ from localspec.pictures.cells import without_cells
 from localspec.server.completions import chat_variables
 from localspec.server.fields import Fields
 from localspec.server.form import EngineCall
-from localspec.server.prompting import templated
-from localspec.server.question import CLIENTS_NAMES, openai_tools
+from localspec.server.question import CLIENTS_NAMES, openai_tools, templated
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
 from localspec.vocabulary import with_bos

@@ -14,13 +14,13 @@ from localspec.server.costs import own_fields
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import EngineCall, Form
-from localspec.server.prompting import templated
 from localspec.server.question import (
     Question,
     answer_form,
     answer_options,
     max_tokens,
     template_variables,
+    templated,
     tool_options,
 )
 from localspec.server.refusal import RequestError, anthropic_error

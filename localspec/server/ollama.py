@@ -23,8 +23,8 @@ from localspec.server.costs import own_fields
 from localspec.server.encoding import compact_json, sent_bytes
 from localspec.server.fields import Fields
 from localspec.server.form import Aside, Form
-from localspec.server.prompting import FimPrompt
 from localspec.server.question import (
+    FimPrompt,
     Input,
     Question,
     RawPrompt,
@@ -37,7 +37,7 @@ from localspec.server.refusal import RequestError
 from localspec.server.served_embedder import ServedEmbedder, ServedFile
 from localspec.server.served_models import ServedModel, ServedModels
 from localspec.streaming.thought_families import FAMILIES
-from localspec.tools.calls import CallPiece
+from localspec.tools.tool import CallPiece
 
 _Listed = ServedModel | ServedEmbedder
 

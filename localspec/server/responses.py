@@ -29,7 +29,7 @@ from localspec.server.question import (
 )
 from localspec.server.refusal import RequestError
 from localspec.streaming.reply import Piece, Reply
-from localspec.tools.calls import CallPiece
+from localspec.tools.tool import CallPiece
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from localspec.errors import OptionError
 from localspec.streaming.calls import CallStream
 from localspec.streaming.thinking import Part, Thoughts, ThoughtStream
-from localspec.tools.calls import Calls, whole_calls
+from localspec.tools.grammar import Calls
 from localspec.tools.partial_text import first_of, num_unfinished
-from localspec.tools.tool import ToolCall
+from localspec.tools.tool import ToolCall, whole_calls
 from localspec.vocabulary import WholeVocabulary
 
 _RECIPIENT = " to=functions."  # in the head of a message that is a call

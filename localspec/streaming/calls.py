@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from localspec.streaming.thinking import Part
 from localspec.tools.arguments import READERS, ArgumentReader
-from localspec.tools.calls import CallPiece, Calls
 from localspec.tools.forms import Written, read_unmarked
+from localspec.tools.grammar import Calls
 from localspec.tools.partial_text import ObjectEnd, first_of, num_unfinished
-from localspec.tools.tool import Tool
+from localspec.tools.tool import CallPiece, Tool
 
 _STARTS = ("```", "<tools>")  # with which calls may begin behind a text
 _FENCES = ("```json", "<tools>", "</tools>")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from localspec.pictures.picture import Picture
 from localspec.streaming.thinking import Thoughts
-from localspec.tools.calls import Calls
+from localspec.tools.grammar import Calls
 
 
 class Prompt(NamedTuple):

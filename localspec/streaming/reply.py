@@ -9,8 +9,7 @@ from typing import Literal, NamedTuple
 from localspec.sampling.logprobs import TokenLogprobs
 from localspec.speculative.metrics import Provenance, Stats
 from localspec.speculative.policy_api import DraftOff, RuleName
-from localspec.tools.calls import CallPiece
-from localspec.tools.tool import ToolCall
+from localspec.tools.tool import CallPiece, ToolCall
 
 
 class StepFacts(NamedTuple):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from localspec.streaming.thought_families import Family, Following
-from localspec.tools.calls import CallPiece
 from localspec.tools.partial_text import ObjectEnd, first_of, num_unfinished
+from localspec.tools.tool import CallPiece
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on

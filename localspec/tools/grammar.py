@@ -8,9 +8,11 @@ that holds the notation's end of a text cannot be written.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from localspec.errors import ConstraintError
@@ -27,7 +29,7 @@ from localspec.tools.schemas import (
     takes_text,
     types_of,
 )
-from localspec.tools.tool import Tool, ToolUse
+from localspec.tools.tool import Tool, ToolUse, new_call_id
 
 
 class CallGrammar(NamedTuple):
@@ -40,6 +42,32 @@ class CallGrammar(NamedTuple):
     lark: str
     triggers: tuple[str, ...] = ()
     has_frame: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The calls that an answer can have, and how these are written.
+
+    shown: ids of control tokens that are among the form's marks, and are rendered to be seen.
+    grammar: what keeps the answer to the form and the tools' schemas; None if it is free,
+    so that only what was read to its end is known to be a call. key: the calls' ids are made
+    of it, so that they are the same each time that the answer is read.
+    """
+
+    form: CallForm
+    use: ToolUse
+    shown: frozenset[int] = frozenset()
+    grammar: CallGrammar | None = None
+    key: str = field(default_factory=new_call_id)
+
+    def id_of(self, number: int) -> str:
+        """The id of a call of the answer, by its number, from 0."""
+        return hashlib.sha256(f"{self.key} {number}".encode()).hexdigest()[: len(self.key)]
+
+    @property
+    def have_frame(self) -> bool:
+        """Whether the grammar is of the whole answer, with its thoughts."""
+        return self.grammar is not None and self.grammar.has_frame
 
 
 def call_grammar(

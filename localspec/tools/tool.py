@@ -6,9 +6,9 @@ import json
 import re
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from localspec.errors import OptionError, perhaps, require_unicode
 
@@ -60,6 +60,20 @@ class ToolCall:
         """The arguments by name."""
         found: dict[str, Any] = json_value(self.json)
         return found
+
+
+class CallPiece(NamedTuple):
+    """A piece of a call.
+
+    number: of the call in its answer, from 0. id, name: the call's, in each of its pieces.
+    json: the next part of its arguments' text. is_last: the call is complete.
+    """
+
+    number: int
+    id: str
+    name: str
+    json: str
+    is_last: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,3 +227,16 @@ def _name_in(choice: object) -> object:
         function = choice.get("function", choice)
         return function.get("name") if isinstance(function, Mapping) else None
     return choice
+
+
+def whole_calls(pieces: Iterable[CallPiece | None]) -> tuple[ToolCall, ...]:
+    """The calls that pieces make, without one that was cut."""
+    texts: dict[int, str] = {}
+    calls = []
+    for piece in pieces:
+        if piece is None:
+            continue
+        texts[piece.number] = texts.get(piece.number, "") + piece.json
+        if piece.is_last:
+            calls.append(ToolCall(piece.id, piece.name, texts[piece.number]))
+    return tuple(calls)
