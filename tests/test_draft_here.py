@@ -13,7 +13,6 @@ from head_maker import write_head_model
 from gguf_maker import write_random_model, write_renumbered, write_spm_model
 from localspec.gguf_file.check import check_model_file
 from localspec.preflight.explanation import explain
-from localspec.presets.user_presets import add_preset
 
 pytestmark = pytest.mark.usefixtures("own_config")
 
@@ -26,22 +25,14 @@ def other(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def without_draft(tmp_path, demo_target):
-    """A folder with a model that is large beside those of the demo, and a preset of it."""
-    large = write_random_model(tmp_path / "large.gguf", demo_target, width=256)
-    add_preset("alone", {"target": str(large)}, description="", context_length=None)
+    """A folder with a model that is large beside those of the demo."""
+    write_random_model(tmp_path / "large.gguf", demo_target, width=256)
     return tmp_path
 
 
 def proposed(folder):
-    """What `explain`, `models` and `doctor` say could draft for that model, as JSON."""
-    told = [
-        json.loads(run(*command, "--json").stdout)
-        for command in (["explain", str(folder / "large.gguf")], ["models"], ["doctor"])
-    ]
-    preset = next(one for one in told[1] if one["name"] == "alone")
-    found = [told[0]["draft_here"], preset["draft_here"], told[2]["drafts"].get("alone")]
-    assert found[0] == found[1] == found[2]
-    return found[0]
+    """The model that could draft for that model, as `explain` says in JSON."""
+    return json.loads(run("explain", folder / "large.gguf", "--json").stdout)["draft_here"]
 
 
 def test_a_draft_that_is_here_is_proposed_and_one_with_the_same_tokens_first(
@@ -52,13 +43,12 @@ def test_a_draft_that_is_here_is_proposed_and_one_with_the_same_tokens_first(
     found = proposed(without_draft)
     assert found["path"] == str(without_draft / "other.gguf")
     assert found["common"]["number"] > 0.25 * found["common"]["draft_size"]
-    for command in (["explain", str(without_draft / "large.gguf")], ["models"], ["doctor"]):
-        shown = run(*command).output.replace("\n", " ")
-        assert "other.gguf" in shown
-        assert "0.59 on MT-bench" in shown
+    shown = run("explain", without_draft / "large.gguf").output.replace("\n", " ")
+    assert "other.gguf" in shown
+    assert "0.59 on MT-bench" in shown
     same = write_random_model(without_draft / "same.gguf", demo_target, width=64)
     assert proposed(without_draft) == {"path": str(same), "common": None}
-    assert "could be --draft" in run("explain", "alone").stdout
+    assert "could be --draft" in run("explain", without_draft / "large.gguf").stdout
 
 
 def test_what_is_too_large_or_no_model_is_not_proposed(without_draft, demo_draft):

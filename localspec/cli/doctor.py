@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import click
 
-from localspec.cli.explain import place_lines
 from localspec.cli.help import Command
 from localspec.cli.json_output import json_option, write_json
 from localspec.cli.options import shared
@@ -22,9 +19,9 @@ from localspec.preflight.installation import Installation, inspect_installation
 def doctor(*, as_json: bool, rpc: tuple[str, ...] | None) -> None:
     """Show what is installed, and what to improve.
 
-    Versions, the build of llama.cpp, devices, cores, memory, where the layers of downloaded
-    presets would go, and caches. Each problem comes with its remedy. Nothing is sent over the
-    network, except to llama.cpp RPC servers named here or in one of your presets.
+    Versions, the build of llama.cpp, devices, cores, memory and caches. Each problem comes with
+    its remedy. Nothing is sent over the network, except to llama.cpp RPC servers named here or
+    in one of your presets.
 
     \b
         localspec doctor
@@ -70,7 +67,6 @@ def _blocks(found: Installation, heads: str, conversations: str) -> list[tuple[s
         *(("Device", [_device(device)]) for device in found.devices),
         ("Cores", [_cores_in_words(found.cores)]),
         ("Memory", [_free_of(memory.available_bytes, memory.total_bytes)]),
-        *(("Layers", _plan_lines(found, name)) for name in found.plans),
         ("Cache", [f"{cache.path}: {size}, {disk} of disk free"]),
         ("Profiles", [profiles]),
         ("Conversations", [conversations]),
@@ -109,17 +105,6 @@ def _exact(found: Installation) -> str:
         tested = f"--exact works with {counted(found.num_exact, 'model')} tested here"
     uneven = ", ".join(sorted(found.room.uneven))
     return f"{tested}; with it, {uneven} weights are not repacked" if uneven else tested
-
-
-def _plan_lines(found: Installation, name: str) -> list[str]:
-    """Where the layers of a downloaded preset would go now."""
-    memory = found.plans[name]
-    free = replace(found.rooms[name], main_bytes=found.memory.available_bytes)
-    fits = "DOES NOT FIT" if free.shortages(memory) else "fits"
-    return [
-        f"{name} at a context of {memory.context_length}: {fits}",
-        *place_lines(memory, free),
-    ]
 
 
 def _cores_in_words(cores: Cores) -> str:

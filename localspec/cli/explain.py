@@ -247,7 +247,7 @@ def _memory_lines(found: Explanation) -> list[str]:
     lines = [
         f"{readable_bytes(memory.needed_bytes)} at a context of {memory.context_length} "
         f"tokens: {_fit(found)}",
-        *place_lines(memory, found.room),
+        *_place_lines(memory, found.room),
         f"weights {total('weights')}, caches {total('cache')}, compute {total('compute')}, "
         f"vocabularies {total('vocabulary')}",
     ]
@@ -278,7 +278,7 @@ def _memory_lines(found: Explanation) -> list[str]:
     return lines
 
 
-def place_lines(memory: PairMemory, free: MemoryRoom) -> list[str]:
+def _place_lines(memory: PairMemory, free: MemoryRoom) -> list[str]:
     """A line for each memory: needed and free bytes, and the layers that go there."""
     lines = [_place("main memory", memory.main_bytes, free.main_bytes, _in_main_memory(memory))]
     for index, gpu in enumerate(free.gpus):

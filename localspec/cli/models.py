@@ -35,7 +35,6 @@ from localspec.presets.located import (
     locate,
     preset_state,
 )
-from localspec.presets.pairing import DraftHere, drafts_for_presets
 from localspec.presets.preset import LocalModel, PackagedModel, Preset, Role
 from localspec.presets.presets import (
     DEFAULT_PRESET,
@@ -72,8 +71,7 @@ def models(context: click.Context, *, as_json: bool) -> None:
     """List presets: state, size, whether they fit into free memory, licence.
 
     Presets on this machine come first. A * marks presets with facts that only one source or
-    none confirms; --json says which. Then come files that were used or lie in usual folders,
-    and drafts that are here for presets without one.
+    none confirms; --json says which. Then come files that were used or lie in usual folders.
 
     \b
         localspec models
@@ -86,9 +84,8 @@ def models(context: click.Context, *, as_json: bool) -> None:
         return
     free = free_memory()
     states = sorted(list_models(), key=lambda state: _STATES.index(state.state))
-    drafts = drafts_for_presets()
     if as_json:
-        write_json([_state_json(state, free, drafts) for state in states])
+        write_json([_state_json(state, free) for state in states])
         return
     width = max(len(state.name) for state in states) + 2
     click.echo(f"{'PRESET':<{width}}{'STATE':<8}{'SIZE':>9}  {'FITS':<6}LICENCE")
@@ -103,9 +100,6 @@ def models(context: click.Context, *, as_json: bool) -> None:
     for path in here:
         size = readable_bytes(located.size_of(LocalModel(path=path)))
         click.echo(printable(f"{size:>9}  {path}"))
-    for name, draft in drafts.items():
-        tokens = "" if draft.common is None else f" ({draft.common.with_expectation()})"
-        note(f"{name} has no draft; {draft.path} could draft for it{tokens}.")
     usual = usual_model()
     embedders = [state.name for state in states if state.preset.embeds]
     note(
@@ -219,13 +213,10 @@ def _fits(state: PresetState, free: MemoryRoom) -> bool | None:
     return None if state.size_bytes is None else fits_by_size(state.size_bytes, free)
 
 
-def _state_json(
-    state: PresetState, free: MemoryRoom, drafts: dict[str, DraftHere]
-) -> dict[str, Any]:
+def _state_json(state: PresetState, free: MemoryRoom) -> dict[str, Any]:
     """All that is known of a preset, for --json. kind: where its file comes from."""
     written: dict[str, Any] = to_json(state)
     written |= written.pop("preset") | {"fits": _fits(state, free)}
-    written["draft_here"] = to_json(drafts.get(state.name))
     del written["models"]  # target, draft and head again
     for role in get_args(Role):
         if written[role] is not None:

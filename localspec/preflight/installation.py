@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import os
 import platform
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from localspec._version import __version__
@@ -17,15 +16,12 @@ from localspec.errors import LocalspecError, PresetError, RpcError
 from localspec.hub.api import is_offline
 from localspec.hub.cache import HubCache, free_bytes
 from localspec.llama.devices import Device
-from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import usable_gpus
 from localspec.llama.rpc_servers import RpcServer, ask_servers
 from localspec.machine import Cores, Memory, cores_here, memory_here
 from localspec.policy.profile import is_of_exactness, kept_profiles, profiles_folder
-from localspec.preflight.free_memory import MemoryRoom, PairMemory, Planned, free_memory
-from localspec.preflight.plan import MARGIN_BYTES, Plan, plan_here
-from localspec.presets.located import locate, missing_files, role_header
-from localspec.presets.pairing import DraftHere, drafts_for_presets
+from localspec.preflight.free_memory import MemoryRoom, free_memory
+from localspec.preflight.plan import MARGIN_BYTES
 from localspec.presets.presets import load_presets, user_presets, user_presets_file
 
 _LITTLE_DISK_BYTES = 2_000_000_000
@@ -64,11 +60,9 @@ class Installation:
     processor_flags: the processor's features, as the system names them; empty if they are not
     known. has_nvidia: whether the driver of an NVIDIA GPU is installed. devices: those of RPC
     servers, too. rpc_faults: message and hint for each fault of a server. room: free memory of
-    this machine. plans: the memory that each downloaded preset needs; rooms: the free memory,
-    with that of its RPC servers. presets_fault: message and hint if the user's presets are
-    malformed. num_profiles: pairs and settings whose costs are known; num_exact: models and
-    settings that were found exact. drafts: what could draft for presets that have only a
-    target, by their names.
+    this machine. presets_fault: message and hint if the user's presets are malformed.
+    num_profiles: pairs and settings whose costs are known; num_exact: models and settings that
+    were found exact.
     """
 
     version: str
@@ -85,10 +79,7 @@ class Installation:
     cores: Cores
     memory: Memory
     room: MemoryRoom
-    plans: dict[str, PairMemory]
-    rooms: dict[str, MemoryRoom]
     cache: HubCacheState
-    drafts: dict[str, DraftHere]
     num_profiles: int
     num_exact: int
     profiles_folder: Path
@@ -99,7 +90,7 @@ class Installation:
     @property
     def problems(self) -> list[Problem]:
         """All problems, the most serious first."""
-        finders = (_faults, _build, _limits, _leftovers, _drafts)
+        finders = (_faults, _build, _limits, _leftovers)
         return [problem for find in finders for problem in find(self)]
 
 
@@ -113,7 +104,6 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
 
     of_presets = [address for one in load_presets().values() for address in one.rpc]
     servers, rpc_faults = _servers(tuple(dict.fromkeys((*rpc, *of_presets))))
-    plans = _plans()
     kept = [is_of_exactness(identity) for _, identity, _ in kept_profiles()]
     return Installation(
         version=__version__,
@@ -130,10 +120,7 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
         cores=cores_here(),
         memory=memory_here(),
         room=free_memory(),
-        plans={name: plan.memory for name, plan in plans.items()},
-        rooms={name: plan.free for name, plan in plans.items()},
         cache=_cache_state(),
-        drafts=drafts_for_presets(),
         num_profiles=sum(not exact for exact in kept),
         num_exact=sum(kept),
         profiles_folder=profiles_folder(),
@@ -171,24 +158,6 @@ def _processor_flags() -> frozenset[str]:
         if name.strip() in ("flags", "Features"):
             return frozenset(values.split())
     return frozenset()
-
-
-def _plans() -> dict[str, Plan]:
-    """The plans of downloaded presets by their names, without those that are faulty."""
-    plans = {}
-    for name, preset in load_presets().items():
-        if missing_files(preset):
-            continue
-        options = LlamaOptions(context_length=preset.context_length)
-        of_role = {"target": replace(options, rpc=preset.rpc)}
-        with contextlib.suppress(LocalspecError):
-            plans[name] = plan_here(
-                [
-                    Planned(role_header(path, role), of_role.get(role, options), role)
-                    for role, path in locate(preset).items()
-                ]
-            )
-    return plans
 
 
 def _cache_state() -> HubCacheState:
@@ -293,14 +262,4 @@ def _leftovers(found: Installation) -> Iterator[Problem]:
         yield Problem(
             f"a download stopped after {size / 1e6:.1f} MB: {path}",
             "Repeat the download to continue it, or delete the file if no program fetches it.",
-        )
-
-
-def _drafts(found: Installation) -> Iterator[Problem]:
-    """Presets without a draft, where there is one."""
-    for name, draft in found.drafts.items():
-        tokens = "" if draft.common is None else f" ({draft.common.with_expectation()})"
-        yield Problem(
-            f"the preset {name} has no draft, and {draft.path.name} could draft for it{tokens}",
-            f"See whether it pays: localspec bench {name}, with {draft.path} as its draft.",
         )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.errors import LocalspecError, ModelFileError, PairError
+from localspec.errors import ModelFileError, PairError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target, head_facts
 from localspec.gguf_file.header import Header
@@ -111,37 +110,14 @@ def draft_here(target: Header) -> DraftHere | None:
     The choice is that of `choose_draft`. None if no model pays by its size, or the target has a
     head that drafts. Reads headers alone, and uses no network.
     """
-    return _draft_here(target, _header)
-
-
-def _draft_here(target: Header, read: Callable[[Path], Header]) -> DraftHere | None:
     facts = head_facts(target)
     if facts is not None and not facts.why_not:
         return None
-    chosen = choose_draft(target, _smaller_models(target, read), {})
+    chosen = choose_draft(target, _smaller_models(target), {})
     return None if isinstance(chosen, str) else chosen
 
 
-def drafts_for_presets() -> dict[str, DraftHere]:
-    """A possible draft for each preset on this machine that has only a target."""
-    found: dict[str, DraftHere] = {}
-    read = functools.cache(_header)  # several may have the same neighbours
-    for name, preset in load_presets().items():
-        is_alone = preset.draft is None and preset.head is None
-        if not is_alone or isinstance(preset.target, PackagedModel):
-            continue
-        try:
-            if not missing_files(preset):
-                here = _draft_here(read(path_of(preset.target)), read)
-                found |= {} if here is None else {name: here}
-        except LocalspecError:  # told when the preset is used
-            continue
-    return found
-
-
-def _smaller_models(
-    target: Header, read: Callable[[Path], Header]
-) -> Iterator[tuple[Path, Header]]:
+def _smaller_models(target: Header) -> Iterator[tuple[Path, Header]]:
     """Models that are small enough to draft for it, ascending by size."""
     most = LARGEST_SHARE * target.weights_bytes
     sizes = {}
@@ -158,10 +134,10 @@ def _smaller_models(
         if size <= most and path.resolve() != target.path.resolve():
             sizes[path.resolve()] = (size, path)
     for _, path in sorted(sizes.values())[:_MOST_READ]:
-        try:
-            yield path, read(path)
-        except ModelFileError:
-            continue
+        with contextlib.suppress(ModelFileError):
+            header = check_model_file(path)
+            check_target(header)
+            yield path, header
 
 
 def _in_folder_of(target: Path) -> Iterator[Path]:
@@ -170,10 +146,3 @@ def _in_folder_of(target: Path) -> Iterator[Path]:
     for name in os.listdir(target.parent):
         if name.lower().endswith(".gguf") and all_parts(name)[0] == name:
             yield target.with_name(name)
-
-
-def _header(path: Path) -> Header:
-    """Read a header. Raises ModelFileError for a file that is no model for text."""
-    header = check_model_file(path)
-    check_target(header)
-    return header
