@@ -10,7 +10,9 @@ from dataclasses import replace
 import pytest
 from command_line import run
 
-from localspec.llama.devices import Device
+import localspec
+from localspec.llama import placement
+from localspec.llama.devices import Device, gpus_of_drivers
 from localspec.machine import Cores, Memory
 from localspec.preflight.installation import inspect_installation
 from localspec.presets.preset import hub_files
@@ -31,7 +33,7 @@ def sound():
         found,
         amx_is_left_out=False,
         processor_flags=frozenset(),
-        has_nvidia=False,
+        unused_gpu="",
         cores=CORES,
         memory=Memory(16_000_000_000, 8_000_000_000),
         cache=replace(found.cache, free_bytes=10**12, is_writable=True, unfinished={}),
@@ -49,7 +51,6 @@ def test_nothing_is_found_where_nothing_is_wrong(sound):
     [
         ({"presets_fault": ("models.toml: bad key", "Correct it.")}, "bad key", "Correct"),
         ({"is_offline": True}, "offline mode", "Unset"),
-        ({"has_nvidia": True}, "NVIDIA GPU", "with CUDA"),
         (
             {"cores": replace(CORES, allowed=2, hyperthreads=0, usable=2)},
             "2 of 8 cores",
@@ -69,6 +70,41 @@ def test_each_problem_has_its_remedy(sound, change, what, remedy):
     [problem] = replace(sound, devices=sound.devices[:1], **change).problems
     assert what in problem.what
     assert remedy in problem.remedy
+
+
+CARD = Device(name="CUDA0", description="A card", kind="GPU", free_bytes=1, total_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "num_gpu_layers", "hidden", "reason"),
+    [
+        ((), None, None, "Some H100 is not used: this build of llama.cpp cannot compute on it"),
+        ((), None, "-1", "Some H100 is not used: CUDA_VISIBLE_DEVICES hides it"),
+        ((), 0, None, "Some H100 is not used: num_gpu_layers=0"),
+        ((CARD,), 0, None, "A card is not used: num_gpu_layers=0"),
+        ((CARD,), None, None, "A card is not used: too little of its memory is free"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_gpu_that_is_not_used_is_named_with_the_reason(
+    sound, tmp_path, monkeypatch, gpus, num_gpu_layers, hidden, reason
+):
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    folder = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0"
+    folder.mkdir(parents=True)
+    (folder / "information").write_text("Model: \t\t Some H100\nIRQ:   \t\t 42\n")
+    names = gpus_of_drivers(tmp_path)
+    monkeypatch.setattr(placement, "gpus_of_drivers", lambda: names)
+    assert placement.unused_gpu(gpus, num_gpu_layers) == reason
+    if not gpus and num_gpu_layers is None:
+        [problem] = replace(sound, unused_gpu=reason).problems
+        assert problem.remedy.startswith("Unset CUDA" if hidden else "Install a build")
+    if num_gpu_layers == 0 and not gpus:
+        with localspec.load(draft_tokens=0, num_gpu_layers=0) as engine:
+            assert engine.description.endswith(f"({reason})")
 
 
 def test_a_full_gpu_and_a_full_or_closed_disk_are_problems(sound):

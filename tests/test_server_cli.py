@@ -50,7 +50,7 @@ def test_it_says_where_it_listens_answers_and_stops(tmp_path, ends):
         assert line.startswith("Listening on http://127.0.0.1:")
         url = line.split()[2]
         told = ""
-        while "opencode" not in told:
+        while "\nA tiny pair" not in told:
             told += process.stderr.readline()
         assert f"ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN=YOUR_KEY" in told
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "odd": 1}

@@ -13,7 +13,7 @@ from localspec.cli.answer import note_limits, write_answer
 from localspec.cli.completion import complete_session
 from localspec.cli.help import Command
 from localspec.cli.options import PairOptions, constraint_options, model_argument, pair_options
-from localspec.cli.screen import error_lines, note, show_legend
+from localspec.cli.screen import error_lines, in_flags, note, show_legend
 from localspec.cli.sessions import note_resumed
 from localspec.cli.standard_streams import is_terminal, piped_lines
 from localspec.errors import LocalspecError, OptionError
@@ -120,7 +120,7 @@ def _leave(conversation: Conversation, *, is_dialogue: bool) -> bool:
 
 
 def _greet(conversation: Conversation, session: str | None, *, is_resumed: bool) -> None:
-    note(f"{conversation.engine.description}.")
+    note(f"{in_flags(conversation.engine.description)}.")
     note("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
     if is_resumed:
         note_resumed(conversation)

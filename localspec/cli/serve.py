@@ -21,7 +21,7 @@ from localspec.cli.download import offer_download
 from localspec.cli.flags import read_option_file
 from localspec.cli.help import Command
 from localspec.cli.options import SERVED_CONTEXT, shared
-from localspec.cli.screen import SIZE, printable, readable_bytes
+from localspec.cli.screen import SIZE, in_flags, printable, readable_bytes
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
 from localspec.gguf_file.projector import NO_PROJECTOR
@@ -291,6 +291,8 @@ def _greeting(address: str, model: ServedModel, *, has_key: bool, has_page: bool
         opencode=opencode_settings(address, model.name, context, key),
     )
     words = f"{printable(settings)}\n{_at_once(model)}"
+    if model.engine is not None:
+        words += f"\n{printable(in_flags(model.engine.description))}."
     if num_bytes := model.cache_disk.num_bytes:
         size = readable_bytes(num_bytes)
         words += f"\nCaches of conversations are kept in {kept_folder()}, up to {size}."

@@ -38,7 +38,7 @@ from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.head import head_facts
 from localspec.llama.devices import list_devices
 from localspec.llama.options import LlamaOptions
-from localspec.llama.placement import is_on_gpus, place_layers, usable_gpus
+from localspec.llama.placement import is_on_gpus, place_layers, unused_gpu, usable_gpus
 from localspec.llama.quirks import tiled_kernels
 from localspec.llama.quirks.spinning import computed_apart
 from localspec.llama.rpc_servers import reset_lines_at_end
@@ -138,10 +138,25 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         room = CacheRoom(kept_bytes - reserved, CacheDisk.of(cache_disk))
         sampling = SamplingParams() if chosen is None else chosen.sampling
         description = _description(models) if chosen is None else chosen.description
-        description += models.target.gpus
+        description += models.target.gpus or _unused_gpu(sources[0])
         engine = Engine(models, drafting, sampling, description, room, memory=memory)
         undo.pop_all()
         return engine
+
+
+def _unused_gpu(target: Source) -> str:
+    """A GPU where no layer of the target lies, and why, in words; also to the log.
+
+    target: as asked for.
+    """
+    if target.header is None:  # where an application's own model lies is not known
+        return ""
+    from localspec.llama.library import devices  # loads libllama
+
+    words = unused_gpu(usable_gpus(devices()), target.options.num_gpu_layers)
+    if words:
+        logger.info("%s", words)
+    return f" ({words})" if words else ""
 
 
 def _check_kept(kept_bytes: int, *, memory: bool) -> None:

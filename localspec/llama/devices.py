@@ -5,14 +5,23 @@ Each function takes the llama_cpp module: `llama/loaded.py` alone imports it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
+import platform
+import re
+import shutil
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from localspec.llama.native import ggml_function
 
 REMOTE = "remote"  # the kind of a device of an RPC server
 _KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "group")  # of ggml_backend_dev_type
+_HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES")
+_OF_A_CARD = 4_000_000_000  # bytes; GPUs with less memory of their own are mostly in processors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +85,22 @@ def cpu_buffer_type(lib: Any) -> int:
     """ggml's pointer to the type of buffers in main memory."""
     found: int = ggml_function(lib, "ggml_backend_cpu_buffer_type", ctypes.c_void_p)()
     return found
+
+
+def gpus_of_drivers(root: Path = Path("/")) -> list[str]:
+    """Names of the GPUs that drivers know here, also those that libllama cannot compute on."""
+    if sys.platform == "darwin":
+        return ["the GPU of this Mac"] if platform.machine() == "arm64" else []
+    names = []
+    with contextlib.suppress(OSError, ValueError):
+        for file in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
+            names += re.findall(r"^Model:\s*(.+)", file.read_text(), re.MULTILINE)
+        for file in root.glob("sys/class/drm/card*/device/mem_info_vram_total"):  # AMD's
+            if int(file.read_text()) >= _OF_A_CARD:
+                names.append("an AMD GPU")
+    return names or ["an NVIDIA GPU"] * (shutil.which("nvidia-smi") is not None)
+
+
+def hiding_variable() -> str | None:
+    """The environment variable that hides all GPUs of a kind from libllama, if one does."""
+    return next((name for name in _HIDING if os.environ.get(name) in ("", "-1")), None)

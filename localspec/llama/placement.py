@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape, block_of
-from localspec.llama.devices import REMOTE, Device
+from localspec.llama.devices import REMOTE, Device, gpus_of_drivers, hiding_variable
 from localspec.llama.options import LlamaOptions
 
 _EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # as --cpu-moe of llama.cpp has it
@@ -94,6 +94,25 @@ def usable_gpus(devices: Sequence[Device]) -> tuple[Device, ...]:
     """The GPUs that libllama uses by default, in its order; integrated ones if no others."""
     gpus = tuple(device for device in devices if device.kind == "GPU")
     return gpus or tuple(device for device in devices if device.kind == "integrated GPU")
+
+
+def unused_gpu(gpus: Sequence[Device], num_gpu_layers: int | None) -> str:
+    """A GPU of this machine, where no layer lies, and why not, in words; "" without a GPU.
+
+    gpus: of `usable_gpus`. num_gpu_layers: as asked for.
+    """
+    names = [gpu.description for gpu in gpus] or gpus_of_drivers()
+    if not names:
+        return ""
+    if num_gpu_layers == 0:
+        reason = "num_gpu_layers=0"
+    elif gpus:
+        reason = "too little of its memory is free"
+    elif variable := hiding_variable():
+        reason = f"{variable} hides it"
+    else:
+        reason = "this build of llama.cpp cannot compute on it"
+    return f"{names[0]} is not used: {reason}"
 
 
 def is_in_main_memory(gpu: Device) -> bool:

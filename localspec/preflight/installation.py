@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from localspec._version import __version__
 from localspec.errors import LocalspecError, PresetError, RpcError
 from localspec.hub.api import is_offline
 from localspec.hub.cache import HubCache, free_bytes
-from localspec.llama.devices import Device
-from localspec.llama.placement import usable_gpus
+from localspec.llama.devices import Device, gpus_of_drivers, hiding_variable
+from localspec.llama.placement import unused_gpu, usable_gpus
 from localspec.llama.rpc_servers import RpcServer, ask_servers
 from localspec.machine import Cores, Memory, cores_here, memory_here
 from localspec.policy.profile import is_of_exactness, kept_profiles, profiles_folder
@@ -58,11 +57,11 @@ class Installation:
     packages: versions by name. library: where libllama is from. build: libllama's own
     description. amx_is_left_out: whether its AMX kernels are not used because they are wrong.
     processor_flags: the processor's features, as the system names them; empty if they are not
-    known. has_nvidia: whether the driver of an NVIDIA GPU is installed. devices: those of RPC
-    servers, too. rpc_faults: message and hint for each fault of a server. room: free memory of
-    this machine. presets_fault: message and hint if the user's presets are malformed.
-    num_profiles: pairs and settings whose costs are known; num_exact: models and settings that
-    were found exact.
+    known. has_nvidia: whether there is an NVIDIA GPU, or its driver. unused_gpu: a GPU that
+    libllama cannot compute on, and why, or "". devices: also of RPC servers. rpc_faults:
+    message and hint for each fault of a server. room: free memory of this machine.
+    presets_fault: message and hint if the user's presets are malformed. num_profiles: pairs and
+    settings whose costs are known; num_exact: models and settings that were found exact.
     """
 
     version: str
@@ -74,6 +73,7 @@ class Installation:
     amx_is_left_out: bool
     processor_flags: frozenset[str]
     has_nvidia: bool
+    unused_gpu: str
     devices: tuple[Device, ...]
     rpc_faults: tuple[tuple[str, str], ...]
     cores: Cores
@@ -114,7 +114,8 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
         build=system_info(),
         amx_is_left_out=amx_is_left_out,
         processor_flags=_processor_flags(),
-        has_nvidia=shutil.which("nvidia-smi") is not None,
+        has_nvidia=any("NVIDIA" in name for name in gpus_of_drivers()),
+        unused_gpu="" if usable_gpus(devices()) else unused_gpu((), None),
         devices=(*devices(), *(device for server in servers for device in server.devices)),
         rpc_faults=rpc_faults,
         cores=cores_here(),
@@ -203,12 +204,10 @@ def _build(found: Installation) -> Iterator[Problem]:
         "python -m pip install --force-reinstall --no-deps --no-cache-dir --no-binary "
         f"llama-cpp-python llama-cpp-python=={found.packages['llama-cpp-python']}"
     )
-    has_gpu = any("GPU" in device.kind for device in found.devices)
-    if found.has_nvidia and not has_gpu:
-        yield Problem(
-            "there is an NVIDIA GPU, and this build of llama.cpp cannot use it",
-            f"Install a build of llama-cpp-python with CUDA: {_BUILDS}",
-        )
+    if found.unused_gpu:
+        variable = hiding_variable()
+        build = f"Install a build of llama-cpp-python for it: {_BUILDS}"
+        yield Problem(found.unused_gpu, f"Unset {variable}." if variable else build)
     missing = [
         name
         for name, flag in _FEATURES.items()
