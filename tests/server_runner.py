@@ -6,13 +6,13 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
+from waiting import wait_until
 
 from localspec.engine.cache_disk import CacheDisk
 from localspec.server.app import Limits, Server
@@ -37,10 +37,7 @@ class Running:
 
     def forget(self) -> None:
         """What was asked before, once all of it has ended."""
-        patient_until_s = time.monotonic() + 60
-        while any(model.num_users for model in self.models.all):
-            assert time.monotonic() < patient_until_s, "a test before left an answer running"
-            time.sleep(0.01)
+        wait_until(lambda: not any(model.num_users for model in self.models.all))
         for model in self.models.all:
             model.texts, model.keep_s = AnsweredTexts(), None
             if model.engine is not None:

@@ -15,26 +15,6 @@ from localspec.streaming.options import AnswerOptions
 GREEDY = localspec.SamplingParams(temperature=0)
 
 
-def test_the_second_turn_decodes_only_what_is_new(engine):
-    """Its prompt goes on from the first turn's prompt and answer, which are cached."""
-    chat = engine.chat()
-    first = chat.send("Tell me a story about a fox.", sampling=GREEDY).reply()
-    second = chat.send("Another one, please.", sampling=GREEDY, max_tokens=5).reply()
-    told = first.stats.prompt_tokens + first.stats.completion_tokens
-    assert first.finish_reason == "stop"
-    assert second.stats.cached_prompt_tokens >= told - 1
-    assert second.stats.prompt_tokens - second.stats.cached_prompt_tokens < 20
-
-
-def test_an_answer_that_is_stopped_stays_in_the_conversation(engine):
-    chat = engine.chat()
-    stream = chat.send("Tell me a story about an owl.", sampling=GREEDY)
-    text = "".join(next(stream).text for _ in range(5))
-    stream.close()
-    assert chat.messages[-1] == {"role": "assistant", "content": text}
-    assert stream.reply().finish_reason == "cancelled"
-
-
 def test_every_turn_has_its_own_random_numbers(engine):
     """The same prompt with the same seed is answered again; a whole conversation repeats."""
     conversations = []

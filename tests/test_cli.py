@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from command_line import run
 
 from gguf_maker import write_random_model
-from localspec import Picture
 
 TERSE = ["--temperature", "0", "--max-tokens", "12"]
 
@@ -81,14 +79,6 @@ def test_generate_puts_files_and_a_pipe_before_the_prompt(tmp_path):
     assert asked(None, "--raw", "-f", notes) == asked("remember the milk", "--raw")
 
 
-def test_generate_refuses_an_image_by_its_kind(tmp_path):
-    (tmp_path / "x.txt").write_bytes(Picture(1, 1, bytes(3)).png())
-    result = run("generate", "-f", tmp_path / "x.txt", "Why?")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "x.txt is an image; this model reads text" in result.stderr
-    assert "--mmproj" in result.stderr
-
-
 def test_generate_tells_a_pipe_that_the_context_is_full_not_of_its_own_limit():
     result = run("generate", "--ctx", 64, "--ignore-eos", "Hello!")
     assert result.exit_code == 0
@@ -118,23 +108,6 @@ def test_chat_tells_once_that_turns_are_forgotten():
     result = run("chat", "--ctx", 200, "--max-tokens", 30, stdin=lines)
     assert result.exit_code == 0
     assert result.stderr.count("oldest turns are dropped") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["generate", "x", "--target", __file__], 1, "not a GGUF file"),
-        (["generate", "x", "--raw", "-f", __file__], 2, "--raw takes the prompt alone"),
-        (["chat", "--no-think"], 1, "no switch for thinking"),
-        (["generate", "word " * 3000], 1, "the context holds 2048"),
-    ],
-)
-def test_bad_input_is_two_lines_and_an_exit_code(arguments, code, words):
-    """What is wrong with the values, then what to do; never a traceback."""
-    result = run(*arguments, stdin="")
-    assert result.exit_code == code, result.output
-    assert words in result.stderr
-    assert result.stdout == ""
 
 
 def test_a_pipe_goes_on_after_a_message_that_is_too_long():

@@ -16,19 +16,17 @@ from localspec.constraints.behind import Trigger
 from localspec.constraints.guidance import NumberBound
 from localspec.constraints.spelling import Spelling
 from localspec.sampling.chain import SamplerChain
-from localspec.sampling.params import SamplingParams
-from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.policy_api import FixedDraftPolicy, FixedThreads
+from localspec.speculative.loop import Request
+from localspec.speculative.policy_api import FixedDraftPolicy
 from localspec.speculative.proposers import DraftModel, Forced
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.streaming.thinking import Thoughts, ThoughtsEnd
 from localspec.streaming.thought_families import Following, family_of_tags
 from test_loop_distribution import FILTERED, PROMPT, UNFILTERED
-from toy import TableModel, all_shared
+from toy import GREEDY, TableModel, all_shared, loop_of
 from toy_constraint import ToyConstraint, ToyVocabulary, behind
 
-GREEDY = SamplingParams(temperature=0)
 TAGS = family_of_tags("[", "]")
 
 
@@ -103,9 +101,7 @@ def decoder(target, draft, k, is_end, kind=DraftModel):
     proposer = Forced(is_end)
     if draft is not None:
         proposer = kind(draft, all_shared(target, draft), is_end)
-    clock = functools.partial(next, itertools.count(1.0))
-    policy = FixedDraftPolicy(k)
-    return SpeculativeDecoder(target, [proposer], policy, FixedThreads(1), None, clock)
+    return loop_of(target, [proposer], FixedDraftPolicy(k))
 
 
 def answer(loop, make, rule, params, max_tokens, is_end):

@@ -20,6 +20,7 @@ from pathlib import Path
 import filelock
 import pytest
 from command_line import LOCALSPEC
+from waiting import wait_until
 
 import localspec
 from localspec.errors import DownloadError, LocalspecError, OptionError, PresetError
@@ -55,13 +56,6 @@ def command(hub: StandinHub, *arguments: str) -> subprocess.Popen:
         env={**os.environ, **hub.environment},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
     )  # fmt: skip
-
-
-def wait_for(condition) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def size_of(path: Path) -> int:
@@ -248,7 +242,7 @@ def test_the_next_call_goes_on_after_a(hub: StandinHub, tmp_path, part, number):
     """Ctrl-C ends with exit code 130 and no traceback."""
     hub.pace_s = 0.02
     process = command(hub, "download", "qwen2-7b")
-    wait_for(lambda: size_of(part) >= MB)
+    wait_until(lambda: size_of(part) >= MB)
     process.send_signal(getattr(signal, number))
     _, errors = process.communicate(timeout=20)
     assert process.returncode == (130 if number == "SIGINT" else -9)

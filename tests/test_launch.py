@@ -8,10 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from server_runner import free_port, running_server
 
@@ -181,11 +181,7 @@ def test_told_to_end_it_ends_the_program_and_the_server(tmp_path):
     installed(tmp_path, "claude", "import time; time.sleep(600)")
     port = free_port()
     process = started(tmp_path, "claude", "demo", "--ctx", "256", "--port", str(port))
-    give_up_s = time.monotonic() + 120
-    while not (tmp_path / "found").exists():
-        assert process.poll() is None
-        assert time.monotonic() < give_up_s
-        time.sleep(0.05)
+    wait_until(lambda: (tmp_path / "found").exists() or process.poll() is not None, 120)
     assert listens(port)
     process.send_signal(signal.SIGTERM)
     code, _ = ended(process)

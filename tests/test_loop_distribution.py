@@ -7,8 +7,6 @@ served twice would bend the distribution, however far apart the two uses are.
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -20,20 +18,18 @@ from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.heads import Blocks, Head
-from localspec.speculative.loop import Request, SpeculativeDecoder
+from localspec.speculative.loop import Request
 from localspec.speculative.policy_api import (
     DraftPolicy,
     FixedDraftPolicy,
-    FixedThreads,
     ProposerKind,
 )
 from localspec.speculative.proposers import DraftModel, Proposer
 from localspec.speculative.rules import make_rule
 from reference import target_probs
-from toy import TableBlocks, TableHead, TableModel, all_shared
+from toy import UNFILTERED, TableBlocks, TableHead, TableModel, all_shared, loop_of
 
 PROMPT = [1]
-UNFILTERED = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
 BANNED = replace(UNFILTERED, logit_bias={0: float("-inf")})
 PENALISED = replace(
     UNFILTERED,
@@ -100,14 +96,7 @@ def text_distribution(
             proposer = Head(draft, is_end)
         else:
             proposer = DraftModel(draft, all_shared(target, draft, different), is_end)
-        loop = SpeculativeDecoder(
-            target,
-            [proposer],
-            policy(num_draft_tokens),
-            FixedThreads(1),
-            None,
-            functools.partial(next, itertools.count(1.0)),
-        )
+        loop = loop_of(target, [proposer], policy(num_draft_tokens))
         made = make_rule(rule, is_greedy=False, seed=None, randomness=enumeration)
         target.truncate(0)
         proposer.truncate(0)

@@ -5,36 +5,28 @@ from __future__ import annotations
 import pytest
 
 from localspec.sampling.chain import SamplerChain
-from localspec.sampling.params import SamplingParams
 from localspec.speculative.lookup import Lookup
-from localspec.speculative.loop import Request, SpeculativeDecoder
+from localspec.speculative.loop import Request
 from localspec.speculative.policy_api import (
     Decision,
     FixedDraftPolicy,
-    FixedThreads,
     PolicyContext,
     Replay,
 )
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import StepStart, make_rule
-from toy import TableModel, all_shared
+from toy import GREEDY, UNFILTERED, TableModel, all_shared, loop_of, never
 
-SAMPLED = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
-GREEDY = SamplingParams(temperature=0)
 PROMPT = [1, 2, 3]
 TEXT = [*PROMPT, 4, 0, 6, 2, 7, 5]
-
-
-def never(_token: int) -> bool:
-    return False
 
 
 def draft_model(draft: TableModel) -> DraftModel:
     return DraftModel(draft, all_shared(draft, draft), never)
 
 
-@pytest.mark.parametrize("params", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("params", [UNFILTERED, GREEDY], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("max_outputs", [2, 17])
 def test_chances_are_those_of_an_acceptance(params, max_outputs):
     """min(1, q / p) of each token, p the target's, q of a draft that has read all before it."""
@@ -56,7 +48,7 @@ def test_chances_are_those_of_an_acceptance(params, max_outputs):
 def test_over_the_targets_distribution_they_add_up_to_the_acceptance():
     """The sum of min(p, q) over the vocabulary: Leviathan et al., theorem 3.5."""
     draft, target = TableModel(seed=3), TableModel(seed=4)
-    chain = SamplerChain(SAMPLED, num_prompt_tokens=len(PROMPT))
+    chain = SamplerChain(UNFILTERED, num_prompt_tokens=len(PROMPT))
     p = chain.distribution(target.row(PROMPT), PROMPT)
     q = chain.distribution(draft.row(PROMPT), PROMPT)
     expected = 0.0
@@ -73,7 +65,7 @@ def test_what_is_proposed_behind_it_is_the_same():
     proposals = []
     for looks in (False, True):
         proposer = draft_model(TableModel(seed=3))
-        chain = SamplerChain(SAMPLED, num_prompt_tokens=len(PROMPT))
+        chain = SamplerChain(UNFILTERED, num_prompt_tokens=len(PROMPT))
         if looks:
             proposer.replay(TEXT, [0.5] * 6, chain)
         state = proposer.state(TEXT)
@@ -118,15 +110,12 @@ looks: list[tuple[int, int]] = []
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
 def test_the_text_stays_what_it_was(rule):
     """Whatever is replayed, and both caches hold a prefix of the text."""
-    params = GREEDY if rule == "greedy" else SAMPLED
+    params = GREEDY if rule == "greedy" else UNFILTERED
     texts = []
     for length in (FixedDraftPolicy(0), LooksBack(3)):
         target, draft = TableModel(seed=1), TableModel(seed=1, order=2)
-        ticks = iter(range(10**9))
         proposers = [draft_model(draft), Lookup(never)]
-        loop = SpeculativeDecoder(
-            target, proposers, length, FixedThreads(1), None, lambda t=ticks: float(next(t))
-        )
+        loop = loop_of(target, proposers, length)
         seed = 5 if rule == "coupled" else None
         made = make_rule(rule, is_greedy=params.is_greedy, seed=seed, randomness=Randomness(5))
         chain = SamplerChain(params, num_prompt_tokens=len(PROMPT))

@@ -15,12 +15,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from waiting import wait_until
 
 from agent_model import ANSWER, write_agent_preset
 from server_runner import free_port
@@ -89,12 +89,8 @@ def serving(folder, demo_target, *options):
             stderr=stderr,
         )
     try:
-        give_up_s = time.monotonic() + 120
-        while not (told := log.read_text()).endswith("in a browser.\n"):
-            assert process.poll() is None, told
-            assert time.monotonic() < give_up_s
-            time.sleep(0.05)
-        found = re.findall(r"^(\S[^\n]*):\n((?: +\S[^\n]*\n)+)", told, re.M)
+        wait_until(lambda: log.read_text().endswith("in a browser.\n") or process.poll(), 120)
+        found = re.findall(r"^(\S[^\n]*):\n((?: +\S[^\n]*\n)+)", log.read_text(), re.M)
         yield {title.partition(",")[0]: textwrap.dedent(text) for title, text in found}
     finally:
         process.send_signal(signal.SIGINT)

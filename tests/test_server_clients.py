@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -221,11 +220,3 @@ def run(command, **options):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def test_the_settings_on_the_page_can_be_read(server):
-    for block in blocks("json"):
-        json.loads(block)
-    tomllib = pytest.importorskip("tomllib", reason="tomllib is not installed")
-    for block in blocks("toml"):
-        tomllib.loads(block)

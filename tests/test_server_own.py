@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 
 import pytest
 
@@ -30,15 +29,6 @@ def chunks_of(server, path="/v1/chat/completions", **fields):
     assert all(line.startswith("data: ") for line in lines)
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-
-
-def test_the_same_prompt_is_cached_the_second_time(server):
-    server.chat("Name a colour.", max_tokens=4)
-    again = server.chat("Name a colour.", max_tokens=4)
-    cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached == again["usage"]["prompt_tokens"] - 1
-    assert again["timings"]["cache_n"] == cached
-    assert again["timings"]["prompt_n"] == 1
 
 
 def test_a_token_can_be_banned(server):
@@ -88,31 +78,6 @@ def test_a_prediction_is_counted(server):
     assert details["rejected_prediction_tokens"] < 10
     details = server.chat(**options)["usage"]["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] == 0
-
-
-def test_messages_as_clients_write_them(server):
-    """Parts, null, developers, calls of tools and what came of them, answers begun."""
-    messages = [
-        {"role": "developer", "content": "You are terse."},
-        {"role": "user", "content": [{"type": "text", "text": "What time is it?"}]},
-        {
-            "role": "assistant",
-            "content": None,
-            "reasoning_content": "Hm.",
-            "tool_calls": [
-                {"id": "1", "type": "function", "function": {"name": "t", "arguments": "{}"}}
-            ],
-        },
-        {"role": "tool", "tool_call_id": "1", "content": "12:00"},
-    ]
-    told = server.chat(messages=messages, max_tokens=4)["usage"]["prompt_tokens"]
-    silent = [*messages[:3], {**messages[3], "content": ""}]
-    assert told > server.chat(messages=silent, max_tokens=4)["usage"]["prompt_tokens"]
-    whole = server.chat(max_tokens=30)["choices"][0]["message"]["content"]
-    cut = server.chat(max_tokens=15)["choices"][0]["message"]["content"]
-    begun = [*QUESTION, {"role": "assistant", "content": cut}]
-    rest = server.chat(messages=begun, max_tokens=15)["choices"][0]["message"]["content"]
-    assert cut + rest == whole
 
 
 @pytest.mark.parametrize("kind", ["image", "file"])
@@ -386,32 +351,3 @@ def test_an_empty_input_loads_the_model(server):
         "response.completed",
     ]
     assert server.models.all[0].engine is not None
-
-
-def test_what_an_agent_sends(server, caplog):
-    """Items of all kinds, also such as are not known yet; tools that are no functions."""
-    parts = [{"type": "input_text", "text": "Be terse."}]
-    items = [
-        {"type": "message", "role": "developer", "content": parts},
-        {"role": "user", "content": "What time is it?"},
-        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
-        {"type": "function_call", "call_id": "1", "name": "clock", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "1", "output": "12:00"},
-        {"type": "something_new"},
-    ]  # fmt: skip
-    caplog.set_level(logging.INFO)
-    found = respond(
-        server,
-        input=items,
-        instructions="You are an agent.",
-        tools=[{"type": "function", "name": "clock"}, {"type": "web_search"}],
-        tool_choice="auto",
-        parallel_tool_calls=False,
-        service_tier="auto",
-        text={"verbosity": "low"},
-    )
-    assert "something_new" not in caplog.text  # a line for each would have no end
-    fewer = respond(server, input=items[:5], instructions="You are an agent.")
-    assert found["usage"]["input_tokens"] == fewer["usage"]["input_tokens"]
-    without = respond(server, input=items[:5])
-    assert fewer["usage"]["input_tokens"] > without["usage"]["input_tokens"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 
 import pytest
+from waiting import wait_until
 
 import inside
 from localspec.engine.cache_disk import CacheDisk
@@ -24,13 +24,6 @@ LARGE = CacheDisk(1_000_000_000)
 def num_decoded(answer):
     usage = answer["usage"]
     return usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
-
-
-def wait_until(is_so):
-    give_up_s = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.02)
 
 
 def test_a_server_that_is_stopped_writes_and_the_next_one_reads():

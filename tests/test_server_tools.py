@@ -192,6 +192,7 @@ def test_the_prompt_has_tools_calls_and_results(server):
         {"role": "assistant", "content": "I look."},
         {"type": "function_call", "call_id": "c1", **function},
         {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
+        {"type": "something_new"},
         {"role": "user", "content": "And now?"},
     ]
     response = server.ask(
