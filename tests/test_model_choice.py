@@ -85,7 +85,7 @@ def test_an_unknown_name_is_a_usage_error_with_near_names(arguments):
     result = run(*arguments, stdin="hi\n")
     assert result.exit_code == 2
     assert "there is no preset 'qwen3-8'" in result.stderr
-    assert "Did you mean qwen3-8b" in result.stderr
+    assert "Perhaps qwen3-8b" in result.stderr
     assert not names_file().exists()
 
 
@@ -93,7 +93,7 @@ def test_what_names_an_unknown_model_is_said(monkeypatch):
     monkeypatch.setenv("LOCALSPEC_MODEL", "qwen3-8")
     with pytest.raises(UnknownPresetError, match=r"^LOCALSPEC_MODEL: there is no") as caught:
         chosen()
-    assert caught.value.hint.startswith("Set it to another name, or unset it. Did you mean qw")
+    assert caught.value.hint.startswith("Set it to another name, or unset it. Perhaps qw")
     monkeypatch.delenv("LOCALSPEC_MODEL")
     names_file().parent.mkdir(parents=True)
     names_file().write_text('default = "gone"')
@@ -135,9 +135,9 @@ def test_an_alias_stands_for_a_preset_wherever_one_is_named(model):
     assert run("models", "path", "d").stdout == run("models", "path", "demo").stdout
     run("models", "default", "d")
     again = run("models", "alias", "d", "qwen3-4b")
-    assert again.stderr == "d stands for qwen3-4b\nThe default is now qwen3-4b, too.\n"
+    assert again.stderr == "d stands for qwen3-4b\n"
     gone = run("models", "alias", "d", "--clear")
-    assert (gone.exit_code, gone.stderr) == (0, "The default is still qwen3-4b.\n")
+    assert (gone.exit_code, gone.stderr) == (0, "")
     assert chosen() == "qwen3-4b"
     assert run("models", "path", "d").exit_code == 2
 

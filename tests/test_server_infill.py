@@ -6,8 +6,8 @@ import pytest
 
 import inside
 from gguf_maker import write_random_model
-from localspec.gguf_file.fim import fim_tokens
 from localspec.gguf_file.header import read_header
+from localspec.gguf_file.header_vocabulary import fim_tokens
 from server_runner import running_server
 
 MARKS = {"prefix": 4090, "suffix": 4091, "middle": 4092, "repo": 4093, "file": 4094}

@@ -167,10 +167,7 @@ def _free(preset: Preset, kept: DiskUsage, *, yes: bool) -> None:
 
 
 def _remove_preset(name: str, *, yes: bool) -> None:
-    """Remove a preset from the user's file, unless another extends it or the user says no.
-
-    Prints the aliases that meant it, and whether it was the default.
-    """
+    """Remove a preset from the user's file, unless another extends it or the user says no."""
     if users := extended_by(name):
         say(f"The preset {name} stays: {', '.join(users)} extends it")
         return
@@ -179,14 +176,6 @@ def _remove_preset(name: str, *, yes: bool) -> None:
         return
     drop_preset(name)
     say(f"{name} is removed from {user_presets_file()}")
-    if name in load_presets():  # a shipped preset has the same name
-        return
-    names = read_names()
-    aliases = [short for short, meant in names.aliases.items() if meant == name]
-    if names.default in (name, *aliases):
-        say("It was the default: localspec models default NAME, or --clear")
-    for short in aliases:
-        say(f"{short} stood for it: localspec models alias {short} --clear")
 
 
 @models.command("verify")
@@ -352,14 +341,8 @@ def alias(*, short: str | None, name: str | None, clear: bool) -> None:
         for known, meant in read_names().aliases.items():
             click.echo(printable(f"{known}  {meant}"))
     elif short is not None and clear and name is None:
-        before = read_names().default
         drop_alias(short)
-        if before == short:
-            say(f"The default is still {read_names().default}.")
     elif short is not None and name is not None and not clear:
-        meant = set_alias(short, name)
-        say(f"{short} stands for {meant}")
-        if read_names().default == short:
-            say(f"The default is now {meant}, too.")
+        say(f"{short} stands for {set_alias(short, name)}")
     else:
         raise click.UsageError("Give SHORT and NAME, or SHORT and --clear.")

@@ -98,19 +98,14 @@ def _prompts(
     Raises ContextError if a prompt of the user's does not fit, or no prompt does.
     """
     found: list[list[int]] = []
-    too_long: ContextError | None = None
     for text in texts:
         try:
             tokens = _tokens(engine, options, text)
             check_lengths([tokens], engine.context_length)
-        except ContextError as error:
-            if are_own:
-                raise
-            too_long = error
-        else:
             found.append(tokens)
-    if too_long is not None and not found:
-        raise too_long
+        except ContextError:
+            if are_own or (text == texts[-1] and not found):
+                raise
     return found
 
 

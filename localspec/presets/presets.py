@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import logging
 import os
@@ -175,11 +174,8 @@ def no_such_preset(name: object) -> PresetError:
     except PresetError as fault:
         return fault
     known = [*load_presets(), *read_names().aliases]
-    near = difflib.get_close_matches(name, known, n=3) if isinstance(name, str) else []
     hint = "'localspec models' lists them; a file is named by its path, ending in .gguf."
-    if near:
-        hint = f"Did you mean {' or '.join(near)}?"
-    return UnknownPresetError(f"there is no preset {name!r}", hint)
+    return UnknownPresetError(f"there is no preset {name!r}", perhaps(str(name), known) + hint)
 
 
 def as_preset(preset: str | Preset) -> Preset:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_type_hints
 from localspec.chat.messages import as_text
 from localspec.chat.template import NO_VARIABLES, Message
 from localspec.constraints.guidance import not_kept
-from localspec.gguf_file.fim import FimTokens
+from localspec.gguf_file.header_vocabulary import FimTokens
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.server.fields import Fields

@@ -14,8 +14,8 @@ from localspec.engine.cache_disk import CacheDisk
 from localspec.engine.sources import named_sources
 from localspec.errors import LocalspecError, MemoryLimitError, RpcError
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.fim import fim_tokens
 from localspec.gguf_file.header import Header
+from localspec.gguf_file.header_vocabulary import fim_tokens
 from localspec.gguf_file.projector import NO_PROJECTOR, projector_beside
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.machine import memory_here
