@@ -52,10 +52,7 @@ from localspec.preflight.explanation import (
     explain as explain,
 )
 from localspec.preflight.free_memory import PairMemory as PairMemory
-from localspec.preflight.memory import (
-    EmbedderFacts as EmbedderFacts,
-    MemoryEstimate as MemoryEstimate,
-)
+from localspec.preflight.memory import MemoryEstimate as MemoryEstimate
 from localspec.preflight.plan import AtOnce as AtOnce
 from localspec.presets.downloads import download as download
 from localspec.presets.located import (

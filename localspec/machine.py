@@ -105,15 +105,10 @@ def count_cores(
 
 def _allowed() -> Set[int]:
     """Numbers of the processors that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return set(os.sched_getaffinity(0))
-    if sys.platform == "win32":
-        try:
-            allowed: list[int] = psutil.Process().cpu_affinity()
-            return set(allowed)
-        except (psutil.Error, OSError):  # where there are several groups of processors
-            pass
-    return set(range(os.cpu_count() or 1))
+    try:  # not on a Mac, nor where Windows has several groups of processors
+        return set(psutil.Process().cpu_affinity())
+    except (AttributeError, psutil.Error, OSError):
+        return set(range(os.cpu_count() or 1))
 
 
 def num_busy_cores() -> float:

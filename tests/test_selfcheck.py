@@ -274,7 +274,6 @@ def test_the_command_fails_when_it_does_not_hold(monkeypatch, stories):
         ("\n \n", (), 2, "has no prompts"),
         ("word " * 100, ("--ctx", "64"), 1, "context holds 64"),
         ("Hello", ("--seconds", "x"), 2, "'x' is not a valid float"),
-        ("Hello", ("--seconds", "nan"), 2, "'nan' is not a number of seconds"),
     ],
 )
 def test_what_cannot_be_checked_is_said(tmp_path, content, arguments, code, words):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli import exit_codes
-from localspec.cli.completion import complete_model
 from localspec.cli.help import Command
 from localspec.cli.json_output import json_option, write_json
 from localspec.cli.options import model_argument, shared
@@ -47,12 +46,6 @@ _NOT_MEASURED = "not measured on this machine yet; run: localspec bench"
     "--parallel",
     type=click.IntRange(1, MOST_PARALLEL),
     help="Answers at once, as 'localspec serve' gives 4. [default: one, as a chat]",
-)
-@click.option(
-    "--embeddings",
-    metavar="MODEL",
-    shell_complete=complete_model,
-    help="A model for embeddings beside it, as of 'localspec serve'. [default: none]",
 )
 @json_option("object with everything found")
 def explain(
@@ -268,11 +261,6 @@ def _memory_lines(found: Explanation) -> list[str]:
         f"and up to {readable_bytes(at_once.kept_bytes)} more for the caches of waiting "
         "conversations"
     )
-    if (embedder := found.embedder) is not None:
-        lines.append(
-            f"and {readable_bytes(embedder.needed_bytes)} for {embedder.name} with texts of up "
-            f"to {embedder.context_length} tokens, once it is asked"
-        )
     if found.smaller:
         lines.append(f"the preset {found.smaller} fits")
     return lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,19 +53,6 @@ def _row(help: str, **more: Any) -> dict[str, Any]:
     return {"help": help, **more}
 
 
-class _Seconds(click.FloatRange):
-    """A time limit from a second on."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        """Read the number. Raises click.BadParameter."""
-        seconds = super().convert(value, param, ctx)
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
-        return seconds
-
-
 class _ProposerChoice(click.Choice):  # type: ignore[type-arg]
     """A proposer. Other names that the library understands work, but are not listed."""
 
@@ -112,7 +98,7 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
         ),
         "seconds": _row(
             "The time limit, once the models are loaded. Then the results so far are printed.",
-            type=_Seconds(min=1),
+            type=click.FloatRange(min=1),
             show_default=True,
         ),
     },

@@ -37,7 +37,7 @@ from localspec.policy.speedup import (
     expected_speedup,
 )
 from localspec.preflight.free_memory import MemoryRoom, PairMemory, Planned, free_memory, suited
-from localspec.preflight.memory import DEFAULT_KEPT_BYTES, EmbedderFacts, embedder_facts
+from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.plan import (
     AtOnce,
     fitting_preset,
@@ -145,7 +145,7 @@ class Explanation:
     largest_context: tokens that fit into the memory that is free now. gpu_layers: the most
     layers of the target on GPUs that fit at this context, if more were asked for; None without
     GPUs, if no number fits, or if the number was left open. at_once: how many answers run at
-    once. embedder: the model for vectors. gains: None if costs of decoding were not measured
+    once. gains: None if costs of decoding were not measured
     here. break_even: the lowest acceptance rate that pays, None if none does. variants: other
     presets of the same models. smaller: a preset that fits, if this pair does not. draft_here:
     what could draft on this machine, if nothing was named that drafts.
@@ -164,7 +164,6 @@ class Explanation:
     largest_context: int
     gpu_layers: int | None
     at_once: AtOnce
-    embedder: EmbedderFacts | None
     gains: tuple[ExpectedGain, ...] | None
     break_even: float | None
     variants: dict[str, str]
@@ -205,7 +204,6 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     rpc: Sequence[str] | None = None,
     tensor_split: Sequence[float] = (),
     parallel: int = 1,
-    embeddings: str | os.PathLike[str] | None = None,
     kept_bytes: int = DEFAULT_KEPT_BYTES,
 ) -> Explanation:
     """Whether a preset, or a target and its draft or head, fits and pays on this machine.
@@ -214,7 +212,6 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     context_length: tokens; num_gpu_layers: of each model; rpc: RPC servers for the target,
     which are asked for their devices; tensor_split: the target's shares of the devices;
     parallel, kept_bytes: answers at once, and memory for caches (defaults: as for `load`).
-    embeddings: a model for vectors in addition, as for `load_embedder`.
 
     Raises PresetError, OptionError, ModelFileError or DownloadError for a model that cannot be
     found or read, OptionError for numbers that `load` refuses, and RpcError.
@@ -247,7 +244,6 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         largest_context=largest_context(wanted, free),
         gpu_layers=most_gpu_layers(wanted, length, free) if free.gpus else None,
         at_once=at_once,
-        embedder=None if embeddings is None else embedder_facts(embeddings),
         gains=None if costs is None else tuple(_gain(costs, each) for each in _ACCEPTANCES),
         break_even=None
         if costs is None

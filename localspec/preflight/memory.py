@@ -7,14 +7,13 @@ scores of all heads. tests/test_memory.py compares them with the size of a proce
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.head import HeadFacts, head_facts
 from localspec.gguf_file.header import Header, Tensor
-from localspec.gguf_file.shape import ModelShape, context_to_open
+from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import bytes_per_value, type_name
 from localspec.llama.options import (
     BATCH_SIZE,
@@ -28,7 +27,6 @@ from localspec.llama.options import (
 )
 from localspec.llama.placement import MAIN_MEMORY, Placement
 from localspec.pictures.picture import KEPT_PICTURE_BYTES, KEPT_ROW_BYTES
-from localspec.presets.located import find_model, read_model_header
 from localspec.speculative.policy_api import REPLAY_TOKENS
 
 DEFAULT_KEPT_BYTES = 2**30  # at most, for the caches of waiting conversations
@@ -334,34 +332,6 @@ def _products(header: Header) -> list[Tensor]:
         and tensor.shape[1] % 8 == 0
         and (shared_head or tensor.name != "token_embd.weight")
     ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbedderFacts:
-    """A model for vectors. context_length: tokens of a text. needed_bytes: memory in use."""
-
-    name: str
-    is_here: bool
-    size_bytes: int
-    context_length: int
-    needed_bytes: int
-
-
-def embedder_facts(model: str | os.PathLike[str]) -> EmbedderFacts:
-    """The model that `load_embedder` would open. Of a missing file only the header is fetched.
-
-    Raises PresetError, OptionError, ModelFileError or DownloadError.
-    """
-    found = read_model_header(find_model(model, "target"), embeds=True)
-    header = found.header
-    length = context_to_open(None, ModelShape(header).context_length, header.path.name)
-    return EmbedderFacts(
-        name=header.path.name,
-        is_here=found.is_here,
-        size_bytes=found.size_bytes,
-        context_length=length,
-        needed_bytes=embedder_bytes(header, length),
-    )
 
 
 def embedder_bytes(header: Header, context_length: int) -> int:
