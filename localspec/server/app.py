@@ -13,6 +13,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -125,7 +126,15 @@ class Server:
             },
         )
         paths = [getattr(route, "path", "") for route in app.routes]
-        guarded = Guard(app, access)
+        guarded: ASGIApp = Guard(app, access)
+        if access.origins:
+            guarded = CORSMiddleware(
+                guarded,
+                allow_origins=access.origins,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
+                allow_private_network=True,
+            )
         counters = self._service.counters
         return RequestLog(guarded, counters, frozenset(paths), in_json=self._logs_json)
 
@@ -161,7 +170,6 @@ class Server:
         return routes
 
     def _gets(self) -> dict[str, Callable[[Request], Any]]:
-        """For each path the function that gives its response, or the JSON of it."""
         models, unload_s = self._models, self._limits.unload_s
         return {
             "/": _health,  # programs look for a server, or for Ollama, by its address alone

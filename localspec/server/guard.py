@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import anyio
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localspec.server.refusal import RequestError, overloaded, refusal_response
 
@@ -59,17 +58,10 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        origin = headers.get("origin")
-        if origin is not None and self._knows(origin):
-            send = _sharing(send, origin)
         try:
-            self._check(scope, headers)
+            self._check(scope, Headers(scope=scope))
         except RequestError as error:
             await refusal_response(scope["path"], error)(scope, receive, send)
-            return
-        if scope["method"] == "OPTIONS" and origin is not None:
-            await Response(status_code=204)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -83,7 +75,8 @@ class Guard:
             )
         origin = headers.get("origin")
         is_own_page = origin is not None and origin.partition("://")[2] == host
-        if origin is not None and not (self._knows(origin) or is_own_page):
+        known = self._access.origins
+        if origin is not None and not (is_own_page or origin in known or "*" in known):
             raise RequestError(
                 f"pages of {origin!r:.80} may not ask this server",
                 "Start it with --cors-origin ORIGIN.",
@@ -102,11 +95,7 @@ class Guard:
             )
         scope[CLIENT] = self._access.client_of(key)
 
-    def _knows(self, origin: str) -> bool:
-        return origin in self._access.origins or "*" in self._access.origins
-
     def _key_in(self, headers: Headers) -> str | None:
-        """The server's key in a request, if any."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = [token.strip()] if scheme.lower() == "bearer" else []
         given.append(headers.get("x-api-key", ""))
@@ -129,22 +118,6 @@ def _is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _sharing(send: Send, origin: str) -> Send:
-    """A `send` that lets the browser give the response to the page of that origin."""
-
-    async def send_shared(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            headers["access-control-allow-origin"] = origin
-            headers["access-control-allow-headers"] = "*, authorization"
-            headers["access-control-allow-methods"] = "GET, POST"
-            headers["access-control-allow-private-network"] = "true"
-            headers.add_vary_header("origin")
-        await send(message)
-
-    return send_shared
 
 
 class BodyReader:
