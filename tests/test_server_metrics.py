@@ -91,12 +91,12 @@ def test_the_log_has_a_line_for_each_request(server, caplog):
     server.ask("/v1/chat/completions", messages=[])
     answered, refused = logged(caplog)
     assert re.fullmatch(
-        r"POST '/v1/chat/completions' 200, \d+\.\d\d s, waited 0\.\d\d, first text after "
-        r"\d+\.\d\d; demo: prompt \d+ \(cached \d+\), answer 20 tokens, "
-        r"\d+ of \d+ drafted kept",
+        r"POST /v1/chat/completions 200, total_s [\d.]+, model demo, wait_s 0\.\d+, first_s "
+        r"[\d.]+, prompt_tokens \d+, cached_tokens \d+, tokens 20, drafted \d+, "
+        r"accepted \d+, is_complete True",
         answered,
     )
-    assert re.fullmatch(r"POST '/v1/chat/completions' 400, 0\.\d\d s", refused)
+    assert re.fullmatch(r"POST /v1/chat/completions 400, total_s 0\.\d+", refused)
     assert "fox" not in caplog.text
 
 

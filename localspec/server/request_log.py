@@ -69,7 +69,6 @@ class RequestLog:
 
 
 def _facts(answering: Answering | None) -> dict[str, Any]:
-    """Numbers of the answers to a question."""
     if answering is None:
         return {}
     stats = answering.stats
@@ -87,15 +86,7 @@ def _facts(answering: Answering | None) -> dict[str, Any]:
 
 
 def _in_words(line: dict[str, Any]) -> str:
-    said = f"{line['method']} {line['path']!r} {line['status']}, {line['total_s']:.2f} s"
-    if "model" not in line:
-        return said
-    if line["wait_s"] is not None:
-        said += f", waited {line['wait_s']:.2f}"
-    if line["first_s"] is not None:
-        said += f", first text after {line['first_s']:.2f}"
-    said += (
-        f"; {line['model']}: prompt {line['prompt_tokens']} (cached {line['cached_tokens']}), "
-        f"answer {line['tokens']} tokens, {line['accepted']} of {line['drafted']} drafted kept"
-    )
-    return said if line["is_complete"] else f"{said}; cut short"
+    method, path, status, *facts = line.items()
+    asked = f"{method[1]} {path[1]} {status[1]}"
+    told = [f"{name} {value}" for name, value in facts if value is not None]
+    return ", ".join([asked, *told])
