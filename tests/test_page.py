@@ -135,26 +135,6 @@ def test_an_exported_conversation_is_imported_as_it_was(page, tmp_path, kind):
     assert page.input_value("#settings [name=system]") == "Be brief -- and kind."
 
 
-@pytest.mark.parametrize(
-    ("held", "words"),
-    [
-        ('{"messages": 3}', "x.json holds no conversations"),
-        ("# Notes", "x.json is neither JSON nor"),
-        (
-            '{"kind": "localspec conversations", "conversations": [{"messages": '
-            '[{"role": "user", "content": "x", "after": 0}]}]}',
-            "messages that are not as this page writes them",
-        ),
-    ],
-)
-def test_a_file_that_is_no_conversation_is_refused_in_words(page, tmp_path, held, words):
-    (tmp_path / "x.json").write_text(held)
-    page.set_input_files("#import-file", tmp_path / "x.json")
-    page.wait_for_selector("#banner:not([hidden])")
-    assert words in page.inner_text("#banner")
-    assert page.inner_text("#list") == "Your conversations will stand here."
-
-
 def test_text_is_attached_and_other_files_are_refused(page, tmp_path):
     (tmp_path / "bad.bin").write_bytes(b"\xff\x00")
     page.set_input_files("#attach-files", tmp_path / "bad.bin")
@@ -182,16 +162,6 @@ def test_settings_reach_the_model_and_errors_come_in_its_words(page):
     page.wait_for_selector("#messages .error")
     assert "max_tokens" in page.inner_text("#messages .error")
     page.wrong[:] = [each for each in page.wrong if "400" not in each]  # the browser's own note
-
-
-def test_settings_show_what_holds_where_nothing_is_set(page):
-    page.click("#show-settings")
-    params = page.evaluate("fetch('props').then(told => told.json())")[
-        "default_generation_settings"
-    ]["params"]
-    for name in ("temperature", "top_p", "top_k", "min_p"):
-        shown = page.get_attribute(f"#settings [name={name}]", "placeholder")
-        assert shown == f"{params[name]:g}", name
 
 
 def test_the_live_picture_grows_with_the_answer(page):
@@ -283,33 +253,6 @@ def deleted(page, button):
 def reload(page):
     page.reload()
     page.wait_for_selector("#model option", state="attached")
-
-
-FULL = """() => {
-  const put = IDBObjectStore.prototype.put;
-  IDBObjectStore.prototype.put = function (...told) {
-    if (this.name === "conversations") throw new DOMException("full", "QuotaExceededError");
-    return put.call(this, ...told);
-  };
-}"""
-
-
-@pytest.mark.parametrize("has_one_before", [False, True])
-def test_a_question_that_cannot_be_kept_is_typed_and_attached_as_before(page, has_one_before):
-    played(page, {"content": "yes"})
-    if has_one_before:
-        ask(page, FOX)
-    attach(page, "hen.txt")
-    page.evaluate(FULL)
-    ask(page, "What is this?")
-    assert "does not keep the conversation: full" in page.inner_text("#banner")
-    reload(page)
-    page.wait_for_selector(HEN)
-    assert page.input_value("#question") == "What is this?"
-    ask(page, "What is this?")
-    reload(page)
-    assert page.input_value("#question") == ""
-    assert page.locator("#files li").count() == 0
 
 
 @pytest.mark.parametrize("button", ["Delete", "Delete all"])

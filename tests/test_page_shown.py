@@ -219,12 +219,6 @@ def test_other_files_are_not_served(running, name):
     assert "import" not in response.text
 
 
-def test_an_unchanged_file_is_not_sent_again(running):
-    etag = running.client.get("/page/main.js").headers["etag"]
-    again = running.client.get("/page/main.js", headers={"if-none-match": etag})
-    assert (again.status_code, again.content) == (304, b"")
-
-
 def test_the_page_needs_no_key_and_its_questions_do():
     with running_server(keys=["secret"]) as running:
         html = {"accept": "text/html"}

@@ -124,15 +124,14 @@ class Turn(NamedTuple):
     ran: list[str]
 
 
-def codex(agent, text, model="agent", *, goes_on=False, options=(), **variables):
-    if not options:
-        config = agent.home / ".codex" / "config.toml"
-        config.parent.mkdir(exist_ok=True)
-        config.write_text(agent.settings["Codex"])
+def codex(agent, text, model="agent", *, goes_on=False):
+    config = agent.home / ".codex" / "config.toml"
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(agent.settings["Codex"])
     words = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
     resumed = ("resume", "--last") if goes_on else ("-m", model)
-    command = ("codex", "exec", "--json", *words, *options, *resumed, text)
-    events = [json.loads(line) for line in agent.run(*command, **variables).splitlines()]
+    command = ("codex", "exec", "--json", *words, *resumed, text)
+    events = [json.loads(line) for line in agent.run(*command).splitlines()]
     items = [event["item"] for event in events if event["type"] == "item.completed"]
     ran = [item for item in items if item["type"] == "command_execution"]
     usage = events[-1]["usage"]
@@ -189,15 +188,6 @@ def test_it_runs_what_the_model_calls(agent, ask):
     pytest.importorskip("llguidance", reason="llguidance is not installed")
     turn = ask(agent, "Say hello.", f"for-{ask.__name__}")
     assert (turn.said, turn.ran) == (ANSWER, ["hello\n"])
-
-
-def test_codex_that_takes_it_for_lm_studio(agent, demo_target, tmp_path):
-    """It asks for the models, and loads one by an empty input; it has no key."""
-    options = ("--oss", "--local-provider", "lmstudio")
-    with serving(tmp_path / "keyless", demo_target) as settings:
-        address = re.search(r"OPENAI_BASE_URL=(\S+)", settings["OpenAI's libraries"])[1]
-        turn = codex(agent, "Say hello.", options=options, CODEX_OSS_BASE_URL=address)
-    assert turn.num_read > 3000
 
 
 def test_aider(agent):

@@ -11,7 +11,6 @@ from localspec.errors import MemoryLimitError, OptionError
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.presets.presets import find_preset
 from localspec.server.app import Limits
-from localspec.server.guard import AccessRules
 from localspec.server.served_models import AnsweredTexts, ServedModel, ServedModels
 from server_runner import running_server
 
@@ -169,15 +168,6 @@ def test_a_load_that_its_client_gave_up_serves_the_next():
     asyncio.run(use())
 
 
-def test_models_share_the_memory_for_texts_that_wait():
-    shares = []
-    for size in (1, 2):
-        each = [ServedModel(find_preset("demo"), 256) for _ in range(size)]
-        models = ServedModels(each, takes_any_name=True)
-        shares.append(sum(model.kept_bytes for model in models.all))
-    assert shares[0] - 2 < shares[1] <= shares[0]
-
-
 @pytest.mark.process
 def test_a_model_remembers_or_does_not():
     forgetful, remembering = (ServedModel(find_preset("demo"), 256) for _ in range(2))
@@ -186,11 +176,3 @@ def test_a_model_remembers_or_does_not():
         engine.remember("text")
     with remembering.load() as engine:
         engine.remember("text")
-
-
-def test_clients_of_several_keys_are_not_of_one_user():
-    rules = [
-        AccessRules(keys=keys, hosts=(), origins=())
-        for keys in ((), ("a",), ("a", "a"), ("a", "b"))
-    ]
-    assert [each.is_of_one for each in rules] == [True, True, True, False]

@@ -80,52 +80,6 @@ def test_a_prediction_is_counted(server):
     assert details["accepted_prediction_tokens"] == 0
 
 
-@pytest.mark.parametrize("kind", ["image", "file"])
-def test_what_a_tool_showed_last_becomes_a_note(server, kind):
-    """In every protocol: nobody is there who could ask otherwise, and the session goes on."""
-    data = "aGVsbG8="
-    url = f"data:image/png;base64,{data}"
-    source = {"type": "base64", "media_type": "image/png", "data": data}
-    chat, response, block, shown = {
-        "image": (
-            {"type": "image_url", "image_url": {"url": url}},
-            {"type": "input_image", "image_url": url},
-            {"type": "image", "source": source},
-            {"images": [data]},
-        ),
-        "file": (
-            {"type": "file"},
-            {"type": "input_file", "file_data": "x"},
-            {"type": "document", "source": {"type": "base64", "data": "x"}},
-            {"content": [{"type": "file"}]},
-        ),
-    }[kind]
-    asked = {"role": "user", "content": "Look."}
-    call = {"id": "c", "function": {"name": "look", "arguments": "{}"}}
-    called = [asked, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    result = {"role": "tool", "tool_call_id": "c"}
-    messages = [*called, {**result, "content": [chat]}]
-    prompt = server.ask("/apply-template", messages=messages).json()["prompt"]
-    assert prompt.count(" was here, which this model cannot ") == 1
-    items = [
-        asked,
-        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c", "output": [response]},
-    ]
-    used = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
-    told = {"type": "tool_result", "tool_use_id": "c", "content": [block]}
-    blocks = [{"role": "assistant", "content": [used]}, {"role": "user", "content": [told]}]
-    few = {"num_predict": 2}
-    for path, fields in (
-        ("/v1/chat/completions", {"messages": messages, "max_tokens": 2}),
-        ("/v1/responses", {"input": items, "max_output_tokens": 2}),
-        ("/v1/messages", {"messages": [asked, *blocks], "max_tokens": 2}),
-        ("/api/chat", {"messages": [*called, {**result, **shown}], "options": few}),
-    ):
-        answered = server.ask(path, **fields)
-        assert answered.status_code == 200, answered.text
-
-
 PROMPT = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -323,13 +277,6 @@ def test_a_model_hears_that_a_tool_failed(server):
         assert counted(content, is_error=True) > counted(content, is_error=False)
         assert counted(content, is_error=False) == counted(content)
     assert counted("It rains.", is_error=True) == counted([text], is_error=True)
-
-
-def test_max_tokens_may_be_left_out(server):
-    """As in the other protocols here, and in llama-server."""
-    found = server.ask("/v1/messages", messages=QUESTION, stop_sequences=["e"])
-    assert found.status_code == 200
-    assert found.json()["stop_reason"] == "stop_sequence"
 
 
 def respond(server, **fields):

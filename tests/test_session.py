@@ -410,15 +410,6 @@ def test_nothing_is_removed_if_nobody_agrees_or_a_name_is_wrong(monkeypatch):
         assert (asked.exit_code, session_names()) == (code, names)
 
 
-def test_on_a_terminal_an_answer_is_rendered(monkeypatch):
-    keep("a", "Why?", "Because **it** is " + "so " * 40)
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setattr(sys.modules["localspec.cli.sessions"], "is_terminal", bool)
-    shown = run("show", "a").stdout
-    assert "> Why?\n\nBecause it is so so" in shown
-    assert max(map(len, shown.split("\n"))) < 40
-
-
 @pytest.mark.parametrize("command", ["show", "export", "remove"])
 def test_an_unknown_session_is_told_with_near_names(command):
     keep("french", "Why?", "So.")

@@ -248,6 +248,16 @@ def test_a_part_without_a_picture_is_refused_by_its_message(part, said):
     assert first["content"] == PICTURE_NOTE
 
 
+@pytest.mark.parametrize("part", [{"type": "image_url"}, {"type": "input_file", "data": "x"}])
+def test_what_a_tool_showed_last_becomes_a_note(part):
+    """Nobody is there who could ask otherwise, and the session goes on."""
+    call = {"id": "c", "function": {"name": "look", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "c", "content": [part]}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    told = checked_messages([*user(text("Look.")), said, result])[-1]["content"]
+    assert " was here, which this model cannot " in told
+
+
 def test_json_cannot_place_pictures_by_itself():
     content = {"role": "user", "content": "x", "pictures": [[0, "/etc/passwd"]]}
     assert checked_messages([content]) == [{"role": "user", "content": "x"}]
