@@ -13,9 +13,9 @@ from localspec.chat.attachment import (
     Attachment,
     attached,
     read_attachment,
+    text_of,
     without_files,
 )
-from localspec.chat.text_file import text_of
 from localspec.checks.prompts import read_prompts
 from localspec.cli.flags import read_option_file
 from localspec.errors import OptionError

@@ -314,7 +314,6 @@ class ChatExchange(Exchange):
         self.num_leaving = 0  # oldest turns that are forgotten
 
     def _see(self, turns: list[Turn]) -> None:
-        """Look at the conversation as it is now."""
         chat = self.owner
         self.turn, self._revision = chat._num_asked, chat._revision
         self._system, self._turns = chat._system, turns

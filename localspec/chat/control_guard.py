@@ -248,7 +248,6 @@ def _merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def _whole(content: str) -> list[Span]:
-    """The content without the blank space around it."""
     begin, end = len(content) - len(content.lstrip()), len(content.rstrip())
     return [(begin, end)] if begin < end else []
 

@@ -161,7 +161,6 @@ def _content(number: int, content: object, *, is_asked: bool) -> dict[str, Any]:
 
 
 def _found_in(number: int, part: object, *, is_asked: bool) -> str | Given:
-    """The text or the picture in a part."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if isinstance(part, Mapping) and isinstance(kind, str):
         text = part.get(_TEXT_PARTS.get(kind))
@@ -246,7 +245,6 @@ def _answered(stretch: Sequence[Message]) -> Iterator[Message]:
 def _paired(
     calls: Sequence[Mapping[str, Any]], said: Sequence[Message]
 ) -> Iterator[tuple[Mapping[str, Any], Message | None]]:
-    """Each call with its result."""
     ids = {call["id"] for call in calls}
     results = [message for message in said if message["role"] == "tool"]
     paired: dict[int, Message] = {}

@@ -190,7 +190,6 @@ class PromptMaker:
             )
 
     def _check_roles(self, exposed: Exposed, is_cancelled: CancelCheck) -> None:
-        """Refuse a role whose messages the template leaves out."""
         unusual = [
             number
             for number, message in enumerate(exposed.messages)
@@ -307,7 +306,6 @@ def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallG
 
 
 def _schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
-    """The schema that the tool's arguments are kept to."""
     schema = tool.parameters
     if _SAYS_MORE.isdisjoint(schema):
         schema = {**schema, "additionalProperties": False}

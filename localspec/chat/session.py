@@ -281,7 +281,6 @@ def _keep_picture(session: Path, picture: Picture) -> str:
 
 
 def _with_pictures(session: Path, message: Message) -> Message:
-    """The message with its pictures. Raises SessionError if one is missing or damaged."""
     positions = message.get("pictures", ())
     shown = (
         Shown(position["at"], _read_picture(session, position["sha256"]))
@@ -291,7 +290,6 @@ def _with_pictures(session: Path, message: Message) -> Message:
 
 
 def _read_picture(session: Path, digest: str) -> Picture:
-    """A picture of the session. Raises SessionError if it is missing or damaged."""
     path = _pictures_folder(session) / f"{digest}.png"
     try:
         picture = Picture.read(path, most_bytes=_MOST_PICTURE_BYTES)

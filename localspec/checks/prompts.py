@@ -11,7 +11,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from localspec.chat.text_file import read_text_file
+from localspec.chat.attachment import read_text_file
 from localspec.errors import ContextError, OptionError
 from localspec.presets.presets import parse_toml
 

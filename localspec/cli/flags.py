@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
 
-from localspec.chat.text_file import read_text_file
+from localspec.chat.attachment import read_text_file
 from localspec.errors import OptionError
 
 # Keywords whose option is better known by another name, which is that of llama.cpp or shorter.

@@ -12,7 +12,7 @@ from typing import TextIO
 
 import click
 
-from localspec.chat.text_file import ONE_BYTE, WIDE_MARKS, text_of
+from localspec.chat.attachment import ONE_BYTE, WIDE_MARKS, text_of
 
 MAX_INPUT_BYTES = 64_000_000  # of a message; no context holds so much
 

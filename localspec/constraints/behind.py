@@ -164,7 +164,6 @@ class Behind:
         return token not in self._candidates() or self._may_pass(token)
 
     def _go_on(self, token: int) -> None:
-        """Take a token that may come."""
         if self._stage is _Stage.START:
             is_opening = token in self._others
             self._stage = _Stage.FREE if is_opening else _Stage.BEHIND

@@ -168,7 +168,6 @@ def _compiled(spec: ConstraintSpec) -> str:
 
 
 def _refused(spec: ConstraintSpec, message: str) -> ConstraintError:
-    """llguidance's refusal as an error for people."""
     keywords = _KEYWORDS.search(message)
     if keywords:
         return ConstraintError(

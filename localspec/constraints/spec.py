@@ -114,7 +114,6 @@ def schema_text(schema: object) -> str:
 
 
 def _dataclass_schema(kind: type) -> Mapping[str, Any]:
-    """Pydantic's schema of a dataclass. Raises ConstraintError where it has none."""
     try:
         from pydantic import TypeAdapter
     except ImportError as error:

@@ -6,22 +6,16 @@ import abc
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import NO_VARIABLES
 from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
 from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
-from localspec.server.costs import (
-    LOWEST_LOGPROB,
-    explanation,
-    own_fields,
-    step_object,
-    usage_of,
-)
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
-from localspec.server.form import Form
+from localspec.server.form import Form, own_fields, usage_of
 from localspec.server.question import (
     MOST_ANSWERS,
     MOST_LOGPROBS,
@@ -38,8 +32,11 @@ from localspec.server.question import (
     template_variables,
 )
 from localspec.server.refusal import RequestError
-from localspec.streaming.reply import Reply
+from localspec.speculative.metrics import why_off
+from localspec.streaming.reply import Reply, StepFacts
 from localspec.tools.tool import CallPiece
+
+_LOWEST_LOGPROB = -9999.0  # for an impossible token: JSON has no infinity
 
 
 class OpenAIForm(Form):
@@ -167,9 +164,9 @@ class Completion(OpenAIForm):
             self._offsets[number] += sum(byte & 0xC0 != 0x80 for byte in data)
         return {
             "tokens": [each.text for each in found],
-            "token_logprobs": [max(each.before, LOWEST_LOGPROB) for each in found],
+            "token_logprobs": [max(each.before, _LOWEST_LOGPROB) for each in found],
             "top_logprobs": [
-                {top.text: max(top.logprob, LOWEST_LOGPROB) for top in each.top_before}
+                {top.text: max(top.logprob, _LOWEST_LOGPROB) for top in each.top_before}
                 for each in found
             ],
             "text_offset": offsets,
@@ -259,12 +256,12 @@ class ChatCompletion(OpenAIForm):
         if explains:
             choice["provenance"] = piece.provenance.value
             if piece.step is not None:
-                choice["step"] = step_object(piece.step, new.num_prompt_tokens)
+                choice["step"] = _step_object(piece.step, new.num_prompt_tokens)
         return choice
 
     def _own_fields(self, reply: Reply) -> dict[str, Any]:
         told = super()._own_fields(reply)
-        return {**told, "explanation": explanation(reply)} if self._explains else told
+        return {**told, "explanation": _explanation(reply)} if self._explains else told
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
         """A choice without text; the first of an answer has its role."""
@@ -279,6 +276,50 @@ class ChatCompletion(OpenAIForm):
             return {"index": call.number, "function": {"arguments": call.json}}
         self._started_calls.add((answer, call.number))
         return {"index": call.number, **_function_call(call.id, call.name, call.json)}
+
+
+def _explanation(reply: Reply) -> dict[str, Any]:
+    """Facts about the drafts of an answer, and why there were no more, for clients that ask.
+
+    steps_per_length: steps that proposed 0, 1, 2 … tokens, up to the most. Drafted and accepted
+    tokens are counted per position in a draft and per proposer. outlook: what the automatic
+    policy expects of the next draft token: acceptance and break_even from 0 to 1, and
+    step_ratios v(n).
+    """
+    stats = reply.stats
+    last = max((n for n, steps in enumerate(stats.steps_per_length) if steps), default=0)
+    return {
+        "steps_per_length": stats.steps_per_length[: last + 1],
+        "drafted_per_position": stats.drafted_per_position[:last],
+        "accepted_per_position": stats.accepted_per_position[:last],
+        "proposers": {
+            kind.value: {
+                "steps": steps,
+                "drafted": stats.drafted_per_proposer.get(kind, 0),
+                "accepted": stats.accepted_per_proposer.get(kind, 0),
+            }
+            for kind, steps in stats.steps_per_proposer.items()
+        },
+        "steps_not_drafted": {
+            why_off(reason): steps for reason, steps in stats.draft_off_steps.items()
+        },
+        "outlook": None if stats.outlook is None else asdict(stats.outlook),
+        "threads": None if stats.threads is None else asdict(stats.threads),
+        "exact": stats.exact,
+        "rule": reply.rule,
+        "seed": reply.seed,
+    }
+
+
+def _step_object(step: StepFacts, prompt_tokens: int) -> dict[str, Any]:
+    """Facts about a step, for clients that ask what was drafted. draft_off is in words."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "drafted": step.num_drafted,
+        "accepted": step.num_accepted,
+        "threads": step.num_threads,
+        "draft_off": None if step.draft_off is None else why_off(step.draft_off),
+    }
 
 
 def _function_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
@@ -305,7 +346,6 @@ def _logprob_content(found: Sequence[TokenLogprobs] | None) -> dict[str, Any] | 
 
 
 def _finish_reason(reply: Reply) -> str:
-    """Why the answer ended, in OpenAI's words."""
     has_called = reply.finish_reason == "stop" and reply.tool_calls
     return "tool_calls" if has_called else reply.finish_reason
 
@@ -323,7 +363,7 @@ def _one_logprob(token: TokenLogprob, raw: Mapping[int, bytes]) -> dict[str, Any
     return {
         "id": token.token_id,
         "token": token.text,
-        "logprob": max(token.logprob, LOWEST_LOGPROB),
+        "logprob": max(token.logprob, _LOWEST_LOGPROB),
         "bytes": list(raw.get(token.token_id, token.text.encode())),
     }
 

@@ -10,10 +10,9 @@ from typing import Any
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
 from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
-from localspec.server.costs import own_fields
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
-from localspec.server.form import EngineCall, Form
+from localspec.server.form import EngineCall, Form, own_fields
 from localspec.server.question import (
     Question,
     answer_form,
@@ -102,7 +101,6 @@ class MessageForm(Form):
         return _named_event("message_start", message=message)
 
     def _say(self, piece: Piece) -> str:
-        """The events of a piece, in its block."""
         if (call := piece.call) is not None:
             switched = self._switch_to(call.number, _tool_use(call.id, call.name))
             return switched + self._delta(call.json, {})
@@ -135,14 +133,10 @@ class MessageForm(Form):
     def _end_block(self) -> str:
         if self._block is None:
             return ""
-        at, signed = {"index": self._num_blocks}, ""
-        if self._block == "thinking":
-            delta = {"type": "signature_delta", "signature": ""}
-            signed = _named_event("content_block_delta", **at, delta=delta)
-        ended = _named_event("content_block_stop", **at)
+        ended = _named_event("content_block_stop", index=self._num_blocks)
         self._block = None
         self._num_blocks += 1
-        return signed + ended
+        return ended
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -172,14 +166,12 @@ def _tools(fields: Fields) -> dict[str, Any]:
     name = choice.text("name") if kind == "tool" else _CHOICES.get(kind)
     if name is None:
         fields.refuse("tool_choice", "Choose auto, any, none, or a tool by its name.")
-    is_ignored = kind == "tool" and any(tool.get("name") == name for tool in ignored)
-    if is_ignored or (ignored and not tools and name == "required"):
-        name = "auto"
-    return tool_options(tools, name, is_parallel=is_parallel)
+    others = [tool.get("name") for tool in ignored]
+    named = name if kind == "tool" else ""
+    return tool_options(tools, name, others, named, is_parallel=is_parallel)
 
 
 def _read_messages(fields: Fields) -> list[Message]:
-    """System text and messages, checked. Raises RequestError, OptionError."""
     given = fields.objects("messages")
     if not given:
         fields.refuse("messages", "Give one or more.")
@@ -187,13 +179,12 @@ def _read_messages(fields: Fields) -> list[Message]:
     for message in given:
         found += _messages_in(message.any("content"), message.text("role") or "")
     messages = checked_messages(found)
-    system = fields.any("system")
-    if system is not None:
-        (opening,) = checked_messages([{"role": "system", "content": system}])
-        # Without that line: nothing after it would stay cached.
-        text = _BILLING.sub("", opening["content"], count=1)
-        messages.insert(0, {**opening, "content": text})
-    return messages
+    if (system := fields.any("system")) is None:
+        return messages
+    (opening,) = checked_messages([{"role": "system", "content": system}])
+    # Without that line: nothing after it would stay cached.
+    text = _BILLING.sub("", opening["content"], count=1)
+    return [{**opening, "content": text}, *messages]
 
 
 def _messages_in(content: object, role: str) -> list[Message]:
@@ -205,18 +196,16 @@ def _messages_in(content: object, role: str) -> list[Message]:
         return [block for block in content if _kind_of(block) == kind]
 
     results = [_result_in(block) for block in of_kind("tool_result")]
-    calls = [_call_in(block) for block in of_kind("tool_use")]
+    calls = [
+        {"id": each.get("id"), "name": each.get("name"), "arguments": each.get("input")}
+        for each in of_kind("tool_use")
+    ]
     text = [block for block in content if _kind_of(block) not in _NOT_SAID]
     if results and not (text or calls):
         return results
     thought = "\n".join(str(block.get("thinking")) for block in of_kind("thinking"))
     called = {"tool_calls": calls, "reasoning_content": thought} if calls else {}
     return [*results, {"role": role, "content": text, **called}]
-
-
-def _call_in(block: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": block.get("name"), "arguments": block.get("input")}
-    return {"id": block.get("id"), "function": function}
 
 
 def _result_in(block: Mapping[str, Any]) -> Message:
@@ -232,7 +221,6 @@ def _kind_of(block: object) -> object:
 
 
 def _variables(fields: Fields) -> dict[str, Any]:
-    """Variables of the chat template that a request sets. Raises RequestError."""
     kind = fields.object("thinking").text("type")
     thinks = {"enabled": True, "disabled": False}.get(kind or "")
     effort = fields.object("output_config").text("effort")

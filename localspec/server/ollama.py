@@ -19,10 +19,9 @@ from localspec.errors import OptionError
 from localspec.sampling.logprobs import TokenLogprobs
 from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt, Service
 from localspec.server.completions import logprob_object
-from localspec.server.costs import own_fields
 from localspec.server.encoding import compact_json, sent_bytes
 from localspec.server.fields import Fields
-from localspec.server.form import Aside, Form
+from localspec.server.form import Aside, Form, own_fields
 from localspec.server.question import (
     FimPrompt,
     Input,
@@ -253,7 +252,6 @@ class OllamaForm(Form):
         calls: Sequence[dict[str, Any]] = (),
         logprobs: Sequence[TokenLogprobs] | None = None,
     ) -> dict[str, Any]:
-        """More of the answer."""
         more = {"thinking": thoughts, "tool_calls": list(calls)}
         part = self._text_part(text, {name: each for name, each in more.items() if each})
         if logprobs is not None:
@@ -341,7 +339,6 @@ def _generate_input(fields: Fields) -> Input | None:
 
 
 def _message_of(fields: Fields) -> dict[str, Any]:
-    """A message in OpenAI's terms, from Ollama's."""
     content = fields.any("content")
     if images := _images(fields):
         content = [*images, {"type": "text", "text": fields.text("content") or ""}]
@@ -392,7 +389,6 @@ def _format_options(fields: Fields) -> dict[str, Any]:
 
 
 def _variables(fields: Fields) -> dict[str, Any]:
-    """Variables of the chat template that a request sets. Raises RequestError."""
     value = fields.any("think")
     if value is not None and not isinstance(value, bool) and value not in _THINK_LEVELS:
         fields.refuse("think", f"Give true, false, or one of {', '.join(_THINK_LEVELS)}.")

@@ -169,18 +169,17 @@ def flagged_logprobs(fields: Fields) -> int | None:
 
 def _logit_bias(fields: Fields) -> dict[Any, Any] | None:
     """A map of token ids to numbers, or llama.cpp's list of pairs, where false is a ban."""
-    value = fields.any("logit_bias")
-    if isinstance(value, list) and all(isinstance(p, list) and len(p) == 2 for p in value):
-        bans = {str(token): float("-inf") for token, bias in value if bias is False}
-        value = {str(token): bias for token, bias in value if bias is not False}
-    elif isinstance(value, dict):
-        bans = {}
-    elif value is None:
+    given = fields.any("logit_bias")
+    if isinstance(given, list) and all(isinstance(p, list) and len(p) == 2 for p in given):
+        given = {str(token): bias for token, bias in given}
+    if given is None:
         return None
-    else:
+    if not isinstance(given, dict):
         fields.refuse("logit_bias", "Map token ids to numbers.")
-    biases = Fields(value, "logit_bias.")
-    return {token: biases.number(token) for token in value} | bans
+    biases, ban = Fields(given, "logit_bias."), float("-inf")
+    return {
+        token: ban if bias is False else biases.number(token) for token, bias in given.items()
+    }
 
 
 def openai_tools(fields: Fields) -> dict[str, Any]:
@@ -199,10 +198,9 @@ def openai_tools(fields: Fields) -> dict[str, Any]:
     kind = choice.get("type") if isinstance(choice, Mapping) else None
     if kind == "allowed_tools":
         choice = _allowed_functions(choice)
-    is_ignored = any(tool["type"] == kind for tool in ignored)
-    if is_ignored or (ignored and not tools and choice == "required"):
-        choice = "auto"
-    return tool_options(tools, choice, is_parallel=fields.flag("parallel_tool_calls"))
+    others = [tool["type"] for tool in ignored]
+    is_parallel = fields.flag("parallel_tool_calls")
+    return tool_options(tools, choice, others, kind, is_parallel=is_parallel)
 
 
 def namespaced(fields: Fields) -> dict[str, dict[str, Any]]:
@@ -243,9 +241,20 @@ def _allowed_functions(choice: Mapping[str, Any]) -> object:
 
 
 def tool_options(
-    tools: Sequence[Mapping[str, Any]], choice: object, *, is_parallel: bool | None
+    tools: Sequence[Mapping[str, Any]],
+    choice: object,
+    others: Sequence[object],
+    named: object,
+    *,
+    is_parallel: bool | None,
 ) -> dict[str, Any]:
-    """The options of tools and their choice; none without tools that may have to be called."""
+    """The options of tools and their choice; none where there is no tool to choose from.
+
+    others: tools that are ignored. named: the tool that is chosen, if any; the choice of one of
+    the others is ignored, too.
+    """
+    if named in others or (others and not tools and choice == "required"):
+        choice = "auto"
     if not tools and choice in (None, "auto", "none"):
         return {}
     return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": is_parallel}

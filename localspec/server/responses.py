@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from localspec.chat.messages import checked_messages
-from localspec.chat.template import Message
+from localspec.chat.template import NO_VARIABLES, Message
 from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
 from localspec.server.completions import logprob_object
-from localspec.server.costs import own_fields, usage_of
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
-from localspec.server.form import Form
+from localspec.server.form import Form, own_fields, usage_of
 from localspec.server.question import (
     MOST_LOGPROBS,
     Question,
@@ -29,18 +28,18 @@ from localspec.server.question import (
 )
 from localspec.server.refusal import RequestError
 from localspec.streaming.reply import Piece, Reply
-from localspec.tools.tool import CallPiece
 
 logger = logging.getLogger(__name__)
 
 _LOGPROBS = "message.output_text.logprobs"  # in the field "include"
-_Kind = Literal["message", "reasoning", "function_call"]
+_Kind = Literal["message", "reasoning"]
 # For each kind of item: the beginning of its ids, and the name of its deltas.
-_KINDS: dict[_Kind, tuple[str, str]] = {
+_KINDS = {
     "message": ("msg_", "output_text"),
     "reasoning": ("rs_", "reasoning_text"),
     "function_call": ("fc_", "function_call_arguments"),
 }
+_WHOLE = ("name", "arguments", "text", "logprobs")  # of an item, when it ends
 _ONLY_THOUGHT = {"role", "content", "reasoning_content"}
 
 
@@ -78,20 +77,20 @@ class ResponseForm(Form):
         self._spaces = namespaced(fields)
 
     def body(self, finished: Sequence[Finished]) -> Any:
-        output = []
+        output: list[dict[str, Any]] = []
         for each in finished:
             reply = each.reply
-            items = [_Item("reasoning", reply.thoughts)] if reply.thoughts else []
+            items = [_Item("reasoning", text=reply.thoughts)] if reply.thoughts else []
             if reply.text or not reply.tool_calls:
-                items.append(_Item("message", reply.text))
+                items.append(_Item("message", text=reply.text))
                 said = (reply.logprobs or ())[reply.num_thought_tokens :]
-                items[-1].logprobs += map(logprob_object, said)
-            for call in reply.tool_calls:
-                piece = CallPiece(0, call.id, call.name, "", is_last=True)
-                items.append(self._call_item(piece, call.json))
-            if items[-1].kind != "function_call":  # calls that were cut are not in a reply
-                items[-1].status = _status(reply)
-            output += [item.object() for item in items]
+                items[-1].part["logprobs"] += map(logprob_object, said)
+            status = _status(reply) if not reply.tool_calls else "completed"
+            for number, call in enumerate(reply.tool_calls):
+                called = self._called(call.id, call.name)
+                items.append(_Item(number, called, text=call.json))
+            output += [item.ended() for item in items[:-1]]
+            output.append(items[-1].ended(status))
         return self._response("completed", output, finished)
 
     def text_for(self, event: Event) -> str:
@@ -100,12 +99,11 @@ class ResponseForm(Form):
             return begun + self._say(event.piece)
         if isinstance(event, Finished):
             # An empty answer has an item, too.
-            kind = self._item.name if self._item else ""
-            if kind == "reasoning" or (kind == "" and not event.reply.tool_calls):
-                begun += self._switch_to(_Item("message", ""))
-            if self._item is not None and not self._item.is_whole:
-                self._item.status = _status(event.reply)
-            return begun + self._end_item()
+            name = self._item.name if self._item else ""
+            if name == "reasoning" or (name == "" and not event.reply.tool_calls):
+                begun += self._switch_to(_Item("message"))
+            is_whole = self._item is not None and self._item.is_whole
+            return begun + self._end_item("completed" if is_whole else _status(event.reply))
         more = event.field if isinstance(event, ReadingPrompt) else {}
         return begun or self._in_progress(more)
 
@@ -132,63 +130,62 @@ class ResponseForm(Form):
         if piece.logprobs is not None and not piece.is_thought:
             self._logprobs.append(logprob_object(piece.logprobs))
         call = piece.call
-        kind: _Kind = "reasoning" if piece.is_thought else "message"
-        text = piece.text if call is None else call.json
-        if not text and call is None:
+        name: _Kind | int = "reasoning" if piece.is_thought else "message"
+        text, called = piece.text, {}
+        if call is not None:
+            name, text, called = call.number, call.json, self._called(call.id, call.name)
+        elif not text:
             return ""
         item, switched = self._item, ""
-        if item is None or item.name != (kind if call is None else call.number):
-            item = _Item(kind, "") if call is None else self._call_item(call, "")
+        if item is None or item.name != name:
+            item = _Item(name, called)
             switched = self._switch_to(item)
         item.is_whole = call is not None and call.is_last
         if not text:
             return switched
-        item.text += text
-        more = self._with_logprobs(item)
-        position = item.position(len(self._output))
-        return switched + self._event(
-            f"response.{item.delta}.delta", **position, delta=text, **more
-        )
+        item.add(text)
+        more = {**self._position(item), "delta": text, **self._new_logprobs(item)}
+        return switched + self._event(f"response.{item.delta}.delta", **more)
 
-    def _call_item(self, call: CallPiece, arguments: str) -> _Item:
-        named = self._spaces.get(call.name, {"name": call.name})
-        return _Item("function_call", arguments, call, named)
+    def _called(self, call_id: str, name: str) -> dict[str, Any]:
+        return {"call_id": call_id, **self._spaces.get(name, {"name": name})}
 
-    def _with_logprobs(self, item: _Item) -> dict[str, Any]:
-        """The log-probabilities of the tokens since the last event of a message."""
-        if item.kind != "message":
+    def _new_logprobs(self, item: _Item) -> dict[str, Any]:
+        if item.name != "message":
             return {}
         taken, self._logprobs = self._logprobs, []
-        item.logprobs += taken
+        item.part["logprobs"] += taken
         return {"logprobs": taken}
+
+    def _position(self, item: _Item) -> dict[str, Any]:
+        """The fields of an event that say where its text is."""
+        part = {"content_index": 0} if item.part else {}
+        return {"item_id": item.json["id"], "output_index": len(self._output), **part}
 
     def _switch_to(self, item: _Item) -> str:
         """End any open item, and start this one."""
         ended, self._item = self._end_item(), item
         index = len(self._output)
-        kind = "response.output_item.added"
-        added = self._event(kind, output_index=index, item=item.begun())
+        added = self._event("response.output_item.added", output_index=index, item=item.json)
         return ended + added + self._parted("added", item)
 
-    def _end_item(self) -> str:
+    def _end_item(self, status: str = "completed") -> str:
         item, self._item = self._item, None
         if item is None:
             return ""
-        self._with_logprobs(item)
-        index = len(self._output)
-        position = item.position(index)
-        done = self._event(f"response.{item.delta}.done", **position, **item.whole_text())
-        done += self._parted("done", item)
-        self._output.append(item.object())
-        kind = "response.output_item.done"
-        return done + self._event(kind, output_index=index, item=self._output[-1])
+        self._new_logprobs(item)
+        more = {**self._position(item), **item.whole_text()}
+        done = self._event(f"response.{item.delta}.done", **more) + self._parted("done", item)
+        index, told = len(self._output), item.ended(status)
+        self._output.append(told)
+        return done + self._event("response.output_item.done", output_index=index, item=told)
 
     def _parted(self, what: str, item: _Item) -> str:
         """The event that the part of an item starts or ends, if it has one."""
         if not item.part:
             return ""
-        position = item.position(len(self._output))
-        return self._event(f"response.content_part.{what}", **position, part=item.part)
+        kind = f"response.content_part.{what}"
+        return self._event(kind, **self._position(item), part=item.part)
 
     def _event(self, kind: str, **fields: Any) -> str:
         number, self._num_events = self._num_events, self._num_events + 1
@@ -291,63 +288,47 @@ def _item_call(item: Fields) -> dict[str, Any]:
 class _Item:
     """An item of the output: a message, the thoughts before it, or a call of a tool.
 
-    text: of a call its arguments. name: tells it from other items. named: a call's name and
-    namespace.
+    name: its kind, or the number of the call. called: a call's id, name and namespace. json:
+    the item for clients. part: its content's, which has the text; a call has none.
     """
 
-    status, is_whole = "completed", False
+    is_whole = False
 
     def __init__(
-        self,
-        kind: _Kind,
-        text: str,
-        call: CallPiece | None = None,
-        named: Mapping[str, Any] = {},
+        self, name: _Kind | int, called: Mapping[str, Any] = NO_VARIABLES, text: str = ""
     ) -> None:
-        self.kind, self.text = kind, text
-        self.name = kind if call is None else call.number
-        self.logprobs: list[dict[str, Any]] = []
+        self.name = name
+        kind = "function_call" if isinstance(name, int) else name
         prefix, self.delta = _KINDS[kind]
-        self._id = prefix + secrets.token_hex(24)
-        self._call, self._named = call, named
+        self.json: dict[str, Any] = {"id": prefix + secrets.token_hex(24), "type": kind}
+        self.json["status"] = "in_progress"
+        self.part: dict[str, Any] = {}
+        if kind == "function_call":
+            self.json |= {**called, "arguments": ""}
+        elif kind == "reasoning":
+            self.json |= {"summary": [], "content": []}
+            self.part = {"type": self.delta, "text": ""}
+        else:
+            self.json |= {"role": "assistant", "content": []}
+            self.part = {"type": self.delta, "text": "", "annotations": [], "logprobs": []}
+        self.add(text)
 
-    @property
-    def part(self) -> dict[str, Any]:
-        """The part of the content; empty for a call, which has none."""
-        if self._call is not None:
-            return {}
-        part = {"type": self.delta, "text": self.text}
-        if self.kind == "reasoning":
-            return part
-        return {**part, "annotations": [], "logprobs": self.logprobs}
-
-    def object(self) -> dict[str, Any]:
-        """The item as it is now."""
-        common = {"id": self._id, "type": self.kind, "status": self.status}
-        if self._call is not None:
-            called = {"call_id": self._call.id, **self._named}
-            return {**common, **called, "arguments": self.text}
-        own: dict[str, Any] = (
-            {"summary": []} if self.kind == "reasoning" else {"role": "assistant"}
-        )
-        return {**common, **own, "content": [self.part]}
-
-    def begun(self) -> dict[str, Any]:
-        """The item as it is when it starts."""
-        empty: dict[str, Any] = {"content": []} if self._call is None else {"arguments": ""}
-        return {**self.object(), "status": "in_progress", **empty}
-
-    def position(self, index: int) -> dict[str, Any]:
-        """The fields of an event that say where its text is."""
-        part = {"content_index": 0} if self._call is None else {}
-        return {"item_id": self._id, "output_index": index, **part}
+    def add(self, text: str) -> None:
+        """Add to the text, or a call's arguments."""
+        holder, name = (self.part, "text") if self.part else (self.json, "arguments")
+        holder[name] += text
 
     def whole_text(self) -> dict[str, Any]:
         """The fields of the event that has its whole text."""
-        if self._call is not None:
-            return {"name": self._named["name"], "arguments": self.text}
-        more = {"logprobs": self.logprobs} if self.kind == "message" else {}
-        return {"text": self.text, **more}
+        holder = self.part or self.json
+        return {name: holder[name] for name in _WHOLE if name in holder}
+
+    def ended(self, status: str = "completed") -> dict[str, Any]:
+        """The complete item."""
+        self.json["status"] = status
+        if self.part:
+            self.json["content"] = [self.part]
+        return self.json
 
 
 def _status(reply: Reply) -> str:

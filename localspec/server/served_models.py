@@ -200,7 +200,6 @@ def _unknown(name: str, names: Sequence[str]) -> RequestError:
 
 
 def _served_name(model: Preset | str, path: Path) -> str:
-    """The name that clients use."""
     if isinstance(model, Preset):
         return model.name
     is_file = isinstance(parse_source(model, "target"), LocalModel)

@@ -179,7 +179,6 @@ class TagArguments(_Stepwise):
         return f"{separator}{json_text(key)}: "
 
     def _value(self) -> str | None:
-        """Choose how the value is read."""
         begun = self.rest[self._at :].lstrip()
         if not self._is_text and (not begun or any(each.startswith(begun) for each in _WORDS)):
             return None
@@ -236,7 +235,6 @@ def _is_cut(text: str) -> bool:
 
 
 def _typed(text: str, schema: object, root: Mapping[str, Any], *, is_text: bool | None) -> Any:
-    """The value that a text between tags stands for."""
     for branch in branches(schema, root):
         for choice in choices(branch) or ():
             if in_tags(choice) == text:

@@ -149,7 +149,6 @@ def _call(name: object, arguments: object, tools: Sequence[Tool]) -> Written | N
 
 
 def _parsed(text: str) -> Any:
-    """The value of a JSON text; None for any other text."""
     try:
         return json_value(text)
     except ValueError:
@@ -227,7 +226,6 @@ _OBJECT = '{"name": "NAME", "arguments": '
 def _list_of_objects(
     sign: str, opening: str, closing: str, *, has_ids: bool = False
 ) -> CallForm:
-    """A form with all calls in one JSON list."""
     return CallForm(
         signs=(sign,),
         openings=(opening,),

@@ -181,7 +181,6 @@ def _kinds(schema: Schema) -> Schema:
 _NO_TEXTS = ["object", "array", "number", "boolean", "null"]
 
 
-_MAX_DEPTH = 32
 _DEFINITIONS = ("$defs", "definitions")
 
 
@@ -295,7 +294,7 @@ def gemma_rules(name: str, schema: Schema, spell: GrammarTexts) -> list[str]:
         f'{name}_pair: (/[A-Za-z0-9_.$-]+/ | {name}_string) ":" {name}_any',
     ]
     writer = _GemmaWriter(name, schema, quote)
-    arguments = writer.value(schema, 0)
+    arguments = writer.value(schema)
     if arguments is None:
         raise _unwritable(name)
     return [f"{name}: {arguments}", *writer.rules, *rules]
@@ -315,35 +314,35 @@ class _GemmaWriter:
         self._quote = quote
         self._names: dict[int, str | None] = {}  # of rules, by the identity of their schema
 
-    def value(self, schema: object, depth: int) -> str | None:
+    def value(self, schema: object) -> str | None:
         """The name of the rule for a value of the schema."""
         schema = resolved(schema, self._root)
         if schema is False:
             return None
-        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        if not isinstance(schema, Mapping):
             return f"{self._name}_any"
         if id(schema) not in self._names:
             name = self._names[id(schema)] = f"{self._name}_{len(self._names)}"
-            written = self._written(schema, depth)
+            written = self._written(schema)
             if written is None:
                 self._names[id(schema)] = None
             else:
                 self.rules.append(f"{name}: {written}")
         return self._names[id(schema)]
 
-    def _written(self, schema: Schema, depth: int) -> str | None:
+    def _written(self, schema: Schema) -> str | None:
         if (values := choices(schema)) is not None:
             return _either(map(self._constant, values))
         if (options := alternatives(schema)) is not None:
-            return _either(self.value(each, depth + 1) for each in options)
+            return _either(self.value(each) for each in options)
         kinds = types_of(schema) or ["anything"]
-        return _either(self._of_type(kind, schema, depth) for kind in kinds)
+        return _either(self._of_type(kind, schema) for kind in kinds)
 
-    def _of_type(self, kind: object, schema: Schema, depth: int) -> str | None:
+    def _of_type(self, kind: object, schema: Schema) -> str | None:
         if kind == "object":
-            return self._object(schema, depth)
+            return self._object(schema)
         if kind == "array":
-            item = self.value(schema.get("items"), depth + 1)
+            item = self.value(schema.get("items"))
             return '"[]"' if item is None else f'"[" ({item} ("," {item})*)? "]"'
         if kind == "string":
             return f"{self._name}_string"
@@ -369,14 +368,14 @@ class _GemmaWriter:
         quoted = self._constant(key)
         return None if quoted is None else f'{quoted} ":"'
 
-    def _object(self, schema: Schema, depth: int) -> str | None:
+    def _object(self, schema: Schema) -> str | None:
         properties = properties_of(schema)
         if not properties:
             is_empty = schema.get("additionalProperties") is False
             return '"{}"' if is_empty else f"{self._name}_object"
         required, others = [], []
         for key, value in properties.items():
-            pair = _pair(self._key(key), self.value(value, depth + 1))
+            pair = _pair(self._key(key), self.value(value))
             if key in schema.get("required", ()):
                 required.append(pair)
             elif pair is not None:

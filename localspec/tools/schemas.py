@@ -8,7 +8,6 @@ from typing import Any
 from localspec.errors import OptionError
 
 _MAX_REFERENCES = 32  # one after the other
-_MAX_DEPTH = 32  # of schemas in each other
 
 # A wish to llguidance: JSON on one line, as json.dumps and templates write it. So a model reads
 # again what it wrote, the text between two values is known, and no blanks follow without end.
@@ -21,34 +20,26 @@ _AreTexts = dict[int, bool | None]
 _DoFit = dict[tuple[int, int], bool]
 
 
-def takes_text(
-    schema: object, root: Schema, depth: int = 0, known: _AreTexts | None = None
-) -> bool | None:
+def takes_text(schema: object, root: Schema, known: _AreTexts | None = None) -> bool | None:
     """Whether every value of the schema is a text, or none is; None if some are."""
     schema = followed(schema, root)
     known = {} if known is None else known
-    if schema is False:
-        return False
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        return None
-    if id(schema) not in known:
-        known[id(schema)] = None
-        known[id(schema)] = _takes_text(schema, root, depth + 1, known)
-    return known[id(schema)]
-
-
-def _takes_text(schema: Schema, root: Schema, depth: int, known: _AreTexts) -> bool | None:
+    if not isinstance(schema, Mapping):
+        return False if schema is False else None
+    if id(schema) in known:
+        return known[id(schema)]
+    known[id(schema)] = None  # while it is looked at: it may refer to itself
     kinds: set[bool | None]
     if (values := choices(schema)) is not None:
         kinds = {isinstance(value, str) for value in values}
     elif isinstance(schema.get("type"), str | list):
         kinds = {kind == "string" for kind in types_of(schema)}
     elif (options := alternatives(schema)) is not None:
-        kinds = {takes_text(option, root, depth, known) for option in options}
+        kinds = {takes_text(option, root, known) for option in options}
     else:
-        parts = schema.get("allOf") or ()
-        kinds = {takes_text(part, root, depth, known) for part in parts} - {None}
-    return kinds.pop() if len(kinds) == 1 else None
+        kinds = {takes_text(part, root, known) for part in schema.get("allOf") or ()} - {None}
+    known[id(schema)] = kinds.pop() if len(kinds) == 1 else None
+    return known[id(schema)]
 
 
 def types_of(schema: Schema) -> Sequence[object]:
@@ -152,25 +143,23 @@ def followed(schema: object, root: Schema) -> object:
         return _ANYTHING
 
 
-def fits(
-    value: object, schema: object, root: Schema, depth: int = 0, known: _DoFit | None = None
-) -> bool:
+def fits(value: object, schema: object, root: Schema, known: _DoFit | None = None) -> bool:
     """Whether a value fits the schema's types, choices, names and parts.
 
     Lengths, ranges, patterns and all other keywords are passed over.
     """
     schema = followed(schema, root)
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+    if not isinstance(schema, Mapping):
         return schema is not False
     known = {} if known is None else known
     key = id(value), id(schema)
     if key not in known:
-        known[key] = True
-        known[key] = _fits(value, schema, root, depth + 1, known)
+        known[key] = True  # while it is looked at: it may refer to itself
+        known[key] = _fits(value, schema, root, known)
     return known[key]
 
 
-def _fits(value: object, schema: Schema, root: Schema, depth: int, known: _DoFit) -> bool:
+def _fits(value: object, schema: Schema, root: Schema, known: _DoFit) -> bool:
     values, types, options = choices(schema), types_of(schema), alternatives(schema)
     # In JSON, true is not 1.
     is_bool = isinstance(value, bool)
@@ -180,19 +169,13 @@ def _fits(value: object, schema: Schema, root: Schema, depth: int, known: _DoFit
         return False
     if types and not any(_has_type(value, kind) for kind in types):
         return False
-    parts = schema.get("allOf") or ()
-    if options is not None and not any(fits(value, o, root, depth, known) for o in options):
+    if options is not None and not any(fits(value, each, root, known) for each in options):
         return False
-    if not all(fits(value, part, root, depth, known) for part in parts):
+    if not all(fits(value, part, root, known) for part in schema.get("allOf") or ()):
         return False
-    return _parts_fit(value, schema, root, depth, known)
-
-
-def _parts_fit(value: object, schema: Schema, root: Schema, depth: int, known: _DoFit) -> bool:
-    """Whether the parts of an object or a list fit."""
     if isinstance(value, list):
         items = schema.get("items", True)
-        return all(fits(each, items, root, depth, known) for each in value)
+        return all(fits(each, items, root, known) for each in value)
     if not isinstance(value, Mapping):
         return True
     required = schema.get("required")
@@ -201,9 +184,7 @@ def _parts_fit(value: object, schema: Schema, root: Schema, depth: int, known: _
     named, others = properties_of(schema), schema.get("additionalProperties", True)
     if "patternProperties" in schema:
         others = True
-    return all(
-        fits(each, named.get(name, others), root, depth, known) for name, each in value.items()
-    )
+    return all(fits(each, named.get(name, others), root, known) for name, each in value.items())
 
 
 _TYPES: Mapping[object, tuple[type, ...]] = {

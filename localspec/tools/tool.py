@@ -222,7 +222,6 @@ def _chosen(choice: object) -> tuple[object, tuple[Any, ...] | None]:
 
 
 def _name_in(choice: object) -> object:
-    """A tool's name, perhaps in OpenAI's object."""
     if isinstance(choice, Mapping):
         function = choice.get("function", choice)
         return function.get("name") if isinstance(function, Mapping) else None
