@@ -87,8 +87,6 @@ class Projector:
         self._handle = handle  # kept: libmtmd has the model's pointer
         self._is_cancelled: Callable[[], bool] = _never
         self._num_nodes = 0  # nodes of the graph that libmtmd has asked about
-        self._num_awaited = 0  # nodes behind which it was to ask whether to go on, and did not
-        self._failure: BaseException | None = None  # in `_goes_on`; C cannot pass it on
         self._mtmd = mtmd()
         params = self._mtmd.mtmd_context_params_default()
         params.use_gpu = use_gpu
@@ -184,19 +182,14 @@ class Projector:
     def _encoded(self, chunk: Any, count: int, is_cancelled: Callable[[], bool]) -> Rows:
         if chunk is None or self._mtmd.mtmd_input_chunk_get_n_tokens(chunk) != count:
             raise DecodeError(f"{self.name} makes another number of cells of a picture now")
-        self._is_cancelled, self._failure = is_cancelled, None
-        self._num_nodes = self._num_awaited = 0
+        self._is_cancelled, self._num_nodes = is_cancelled, 0
         complaints.clear()
         try:
             status = self._mtmd.mtmd_encode_chunk(self._context, chunk)
-            if self._failure is not None:
-                raise self._failure
-        finally:  # both may refer to this projector
-            self._is_cancelled, self._failure = _never, None
+        finally:  # it may refer to this projector
+            self._is_cancelled = _never
         if is_cancelled():
             raise Interrupted("reading a picture was cancelled")
-        if self._num_awaited:  # an exception came before a look could keep it
-            raise DecodeError(f"a signal has ended {self.name}'s reading of a picture")
         if status != 0:
             raise DecodeError(
                 f"{self.name} could not read a picture (status {status}){complaints.because()}"
@@ -329,20 +322,10 @@ def _goes_on(
     alive = projector()
     if alive is None:
         return not is_before
-    try:
-        if not is_before:
-            if alive._failure is not None or alive._is_cancelled():
-                return False
-            alive._num_awaited -= 1
-            return True
-        alive._num_nodes += 1
-        if alive._num_nodes % _NODES_AT_ONCE:
-            return False
-        alive._num_awaited += 1
-        return True
-    except BaseException as failure:  # also of a signal's handler; C would go on somehow
-        alive._failure = failure
-        return False
+    if not is_before:
+        return not alive._is_cancelled()
+    alive._num_nodes += 1
+    return alive._num_nodes % _NODES_AT_ONCE == 0
 
 
 def _never() -> bool:
