@@ -146,12 +146,15 @@ def _model_lines(model: ModelFacts) -> list[str]:
     size = f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"
     heads = f"{model.num_heads} attention heads, {model.num_kv_heads} of keys and values"
     window = f", sliding window {model.sliding_window}" if model.sliding_window else ""
+    total = sum(model.type_bytes.values())
+    shares = {name: size / total for name, size in model.type_bytes.items()}
+    types = [f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01]
     return [
         f"{model.name}, {_size(model.size_bytes, is_here=model.is_here)}",
         f"{model.architecture}, {size} parameters: "
         f"{model.num_layers} layers of width {model.width}, {heads}",
         f"{model.vocab_size} tokens, context up to {model.trained_context}{window}",
-        f"weights: {_types(model.type_bytes)}",
+        f"weights: {', '.join(types)}",
     ]
 
 
@@ -197,13 +200,6 @@ def _projector(projector: ProjectorReport) -> str:
     return f"{projector.name}, {projector.kind}, {size}"
 
 
-def _types(type_bytes: dict[str, int]) -> str:
-    """The share of each type, from one percent."""
-    total = sum(type_bytes.values())
-    shares = {name: size / total for name, size in type_bytes.items()}
-    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01)
-
-
 def _draft_here(found: Explanation) -> list[str]:
     """The draft on this machine that could be named, unless the target cannot roll back."""
     draft = found.draft_here
@@ -213,10 +209,8 @@ def _draft_here(found: Explanation) -> list[str]:
     return [f"could be --draft {shlex.quote(str(draft.path))}", *tokens]
 
 
-def _tokens(vocabulary: SharedVocabulary | CommonTokens) -> str:
-    if isinstance(vocabulary, CommonTokens):
-        return vocabulary.with_expectation()
-    return str(vocabulary)
+def _tokens(found: SharedVocabulary | CommonTokens) -> str:
+    return found.with_expectation() if isinstance(found, CommonTokens) else str(found)
 
 
 def _rollback(found: Explanation) -> str:
@@ -268,35 +262,24 @@ def _memory_lines(found: Explanation) -> list[str]:
 
 def _place_lines(memory: PairMemory, free: MemoryRoom) -> list[str]:
     """A line for each memory: needed and free bytes, and the layers that go there."""
-    lines = [_place("main memory", memory.main_bytes, free.main_bytes, _in_main_memory(memory))]
-    for index, gpu in enumerate(free.gpus):
-        parts = [
-            f"{model.gpu_layers[index]} of {model.num_layers} layers of the {role} "
-            f"({readable_bytes(model.gpu_bytes[index])})"
-            for role, model in zip(memory.roles, memory.models, strict=True)
-            if model.gpu_layers[index]
-        ]
-        name = f"{gpu.name} ({gpu.description})"
-        lines.append(_place(name, memory.gpu_bytes[index], gpu.free_bytes, parts))
-    return lines
-
-
-def _in_main_memory(memory: PairMemory) -> list[str]:
-    parts = []
+    parts: list[list[str]] = [[] for _ in range(1 + len(free.gpus))]
     for role, model in zip(memory.roles, memory.models, strict=True):
-        count = model.num_layers - sum(model.gpu_layers)
-        size = f"({readable_bytes(model.main_bytes)})"
-        if count:
-            parts.append(f"{count} of {model.num_layers} layers of the {role} {size}")
-        elif model.num_cpu_moe_layers:
-            experts = f"the experts of {model.num_cpu_moe_layers} layers of the {role}"
-            parts.append(f"{experts} {size}")
-    return parts
-
-
-def _place(name: str, needed: int, free: int, parts: list[str]) -> str:
-    what = f": {', '.join(parts)}" if parts else ""
-    return f"{readable_bytes(needed)} of {name}, {readable_bytes(free)} free{what}"
+        in_main = model.num_layers - sum(model.gpu_layers)
+        sizes = (model.main_bytes, *model.gpu_bytes)
+        for index, count in enumerate((in_main, *model.gpu_layers)):
+            what = f"{count} of {model.num_layers} layers" if count else ""
+            if index == 0 and not count and model.num_cpu_moe_layers:
+                what = f"the experts of {model.num_cpu_moe_layers} layers"
+            if what:
+                parts[index].append(f"{what} of the {role} ({readable_bytes(sizes[index])})")
+    names = ("main memory", *(f"{gpu.name} ({gpu.description})" for gpu in free.gpus))
+    needed = (memory.main_bytes, *memory.gpu_bytes)
+    unused = (free.main_bytes, *(gpu.free_bytes for gpu in free.gpus))
+    return [
+        f"{readable_bytes(taken)} of {name}, {readable_bytes(left)} free"
+        + (f": {', '.join(layers)}" if layers else "")
+        for name, taken, left, layers in zip(names, needed, unused, parts, strict=True)
+    ]
 
 
 def _fit(found: Explanation) -> str:

@@ -12,7 +12,7 @@ from localspec.atomic_write import write_whole
 from localspec.errors import OptionError, PairError, PresetError
 from localspec.gguf_file.head import check_target, head_misfit
 from localspec.gguf_file.header import Header
-from localspec.gguf_file.projector import NO_PROJECTOR, require_projector_of
+from localspec.gguf_file.projector import require_projector_of
 from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.hub.api import remote_file
 from localspec.hub.hub_file import HubFile
@@ -56,11 +56,6 @@ def add_preset(
         raise OptionError(
             f"{name!r} is not a valid name for a preset",
             "Use letters, digits, dots and dashes.",
-        )
-    if models.get("mmproj") == NO_PROJECTOR:
-        raise OptionError(
-            "a preset's mmproj is a file; 'none' is for where a model is loaded",
-            "Leave it out here.",
         )
     check_free(name)
     named = {
