@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import inspect
 import multiprocessing.process
 import os
@@ -41,11 +42,26 @@ HIDING_GPUS = {
     "HIP_VISIBLE_DEVICES": "-1",
     "GGML_VK_VISIBLE_DEVICES": "",
 }
-if os.environ.get("LOCALSPEC_TEST_GPU") != "1":
-    os.environ.update(HIDING_GPUS)
 
-# Finds a library for llama_cpp, which tests import by themselves, too.
-import localspec.llama.loaded  # noqa: E402
+
+def _is_on_gpu(config: pytest.Config) -> bool:
+    markers: str = config.option.markexpr
+    return markers == "gpu" and os.environ.get("LOCALSPEC_TEST_DEVICE") != "cpu"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs, unless tests of them were asked for, before libllama is loaded."""
+    if not _is_on_gpu(config):
+        os.environ.update(HIDING_GPUS)
+    # Finds a library for llama_cpp, which tests import by themselves, too.
+    importlib.import_module("localspec.llama.loaded")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """One process on a GPU, whose memory tests look at; else as many as usual."""
+    return 1 if _is_on_gpu(config) else None
+
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
 if WORKER and hasattr(os, "sched_setaffinity"):
