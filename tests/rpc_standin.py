@@ -1,12 +1,22 @@
-"""Stands where an RPC server is expected, and answers as it was told to, or not at all."""
+"""llama.cpp's RPC servers for tests, and one that answers as it was told to, or not at all.
+
+scripts/develop/build_rpc_server.py builds the program.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import struct
 import threading
 from collections.abc import Iterator
+
+import llama_cpp
+import pytest
+
+from comparison.llama_tools import RPC_SERVER, binaries_of, default_folder, program_in
+from comparison.rpc_server import RpcServer
 
 HELLO, DEVICE_COUNT, DEVICE_MEMORY = 14, 15, 11  # of enum rpc_cmd in ggml-rpc.cpp
 
@@ -62,3 +72,22 @@ def _answer(line: socket.socket, answers: tuple[bytes, ...]) -> None:
                 return
             line.recv(struct.unpack("<xQ", head)[0], socket.MSG_WAITALL)
             line.sendall(answer)
+
+
+# Before tests have a cache of their own.
+PROGRAM = program_in(binaries_of(default_folder()), RPC_SERVER)
+
+needs_servers = pytest.mark.skipif(
+    not (llama_cpp.llama_supports_rpc() and PROGRAM.exists()),
+    reason="ggml-rpc-server is not installed, or this llama-cpp-python has no RPC backend",
+)
+
+
+@contextlib.contextmanager
+def stopped(server: RpcServer) -> Iterator[None]:
+    """While the block runs, it stands still."""
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.process.send_signal(signal.SIGCONT)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from waiting import wait_until
 
 from localspec.engine.cache_disk import CacheDisk
 from localspec.server.app import Limits, Server
@@ -20,6 +19,7 @@ from localspec.server.guard import AccessRules
 from localspec.server.running import Runner, listen
 from localspec.server.served_embedder import ServedEmbedder
 from localspec.server.served_models import AnsweredTexts, ServedModel, ServedModels
+from waiting import wait_until
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import mmap
 import os
 import subprocess
 import sys
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-from waiting import wait_until
 
 import localspec
 from localspec.isolated.watch import Watch
+from localspec.llama.model import LlamaModel
+from localspec.llama.options import LlamaOptions
 from localspec.machine import peak_memory_bytes
+from waiting import wait_until
 
 # What is measured in the midst of an answer must not decide a near tie between two processes.
 ALIKE: dict[str, int] = {"draft_tokens": 3, "num_threads": 1}
@@ -32,8 +35,6 @@ def answer_there(connection: Connection, prompt: str) -> None:
 
 def measured_peak_bytes(target: Path, draft: Path, context_length: int) -> int:
     """The memory of the calling process for the pair, without that of the process itself."""
-    from localspec.llama import model as llama  # noqa: F401  its own memory is not the pair's
-
     localspec.load  # noqa: B018  loads what it needs
     before = psutil.Process().memory_info().rss
     with localspec.load(
@@ -107,3 +108,40 @@ def load_again_and_again(connection: Connection) -> None:
         del engine
         gc.collect()  # else what grows is the heap of Python between its own collections
     connection.send(Usage.now())
+
+
+MIB = 1 << 20
+
+
+def private_memory(size: int) -> mmap.mmap:
+    """As malloc takes it for large blocks."""
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def asked_for() -> set[tuple[int, int]]:
+    """Start and end of every region for which huge pages were asked."""
+    regions = set()
+    with open("/proc/self/smaps") as smaps:
+        for line in smaps:
+            first, *others = line.split()
+            if "-" in first and not first.endswith(":"):
+                start, end = (int(address, 16) for address in first.split("-"))
+            elif first == "VmFlags:" and "hg" in others:
+                regions.add((start, end))
+    return regions
+
+
+def size_of(regions: set[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in regions)
+
+
+def send_large_pages(connection: Connection, path: Path, use_mmap: bool) -> None:
+    """Send the bytes of the weights, and those for which large pages were asked.
+
+    Runs in a process of its own, whose C heap has no large blocks left over from others.
+    """
+    before = asked_for()
+    with private_memory(32 * MIB):
+        model = LlamaModel.open(path, LlamaOptions(context_length=64, use_mmap=use_mmap))
+        connection.send((model.num_weight_bytes, size_of(asked_for() - before)))
+        model.close()

@@ -269,22 +269,6 @@ def test_costs_of_a_busy_machine_are_not_shown(engine, monkeypatch, slowdowns, a
     assert ("A target-only step: " in shown) is are_steady
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--plot", "x.pdf"), "neither .png nor .html"),
-        (("--plot", "/nowhere/x.png"), "does not exist"),
-        (("--prompts", "absent.txt"), "absent.txt"),
-        (("--seconds", "0"), "0 is not in the range"),
-        (("--max-tokens", "1"), f"--max-tokens {SHORTEST_ANSWER} or more"),
-    ],
-)
-def test_bad_options_are_refused(arguments, message):
-    refused = run(*arguments)
-    assert refused.exit_code == 2
-    assert message in refused.stderr
-
-
 def test_a_model_is_asked_by_its_template_or_goes_on_with_the_text(demo_target):
     with localspec.load(target=demo_target) as engine:
         for task in built_in_tasks():

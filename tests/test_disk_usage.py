@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import run
 
 import localspec
 from gguf_maker import write_random_model
 from localspec.chat.session import caches_file, save_session, session_file
-from localspec.cli.screen import readable_bytes
 from localspec.policy.profile import profiles_folder
 from standin_hub import DRAFT, SMALL, StandinHub
 
@@ -97,31 +95,6 @@ def test_kept_caches_and_costs_are_those_of_the_models(tmp_path, demo_target, pr
     assert localspec.free_disk(preset, "files", "caches") == sum(kept.caches.values())
     assert localspec.disk_usage(preset).num_bytes == 0
     assert preset.target.path.exists()
-    assert caches_file("other").exists()
-    assert len(list(profiles_folder().glob("*.json"))) == 1
-
-
-def test_removing_a_preset_frees_its_caches_and_costs_too(hub: StandinHub, preset):
-    """Not the conversation, and not what is kept for other models."""
-    for model in (preset.target, preset.draft):
-        hub.add("o/m", model.path.name, model.path.read_bytes())
-    names = [f"hf:o/m/{model.path.name}" for model in (preset.target, preset.draft)]
-    assert run("models", "add", "mine", "--target", names[0], "--draft", names[1])
-    assert run("download", "mine").exit_code == 0
-    use(localspec.find_preset("mine"), "mine")
-    use(localspec.find_preset("demo"), "other")
-    kept = localspec.disk_usage("mine")
-    assert all((kept.files, kept.caches, kept.costs))
-    refused = run("models", "remove", "mine", stdin="n\n")
-    assert refused.exit_code == 130
-    assert "caches of conversations: " in refused.stderr
-    assert "measured costs: " in refused.stderr
-    assert localspec.disk_usage("mine") == kept
-    done = run("models", "remove", "mine", "--yes")
-    assert done.exit_code == 0, done.stderr
-    assert f"{readable_bytes(kept.num_bytes)} freed" in done.stderr
-    assert not any(path.exists() for path in (*kept.files, *kept.caches, *kept.costs))
-    assert session_file("mine").exists()
     assert caches_file("other").exists()
     assert len(list(profiles_folder().glob("*.json"))) == 1
 

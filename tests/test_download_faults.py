@@ -20,12 +20,12 @@ from pathlib import Path
 import filelock
 import pytest
 from command_line import LOCALSPEC
-from waiting import wait_until
 
 import localspec
 from localspec.errors import DownloadError, LocalspecError, OptionError, PresetError
 from localspec.presets.presets import find_preset
 from standin_hub import COMMIT, DRAFT, REPO, TARGET, Fault, StandinHub
+from waiting import wait_until
 
 MB = 1 << 20
 

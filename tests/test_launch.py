@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
 
 from server_runner import free_port, running_server
+from waiting import wait_until
 
 pytestmark = [
     pytest.mark.process,

@@ -142,23 +142,6 @@ def test_text_survives_the_tokenizer(model, text):
     assert back == text.encode(errors="replace").decode()
 
 
-def test_an_adopted_llama_is_given_back_usable(demo_target):
-    """With its own settings, and with nothing of ours in its cache."""
-    llama = llama_cpp.Llama(str(demo_target), n_ctx=256, n_batch=64, verbose=False)
-    before = llama.create_completion("The fox", max_tokens=8, temperature=0)["choices"]
-    adopted = LlamaModel.adopt(llama, 3)
-    assert adopted.context_length == 256
-    ids = adopted.vocabulary.tokenize(TEXT * 5, parse_special=False)[:100]
-    rows = adopted.decode(ids, 3).copy()
-    adopted.close()
-    after = llama.create_completion("The fox", max_tokens=8, temperature=0)["choices"]
-    assert after[0]["text"] == before[0]["text"]
-    own = LlamaModel.open(demo_target, LlamaOptions(max_outputs=3))
-    close_rows(rows, own.decode(ids, 3))
-    own.close()
-    llama.close()
-
-
 def test_a_llama_that_embeds_is_refused_and_stays_its_owners(demo_target):
     llama = llama_cpp.Llama(str(demo_target), n_ctx=64, embedding=True, verbose=False)
     with pytest.raises(ModelFileError, match="computes embeddings"):

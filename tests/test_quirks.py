@@ -22,7 +22,7 @@ from localspec.llama.library import amx_is_left_out, system_info
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.llama.quirks import amx_trial
-from regions import load
+from spawned import send_large_pages
 
 GGML = native.shared_library(llama_cpp)
 HAS_KERNELS = sys.platform == "linux" and (
@@ -111,7 +111,7 @@ def test_large_pages_are_asked_for_weights_and_nothing_else(tmp_path, demo_targe
     spawning = multiprocessing.get_context("spawn")
     for use_mmap in (True, False):
         ours, theirs = spawning.Pipe()
-        process = spawning.Process(target=load, args=(theirs, path, use_mmap))
+        process = spawning.Process(target=send_large_pages, args=(theirs, path, use_mmap))
         process.start()
         theirs.close()
         num_weight_bytes, num_bytes = ours.recv()

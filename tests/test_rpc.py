@@ -9,8 +9,15 @@ import llama_cpp
 import pytest
 from command_line import run
 from head_maker import BlockHead, write_block_head, write_head_model
-from rpc_runner import PROGRAM, needs_servers, stopped
-from rpc_standin import answering, device_count, device_memory, hello
+from rpc_standin import (
+    PROGRAM,
+    answering,
+    device_count,
+    device_memory,
+    hello,
+    needs_servers,
+    stopped,
+)
 
 import inside
 import localspec

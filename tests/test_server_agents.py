@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from waiting import wait_until
 
 from agent_model import ANSWER, write_agent_preset
 from server_runner import free_port
+from waiting import wait_until
 
 pytestmark = [
     pytest.mark.process,

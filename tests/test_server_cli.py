@@ -13,7 +13,6 @@ from pathlib import Path
 import httpx
 import pytest
 from command_line import run
-from waiting import wait_until
 
 import inside
 from localspec.errors import EngineError
@@ -21,6 +20,7 @@ from localspec.server import served_models
 from localspec.server.running import Runner, listen
 from localspec.server.served_models import ServedModels
 from server_runner import free_port, running_server
+from waiting import wait_until
 
 PAGE = Path(__file__).parent.parent / "docs" / "clients.md"
 

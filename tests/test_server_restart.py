@@ -7,13 +7,13 @@ import signal
 import sys
 
 import pytest
-from waiting import wait_until
 
 import inside
 from localspec.engine.cache_disk import CacheDisk
 from localspec.engine.cache_store import kept_files
 from localspec.server.app import Limits
 from server_runner import running_server
+from waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("own_folders")]
 

@@ -64,28 +64,6 @@ def test_many_threads_get_whole_answers_or_a_refusal():
     assert again.text == expected[1]
 
 
-def test_a_stream_may_move_from_thread_to_thread():
-    with localspec.load(draft_tokens=0) as engine:
-        expected = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20).reply().text
-        with engine.exclusively():
-            pass  # the same decodes again, so that nothing is rounded otherwise
-        stream = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20)
-        texts: list[str] = []
-        done = False
-
-        def read() -> None:
-            nonlocal done
-            piece = next(stream, None)
-            done = piece is None
-            texts.append(piece.text if piece else "")
-
-        while not done:
-            thread = threading.Thread(target=read)
-            thread.start()
-            thread.join()
-        assert "".join(texts) == expected
-
-
 @pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("busy", [False, True])
