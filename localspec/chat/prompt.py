@@ -119,15 +119,8 @@ class PromptMaker:
         self._check_tools(messages, use)
         exposed = self._exposed(messages, use, variables)
         self._check_roles(exposed, is_cancelled)
-        text, hidden = self._with_pictures(exposed, is_cancelled)
-        tokens = with_bos(self._guard.tokenize(text, hidden), self._vocabulary)
-        thoughts, calls = self._thoughts.after(text), self._calls(use)
-        return Prompt(tokens, thoughts, calls=calls, pictures=tuple(pictures))
-
-    def _with_pictures(self, exposed: Exposed, is_cancelled: CancelCheck) -> tuple[str, Hidden]:
-        """`_guarded`, with each picture where it was, or else before its message's text."""
         text, hidden = self._guarded(exposed, is_cancelled)
-        if not hidden.shows_pictures(text):
+        if not hidden.shows_pictures(text):  # where they were; so each before its text
             exposed = exposed._replace(messages=in_front(exposed.messages))
             text, hidden = self._guarded(exposed, is_cancelled)
         if not hidden.shows_pictures(text):
@@ -135,7 +128,9 @@ class PromptMaker:
                 "the chat template leaves out a picture, or shows it twice",
                 "Give another, as template=chatml.",
             )
-        return text, hidden
+        tokens = with_bos(self._guard.tokenize(text, hidden), self._vocabulary)
+        thoughts, calls = self._thoughts.after(text), self._calls(use)
+        return Prompt(tokens, thoughts, calls=calls, pictures=tuple(pictures))
 
     def _exposed(
         self, messages: Sequence[Message], use: ToolUse, variables: Mapping[str, Any]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_type_hints
 
 from localspec.chat.messages import as_text
@@ -188,10 +187,7 @@ def openai_tools(fields: Fields) -> dict[str, Any]:
     Functions in a namespace have their `flat_name`. Other tools are ignored, and a choice of
     one of them: nothing here could run it.
     """
-    given: list[Mapping[str, Any]] = []
-    for tool, raw in zip(fields.objects("tools"), fields.any("tools") or (), strict=True):
-        members = (tool.objects("tools") and raw["tools"]) if _is_space(raw) else None
-        given += [raw] if members is None else map(partial(_in_space, raw.get("name")), members)
+    given = [_in_space(space, tool) for space, tool in _given_tools(fields)]
     tools = [tool for tool in given if tool.get("type") in _FUNCTIONS]
     ignored = [tool for tool in given if tool.get("type") not in _FUNCTIONS]
     choice = fields.any("tool_choice")
@@ -206,23 +202,26 @@ def openai_tools(fields: Fields) -> dict[str, Any]:
 def namespaced(fields: Fields) -> dict[str, dict[str, Any]]:
     """Name and namespace of the functions in namespaces, by their flat names."""
     return {
-        flat_name(each.get("name"), space.get("name")): {
-            "name": each.get("name"),
-            "namespace": space.get("name"),
-        }
-        for space in filter(_is_space, fields.any("tools") or ())
-        for each in space["tools"]
+        flat_name(tool.get("name"), space): {"name": tool.get("name"), "namespace": space}
+        for space, tool in _given_tools(fields)
+        if space
     }
+
+
+def _given_tools(fields: Fields) -> Iterator[tuple[object, Mapping[str, Any]]]:
+    """Each tool, with the namespace that it is in, if any."""
+    for tool, raw in zip(fields.objects("tools"), fields.any("tools") or (), strict=True):
+        if raw.get("type") == "namespace":
+            for each in raw["tools"] if tool.objects("tools") else ():
+                yield raw.get("name"), each
+        else:
+            yield None, raw
 
 
 def flat_name(name: object, namespace: object) -> str:
     """A function's name to the model, which knows no namespaces; as Codex joins the two."""
     own = str(name or "")
     return f"{str(namespace).rstrip('_')}__{own.lstrip('_')}" if namespace else own
-
-
-def _is_space(tool: Mapping[str, Any]) -> bool:
-    return tool.get("type") == "namespace" and tool.get("tools") is not None
 
 
 def _in_space(namespace: object, tool: Mapping[str, Any]) -> Mapping[str, Any]:

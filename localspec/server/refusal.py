@@ -34,6 +34,11 @@ _STATUSES = {
     "server_error": 500,
     "overloaded": 503,
 }
+_CODES = (
+    (ContextError, "context_length_exceeded"),
+    (OptionError | TemplateError, "invalid_request"),
+    (BusyError | ClosedError, "overloaded"),
+)
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _ANTHROPIC_TYPES = {**_OPENAI_TYPES, 413: "request_too_large", 503: "overloaded_error"}
 # Words of Python in hints, and what a client calls these things.
@@ -93,15 +98,9 @@ def refusal_of(error: Exception) -> RequestError:
     if not isinstance(error, LocalspecError):
         logger.error("a request failed", exc_info=error)
         return RequestError("the server failed; see its log", code="server_error")
-    code = "server_error"
-    if isinstance(error, ContextError):
-        code = "context_length_exceeded"
-    elif isinstance(error, OptionError | TemplateError):
-        code = "invalid_request"
-    elif isinstance(error, BusyError | ClosedError):
-        code = "overloaded"
-    elif isinstance(error, CrashedError):
+    if isinstance(error, CrashedError):
         logger.error("the process of the models ended", exc_info=error)
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), "server_error")
     message = _OWN_FIELD.sub("repeat_last_n", str(error))
     refusal = RequestError(message, _hint_for_clients(error.hint), code=code)
     refusal.__cause__ = error

@@ -231,20 +231,14 @@ class ServedModels:
 
         Raises RequestError, also for the name of the embedder.
         """
-        for model in self.all:
-            if model.is_called(name):
-                return model
-        names = [model.name for model in self.all]
-        if self.embedder is not None and self.embedder.is_called(name):
+        found = self.listed_named(name)
+        if isinstance(found, ServedEmbedder):
             raise RequestError(
                 f"{name} is the model for embeddings, and answers no questions",
-                f"Choose one of: {', '.join(names)}.",
+                f"Choose one of: {', '.join(model.name for model in self.all)}.",
                 param="model",
             )
-        if name is not None and not self._takes_any_name:
-            raise _unknown(name, names)
-        loaded = [model for model in self.all if model.engine is not None]
-        return max(loaded, key=lambda model: model.used_s, default=self.all[0])
+        return found
 
     def embedder_named(self, name: str | None) -> ServedEmbedder:
         """The embedder. Raises RequestError if there is none, or it has another name."""
@@ -265,9 +259,13 @@ class ServedModels:
 
     def listed_named(self, name: str | None) -> ServedModel | ServedEmbedder:
         """The model of `named`, or the embedder if the name is its own. Raises RequestError."""
-        if self.embedder is not None and self.embedder.is_called(name):
-            return self.embedder
-        return self.named(name)
+        for model in self.listed:
+            if model.is_called(name):
+                return model
+        if name is not None and not self._takes_any_name:
+            raise _unknown(name, [model.name for model in self.all])
+        loaded = [model for model in self.all if model.engine is not None]
+        return max(loaded, key=lambda model: model.used_s, default=self.all[0])
 
     def open_first(self) -> None:
         """Load the default before the server starts. Raises what loading raises."""
