@@ -153,7 +153,7 @@ def test_a_program_that_is_missing_is_named_before_a_server_is_started(tmp_path)
     code, said = ended(started(tmp_path, "codex"))
     assert code == 2
     assert said.splitlines() == [
-        "Error: Codex is not installed: there is no program 'codex' in PATH",
+        "Error: Codex is not installed",
         "Hint: Install it: npm install -g @openai/codex",
     ]
 

@@ -210,7 +210,7 @@ PLAIN = '[a]\ndescription = "d"\ncontext_length = 5\n'
         (PLAIN + "colour = 3\n" + TARGET, r"\[a\] colour: is not a key here"),
         (PLAIN + 'extends = "b"\n' + TARGET, "extends: names no preset further up"),
         (PLAIN + TARGET + 'path = "p"\n', r"\[a.target\] needs one of: repo, path, packaged"),
-        (PLAIN + TARGET.replace("x.gguf", "../x.gguf"), "'../x.gguf' is not the name of"),
+        (PLAIN + TARGET.replace("x.gguf", "../x.gguf"), "'../x.gguf' is no GGUF file's name"),
         (PLAIN + TARGET + '[a.head]\npath = "h"\nsise = 3\n', r"\[a.head\] sise: is not a key"),
         (PLAIN + '[a.target]\nrepo = "o/m"\nparts = []\n', "has no files"),
         ('["../x"]\n' + PLAIN.removeprefix("[a]\n"), "is not a valid name for a preset"),

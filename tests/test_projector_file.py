@@ -87,7 +87,7 @@ def test_how_many_cells_are_read_at_once(tmp_path, kind, cells):
     header = checked_projector(path)
     assert cells_at_once(header) == cells
     require_free_of_position(header)
-    with pytest.raises(PairError, match="made for models of width 64; that of"):
+    with pytest.raises(PairError, match="made for models of width 64, not"):
         require_projector_of(header, header)
 
 

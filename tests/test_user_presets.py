@@ -105,7 +105,7 @@ def test_a_preset_that_another_extends_stays(users_file, demo_target):
     users_file.write_text(users_file.read_text() + '[twin]\nextends = "mine"\n')
     result = run("models", "remove", "mine", "--yes")
     assert "The preset mine stays: twin extends it" in result.stderr
-    with pytest.raises(localspec.PresetError, match=r"twin in .* extends 'mine'"):
+    with pytest.raises(localspec.PresetError, match="twin extends 'mine'"):
         drop_preset("mine")
     assert {"mine", "twin"} <= load_presets().keys()
 

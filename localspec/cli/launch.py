@@ -139,8 +139,7 @@ def _launcher(program: str, agent: Agent) -> click.Command:
         path = shutil.which(program)
         if path is None:
             raise OptionError(
-                f"{agent.title} is not installed: there is no program {program!r} in PATH",
-                f"Install it: npm install -g {agent.package}",
+                f"{agent.title} is not installed", f"Install it: npm install -g {agent.package}"
             )
         with _server(model, context_length, port) as served:
             arguments, variables = agent.tell(served)

@@ -415,10 +415,7 @@ def constraint_options(command: Callable[..., Any]) -> Callable[..., Any]:
         *, json_schema: Path | None, strict: bool, grammar: Path | None, **values: Any
     ) -> Any:
         if strict and json_schema is None:
-            raise OptionError(
-                "--strict needs --json-schema",
-                "Add --json-schema FILE, or leave --strict out.",
-            )
+            raise OptionError("--strict needs --json-schema", "Add it, or leave --strict out.")
         fits = {name: values.pop(name) for name in ("regex", "choices")}
         if json_schema is not None:
             fits["json_schema"] = read_option_file("--json-schema", json_schema)

@@ -99,11 +99,8 @@ def _check_text_alone(header: Header) -> None:
     if encoders:
         kind = "an audio" if all(name.startswith("a.") for name in encoders) else "an image"
         raise ModelFileError(
-            f"{header.path} holds {kind} encoder beside its language model ({len(encoders)} "
-            f"tensors, the first is {encoders[0]}), as Ollama's files do: llama.cpp refuses "
-            "such a file",
-            "Use the language model by itself, as repositories of the hub have it beside "
-            "an mmproj file: localspec download owner/repo:Q4_K_M.",
+            f"{header.path} holds {kind} encoder beside its language model, as Ollama's do",
+            "llama.cpp has them in two files: localspec download owner/repo:Q4_K_M.",
         )
 
 

@@ -128,9 +128,7 @@ def read_header(path: Path) -> Header:
             f"{path} cannot be read: {error.strerror}", "Check the path and who may read it."
         ) from error
     except ValueError as error:  # a NUL character
-        raise ModelFileError(
-            f"{str(path)!r} is not a path: {error}", "Check the path."
-        ) from None
+        raise ModelFileError(f"{str(path)!r} is not a path: {error}", "Check it.") from None
 
 
 def read_source_header(source: ByteSource) -> Header:

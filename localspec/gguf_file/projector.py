@@ -68,8 +68,7 @@ def require_projector_of(target: Header, projector: Header) -> None:
     if width not in projector_facts(projector).widths:
         stated = projector.number("clip.vision.projection_dim")
         raise PairError(
-            f"{projector.path} is made for models of width {stated}; that of "
-            f"{target.path.name} is {width}",
+            f"{projector.path} is made for models of width {stated}, not {width}",
             "Choose the projector of this very model, or leave it out.",
         )
 

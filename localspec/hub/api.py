@@ -91,8 +91,7 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
     is_other = len(etag) == 64 and file.sha256 not in (None, etag)
     if is_other or file.size_bytes not in (None, size):
         raise DownloadError(
-            f"the hub has another {file.name} than pinned: {size} bytes and the hash {etag} "
-            f"instead of {file.size_bytes} and {file.sha256}",
+            f"the hub has another {file.name} than pinned: {size} bytes with the hash {etag}",
             f"{file.repo} was changed, or the pin is wrong; nothing was downloaded.",
         )
     # By commit: a branch may change before the last byte is here.

@@ -43,9 +43,7 @@ class HubFile:
         parts = self.file.split("/")
         is_name = all(map(_FILE_PART.fullmatch, parts)) and not any(map(names_device, parts))
         if not is_name or not self.file.endswith(".gguf"):
-            raise OptionError(
-                f"{self.file!r} is not the name of a GGUF file", "Write name.gguf."
-            )
+            raise OptionError(f"{self.file!r} is no GGUF file's name", "Write name.gguf.")
         part = _PART_NUMBER.search(self.file)
         if part is not None and not _is_part(part):
             raise OptionError(
@@ -53,15 +51,11 @@ class HubFile:
                 f"Parts are counted from 00001 up to their number, at most {_MAX_PARTS:05}.",
             )
         if self.revision is not None and not re.fullmatch(_NAME, self.revision):
-            raise OptionError(
-                f"{self.revision!r} is not a revision", "Give a commit, branch or tag."
-            )
+            raise OptionError(f"{self.revision!r} is not a revision", "Give a commit or tag.")
         if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
             raise OptionError(f"{self.sha256!r} is not a sha256", "Give 64 hex digits.")
         if self.size_bytes is not None and self.size_bytes < 1:
-            raise OptionError(
-                f"the size is {self.size_bytes} bytes", "Give the file's exact size."
-            )
+            raise OptionError(f"the size is {self.size_bytes} bytes", "Give the file's size.")
 
     @property
     def name(self) -> str:

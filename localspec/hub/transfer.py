@@ -204,8 +204,7 @@ class DownloadJob(threading.Thread):
                     return
                 file.truncate(0)
         raise DownloadError(
-            f"{self.remote.file.name} arrived with wrong content: its checksum is not "
-            f"{self.remote.checksum}",
+            f"{self.remote.file.name} arrived with wrong content, not {self.remote.checksum}",
             "Try again; if it stays so, the hub or a proxy sends wrong bytes.",
         )
 

@@ -207,9 +207,7 @@ class Projector:
         width, height = picture.width, picture.height
         if max(width, height) > _MOST_TIMES * min(width, height):
             raise OptionError(
-                f"a picture has {width} by {height} pixels; its longer side may be "
-                f"{_MOST_TIMES} times the shorter",
-                "Cut it.",
+                f"a picture of {width} by {height} pixels is too narrow", "Cut it."
             )
         # Without its pixels: its tokens and parts follow from its size.
         with self._chunks(picture, None) as chunks:

@@ -75,8 +75,7 @@ def _require_protocol(server: RpcServer) -> None:
     theirs = server.protocol
     if ours is not None and (ours.major != theirs.major or ours.minor < theirs.minor):
         raise RpcError(
-            f"{server.address} speaks version {theirs} of the RPC protocol, and "
-            f"this libllama {ours}",
+            f"{server.address} speaks version {theirs} of the RPC protocol, libllama {ours}",
             f"Build its ggml-rpc-server from the source of llama-cpp-python "
             f"{version('llama-cpp-python')}.",
         )

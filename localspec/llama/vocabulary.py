@@ -93,7 +93,7 @@ class LlamaVocabulary:
     def _tokenize(self, data: bytes, *, parse_special: bool) -> list[int]:
         if len(data) > _MAX_TEXT_BYTES:
             raise ContextError(
-                f"a text of {len(data)} bytes is too long; {_MAX_TEXT_BYTES} can be tokenised",
+                f"a text has {len(data)} bytes; {_MAX_TEXT_BYTES} can be tokenised",
                 "Shorten it.",
             )
         if len(data) <= _SAFE_BYTES:
@@ -123,8 +123,7 @@ class LlamaVocabulary:
         """
         if not self._is_id(token):
             raise OptionError(
-                f"token id {token!r} is not in this vocabulary",
-                f"Give 0 to {self.size - 1}.",
+                f"token id {token!r} is not in this vocabulary", f"Give 0 to {self.size - 1}."
             )
         known = self._pieces.get(token)
         if known is None:
@@ -299,8 +298,7 @@ def on_deep_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
             thread.start()
         except RuntimeError as error:
             raise ContextError(
-                f"no memory to read so long a text (a stack of {stack_bytes >> 20} MiB)",
-                "Shorten it.",
+                f"no memory for so long a text (a stack of {stack_bytes} bytes)", "Shorten it."
             ) from error
         finally:
             threading.stack_size(usual)

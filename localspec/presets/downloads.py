@@ -75,10 +75,7 @@ def download(
     Raises DownloadError, PresetError, or OptionError for an invalid argument.
     """
     if not callable(on_progress):
-        raise OptionError(
-            f"on_progress is {on_progress!r}",
-            "Give a function of one argument, or leave it out.",
-        )
+        raise OptionError(f"on_progress is {on_progress!r}", "Give a function of one argument.")
     plan = plan_download([source], local_dir, on_progress, mmproj=mmproj)
     return run_download(plan, on_progress, reuse=reuse)
 
@@ -251,12 +248,9 @@ def _check_names(remotes: Iterable[RemoteFile], store: Store) -> None:
         # Many file systems ignore case.
         other = names.setdefault(str(path).casefold(), remote)
         if other.etag != remote.etag:
-            both = " and ".join(
-                f"{one.file.repo}/{one.file.file} of commit {one.commit[:8]}"
-                for one in (other, remote)
-            )
             raise DownloadError(
-                f"{both} would both be {path}",
+                f"{other.file.file} of {other.file.repo} and {remote.file.file} of "
+                f"{remote.file.repo} would both be {path}",
                 "Download them into different folders, one at a time, or leave projectors out.",
             )
 

@@ -26,7 +26,7 @@ from localspec.presets.preset import (
     Role,
     hub_files,
 )
-from localspec.presets.presets import as_preset, load_presets, stands_for, user_presets_file
+from localspec.presets.presets import as_preset, load_presets, stands_for
 from localspec.presets.source import Quantized, parse_source
 
 
@@ -50,8 +50,7 @@ def locate(preset: Preset) -> dict[Role, Path]:
     for path in paths.values():
         if not os.path.isfile(path):
             raise PresetError(
-                f"preset {preset.name!r}: there is no file {str(path)!r}",
-                f"Correct its path, in {user_presets_file()} if the preset is there.",
+                f"preset {preset.name!r}: there is no file {str(path)!r}", "Correct its path."
             )
     return paths
 
@@ -117,9 +116,7 @@ def path_of(model: PresetModel) -> Path:
         return model.path
     path = HubCache().find(model.files[0])
     if path is None:
-        raise PresetError(
-            f"{model.files[0].name} was removed in the meantime", "Download it again."
-        )
+        raise PresetError(f"{model.files[0].name} was removed", "Download it again.")
     return path
 
 
@@ -128,8 +125,7 @@ def _checked(model: PackagedModel) -> Path:
     what = f"'localspec[{model.extra}]'" if model.extra else model.package
     if not path.is_file():
         raise PresetError(
-            f"{model.packaged} is in the Python package {model.package}, which is not installed"
-            " or lacks it",
+            f"{model.packaged} is in the Python package {model.package}, not installed here",
             f"Install it: pip install {what}",
         )
     if model.sha256 and not _has_content(path, path.stat().st_mtime_ns, model.sha256):

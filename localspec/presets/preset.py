@@ -133,9 +133,7 @@ class Preset:
 def check_length(name: str, length: object) -> None:
     """Raise OptionError for an invalid number of tokens. name: of the argument."""
     if type(length) is not int or not 1 <= length <= _MAX_LENGTH:
-        raise OptionError(
-            f"{name} is {length!r}", f"Give a number of tokens from 1 to {_MAX_LENGTH}."
-        )
+        raise OptionError(f"{name} is {length!r}", f"Give 1 to {_MAX_LENGTH} tokens.")
 
 
 def hub_files(models: Sequence[PresetModel]) -> list[HubFile]:

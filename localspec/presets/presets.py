@@ -187,15 +187,9 @@ def check_free(name: str) -> None:
     """Raise PresetError if a preset or an alias has that name, or a file is malformed."""
     user_presets()
     if name in load_presets():
-        raise PresetError(
-            f"there is a preset {name!r} already",
-            f"Choose another name, or edit {user_presets_file()}.",
-        )
-    if name in read_names().aliases:
-        raise PresetError(
-            f"{name!r} is an alias of {read_names().aliases[name]}",
-            f"Choose another name, or: localspec models alias {name} --clear",
-        )
+        raise PresetError(f"there is a preset {name!r} already", "Choose another name.")
+    if meant := read_names().aliases.get(name):
+        raise PresetError(f"{name!r} is an alias of {meant}", "Choose another name.")
 
 
 def common_servers(rpc: Sequence[str] | None, chosen: Preset | None) -> tuple[str, ...]:

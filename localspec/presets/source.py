@@ -226,9 +226,7 @@ def set_alias(alias: str, name: str) -> str:
     `set_default` raises.
     """
     if not PRESET_NAME.fullmatch(alias):
-        raise OptionError(
-            f"{alias!r} is not a valid name", "Use letters, digits, dots and dashes."
-        )
+        raise OptionError(f"{alias!r} is not a valid name", "Use letters, digits, . and -.")
     if alias in load_presets():
         check_free(alias)
     meant = stands_for(_lasting(name))

@@ -53,10 +53,7 @@ def add_preset(
     fit the target; DownloadError.
     """
     if not PRESET_NAME.fullmatch(name):
-        raise OptionError(
-            f"{name!r} is not a valid name for a preset",
-            "Use letters, digits, dots and dashes.",
-        )
+        raise OptionError(f"{name!r} is not a valid name", "Use letters, digits, . and -.")
     check_free(name)
     named = {
         role: find_model(text, role) for role in get_args(Role) if (text := models.get(role))
@@ -87,9 +84,7 @@ def drop_preset(name: str) -> None:
     path = user_presets_file()
     with locked(path):
         if users := extended_by(name):
-            raise PresetError(
-                f"{', '.join(users)} in {path} extends {name!r}", "Remove that first."
-            )
+            raise PresetError(f"{', '.join(users)} extends {name!r}", "Remove that first.")
         text, is_out = users_text(), False
         left, expected = _without(text, name), parse_toml(text)
         if expected.pop(name, None) is not None:
@@ -97,8 +92,7 @@ def drop_preset(name: str) -> None:
                 is_out = parse_toml(left) == expected
         if not is_out:
             raise PresetError(
-                f"{name!r} is not in {path} under a header of its own",
-                "Remove it with an editor.",
+                f"{name!r} is not in {path} under a header of its own", "Use an editor."
             )
         write_whole(path, left.encode(), durable=True)
 

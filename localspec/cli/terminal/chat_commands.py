@@ -75,8 +75,7 @@ def run_command(conversation: Conversation, text: str) -> bool:
     if command is None:
         raise OptionError(
             f"there is no command {name}",
-            f"{perhaps(name, COMMANDS)}/help lists all; a space before the slash makes it a "
-            "message.",
+            f"{perhaps(name, COMMANDS)}/help lists all; a space in front makes it a message.",
         )
     conversation.is_editing = False
     command.run(conversation, argument)
@@ -283,8 +282,7 @@ def _copy(conversation: Conversation, _argument: str) -> None:
     data = text.encode(errors="replace")
     if len(data) > _MAX_COPIED:
         raise OptionError(
-            f"the answer has {len(data)} bytes; terminals take {_MAX_COPIED}",
-            "Select it with the mouse, or /save the conversation.",
+            f"the answer has {len(data)} bytes; terminals take {_MAX_COPIED}", "Use the mouse."
         )
     # The base64 alphabet has no character that could end the sequence.
     click.echo(f"\x1b]52;c;{base64.b64encode(data).decode()}\x07", nl=False, color=True)
