@@ -7,6 +7,11 @@ import math
 import numpy as np
 import pytest
 
+import localspec
+from engines import all_at_once
+from gguf_maker import write_random_model
+from localspec.llama.model import LlamaModel
+from localspec.llama.options import LlamaOptions
 from localspec.sampling.distribution import Distribution
 from localspec.sampling.filters import filtered_distribution
 from localspec.sampling.logprobs import token_logprobs, top_of_distribution, top_of_row
@@ -86,3 +91,57 @@ def test_impossible_tokens_are_not_listed():
     distribution = Distribution(np.array([2]), np.array([1.0]))
     found = token_logprobs(2, row, distribution, 3, b"%d".__mod__)
     assert [top.token_id for top in found.top_before] == [2, 0]
+
+
+@pytest.fixture(scope="module")
+def long_pair(tmp_path_factory, demo_target):
+    """Two models with 10 096 tokens, which agree now and then; and the target's own rows."""
+    folder = tmp_path_factory.mktemp("long")
+    target, draft = (
+        write_random_model(
+            folder / f"{layers}.gguf", demo_target, num_layers=layers, num_padding=6000
+        )
+        for layers in (1, 2)
+    )
+    model = LlamaModel.open(target, LlamaOptions(context_length=256, max_outputs=64))
+    yield target, draft, model
+    model.close()
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "coupled"])
+def test_tokens_of_a_long_vocabulary_without_filters_have_the_models_logprobs(
+    long_pair, monkeypatch, rule
+):
+    """Two answers at once, with drafts; a seed repeats, and says what it says without reuse."""
+    target, draft, model = long_pair
+    # Whether two sizes are joined must not depend on the times of a busy machine.
+    monkeypatch.setattr("localspec.llama.joint_costs.RowTimes.pays", lambda *_: True)
+    prompts = [[5, 6, 7, 8], [9, 10, 11]]
+    off = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
+    options = {"sampling": off, "seed": 4, "rule": rule, "max_tokens": 40, "logprobs": 0}
+
+    def said():
+        with localspec.load(
+            target=target, draft=draft, context_length=256, draft_tokens=3, parallel=2
+        ) as engine:
+            return all_at_once(engine, prompts, **options)
+
+    replies = said()
+    for prompt, reply in zip(prompts, replies, strict=True):
+        stats = reply.stats
+        assert 0 < stats.num_accepted < stats.num_draft_tokens
+        model.truncate(0)
+        tokens = [*prompt, *reply.token_ids]
+        model.decode(tokens[: len(prompt) - 1], 0)
+        count = len(reply.token_ids)
+        rows = model.decode(tokens[len(prompt) - 1 : -1], count).astype(np.float64)
+        own = rows[range(count), reply.token_ids] - np.log(np.exp(rows).sum(axis=1))
+        found = np.array([(each.before, each.after) for each in reply.logprobs])
+        np.testing.assert_allclose(found[:, 0], own, atol=0.02)  # decodes of other sizes
+        np.testing.assert_allclose(found[:, 1], found[:, 0], atol=2e-6)
+    assert [reply.token_ids for reply in said()] == [reply.token_ids for reply in replies]
+    monkeypatch.setattr(
+        "localspec.sampling.chain._Buffers.take",
+        lambda _buffers, size: np.empty(size, np.float32),
+    )
+    assert [reply.token_ids for reply in said()] == [reply.token_ids for reply in replies]
