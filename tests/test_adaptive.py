@@ -126,11 +126,11 @@ def test_steps_are_padded_to_a_cheaper_size_and_to_the_last_where_a_change_is_de
     for size in (2, 3, 4, 8):
         costs.learn_size(size, Q4_0[size])
     costs.learn_change(1.0 + change)
-    _, behind_four = costs.steps(4, 1)
-    assert behind_four[2:5] == [4, 4, 4] if change else [2, 4, 4]
-    steps, padded = costs.steps(1, 1)
+    _, behind_four = costs.steps(4)
+    assert behind_four[2:5] == [4, 4, 4]
+    steps, padded = costs.steps(1)
     assert padded[3] == 4
-    assert steps[3] == pytest.approx(Q4_0[4] + 2 * change)
+    assert steps[3] == pytest.approx(Q4_0[4] + change / 2)
 
 
 @pytest.mark.parametrize("damage", [{"costs": []}, {"costs": {"1": {"0": {}}}}])

@@ -11,7 +11,7 @@ import localspec
 from gguf_maker import write_random_model
 from localspec.chat.template import BUILT_IN
 from localspec.errors import ContextError, DecodeError
-from localspec.policy.cost import SIZES_TO_TIME
+from localspec.policy.cost import STEADY_SIZES
 from localspec.speculative.policy_api import (
     FixedDraftPolicy,
     ProposerKind,
@@ -179,7 +179,7 @@ def test_costs_are_measured_until_all_are_known(monkeypatch):
             assert len({size for size in sizes if 1 < size <= 16}) <= 3
         assert pauses > 2
         known = policy.costs.measured_sizes()
-        assert set(SIZES_TO_TIME) <= set(known)
+        assert set(STEADY_SIZES[1:]) <= set(known)
         assert all(0 < ratio < 50 for ratio in known.values())
         assert policy.costs.tokens[ProposerKind.DRAFT].num_lacking == 0
         del sizes[:]

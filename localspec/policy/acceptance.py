@@ -29,7 +29,8 @@ Weights = NDArray[np.float64]
 # The regimes: rates at which draft tokens are accepted, closer together near 1, where small
 # differences decide how long a draft pays
 RATES = np.array([0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.9, 0.93, 0.955, 0.98])
-HAZARD = 1 / 64  # chance that another regime begins, per emitted token
+# Chance that another regime begins, per emitted token
+HAZARD = 1 / 64
 # The first priors of the regimes. People choose good drafts for a target; a match is worth four
 # tokens that were right and one that was wrong; what a constraint forces has to come in one
 # spelling or another
@@ -39,16 +40,15 @@ _PRIORS: dict[ProposerKind, Weights] = {
     ProposerKind.LOOKUP: RATES**4 * (1.0 - RATES),
     ProposerKind.FORCED: RATES**40,
 }
-# The first prior weighs as much as this many judged tokens
+# Judged tokens that the first prior weighs as much as
 _PRIOR_TOKENS = 6
 # How fast the shift of a bin of confidence follows what is seen, and how often the bins occur
 _SHIFT_RATE = 0.04
 _EDGES = (0.3, 0.5, 0.7, 0.85, 0.95)  # edges of the bins of confidence
-# Log-odds of the rate of a regime in which a confidence is at first taken at its word
-_LITERAL = 1.7
 _LOG_ODDS = np.log(RATES) - np.log1p(-RATES)
-_CENTRES = np.array([0.2, 0.4, 0.6, 0.78, 0.9, 0.975])  # of the bins
-_LITERAL_SHIFTS = np.log(_CENTRES) - np.log1p(-_CENTRES) - _LITERAL
+_CENTRES = np.convolve([0.0, *_EDGES, 1.0], [0.5, 0.5], "valid")  # of the bins
+# A lookup's confidence is at first taken at its word in a regime of this rate
+_LITERAL_SHIFTS = np.log(_CENTRES / (1.0 - _CENTRES)) - np.log(0.85 / 0.15)
 _POWERS = np.cumsum(RATES[:, None] ** np.arange(1, MAX_DRAFT_TOKENS + 1), axis=1)
 # (regimes, 1 + MAX_DRAFT_TOKENS): tokens accepted of the next 0, 1, 2 …
 GAINS: Weights = np.concatenate([np.zeros((len(RATES), 1)), _POWERS], axis=1)
@@ -90,9 +90,8 @@ class Acceptance:
         """
         gains = GAINS
         if confidence is not None:
-            ahead = [confidence]
-            for _ in range(MAX_DRAFT_TOKENS - 1):
-                ahead.append(1.0 / (2.0 - ahead[-1]))
+            match = 1.0 / max(1.0 - confidence, 1e-9)
+            ahead = 1.0 - 1.0 / (match + np.arange(MAX_DRAFT_TOKENS))
             chances = self._chances[np.searchsorted(_EDGES, ahead, side="right")]
             gains = np.zeros((len(RATES), 1 + MAX_DRAFT_TOKENS))
             gains[:, 1:] = np.cumsum(np.cumprod(chances, axis=0), axis=0).T

@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from localspec.policy.cost import LARGEST_STEP, Costs, fill
-from localspec.policy.prospect import MOST_SAVED, Prospect, Stopping
+from localspec.policy.prospect import HORIZON, LONGEST_REST, Prospect, Stopping
 from localspec.policy.speedup import Curve, break_even_acceptance
+from localspec.policy.threads import TRIAL_STEPS
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     Decision,
@@ -35,13 +36,8 @@ from localspec.speculative.policy_api import (
 
 # A gain has to be larger than this factor
 _MARGIN = 1.02
-# Steps after which a target-only one is due, to time it
-_ANCHOR_STEPS = 128
-# Tokens over which a trial, or reading, has to pay for itself
-_HORIZON = 64
 # Target-only steps that trials may lose in an answer, at first and for each token
 _GRANT, _GRANT_SHARE = 6.0, 0.003
-_TRIED_STEPS = 16  # steps with another number of threads that may be a trial
 _QUIET_TOKENS = 8  # for which a decision that nothing pays holds
 
 
@@ -100,7 +96,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
             return Decision(None, draft_off=reason_for_none(context))
         if fill(context.num_cached) != self._key[1]:
             self._use_costs(self._key[0], fill(context.num_cached))
-        if self.costs.needs_plain or self._since_plain >= _ANCHOR_STEPS:
+        if self.costs.needs_plain or self._since_plain >= LONGEST_REST:
             return Decision(None, draft_off=DraftOff.MEASURING)
         for prospect in available:
             # A lookup is judged as well while it rests: that costs nothing.
@@ -127,7 +123,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         is_sure = state.confidence is not None
         looks = state.num_unjudged > 1 and not prospect.was_replayed
         gain = plain - 1.0 / prospect.rate if pays else prospect.hope()
-        worth = gain * min(_HORIZON, context.num_remaining) * (pays or (looks and not is_sure))
+        worth = gain * min(HORIZON, context.num_remaining) * (pays or (looks and not is_sure))
         if self._budget <= 0.0 and not pays:
             worth = 0.0
         length = context.num_cached + 1
@@ -165,7 +161,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         scored_s = record.target_time_s + record.sampler_time_s
         is_other = record.num_threads != self._key[0]
         self._num_other = self._num_other + 1 if is_other else 0
-        if self._num_other > _TRIED_STEPS or (is_other and self.costs.needs_plain):
+        if self._num_other > TRIAL_STEPS or (is_other and self.costs.needs_plain):
             self._use_costs(record.num_threads, self._key[1])
         elif not is_other:
             self._learn_step(record, size, scored_s)
@@ -173,9 +169,6 @@ class AdaptiveDraftPolicy(DraftPolicy):
         if record.proposer is not None:
             prospect = self.prospects[record.proposer]
             self._learn_draft(prospect, record)
-            if size > 1:
-                prospect.num_steps += 1
-                prospect.num_runs += self._last_size == 1
         self._last_size, self._last_proposer = size, record.proposer
         for prospect in self.prospects:
             prospect.acceptance.pass_by(record.num_emitted)
@@ -194,14 +187,14 @@ class AdaptiveDraftPolicy(DraftPolicy):
                 costs.learn_change(scored_s / costs.plain_s)
             if not (has_changed and costs.is_change_dear):
                 needs_more = costs.learn_plain(scored_s)
-                self._since_plain = _ANCHOR_STEPS if needs_more else 0
+                self._since_plain = LONGEST_REST if needs_more else 0
             return
         self._since_plain += 1
         if costs.plain_s and size <= LARGEST_STEP:
             change = costs.change_cost if has_changed else 0.0
             ratio = max(scored_s / costs.plain_s - change, 0.1)
             if costs.learn_size(size, ratio):
-                self._since_plain = _ANCHOR_STEPS
+                self._since_plain = LONGEST_REST
 
     def _learn_draft(self, prospect: Prospect, record: StepRecord) -> None:
         """Learn from a proposal and its verdict; its gain is reckoned by the fixed costs."""
@@ -213,7 +206,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         if record.num_target_tokens <= LARGEST_STEP:
             spent += costs.ratios()[record.num_target_tokens]
         gain = record.num_emitted - spent
-        self._budget = min(self._budget + gain, MOST_SAVED)
+        self._budget = min(self._budget + gain, HORIZON)
         prospect.save(gain)
         if prospect.is_look and gain < 0.0:
             prospect.fail()

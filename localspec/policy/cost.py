@@ -25,17 +25,14 @@ LARGEST_STEP = MAX_DRAFT_TOKENS + 1
 # Most tokens that are read in front of a draft in an ordinary step
 SHORT_READ = 2
 # Sizes that are timed in idle time, and the only ones that are used where a change is dear
-SIZES_TO_TIME = (2, 3, 4, 6, 8, 12, 16)
-_STEADY_SIZES = (1, 2, 4, 8, 16)
+STEADY_SIZES = (1, 2, 4, 8, 16)
 _TILE = 4  # kernels for several rows come in multiples of this many tokens
-_NUM_PLAIN = 5  # target-only steps whose median counts
 _NUM_SAMPLES = 9  # whose median counts; of a third as many the smallest does
-_CHANGED = 1.25  # factor by which a cost has changed when an answer begins
-_FAR_CHANGED = 2.0  # factor by which it has changed within an answer
+# Factor by which a cost has changed when an answer begins; within one it is the square
+_CHANGED = 1.25
+_STEADY = 4  # steps in a row that are expected to keep a size
 _DEAR_CHANGE = 0.1  # a change that costs less is free
-# Guesses: of the cost of one more token, absolute and as a share of a token of a prompt; also
-# of a token that a draft reads, as a share of a drafted one
-_TOKEN_GUESS, _PROMPT_SHARE = 0.1, 0.5
+_TOKEN_GUESS = 0.1  # of one more token in a step, while nothing larger was timed
 
 Row = NDArray[np.float64]
 
@@ -50,13 +47,7 @@ class Estimate:
     def __init__(self, guess: float | None = None) -> None:
         self.value = guess
         self._is_fixed = False
-        self._is_doubted = False
         self._samples: deque[float] = deque(maxlen=_NUM_SAMPLES)
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether it is more than a guess."""
-        return self._is_fixed or bool(self._samples)
 
     @property
     def num_lacking(self) -> int:
@@ -64,43 +55,37 @@ class Estimate:
         return 0 if self._is_fixed else max(_NUM_SAMPLES // 3 - len(self._samples), 0)
 
     def learn(self, sample: float) -> bool:
-        """Take a sample into account. Returns whether the target-only step is in doubt.
-
-        Where samples are far from the value, that may be due to what they are compared with.
-        So the value changes when they still are after that was timed again.
-        """
+        """Take a sample into account. Returns whether a fixed value has changed."""
         self._samples.append(sample)
         if not self._is_fixed:
             self.value = _typical(self._samples)
             return False
-        if len(self._samples) <= _NUM_SAMPLES // 2 or not self._is_off(_FAR_CHANGED):
-            return False
-        if self._is_doubted:
-            self.value = _typical(self._samples)
-        self._is_doubted = not self._is_doubted
-        self._samples.clear()
-        return self._is_doubted
+        return len(self._samples) > _NUM_SAMPLES // 2 and self._follow(_CHANGED**2)
 
     def settle(self) -> None:
         """Fix the value for an answer."""
-        if self._is_fixed:
-            if len(self._samples) == _NUM_SAMPLES and self._is_off(_CHANGED):
-                self.value = _typical(self._samples)
-        elif not self.num_lacking:
-            self._is_fixed = True
+        if self._is_fixed and len(self._samples) == _NUM_SAMPLES:
+            self._follow(_CHANGED)
+        self._is_fixed = not self.num_lacking
+
+    def _follow(self, factor: float) -> bool:
+        typical = _typical(self._samples)
+        low, high = sorted((self.value or 0.0, typical))
+        if high < max(factor * low, _DEAR_CHANGE):
+            return False
+        self.value = typical
+        self._samples.clear()
+        return True
+
+    def kept(self) -> float | None:
+        """The value to keep; None for a guess."""
+        is_known = self._is_fixed or self._samples
+        return round(self.value, 4) if is_known and self.value is not None else None
 
     def restore(self, value: float | None) -> None:
         """Continue with a value that was kept."""
         if value is not None:
             self.value, self._is_fixed = max(float(value), 0.0), True
-
-    def _is_off(self, factor: float) -> bool:
-        low, high = sorted((self.value or 0.0, _typical(self._samples)))
-        return high >= max(factor * low, _DEAR_CHANGE)
-
-    def kept(self) -> float | None:
-        """The value to keep; None for a guess."""
-        return round(self.value, 4) if self.is_timed and self.value is not None else None
 
 
 class Costs:
@@ -119,9 +104,8 @@ class Costs:
         self.change = Estimate(1.0)
         self.tokens = {kind: Estimate(share) for kind, share in draft_shares.items()}
         self.reads = {kind: Estimate() for kind in draft_shares}
-        self._plain: deque[float] = deque(maxlen=_NUM_PLAIN)
-        self._warm: set[int] = set()  # sizes whose slow first decode did not count
-        self._tables: dict[tuple[int, int], tuple[Row, list[int]]] = {}  # of `steps`
+        self._plain: deque[float] = deque(maxlen=_NUM_SAMPLES // 2 + 1)
+        self._tables: dict[int, tuple[Row, list[int]]] = {}  # of `steps`
 
     @property
     def is_change_dear(self) -> bool:
@@ -136,7 +120,7 @@ class Costs:
     @property
     def needs_plain(self) -> bool:
         """Whether target-only steps have to be timed before anything else is."""
-        return self.plain_s is None or (len(self._plain) == 1 and not self.measured_sizes())
+        return self.plain_s is None or len(self._plain) == 1
 
     def settle(self) -> None:
         """Fix all costs for an answer."""
@@ -149,19 +133,17 @@ class Costs:
         """Learn from a target-only step behind another. Returns whether more are needed."""
         self._plain.append(seconds)
         self.plain_s = typical_s = _typical(self._plain)
-        return max(seconds, typical_s) >= _FAR_CHANGED * min(seconds, typical_s)
+        return max(seconds, typical_s) >= _CHANGED**2 * min(seconds, typical_s)
 
     def learn_size(self, size: int, ratio: float) -> bool:
         """Learn v(size) from a step. Returns whether the target-only step is in doubt."""
-        estimate = self.sizes.setdefault(size, Estimate())
-        if not estimate.is_timed and size not in self._warm:
+        if size not in self.sizes:
             # Kernels are loaded in a first decode, and graphs recorded.
-            self._warm.add(size)
-            if ratio > _FAR_CHANGED * self.ratios()[size]:
+            self.sizes[size] = Estimate()
+            if ratio > 2.0 * self.ratios()[size]:
                 return False
-        is_doubtful = estimate.learn(ratio)
         self._tables.clear()
-        return is_doubtful
+        return self.sizes[size].learn(ratio)
 
     def learn_change(self, ratio: float) -> None:
         """Learn from the first target-only step after another size; ratio: to one behind it."""
@@ -198,66 +180,59 @@ class Costs:
         return self.tokens[kind].value or 0.0
 
     def read_token(self, kind: ProposerKind) -> float:
-        """A token that a proposer reads among many."""
-        read, share = self.reads[kind].value, self._prompt_token
-        guess = _PROMPT_SHARE if share is None else share
-        return guess * self.token(kind) if read is None else read
+        """A token that a proposer reads among many; at first as of a prompt."""
+        read = self.reads[kind].value
+        return self._prompt_token * self.token(kind) if read is None else read
 
     @property
-    def _prompt_token(self) -> float | None:
-        """A token of a prompt, which is the cheapest; None while nothing is known."""
+    def _prompt_token(self) -> float:
+        """A token of a prompt, which is the cheapest."""
         if self.prefill_token_s is None or not self.plain_s:
-            return None
+            return 2 * _TOKEN_GUESS
         return min(self.prefill_token_s / self.plain_s, 1.0)
 
     def measured_sizes(self) -> dict[int, float]:
         """n → v(n) of the sizes that were timed; 1 is not among them."""
-        return {
-            size: one.value
-            for size, one in sorted(self.sizes.items())
-            if one.is_timed and one.value is not None
-        }
+        known = ((size, estimate.value) for size, estimate in sorted(self.sizes.items()))
+        return {size: value for size, value in known if value is not None}
 
     def ratios(self) -> list[float]:
         """(LARGEST_STEP + 1,) v(n) for n = 0, 1, 2 …
 
         Between sizes that were timed it is a line. Larger ones get a guess that lets them be
-        tried, by tiles, and only up to twice the largest.
+        tried, and only up to twice the largest.
         """
         known = {0: 0.0, 1: 1.0, **self.measured_sizes()}
-        largest, share = max(known), self._prompt_token
-        slope = _TOKEN_GUESS if share is None else _PROMPT_SHARE * share
-        ratios = np.interp(range(LARGEST_STEP + 1), list(known), list(known.values())).tolist()
-        for size in range(largest + 1, LARGEST_STEP + 1):
-            tile = -(-size // _TILE) * _TILE if size > 2 else size
-            ratios[size] = known[largest] + slope * (tile - largest)
-            if size > max(_TILE, 2 * largest):
-                ratios[size] = float("inf")
-        return ratios
+        largest = max(known)
+        sizes = np.arange(LARGEST_STEP + 1)
+        tiles = np.where(sizes > 2, -(-sizes // _TILE) * _TILE, sizes)
+        ratios = np.interp(sizes, list(known), list(known.values()))
+        ratios += self._prompt_token / 2 * np.where(sizes > largest, tiles - largest, 0)
+        ratios[sizes > max(_TILE, 2 * largest)] = np.inf
+        return ratios.tolist()
 
-    def steps(self, last_size: int, num_steady: int) -> tuple[Row, list[int]]:
+    def steps(self, last_size: int) -> tuple[Row, list[int]]:
         """(LARGEST_STEP + 1,) what a step of n tokens costs, and the size it is padded to.
 
-        last_size: of the decode before; a change from it counts, as a share of so many steps
-        as are expected to stay with a size. From single tokens there is a way back, too.
+        last_size: of the decode before; a change from it counts, as a share of the steps that
+        stay with a size. From single tokens there is a way back, too.
         """
-        is_dear, change = self.is_change_dear, 0.0
-        key = (last_size, num_steady) if is_dear else (1, 1)
+        is_dear = self.is_change_dear
+        key = last_size if is_dear else 1
         if key in self._tables:
             return self._tables[key]
-        ratios, allowed = self.ratios(), list(range(1, LARGEST_STEP + 1))
+        ratios, change = self.ratios(), 0.0
         if is_dear:
-            allowed = sorted({*_STEADY_SIZES, min(last_size, LARGEST_STEP)})
-            change = self.change_cost / num_steady * (2 if last_size == 1 else 1)
-        whole = {size: ratios[size] + change * (size != last_size) for size in allowed}
-        steps, padded = np.full(LARGEST_STEP + 1, np.inf), [0, 1]
-        steps[0], steps[1] = 0.0, whole[1]
-        for size in range(2, LARGEST_STEP + 1):
-            fits = [other for other in allowed if other >= size]
+            change = self.change_cost / _STEADY * (2 if last_size == 1 else 1)
+        steps, padded = np.zeros(LARGEST_STEP + 1), [0] * (LARGEST_STEP + 1)
+        best, best_cost = LARGEST_STEP, float("inf")
+        for size in range(LARGEST_STEP, 0, -1):
+            cost = ratios[size] + change * (size != last_size)
+            is_allowed = not is_dear or size in STEADY_SIZES or size == last_size
             # Of equal guesses the largest: a whole tile is probably the cheapest.
-            best = min(fits, key=lambda other: (whole[other], -other), default=size)
-            steps[size] = whole.get(best, np.inf)
-            padded.append(best)
+            if is_allowed and (cost < best_cost or size == 1):
+                best, best_cost = size, cost
+            steps[size], padded[size] = best_cost, best
         self._tables[key] = steps, padded
         return self._tables[key]
 
@@ -265,7 +240,7 @@ class Costs:
         """Sizes that lack samples."""
         return [
             size
-            for size in SIZES_TO_TIME
+            for size in STEADY_SIZES[1:]
             if size not in self.sizes or self.sizes[size].num_lacking
         ]
 
@@ -274,7 +249,7 @@ class Costs:
         return {
             "plain_s": self.plain_s,
             "change": self.change.kept(),
-            "sizes": [[size, round(ratio, 3)] for size, ratio in self.measured_sizes().items()],
+            "sizes": {size: one.kept() for size, one in self.sizes.items()},
             "tokens": {kind.value: one.kept() for kind, one in self.tokens.items()},
             "reads": {kind.value: one.kept() for kind, one in self.reads.items()},
         }
@@ -284,8 +259,8 @@ class Costs:
         if kept["plain_s"] is not None:
             self.plain_s = float(kept["plain_s"])
         self.change.restore(kept["change"])
-        for size, ratio in kept["sizes"]:
-            self.sizes.setdefault(size, Estimate()).restore(ratio)
+        for size, ratio in kept["sizes"].items():
+            self.sizes.setdefault(int(size), Estimate()).restore(ratio)
         for name, part in (("tokens", self.tokens), ("reads", self.reads)):
             for kind, estimate in part.items():
                 estimate.restore(kept[name].get(kind.value))

@@ -12,14 +12,10 @@ from localspec.speculative.policy_api import ProposerKind, ProposerState
 
 # Tokens that a proposer rests after a first trial that did not pay; twice as long after each
 # further one, up to the second number
-_FIRST_REST, _LONGEST_REST = 12, 128
-# Steps in a row that a proposer is expected to draft for, at first: if it knows its confidence
-# beforehand, and if not, which is also the most
-_FEWEST_STEADY, _MOST_STEADY = 2, 8
+_FIRST_REST, LONGEST_REST = 12, 128
 _LOSS = 4.0  # target-only steps that it may lose before it rests
-_ENOUGH_SEEN = 64  # judged tokens that replace the first guess
-MOST_SAVED = 60.0  # target-only steps that count as saved at most
-LONG_READ = 32  # tokens that a draft reads at least of a long text
+HORIZON = 64  # tokens over which a bet has to pay, and that replace a first guess
+_LONG_READ = 32  # tokens that a draft reads at least of a long text
 _NOTHING = ProposerState(max_tokens=0)
 
 
@@ -53,14 +49,13 @@ class Prospect:
     def begin(self) -> None:
         """Another answer begins, as the others before."""
         self.take_in()
-        if self._first.num_seen < _ENOUGH_SEEN <= self.learned.num_seen:
+        if self._first.num_seen < HORIZON <= self.learned.num_seen:
             self._first = copy.deepcopy(self.learned)
         self.acceptance = copy.deepcopy(self._first)
         self.rest_left, self._rest = 0, _FIRST_REST
         self._saved = 0.0  # target-only steps, lately
-        self.looks = 0.0  # what replays cost since it rested
+        self.looks = 0.0  # cost of replays since it rested
         self.was_replayed = self.is_look = False
-        self.num_runs = self.num_steps = 0  # runs of steps that it drafted for
 
     def renew(self) -> None:
         """Let answers begin with what was learned so far."""
@@ -88,10 +83,7 @@ class Prospect:
 
     def rank(self, costs: Costs, last_size: int) -> None:
         """Find the best K, behind a decode of so many tokens."""
-        first = _MOST_STEADY if self.state.confidence is None else _FEWEST_STEADY
-        num_steady = (self.num_steps + first) // (self.num_runs + 1)
-        num_steady = min(max(num_steady, 1), _MOST_STEADY)
-        self.steps, self.padded = costs.steps(last_size, num_steady)
+        self.steps, self.padded = costs.steps(last_size)
         token, num_decodes = costs.token(self.kind), np.arange(1.0, self.limit + 1)
         self.drafting = token * (np.ones(self.limit) if self.state.is_block else num_decodes)
         self._spent = self.steps[2 : self.limit + 2] + self.drafting
@@ -116,11 +108,10 @@ class Prospect:
         if self.state.num_skipped > 0 and token * length < min(budget / 8, worth):
             self.reads_from = 0
             return True
-        num_read = num_missing
-        if num_missing > LONG_READ * (2 if drafts else 1):
-            num_read = LONG_READ
-            if drafts and costs.reads[self.kind].is_timed and token > 0.0:
-                num_read = min(max(int(budget / 2 / token), LONG_READ), num_missing)
+        num_read = _LONG_READ
+        if drafts and costs.reads[self.kind].value is not None and token > 0.0:
+            num_read = max(int(budget / 2 / token), _LONG_READ)
+        num_read = min(num_read, num_missing)
         if num_read < num_missing:
             self.reads_from = length - num_read
         return worth > 0.0 and num_read * token <= worth
@@ -128,11 +119,11 @@ class Prospect:
     def fail(self) -> None:
         """Rest, since it did not pay: longer each time, and the longer the more a look took."""
         self.rest_left = int(self._rest * max(self.looks, 1.0))
-        self._rest, self.looks = min(2 * self._rest, _LONGEST_REST), 0.0
+        self._rest, self.looks = min(2 * self._rest, LONGEST_REST), 0.0
 
     def save(self, gain: float) -> None:
         """Count what a draft saved; less than 0 if it lost some."""
-        self._saved = min(self._saved + gain, MOST_SAVED)
+        self._saved = min(self._saved + gain, HORIZON)
         if self._saved > _LOSS:
             self._rest, self.looks = _FIRST_REST, 0.0
         elif self._saved < -_LOSS:

@@ -18,7 +18,7 @@ from localspec.policy.cost import LARGEST_STEP, SHORT_READ, fill
 from localspec.speculative.policy_api import StepRecord, ThreadUse
 
 # Steps over which slowdowns are averaged; a tried number that is faster over so many stays
-_WINDOW = 16
+TRIAL_STEPS = 16
 _SHARE = 1 / 20  # of the lost time, which trials may lose
 _NOISE = 1.05  # slowdown of steps on a machine that does nothing else
 
@@ -74,7 +74,7 @@ class AdaptiveThreads:
         if self._count != self._now:
             self._continue_trial(slowdown)
             return
-        self._mean += (slowdown - self._mean) / _WINDOW
+        self._mean += (slowdown - self._mean) / TRIAL_STEPS
         self._least = min(self._least, slowdown)
         self._saved += _SHARE * (max(self._mean, _NOISE) - 1.0)
         if self._saved >= 1.0 and self._others:
@@ -88,7 +88,7 @@ class AdaptiveThreads:
         if mean >= self._mean:
             self._others.append(self._count)
             self._use(self._now)
-        elif len(self._trial) == _WINDOW:
+        elif len(self._trial) == TRIAL_STEPS:
             self._others.append(self._now)
             self._now, self._mean, self._least = self._count, mean, min(self._trial)
 
