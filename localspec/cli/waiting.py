@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,6 +18,7 @@ import click
 from localspec.cli.screen import clock_time
 from localspec.cli.standard_streams import echo_off, is_terminal, num_columns
 from localspec.isolated.watch import Watch
+from localspec.streaming.waiting import taken
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
@@ -83,37 +85,17 @@ def line_gone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def cancel_on_interrupt(cancel: Callable[[], None]) -> Iterator[None]:
-    """Let SIGINT call `cancel`, whatever the main thread does; a second one raises.
-
-    Python runs signal handlers only between its own instructions, and the main thread may
-    be inside one long decode. The C handler writes to the wake-up socket at once, and a
-    thread that waits there calls `cancel`.
-    """
+    """Let SIGINT call `cancel` while the main thread waits for another; a second one raises."""
 
     def on_interrupt(_number: int, _frame: object) -> None:
         cancel()
-        signal.signal(signal.SIGINT, previous_handler)
+        signal.signal(signal.SIGINT, previous)
 
-    waiting, waking = socket.socketpair()
-    waking.setblocking(False)  # noqa: FBT003  the socket module's own signature
-
-    def watch() -> None:
-        while received := waiting.recv(16):
-            if signal.SIGINT in received:
-                cancel()
-
-    watcher = threading.Thread(target=watch, name="localspec-interrupt", daemon=True)
-    previous_socket = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
-    previous_handler = signal.signal(signal.SIGINT, on_interrupt)
-    watcher.start()
+    previous = signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous_handler)
-        signal.set_wakeup_fd(previous_socket)
-        waking.close()
-        watcher.join()
-        waiting.close()
+        signal.signal(signal.SIGINT, previous)
 
 
 @contextlib.contextmanager
@@ -143,8 +125,18 @@ def measured(
     def describe() -> str:
         return line.text(num_columns(err=True) - 1 if is_terminal(sys.stderr) else 0)
 
-    with cancel_on_interrupt(watch.cancellation.request), waiting(describe, _PIPE_S):
-        return engine._measure(function, *arguments, watch=watch, seconds=seconds, **keywords)
+    keywords |= {"watch": watch, "seconds": seconds}
+    done: SimpleQueue[Future[Measured]] = SimpleQueue()
+    with (
+        ThreadPoolExecutor(1) as pool,
+        cancel_on_interrupt(watch.cancellation.request),
+        waiting(describe, _PIPE_S),
+    ):
+        # In a thread, so that this one can hear Ctrl-C even within a long decode.
+        pool.submit(engine._measure, function, *arguments, **keywords).add_done_callback(
+            done.put
+        )
+        return taken(done).result()
 
 
 class ProgressLine:
