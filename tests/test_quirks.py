@@ -21,7 +21,7 @@ from localspec.llama import native
 from localspec.llama.library import amx_is_left_out, system_info
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
-from localspec.llama.quirks import amx_trial
+from localspec.llama.quirks import amx
 from spawned import send_large_pages
 
 GGML = native.shared_library(llama_cpp)
@@ -35,21 +35,21 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 @pytest.mark.skipif(not HAS_KERNELS, reason="this build has no AMX kernels")
 def test_amx_kernels_are_used_if_and_only_if_they_are_right():
     """As a process of its own finds out, whose libllama nothing was taken from."""
-    program = [sys.executable, amx_trial.__file__, inside.library_path(GGML)]
+    program = [sys.executable, amx.__file__, inside.library_path(GGML)]
     tried = subprocess.run(program, capture_output=True, text=True, check=False)
-    is_right = tried.stdout.strip() == amx_trial.RIGHT
-    buffer_types = amx_trial.listed(amx_trial.extra_buffer_types(GGML))
-    names = [amx_trial.name_of(GGML, each) for each in buffer_types]
+    is_right = tried.stdout.strip() == amx.RIGHT
+    buffer_types = amx.listed(amx.extra_buffer_types(GGML))
+    names = [amx.name_of(GGML, each) for each in buffer_types]
     assert (tried.returncode == 0) == is_right
     assert amx_is_left_out != is_right
-    assert (amx_trial.BUFFER_TYPE in names) == is_right
+    assert (amx.BUFFER_TYPE in names) == is_right
     assert ("AMX_INT8 = 1" in system_info()) == is_right
     assert ("Q6_K" in repacked_types(system_info())) == is_right
 
 
 def test_the_trial_finds_usual_kernels_right():
     usual = native.ggml_function(llama_cpp, "ggml_backend_cpu_buffer_type", ctypes.c_void_p)
-    assert amx_trial.products_are_right(GGML, usual())
+    assert amx.products_are_right(GGML, usual())
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
