@@ -1,29 +1,82 @@
-"""Whether the rows of a decode depend on how many tokens it has: what is known of a model."""
+"""Sizes of decodes whose rows are equal to the bit: what is known of a model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_CELLS = (
+    256  # cached entries; attention reads whole multiples of it, and may add otherwise then
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exactness:
-    """Sizes of decodes whose rows and caches are equal, to the bit, to those of single tokens.
+    """A class of sizes: decodes of so many tokens have the same rows and caches, to the bit.
 
-    Where all are, a text is one function of file, prompt, options and machine: not of the
-    draft, the number of draft tokens or threads, or what was cached.
+    Where every decode is of one class, a text is one function of file, prompt, options and
+    machine: not of the draft, the number of draft tokens or threads, or what was cached.
 
-    largest_step: steps of up to this many tokens are; 1 if no other is. all_sizes: every
-    decode is, prompts included. joined: so are those that several texts have a part in.
-    reason: why not every one; empty if all are.
+    smallest_step, largest_step: tokens of the class. Fewer are padded; more are decoded in
+    pieces. all_sizes: every size is in it. joined: so are decodes that several texts have a
+    part in. plain_cost: time of a padded single token ÷ time without padding. reason: why there
+    is no class; empty if there is one.
     """
 
+    smallest_step: int = 1
     largest_step: int = 1
     all_sizes: bool = False
     joined: bool = False
+    plain_cost: float = 1.0
     reason: str = "not asked for (exact=True)"
 
     def __str__(self) -> str:
-        if self.all_sizes:
-            return "all sizes"
-        sizes = f"2 to {self.largest_step}" if self.largest_step > 1 else "none"
-        return f"{sizes}: {self.reason}"
+        if self.reason:
+            return f"none: {self.reason}"
+        return self.steps or "all sizes"
+
+    @property
+    def holds(self) -> bool:
+        """Whether texts are the same to the bit."""
+        return not self.reason
+
+    @property
+    def steps(self) -> str:
+        """The class in words, with its cost; empty if every size is in it, or there is none."""
+        if not self.is_bounded:
+            return ""
+        sizes = f"steps of {self.smallest_step} to {self.largest_step}"
+        if self.smallest_step == 1:
+            return sizes
+        return f"{sizes}, plain tokens {self.plain_cost - 1:+.0%} time"
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether decodes have to be kept within the class."""
+        return self.holds and not self.all_sizes
+
+    def end_of_piece(self, begin: int, end: int) -> int:
+        """Where the first piece ends if tokens from one position to another are decoded.
+
+        No piece, with its padding, reaches over a multiple of `_CELLS` unless all that begin
+        there do: a token's row is always computed with as many cells.
+        """
+        if not self.is_bounded:
+            return end
+        padding = self.smallest_step - 1
+        border = (begin + padding) // _CELLS * _CELLS + _CELLS - padding
+        return min(end, begin + self.largest_step, border)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The values by name, to be saved."""
+        return asdict(self)
+
+    @classmethod
+    def saved(cls, values: Mapping[str, Any] | None) -> Exactness | None:
+        """From `as_dict`; None if that holds none."""
+        with contextlib.suppress(TypeError):
+            found = cls(**(values or {}))
+            return found if found.holds else None
+        return None

@@ -6,19 +6,21 @@ tiled kernels, which are left out once in a process and so need one of their own
 
 from __future__ import annotations
 
+import bisect
+import functools
 import itertools
 import json
 import subprocess
 import sys
 
 import llama_cpp
+import numpy as np
 import pytest
 from exact_files import exact_copy, is_known_to_be_exact, requantised
 from head_maker import write_head_model
 
 import localspec
 from engines import all_at_once
-from gguf_maker import write_random_model
 from localspec.checks import selfcheck
 from localspec.cli.explain import explanation_text
 from localspec.cli.screen import stats_lines, status_line
@@ -38,7 +40,6 @@ ASKED = {
     "seeded": {"temperature": 0.8, "seed": 3},
     "constrained": {"temperature": 0.8, "seed": 4, "regex": "[a-z ]{10,40}"},
 }
-_ROUTER = "rows of a decode of"
 QUESTION = "Tell me a story about a fox."
 
 
@@ -107,27 +108,90 @@ def test_a_conversation_is_the_same_from_its_caches_and_read_anew(q8_target, dem
             assert answer.reply().token_ids == token_ids
 
 
-def test_equal_types_of_keys_and_values_are_not_exact_behind_512_cells(q8_target):
-    """What the probe is for: up to 256 tokens all of these rows are equal."""
-    options = LlamaOptions(cache_type_k="f16", cache_type_v="f16")
+CLASSES = {
+    "single tokens and a few": ((2, 5), "steps of 2 to 4, plain"),
+    "up to three tokens": ((4,), "steps of 1 to 3"),
+    "each size": (range(1, 99), "steps of 3 to 3, plain"),
+}
+
+
+@pytest.fixture
+def device(monkeypatch, own_folders):
+    """Make libllama add as a GPU does: in an order for each class of sizes.
+
+    Rows also depend on how many cells attention reads. begins: where each class begins.
+    """
+    decode = llama_cpp.llama_decode
+
+    @functools.cache
+    def noise(kernel, shape):
+        return np.random.default_rng(kernel).normal(0, 0.5, shape).astype(np.float32)
+
+    def use(begins, *, by_place=False):
+        def other_decode(context, batch):
+            status = decode(context, batch)
+            count = batch.n_tokens
+            cells = batch.pos[count - 1] // 256
+            kernel = bisect.bisect_right(begins, count) + 100 * cells
+            if num_rows := sum(batch.logits[:count]):
+                model = llama_cpp.llama_get_model(context)
+                width = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+                logits = llama_cpp.llama_get_logits(context)
+                rows = np.ctypeslib.as_array(logits, (num_rows, width))
+                rows += (
+                    noise(kernel, (64, width))[:num_rows] if by_place else noise(kernel, width)
+                )
+            return status
+
+        monkeypatch.setattr(llama_cpp, "llama_decode", other_decode)
+
+    return use
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_texts_are_the_same_within_a_class_of_sizes(q8_target, demo_draft, device, name):
+    begins, words = CLASSES[name]
+    device(begins)
+    files = {"target": q8_target, "draft": demo_draft, "num_threads": 1}
+
+    def texts(engine, count):
+        prompt = engine.tokenize(QUESTION * 99)[:240]  # the answer begins before 256 cells
+        asked = {"max_tokens": 40, "ignore_eos": True, "draft_tokens": count}
+        engine.generate("Something else.", max_tokens=2).reply()  # so nothing is cached
+        return [
+            engine.generate_raw(prompt, **asked, **more).reply()
+            for more in (ASKED["greedy"], ASKED["seeded"])
+        ]
+
+    with localspec.load(**files, exact=True) as engine:
+        assert str(engine.exactness).startswith(words)
+        plain = texts(engine, 0)
+        assert plain[0].stats.exact_steps == str(engine.exactness)
+        num_accepted = 0
+        for count in (1, 8, None):
+            drafted = texts(engine, count)
+            assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+            num_accepted += sum(one.stats.num_accepted for one in drafted)
+        assert num_accepted > 0
+    with localspec.load(**files) as engine:
+        usual = [texts(engine, count)[1].token_ids for count in (0, 1, 3)]
+        assert len(set(usual)) > 1
+
+
+def test_rows_that_depend_on_their_place_are_refused(q8_target, device):
+    device((1,), by_place=True)
     with pytest.raises(OptionError, match="cannot be exact here: rows of a decode"):
-        localspec.load(target=q8_target, exact=True, target_options=options, num_threads=1)
+        localspec.load(target=q8_target, exact=True, num_threads=1)
 
 
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [
-        ({"target_options": LlamaOptions(flash_attention="off")}, "exact"),
         ({"rpc": ["localhost:1"]}, "exact"),
         ({"exact": "auto"}, "exact is 'auto'"),
-        ({"target": "float.gguf"}, "rows of a decode of"),
     ],
 )
-def test_what_cannot_be_exact_is_refused_with_the_reason(
-    q8_target, tmp_path, demo_target, monkeypatch, keywords, words
-):
-    monkeypatch.chdir(tmp_path)
-    write_random_model(tmp_path / "float.gguf", demo_target)
+def test_what_cannot_be_exact_is_refused_with_the_reason(q8_target, keywords, words):
     with pytest.raises(OptionError, match=words):
         localspec.load(**{"target": q8_target, "exact": True, **keywords})
 
@@ -225,29 +289,36 @@ def test_explain_says_what_it_takes_and_whether_it_was_enough(q8_target):
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "kind", "words"),
     [
-        ("qwen35", ""),  # attention and recurrent layers
-        ("gemma4", ""),  # some layers look back at a window only
-        ("step35", ""),
-        ("glm4moe", _ROUTER),
+        ("qwen35", "Q8_0", "all sizes"),  # attention and recurrent layers
+        ("gemma4", "Q8_0", "all sizes"),  # some layers look back at a window only
+        ("step35", "Q8_0", "all sizes"),
+        ("glm4moe", "Q8_0", "steps of 2 to"),  # the router of experts stays in F32
+        ("gemma4", "ALL_F32", "steps of 2 to"),
+        ("step35", "F16", "steps of 2 to"),
+        ("qwen35", "ALL_F32", ""),  # it cannot take padding back
     ],
 )
 def test_other_architectures_are_exact_or_the_reason_is_told(
-    q8_target, tmp_path, demo_target, name, reason
+    q8_target, tmp_path, demo_target, name, kind, words
 ):
-    """A router of experts stays in F32, whose products depend on the number of tokens."""
+    """Products of floats differ between one token and several."""
     whole = write_head_model(tmp_path / "f32.gguf", demo_target, name)
-    path = requantised(whole, tmp_path / "q8.gguf", llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0)
-    if reason:
-        with pytest.raises(OptionError, match=reason):
+    number = getattr(
+        llama_cpp, f"LLAMA_FTYPE_{kind}" if "ALL" in kind else f"LLAMA_FTYPE_MOSTLY_{kind}"
+    )
+    path = requantised(whole, tmp_path / "other.gguf", number)
+    if not words:
+        with pytest.raises(OptionError, match="rows of a decode of"):
             localspec.load(target=path, exact=True, num_threads=1)
         return
     texts = set()
     with localspec.load(target=path, exact=True, num_threads=1) as engine:
+        assert str(engine.exactness).startswith(words)
         for count in (0, 1, 3, None):
             answer = engine.generate_raw(
-                "abcabcabcabc", max_tokens=40, temperature=0.8, seed=2, draft_tokens=count
+                "abcabcabcabc", max_tokens=280, temperature=0.8, seed=2, draft_tokens=count
             )
             texts.add(answer.reply().token_ids)
     assert len(texts) == 1

@@ -160,9 +160,10 @@ def _model_lines(model: ModelFacts) -> list[str]:
 
 def _exact(target: ModelFacts) -> str:
     """The settings of --exact, and whether they were found to be enough."""
-    found = "found exact on this machine"
-    if target.exactness is None:
-        found = "the first load with it tests whether that is enough"
+    found = "the first load with it tests whether that is enough"
+    if target.exactness is not None:
+        steps = target.exactness.steps
+        found = f"found exact on this machine{f': {steps}' if steps else ''}"
     return f"with --exact: {', '.join(target.exact_settings)}; {found}"
 
 

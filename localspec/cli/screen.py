@@ -126,13 +126,14 @@ def status_line(stats: Stats, context_length: int, columns: int) -> str:
     used = (stats.prompt_tokens + stats.completion_tokens) / context_length
     reason = (why_mostly_off(stats) or "").partition(":")[0]
     rate = stats.tokens_per_s
+    exact = f"exact ({stats.exact_steps})" if stats.exact_steps else "exact"
     # Rank and text: the highest ranks are left out first if the line is short.
     parts = [
         (0, f"{stats.completion_tokens} tokens{drafted}"),
         (1, "" if rate is None else f"{rate:.0f} tokens/s"),
         (3, reason),
         (4, _threads_of(stats)),
-        (5, "exact" if stats.exact else ""),
+        (5, exact if stats.exact else ""),
         (2, f"context {used:.0%} full"),
     ]
     width = min(_STATUS_COLUMNS, columns - 1)
@@ -208,7 +209,9 @@ def stats_lines(stats: Stats, context_length: int) -> list[str]:
     if reason := why_mostly_off(stats):
         lines.append(reason)
     if stats.exact:
-        lines.append("exact: the same to the bit with any draft and any number of threads")
+        bounds = f"; {stats.exact_steps}" if stats.exact_steps else ""
+        same = "the same to the bit with any draft and any number of threads"
+        lines.append(f"exact: {same}{bounds}")
     return [*lines, f"context: {used} of {context_length} tokens"]
 
 

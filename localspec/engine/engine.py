@@ -218,7 +218,7 @@ class Engine(BaseEngine):
                 cancellation=exchange.cancellation,
                 interrupt=lane.interrupt,
                 not_kept=not_kept(spec_of(exchange.options)),
-                exact=self.exactness.all_sizes,
+                exactness=self.exactness,
                 waited=lambda: lane.clock.waited_s,
             )
             num_cached = run.start()

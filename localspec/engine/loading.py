@@ -274,7 +274,7 @@ def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
             of_all = f"{sum(counts)} of {len(placement.layers)} layers"
             model.gpus = f" ({of_all} on {', '.join(used)})"
         if options.exact:
-            model.exactness = _find_exactness(model, options)
+            model.keep_to(_find_exactness(model, options))
     except BaseException:
         model.close()
         raise
@@ -298,18 +298,17 @@ def prepare_kernels(options: LlamaOptions, header: Header) -> None:
 
 
 def _find_exactness(model: LlamaModel, options: LlamaOptions) -> Exactness:
-    """Find out which decodes are exact: from the profile, or by a probe of 0.1 to 10 s.
+    """Find the class of exact decodes: in the profile, or by a probe of 0.1 to 30 s.
 
-    options: it was opened with. Raises OptionError if not all are.
+    options: it was opened with. Raises OptionError if there is none.
     """
     profile = None
     if model.identity is not None:
         snapshots, count = options.num_snapshots or 0, options.num_sequences
         profile = Profile([model.identity, exactness_setting(snapshots, count)])
-    kept = None if profile is None else profile.load()
-    if kept is not None and kept.get("all_sizes") is True:
-        joined = kept.get("joined") is True
-        return Exactness(all_sizes=True, joined=joined, reason="")
+    known = None if profile is None else Exactness.saved(profile.load())
+    if known is not None:
+        return known
     try:
         from localspec.llama.exact_probe import probe_exactness  # loads libllama
 
@@ -317,14 +316,14 @@ def _find_exactness(model: LlamaModel, options: LlamaOptions) -> Exactness:
     except DecodeError as error:
         found = Exactness(reason=str(error))
     logger.info("exact decodes of %s: %s", model.name, found)
-    if not found.all_sizes:
+    if not found.holds:
         raise OptionError(
             f"{model.name} cannot be exact here: {found.reason}",
             "Leave exact out: texts are then equal but for near ties. Files of the types "
             "Q8_0, Q4_0 and Q4_K_M were exact where they were measured (docs/lossless.md).",
         )
     if profile is not None:
-        profile.save({"all_sizes": True, "joined": found.joined})
+        profile.save(found.as_dict())
     return found
 
 

@@ -5,6 +5,9 @@ different orders. Which are taken depends on the processor, the types of weights
 the number of tokens, of threads and of cached tokens: so a few of each are tried, on the model
 as it is loaded, in a context of its own, and whole rows of logits are compared, with the rows
 before the output layer, whose rounding hides small differences.
+
+Where not every size has the rows of single tokens, classes of sizes are looked for: texts are
+decoded in steps of 1, 2, 3 … tokens as an engine would, the short ones padded.
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 
 from localspec.errors import DecodeError
 from localspec.exactness import Exactness
@@ -29,6 +35,12 @@ _SHORT, _SHORT_SIZES = 40, (2, 8, 64)
 _LONG, _LONG_SIZES = 250, (2, 3, 4, 5, 8, 17)
 _COMPARED = 17  # first rows of a decode
 _JOINT_SIZES = (1, 2, 4, 8)  # tokens of each text in decodes that several have a part in
+# Classes of sizes: what the smallest may be, how large the largest has to be for the first such
+# class to be taken, and steps that are tried. A processor has more kernels, and a GPU more of
+# few tokens.
+_SMALLEST, _LARGE_ENOUGH = (1, 2, 3, 4), 3
+_STEPS = (2, 3, 4, 5, 6, 7, 8, 9, 17, 64)
+_NUM_TIMED = 8  # decodes of a size, the fastest of which counts
 
 
 def probe_exactness(handle: Handle, options: LlamaOptions) -> Exactness:
@@ -70,46 +82,114 @@ class _ExactProbe:
         llama_cpp.llama_free(self._context)
 
     def run(self) -> Exactness:
-        """Decode in all sizes, with several numbers of threads, and several texts at once."""
+        """Find the class that has all sizes, or else the best one."""
+        if reason := self._why_not_all():
+            return self._best_class(reason)
+        joined = self._num_sequences > 1 and self._joins_exactly()
+        return Exactness(
+            largest_step=_SHORT_SIZES[-1], all_sizes=True, joined=joined, reason=""
+        )
+
+    def _why_not_all(self) -> str:
+        """Decode in all sizes, with several numbers of threads. Empty if all rows are equal."""
         for length, sizes in ((_LONG, _LONG_SIZES), (_SHORT, _SHORT_SIZES)):
             self._fill(0, length)
-            singles = self._singles(0, length, _COMPARED)
-            for before, size in itertools.pairwise((1, *sizes)):
+            singles = self._text(0, length)
+            for size in sizes:
                 if self._rows([(0, length)], size)[:_COMPARED] != singles[:size]:
-                    reason = (
-                        f"rows of a decode of {size} tokens differ from those of single ones"
-                    )
-                    return Exactness(largest_step=before, reason=reason)
+                    return f"rows of a decode of {size} tokens differ from those of single ones"
             for count in {1, 2, 3} - {self._threads}:
-                if self._with_threads(count, length) != singles[:3]:
-                    reason = f"with {count} threads rows differ from those with {self._threads}"
-                    return Exactness(reason=reason)
-        joined = self._num_sequences > 1 and self._joins_exactly()
-        return Exactness(largest_step=size, all_sizes=True, joined=joined, reason="")
+                with self._with_threads(count):
+                    rows = self._text(0, length, 3)
+                if rows != singles[:3]:
+                    return f"with {count} threads rows differ from those with {self._threads}"
+        return ""
 
-    def _with_threads(self, count: int, length: int) -> list[bytes]:
-        """Rows of single tokens, computed by that many threads."""
+    def _best_class(self, reason: str) -> Exactness:
+        """The class with the smallest sizes, if it is large enough; else the largest."""
+        # A recurrent state would have to take padding back, and then what a draft had wrong.
+        smallest_sizes = _SMALLEST if self._can_cut else _SMALLEST[:1]
+        best = Exactness(reason=reason)
+        for smallest in smallest_sizes:
+            if best.largest_step < _LARGE_ENOUGH:
+                best = max(best, self._class_from(smallest), key=lambda one: one.largest_step)
+        if best.smallest_step == 1:
+            return best
+        self._fill(0, _SHORT)
+        sizes = (best.smallest_step, 1) * _NUM_TIMED
+        times = [self._seconds(size) for size in sizes]
+        cost = min(times[::2]) / min(times[1::2])
+        return replace(best, plain_cost=max(round(cost, 2), 1.0))
+
+    def _class_from(self, smallest: int) -> Exactness:
+        """The largest class with that smallest size; without one its largest size is 1."""
+        kept = Exactness(smallest_step=smallest, largest_step=_STEPS[-1], reason="")
+        largest = min(self._largest_step(kept, length) for length in (_LONG, _SHORT))
+        return replace(kept, largest_step=largest if largest >= smallest else 1)
+
+    def _largest_step(self, kept: Exactness, length: int) -> int:
+        """The tokens of a step up to which all have the rows of plain decoding."""
+        self._fill(0, length)
+        plain = self._text(0, length, kept=kept)
+        for count in {1, 2, 3} - {self._threads}:
+            with self._with_threads(count):
+                if self._text(0, length, 3, kept=kept) != plain[:3]:
+                    return 1
+        for before, step in itertools.pairwise((1, *_STEPS)):
+            if self._text(0, length, step=step, kept=kept) != plain:
+                return before
+        return step
+
+    def _seconds(self, size: int) -> float:
+        """The time of a decode of that size behind the short text."""
+        started = time.perf_counter()
+        self._rows([(0, _SHORT)], size)
+        return time.perf_counter() - started
+
+    @contextlib.contextmanager
+    def _with_threads(self, count: int) -> Iterator[None]:
+        """Compute with that many threads in the block."""
         llama_cpp.llama_set_n_threads(self._context, count, count)
-        rows = self._singles(0, length, 3)
-        llama_cpp.llama_set_n_threads(self._context, self._threads, self._threads)
-        return rows
+        try:
+            yield
+        finally:
+            llama_cpp.llama_set_n_threads(self._context, self._threads, self._threads)
 
     def _joins_exactly(self) -> bool:
         """Whether decodes of a text in each sequence have the rows of single tokens."""
         texts = [(number, (_LONG, _SHORT)[number % 2]) for number in range(self._num_sequences)]
         for text in texts:
             self._fill(*text)
-        singles = [self._singles(*text, _JOINT_SIZES[-1]) for text in texts]
+        singles = [self._text(*text, _JOINT_SIZES[-1]) for text in texts]
         return all(
             self._rows(texts, size) == [row for rows in singles for row in rows[:size]]
             for size in _JOINT_SIZES
         )
 
-    def _singles(self, sequence: int, length: int, count: int) -> list[bytes]:
-        """Rows of `count` decodes of a single token, after the first `length` tokens."""
+    def _text(
+        self,
+        sequence: int,
+        length: int,
+        count: int = _COMPARED,
+        *,
+        step: int = 1,
+        kept: Exactness | None = None,
+    ) -> list[bytes]:
+        """Rows of so many tokens behind the first `length`, in steps, within the class kept."""
+        kept = kept or Exactness()
         self._cut(sequence, length)
-        positions = range(length, length + count)
-        return [self._decoded([self._part(sequence, position, 1)])[0] for position in positions]
+        rows, begin = list[bytes](), length
+        while begin < length + count:
+            end = kept.end_of_piece(begin, begin + step)
+            part = self._part(sequence, begin, end - begin)
+            num_padding = max(kept.smallest_step - len(part.tokens), 0)
+            tokens = list(part.tokens)
+            tokens += tokens[-1:] * num_padding
+            rows += self._decoded([part._replace(tokens=tokens, num_padding=num_padding)])
+            if num_padding:
+                llama_cpp.llama_memory_seq_rm(self._memory, sequence, end, -1)
+            begin = end
+        return rows[:count]
 
     def _rows(self, texts: list[tuple[int, int]], size: int) -> list[bytes]:
         """Rows of a decode of so many tokens of each text. texts: sequences and lengths."""

@@ -59,7 +59,7 @@ class JointPart:
             return False
         asks_for_all = model._cache.is_recurrent and isinstance(model._rows, OutputRows)
         exactness = model.exactness
-        return (exactness.joined or not exactness.all_sizes) and not asks_for_all
+        return (exactness.joined or not exactness.holds) and not asks_for_all
 
     @property
     def may_pad(self) -> bool:

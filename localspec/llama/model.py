@@ -18,7 +18,7 @@ import numpy as np
 
 from localspec.errors import ContextError, DecodeError, EngineError, Interrupted, ModelFileError
 from localspec.exactness import Exactness
-from localspec.llama.batch import TokenBatch
+from localspec.llama.batch import TextPart, TokenBatch
 from localspec.llama.cache import Cache
 from localspec.llama.cache_state import CacheState
 from localspec.llama.context import LlamaContext
@@ -148,6 +148,15 @@ class LlamaModel(LlamaContext):
         with handle.closed_on_failure():
             return cls(handle, llama.n_ctx(), max_outputs, setting)
 
+    def keep_to(self, exactness: Exactness) -> None:
+        """Keep the sizes of all decodes from now on within a class."""
+        self.exactness = exactness
+        if exactness.is_bounded:
+            # Behind the last token there is space for padding.
+            most = llama_cpp.llama_n_ctx_seq(self.handle.context) - exactness.smallest_step + 1
+            self.context_length = min(self.context_length, most)
+            self.max_outputs = min(self.max_outputs, exactness.largest_step)
+
     def begin(self) -> None:
         """Get ready for an answer: allow decodes again after `interrupt`.
 
@@ -179,10 +188,7 @@ class LlamaModel(LlamaContext):
             self._decode_batch(tokens[:size], 0, len(tokens) - size)
             tokens = tokens[size:]
             self._has_read()
-        self._decode_batch(tokens, num_logits, 0)
-        if num_logits == 0:
-            return np.empty((0, self.vocab_size), dtype=np.float32)
-        return self.given_logits(num_logits)
+        return self._decode_batch(tokens, num_logits, 0)
 
     def read_piece(self, tokens: Sequence[int], num_to_come: int) -> None:
         """Decode a piece of a text, which so many more tokens follow. Raises as `decode`."""
@@ -292,11 +298,23 @@ class LlamaModel(LlamaContext):
                 f"{self.vocab_size}"
             )
 
-    def _decode_batch(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
-        """Decode a batch, which num_to_come tokens follow in the same call of `decode`."""
-        before = self.num_cached
+    def _decode_batch(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> Logits:
+        """Decode a batch, which num_to_come tokens follow in the same call of `decode`.
+
+        Where an exact class bounds the sizes it is decoded in pieces.
+        """
+        before, begin, pieces = self.num_cached, 0, list[Logits]()
         try:
-            self._try_batch(tokens, num_logits, num_to_come)
+            while begin < len(tokens):
+                start = before + begin
+                size = self.exactness.end_of_piece(start, before + len(tokens)) - start
+                left = len(tokens) - begin - size
+                num_rows = max(min(num_logits - left, size), 0)
+                self._try_batch(tokens[begin : begin + size], num_rows, num_to_come + left)
+                begin += size
+                if num_rows:
+                    rows = self.given_logits(num_rows)
+                    pieces.append(rows.copy() if left else rows)
         except BaseException as error:
             if isinstance(error, Interrupted):
                 self._cache.keep_decoded()
@@ -304,23 +322,34 @@ class LlamaModel(LlamaContext):
                 self._cache.keep(before)  # a failed batch leaves entries behind
             self._forget_rows()
             raise
+        if not pieces:
+            return np.empty((0, self.vocab_size), dtype=np.float32)
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def _try_batch(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
         count = len(tokens)
+        num_padding = max(self.exactness.smallest_step - count, 0)
         self._start_decode(count)
         cache = self._cache
-        batch = self._batch.filled(tokens, cache.position, num_logits, cache.number)
+        if num_padding:
+            padded = list(tokens) + [tokens[-1]] * num_padding
+            part = TextPart(cache.number, cache.position, padded, num_logits, num_padding)
+            batch = self._batch.joined([part])
+        else:
+            batch = self._batch.filled(tokens, cache.position, num_logits, cache.number)
         rows = self._rows
         takes_rows = rows is not None and rows.wants(count, num_logits, num_to_come)
         if rows is not None:
             rows.begin_decode(is_taken=takes_rows)
-        self._cache.begin_decode()
+        cache.begin_decode()
         status = llama_cpp.llama_decode(self.handle.context, batch)
         self.handle.num_decodes += 1
         self._check_decoded(status, count, self.num_cached)
         if rows is not None and takes_rows:
             rows.add(self.num_cached, count)
-        self._cache.add(count)
+        cache.add(count + num_padding)
+        if num_padding:
+            cache.keep(cache.num_cached - num_padding)
 
     @property
     def num_cached(self) -> int:

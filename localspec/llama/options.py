@@ -66,7 +66,7 @@ class LlamaOptions:
     GPUs in their order, RPC servers first (by free memory; load: as they fit). rpc: addresses
     of llama.cpp's RPC servers, each "host:port", whose devices hold layers, too (none). repack:
     keep weights in an order that the processor's kernels like (yes, unless exact). exact:
-    settings with which the rows of any decode are equal to the bit, see docs/lossless.md (no).
+    settings with which texts are the same to the bit with any draft, see docs/lossless.md (no).
     num_snapshots: recurrent states of the last decode that a hybrid keeps; a step may draft as
     many tokens for it (0; load: as many as fit, up to 8). with_head: use the MTP head in the
     model's file (no; load: if there is one and it fits). num_sequences: texts that are cached
@@ -122,11 +122,6 @@ class LlamaOptions:
                     f"{name} is {value!r}",
                     f"Choose one of: {', '.join(map(str, get_args(kind)))}.",
                 )
-        if self.exact and self.flash_attention == "off":
-            raise OptionError(
-                "exact decodes need flash attention, which is off",
-                'Choose flash_attention="auto", or leave exact out.',
-            )
         object.__setattr__(self, "rpc", checked_addresses(self.rpc))
         if self.rpc and self.exact:
             raise OptionError(

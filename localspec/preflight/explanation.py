@@ -454,7 +454,7 @@ def _exact_settings(header: Header) -> tuple[str, ...]:
     """The settings, in words, with which a file is opened for exact decodes."""
     chosen = suited(LlamaOptions(exact=True), header, DEFAULT_CONTEXT_LENGTH)
     return (
-        "flash attention",
+        "no flash attention" if chosen.flash_attention == "off" else "flash attention",
         *([f"{chosen.cache_type_k} keys"] if chosen.cache_type_k else []),
         *(["weights that are not repacked"] if chosen.repack is False else []),
         *(["no tiled kernels"] if chosen.cache_type_k and are_tiled(header) else []),
@@ -467,9 +467,9 @@ def _found_exactness(header: Header) -> Exactness | None:
     """
     from localspec.llama.library import kernels  # loads libllama
 
-    kept = [one for _, one, _ in kept_profiles() if is_of_exactness(one)]
+    kept = [(one, found) for _, one, found in kept_profiles() if is_of_exactness(one)]
     content = FileContent(header).digest() if kept else ""
-    for model, _setting in kept:
+    for (model, _setting), found in kept:
         if model.startswith(f"{content} ·") and model.endswith(f" · {kernels()}"):
-            return Exactness(all_sizes=True, reason="")
+            return Exactness.saved(found)
     return None

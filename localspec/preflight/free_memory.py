@@ -239,13 +239,17 @@ def with_exact_settings(
 
     uneven: types whose repacked kernels add differently, see `tensor_types`.
 
-    Flash attention has one kernel for decodes of any size where keys and values have different
-    types (else ggml-cpu splits the row of one token among threads, and rows of many tokens
-    into tiles). Keys in bf16 cost less time than values in bf16, and lose as little.
+    On a processor flash attention has one kernel for decodes of any size where keys and values
+    have different types (else ggml-cpu splits the row of one token among threads, and rows of
+    many tokens into tiles). Keys in bf16 cost less time than values in bf16, and lose as
+    little. On a GPU its kernels change with every size, and those without it stay the same for
+    a few tokens.
     """
     if not options.exact:
         return options
-    options = replace(options, flash_attention="on")
+    if options.flash_attention == "auto":
+        is_off = uses_gpu and options.cache_type_v in _PLAIN_TYPES
+        options = replace(options, flash_attention="off" if is_off else "on")
     if uses_gpu:
         return options
     key = options.cache_type_k or ("f16" if options.cache_type_v not in (None, "f16") else None)

@@ -306,6 +306,7 @@ def _explanation(reply: Reply) -> dict[str, Any]:
         "outlook": None if stats.outlook is None else asdict(stats.outlook),
         "threads": None if stats.threads is None else asdict(stats.threads),
         "exact": stats.exact,
+        "exact_steps": stats.exact_steps,
         "rule": reply.rule,
         "seed": reply.seed,
     }

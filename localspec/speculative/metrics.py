@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from localspec.exactness import Exactness
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     DraftOff,
@@ -60,7 +61,8 @@ class Stats:
     the end of the answer; None with any other policy. steps_per_threads: steps after the
     prefill per number of threads; threads: the choice at the end, None for an answer that never
     began. exact: whether greedy or seeded, the text is the same to the bit with any draft and
-    any number of threads, whatever was cached. waited_time_s: in which other answers had the
+    any number of threads, whatever was cached; exact_steps: what bounds steps for that, and
+    costs, in words. waited_time_s: in which other answers had the
     machine; of a joint decode, all but an equal part.
 
     The first step decodes the prompt and draws the first token. That is the prefill; the draft,
@@ -94,6 +96,7 @@ class Stats:
     threads: ThreadUse | None
     exact: bool
     waited_time_s: float = 0.0
+    exact_steps: str = ""
 
     @property
     def decode_time_s(self) -> float:
@@ -151,7 +154,7 @@ class Meter:
     prompt_tokens: int
     cached_prompt_tokens: int
     started_s: float
-    exact: bool = False
+    exactness: Exactness = field(default_factory=Exactness)
     first_token_s: float | None = None
     num_steps: int = 0
     tokens: Counter[Provenance] = field(default_factory=Counter)
@@ -224,8 +227,9 @@ class Meter:
             outlook=outlook,
             steps_per_threads=dict(self.steps_per_threads),
             threads=threads,
-            exact=self.exact,
+            exact=self.exactness.holds,
             waited_time_s=self.waited_time_s,
+            exact_steps=self.exactness.steps,
         )
 
 

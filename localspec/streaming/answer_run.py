@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from localspec.errors import Interrupted
+from localspec.exactness import Exactness
 from localspec.sampling.logprobs import TokenLogprobs, token_logprobs
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Meter, Provenance, Stats, Step
@@ -39,7 +40,7 @@ class AnswerRun:
     cancellation: Cancellation
     interrupt: Callable[[], None]
     not_kept: tuple[str, ...]  # of what the answer was to fit
-    exact: bool  # see `Stats.exact`
+    exactness: Exactness
     waited: Callable[[], float]
     meter: Meter = field(init=False)
     before: list[Part] = field(default_factory=list)  # of the answer that is continued
@@ -56,7 +57,7 @@ class AnswerRun:
         """Make the prompt the loop's text. Returns how many of its tokens are cached."""
         started = self._now()
         num_cached = self.decoder.start(self.prompt.tokens)
-        self.meter = Meter(len(self.prompt.tokens), num_cached, started, self.exact)
+        self.meter = Meter(len(self.prompt.tokens), num_cached, started, self.exactness)
         return num_cached
 
     def pieces(self) -> Generator[Decode | Piece, Any, None]:
