@@ -58,7 +58,7 @@ def leave_out_if_wrong(lib: Any) -> bool:
 
 
 def _call(ggml: ctypes.CDLL, name: str, *arguments: Any) -> Any:
-    """What a function of ggml returns, as a pointer."""
+    """Result of a function of ggml, as a pointer."""
     function = ggml[name]
     function.restype = _Pointer
     return function(*(_Size(each) if isinstance(each, int) else each for each in arguments))
