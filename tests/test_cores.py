@@ -78,13 +78,6 @@ def test_each_fast_core_that_is_allowed_counts_once(machine, allowed, expected, 
     assert usable(tmp_path, allowed) == expected
 
 
-def test_a_malformed_file_is_left_out(tmp_path):
-    write_processors(tmp_path, ["0-", "x", "", "7"], (1024, 1024))
-    write(tmp_path, {"sys/devices/system/cpu/cpu2/cpu_capacity": "much"})
-    write(tmp_path, {"sys/devices/cpu_core/cpus": "P"})
-    assert usable(tmp_path, {0, 1, 2, 3}) == 4
-
-
 MOUNT = "35 24 0:30 {} {} rw,nosuid shared:9 - {}"
 VERSION_2 = "cgroup2 cgroup2 rw,nsdelegate"
 VERSION_1 = "cgroup cgroup rw,cpu,cpuacct"

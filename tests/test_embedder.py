@@ -366,21 +366,3 @@ def test_a_long_batch_lets_others_in_and_ends_with_its_client(slow):
         assert served.isolated is None
 
     asyncio.run(ask())
-
-
-@pytest.mark.parametrize("is_loaded", [False, True])
-def test_the_end_of_the_server_ends_what_is_read(slow, is_loaded):
-    async def ask():
-        served, made = slow
-        asking = [asyncio.create_task(served.call("embed", ["fox"])) for _client in range(2)]
-        await until(lambda: made)
-        if is_loaded:
-            made[0].loads.set()
-            await until(lambda: made[0].is_reading)
-        served.stop()
-        made[0].loads.set()  # a model that is being loaded is loaded
-        assert [str(each) for each in await ended(*asking)] == ["the server is stopping"] * 2
-        await asyncio.wait_for(served.close(), 60)
-        assert len(made) == 1
-
-    asyncio.run(ask())

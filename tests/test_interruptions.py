@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import signal
-import threading
 import time
 
 import pytest
@@ -14,9 +12,6 @@ from hybrid_maker import write_hybrid
 import localspec
 from examples import num_examples
 
-needs_timer = pytest.mark.skipif(
-    not hasattr(signal, "setitimer"), reason="no timer of that kind here"
-)
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -34,7 +29,6 @@ def loads(tmp_path_factory, demo_target, demo_draft, blurred_draft):
     hybrid = {"target": path, "draft": path, "context_length": 512}
     return {
         "pair": lambda: localspec.load(**small, draft_tokens=3),
-        "head": lambda: localspec.load("demo@head", draft_tokens=3),
         "hybrid": lambda: localspec.load(**hybrid, draft_tokens=3),
         "lanes": lambda: localspec.load(**small, draft_tokens=3, parallel=2),
         "isolated": lambda: localspec.IsolatedEngine(**small, draft_tokens=3),
@@ -59,45 +53,15 @@ def answers(engine):
     return raw.token_ids, engine.chat().send(OWL, sampling=GREEDY, max_tokens=6).reply().text
 
 
-@contextlib.contextmanager
-def signals(handler):
-    """In the block SIGALRM has that handler."""
-    before = signal.signal(signal.SIGALRM, handler)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def strike_at_random(work, num_times, check):
-    """Do the work again and again, each time with a signal at a random moment of it."""
-    times = random.Random(17)
-    work()
-    started = time.perf_counter()
-    work()
-    takes_s = time.perf_counter() - started
-    for _ in range(num_times):
-        started = time.perf_counter()
-        try:
-            signal.setitimer(signal.ITIMER_REAL, times.uniform(1e-4, takes_s))
-            work()
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        except KeyboardInterrupt:
-            pass
-        else:  # as busy as the machine is now
-            takes_s = time.perf_counter() - started
-        check()
-
-
 @pytest.mark.process
-@needs_timer
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer of that kind here")
 @pytest.mark.parametrize("wish", ["ctrl-c", "cancel"])
-@pytest.mark.parametrize("kind", ["pair", "head", "hybrid", "lanes", "isolated"])
+@pytest.mark.parametrize("kind", ["pair", "hybrid", "lanes", "isolated"])
 def test_an_interrupted_engine_answers_as_a_fresh_one(loads, kind, wish):
+    """Again and again, each time with a signal at a random moment of its use."""
     with loads[kind]() as fresh:
         expected = answers(fresh)
-    struck = []
+    struck, times = [], random.Random(17)
 
     def strike(*_signal):
         struck.append(wish)
@@ -105,35 +69,24 @@ def test_an_interrupted_engine_answers_as_a_fresh_one(loads, kind, wish):
             raise KeyboardInterrupt
         engine.cancel()
 
-    def check():
-        assert answers(engine) == expected
-
-    with loads[kind]() as engine, signals(strike):
-        strike_at_random(lambda: use(engine), num_examples(200), check)
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        with loads[kind]() as engine:
+            use(engine)
+            takes_s = 0.0  # as busy as the machine is now
+            for _ in range(num_examples(200)):
+                started = time.perf_counter()
+                try:
+                    if takes_s:
+                        signal.setitimer(signal.ITIMER_REAL, times.uniform(1e-4, takes_s))
+                    use(engine)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    pass
+                else:
+                    takes_s = time.perf_counter() - started
+                assert answers(engine) == expected
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
     assert struck
-
-
-@needs_timer
-def test_ctrl_c_leaves_the_answers_beside_it(loads):
-    """Which go on in another thread, with decodes that both have a part in."""
-    endless = localspec.SamplingParams(temperature=0, ignore_eos=True)
-    options = {"sampling": endless, "max_tokens": 15, "queue": True}
-    ends, lengths = threading.Event(), set()
-
-    def ask():
-        lengths.add(len(engine.generate_raw(AGAIN, **options).reply().token_ids))
-
-    def go_on():
-        while not ends.is_set():
-            ask()
-
-    with loads["lanes"]() as engine, signals(signal.default_int_handler):
-        beside = threading.Thread(target=go_on)
-        beside.start()
-        try:
-            strike_at_random(ask, num_examples(200), ask)
-        finally:
-            ends.set()
-            beside.join()
-        assert lengths == {15}
-        assert engine.generate_raw(AGAIN, sampling=GREEDY, max_tokens=8).reply().token_ids

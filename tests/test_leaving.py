@@ -6,13 +6,10 @@ import copy
 import dataclasses
 import gc
 import json
-import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
-import traceback
 
 import llama_cpp
 import pytest
@@ -206,39 +203,3 @@ def test_the_interpreter_ends_quietly(tmp_path, kind, threaded):
     )
     assert done.stdout.endswith("the end\n")
     assert (done.stderr, done.returncode) == ("", 0)
-
-
-def run_in_fork(work):
-    """Its exit code: 0 if `work` returned, 9 if it raised; SIGALRM ends one that hangs."""
-    child = os.fork()
-    if child == 0:
-        code = 9
-        try:
-            signal.alarm(20)
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-@pytest.mark.process
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_fork_of_a_process_that_has_loaded_is_told_so(demo_target):
-    """It used to wait for threads that did not come along."""
-    localspec.load(draft_tokens=0).close()
-    llama = llama_cpp.Llama(str(demo_target), n_ctx=64, verbose=False)
-
-    def load_here():
-        for arguments in ({}, {"target": llama}):
-            with pytest.raises(
-                localspec.ForkedError, match="cannot be used in its fork"
-            ) as caught:
-                localspec.load(**arguments)
-            assert "spawn" in caught.value.hint
-
-    assert run_in_fork(load_here) == 0
-    llama.close()

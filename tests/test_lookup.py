@@ -102,22 +102,6 @@ def test_a_long_text_is_indexed_in_parts_as_it_is_at_once():
 # --- what is found in a text ---
 
 
-@settings(deadline=None)
-@given(
-    text=st.lists(st.integers(0, 3), max_size=40),
-    cuts=st.lists(st.integers(0, 40), max_size=4),
-)
-def test_what_is_found_does_not_depend_on_how_the_text_came_about(text, cuts):
-    """Growing at once or token by token, cut back in between; the index is that of the text."""
-    lookup = Lookup(never)
-    for cut in cuts:
-        lookup.state(text)
-        lookup.truncate(min(cut, len(text)))
-    fresh = Lookup(never)
-    assert fresh.state(text) == lookup.state(text)
-    assert proposed(fresh, text, 8) == proposed(lookup, text, 8)
-
-
 def test_nothing_is_proposed_behind_a_forbidden_token():
     """It would be decoded for nothing; the forbidden one itself is judged like any other."""
     text = [1, 2, 3, 4, 5, 1, 2, 3]

@@ -83,6 +83,7 @@ def test_a_fork_is_refused_and_harms_nothing(busy):
                 for use in (
                     lambda: engine.generate_raw([5, 6]).reply(),
                     lambda: engine.chat().send("x").reply(),
+                    localspec.load,
                 ):
                     try:
                         use()
