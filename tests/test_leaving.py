@@ -131,7 +131,7 @@ def test_leaving_the_block_ends_what_other_threads_read(any_engine):
     with any_engine:
         thread.start()
         assert begun.wait(60)
-    thread.join(20)
+    thread.join(60)
     assert refusals == ["the engine is closed"]
     assert replies[-1].finish_reason == "cancelled"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import llama_cpp
 import numpy as np
@@ -112,7 +111,6 @@ def test_interrupt_ends_a_decode_from_another_thread(model):
     spinner.start()
     timer = threading.Timer(0.05, model.interrupt)
     timer.start()
-    started = time.perf_counter()
     try:
         with pytest.raises(Interrupted):
             decode_for_ever(model, ids[:1900])
@@ -120,7 +118,6 @@ def test_interrupt_ends_a_decode_from_another_thread(model):
         busy.set()
         spinner.join()
         timer.join()
-    assert time.perf_counter() - started < 5
     cached = model.num_cached
     assert 40 <= cached < 1900  # whole batches stay
     with pytest.raises(Interrupted):
