@@ -107,7 +107,7 @@ def load_backends(lib: Any, library: binding.Library) -> None:
 
 
 def capture_logs(lib: Any) -> Complaints:
-    """Send libllama's log to `logging`, as localspec.llama.model, instead of stderr."""
+    """Send libllama's log to `logging`, as localspec.llama, instead of stderr."""
     complaints = Complaints()
 
     @lib.llama_log_callback  # type: ignore[untyped-decorator]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
@@ -241,7 +241,7 @@ class Resolver:
     def __init__(self, vocabulary: WholeVocabulary) -> None:
         self._vocabulary = vocabulary
         # Only the last ones, since each answer may have others.
-        self._breakers: tuple[tuple[str, ...], Breakers] = ((), {})
+        self._breakers = lru_cache(maxsize=1)(partial(find_breakers, vocabulary=vocabulary))
 
     def chain(
         self,
@@ -268,26 +268,19 @@ class Resolver:
                 f"logit_bias names token {unknown[0]} of a vocabulary of {size}",
                 f"Token ids are 0 to {size - 1}.",
             )
+        texts = params.dry_sequence_breakers
         return SamplerChain(
             params,
             num_prompt_tokens=num_prompt_tokens,
             num_said=num_said,
             ends=self._ends if params.ignore_eos or params.min_tokens else (),
-            breakers=self._breakers_for(params),
+            breakers=self._breakers(texts) if params.dry_multiplier else {},
             constraint=constraint,
         )
 
     @cached_property
     def _ends(self) -> list[int]:
         return self._vocabulary.ends()
-
-    def _breakers_for(self, params: SamplingParams) -> Breakers:
-        texts = params.dry_sequence_breakers
-        if params.dry_multiplier == 0.0 or not texts:
-            return {}
-        if texts != self._breakers[0]:
-            self._breakers = (texts, find_breakers(texts, self._vocabulary))
-        return self._breakers[1]
 
 
 def find_breakers(texts: tuple[str, ...], vocabulary: WholeVocabulary) -> Breakers:

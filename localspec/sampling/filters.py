@@ -78,21 +78,21 @@ def one_hot(token: int) -> Distribution:
 
 def _cut(logits: Logits, params: SamplingParams) -> tuple[TokenIds, Logits]:
     """Ascending ids of the survivors, and their logits."""
-    ids: TokenIds | None = None  # everything
+    ids = everything = _all_ids(len(logits))
     if params.top_n_sigma > 0.0:
-        ids = top_n_sigma(logits, params.top_n_sigma)
-        logits = logits[ids]
+        indices = top_n_sigma(logits, params.top_n_sigma)
+        ids, logits = ids[indices], logits[indices]
     if 0 < params.top_k < len(logits):
         indices = top_k(logits, params.top_k)
-        ids, logits = _at(ids, indices), logits[indices]
+        ids, logits = ids[indices], logits[indices]
     if params.typical_p < 1.0:
         indices = typical(logits, params.typical_p)
-        ids, logits = _at(ids, indices), logits[indices]
+        ids, logits = ids[indices], logits[indices]
     if params.top_p < 1.0 or params.min_p > 0.0:
         indices = top_p_min_p(logits, params.top_p, params.min_p)
-        ids, logits = _at(ids, indices), logits[indices]
-    if ids is None:
-        return _all_ids(len(logits)), logits
+        ids, logits = ids[indices], logits[indices]
+    if ids is everything:
+        return ids, logits
     kept = logits > -np.inf  # banned tokens stay where a cut keeps more than are left
     return (ids, logits) if kept.all() else (ids[kept], logits[kept])
 
@@ -102,10 +102,6 @@ def _all_ids(num_tokens: int) -> TokenIds:
     ids = np.arange(num_tokens)
     ids.setflags(write=False)
     return ids
-
-
-def _at(ids: TokenIds | None, indices: TokenIds) -> TokenIds:
-    return indices if ids is None else ids[indices]
 
 
 def _softmax(logits: Logits, temperature: float) -> Probs:
@@ -177,7 +173,8 @@ def top_k(logits: Logits, k: int) -> TokenIds:
     kth = np.partition(logits, len(logits) - k)[len(logits) - k]
     above = (logits > kth).nonzero()[0]
     ties = (logits == kth).nonzero()[0][: k - len(above)]
-    return _at(candidates, np.sort(np.concatenate([above, ties])))
+    best = np.sort(np.concatenate([above, ties]))
+    return best if candidates is None else candidates[best]
 
 
 def _at_least(logits: Logits, k: int) -> TokenIds | None:
@@ -221,7 +218,7 @@ def typical(logits: Logits, typical_p: float) -> TokenIds:
     mean = float((mass * shifted).sum()) / total
     # The mass must exceed typical_p, where top-p's must only reach it.
     kept = _leading(np.abs(shifted - mean), mass, math.nextafter(typical_p * total, math.inf))
-    return _at(possible, kept)
+    return kept if possible is None else possible[kept]
 
 
 def top_p_min_p(logits: Logits, top_p: float, min_p: float) -> TokenIds:
