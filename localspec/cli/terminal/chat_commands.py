@@ -16,7 +16,6 @@ import click
 from localspec.chat.attachment import Attachment, read_attachment
 from localspec.chat.session import session_names
 from localspec.cli.conversation import LEAVE, Conversation, ThoughtView
-from localspec.cli.flags import ours_for
 from localspec.cli.options import SAMPLING_KEYWORDS
 from localspec.cli.screen import note, show_legend, stats_lines
 from localspec.cli.sessions import note_resumed, session_lines
@@ -158,18 +157,10 @@ def _known_setting(name: str) -> str:
     setting = SAMPLING_KEYWORDS.get(written, written)
     if setting in _SETTINGS:
         return setting
-    for option in click.get_current_context().command.params:
-        flag = option.opts[0]
-        is_meant = setting == option.name or name.removeprefix("--") == flag.removeprefix("--")
-        if is_meant and flag.startswith("--") and not getattr(option, "hidden", False):
-            raise OptionError(
-                f"{flag} cannot be changed during a chat",
-                f"Give it at the start: localspec chat {flag} …",
-            )
     check_has_distribution(setting)
-    ours = next(iter(ours_for("--" + written.replace("_", "-"))), setting)
-    meant = perhaps(ours.removeprefix("--").replace("-", "_"), (*_SETTINGS, "ctx"))
-    raise OptionError(f"there is no setting {name!r}", f"{meant}/set lists all.")
+    meant = perhaps(setting, _SETTINGS)
+    hint = f"{meant}/set lists all; others are options of the command that starts the chat."
+    raise OptionError(f"there is no setting {name!r}", hint)
 
 
 def _setting_value(name: str, text: str) -> Any:
