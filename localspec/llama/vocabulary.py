@@ -26,6 +26,7 @@ _SAFE_BYTES = 512  # of text: tokenised on whatever stack the caller has
 _MAX_TEXT_BYTES = 8 << 20
 _MAX_STACK = 1 << 28 if os.name == "nt" else 1 << 34  # Windows: all that Python will ask for
 _STEERING = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+_CUT_OUT = _STEERING | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
 Result = TypeVar("Result")
 _stack_size_lock = threading.Lock()  # the stack size of new threads is set for the process
 
@@ -84,7 +85,9 @@ class LlamaVocabulary:
         if not isinstance(text, str):
             raise OptionError(f"the text to tokenise is {text!r}", "Give a str.")
         data = text.encode("utf-8", errors="replace")
-        if self.kind != llama_cpp.LLAMA_VOCAB_TYPE_SPM or self._starts_text(after):
+        # A text starts after no token, or after one that libllama cuts out.
+        starts = after is None or self._attributes(after) & _CUT_OUT
+        if self.kind != llama_cpp.LLAMA_VOCAB_TYPE_SPM or starts:
             return self._tokenize(data, parse_special=parse_special)
         mark = _NEVER_MERGED.encode()
         before = self._tokenize(mark, parse_special=parse_special)
@@ -214,11 +217,6 @@ class LlamaVocabulary:
         return is_user_defined and (
             self.is_end(token) or not is_ordinary_text(self.text(token))
         )
-
-    def _starts_text(self, after: int | None) -> bool:
-        """Whether a text starts: after no token, or after one that libllama cuts out."""
-        cut_out = _STEERING | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
-        return after is None or bool(self._attributes(after) & cut_out)
 
     def _attributes(self, token: int) -> int:
         if not self._is_id(token):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,23 +125,14 @@ def _smaller_models(target: Header) -> Iterator[tuple[Path, Header]]:
     # But for the demo's, which knows its own topics only.
     files = [model for model in models if not isinstance(model, PackagedModel | None)]
     here = [path_of(file) for file in files if not missing_files(file)]
-    for path in (*here, *_in_folder_of(target.path)):
-        try:
-            size = path.stat().st_size
-        except OSError:
-            continue
-        if size <= most and path.resolve() != target.path.resolve():
-            sizes[path.resolve()] = (size, path)
-    for _, path in sorted(sizes.values())[:_MOST_READ]:
+    for path in (*here, *target.path.parent.glob("*.gguf")):
+        is_other = path.resolve() != target.path.resolve()
+        if is_other and all_parts(path.name)[0] == path.name:
+            with contextlib.suppress(OSError):
+                sizes[path.resolve()] = (path.stat().st_size, path)
+    small = sorted(each for each in sizes.values() if each[0] <= most)
+    for _, path in small[:_MOST_READ]:
         with contextlib.suppress(ModelFileError):
             header = check_model_file(path)
             check_target(header)
             yield path, header
-
-
-def _in_folder_of(target: Path) -> Iterator[Path]:
-    if not os.path.isdir(target.parent):  # it is not here yet
-        return
-    for name in os.listdir(target.parent):
-        if name.lower().endswith(".gguf") and all_parts(name)[0] == name:
-            yield target.with_name(name)
