@@ -74,9 +74,9 @@ class Limits:
     """The limits of a server.
 
     body_bytes: the size of a request's body. body_s: time for it to arrive. num_waiting:
-    requests that may wait for their turn. patience_s: a client that gets nothing for this long
-    is told that it waits. keep_s: caches of a model without a question for this long go to
-    disk, where they may. unload_s: one without a question for this long is closed.
+    requests that may wait. patience_s: a client that gets nothing for this long is told that it
+    waits. keep_s: caches of a model without a question for this long go to disk, where they
+    may. unload_s: one without a question for this long is closed.
     """
 
     body_bytes: int = 32_000_000

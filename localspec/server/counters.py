@@ -28,7 +28,7 @@ class Counters:
         self._sums[_series("localspec_requests_total", path=path, status=status)] += 1
 
     def add_waits(self, waited_s: float, first_s: float | None) -> None:
-        """Count how long a question waited for its turn, and for its first piece of text."""
+        """Count how long a question waited to be answered, and for its first piece of text."""
         for name, seconds in (("wait", waited_s), ("first_text", first_s)):
             if seconds is not None:
                 self._sums[f"localspec_{name}_seconds_sum"] += seconds
@@ -69,7 +69,7 @@ class Counters:
                 self._sums[_series(name, **{label: each})] += number
 
     def text(self, models: ServedModels, num_answered: int, num_waiting: int) -> str:
-        """All series. num_answered, num_waiting: requests that have their turn, or wait."""
+        """All series. num_answered, num_waiting: requests that are answered, or wait."""
         read_s = self._sums["llamacpp:prompt_seconds_total"]
         said_s = self._sums["llamacpp:tokens_predicted_seconds_total"]
         num_read = self._sums["llamacpp:prompt_tokens_total"]

@@ -274,7 +274,7 @@ class ServedModels:
 
     @contextlib.asynccontextmanager
     async def opened(self, model: ServedModel) -> AsyncGenerator[IsolatedEngine, None]:
-        """The engine of a model, kept open in the block, for a request that has its turn.
+        """The engine of a model, open until the context is left, for a request that may begin.
 
         The model is loaded if need be. Others are closed for it where memory is short, or an
         RPC server, which serves one model at a time, is taken. Raises what loading raises.
