@@ -5,6 +5,7 @@ What a policy makes of costs and acceptance shows exactly and at once, on any ma
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -133,7 +134,8 @@ class TimedModel:
         max_outputs: int = 17,
     ) -> None:
         self.max_outputs = max_outputs
-        self.num_cached = self._last_size = 0
+        self.num_cached = 0
+        self.sizes: list[tuple[int, int]] = []  # tokens and rows of each decode
         self.slowdown: Slowdown = steady
         self.change_s = 0.0
         self.margin: Callable[[int], float] = sure
@@ -146,8 +148,9 @@ class TimedModel:
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
         size = len(tokens)
         self._clock.now += self.seconds(size) * self.slowdown(self.num_cached, size)
-        self._clock.now += self.change_s * (size != self._last_size)
-        self._last_size = size
+        last_size = self.sizes[-1][0] if self.sizes else 0
+        self._clock.now += self.change_s * (size != last_size)
+        self.sizes.append((size, num_logits))
         self.num_cached += size
         rows = np.zeros((num_logits, VOCAB), dtype=np.float32)
         for row, token in zip(rows, tokens[size - num_logits :], strict=True):
@@ -203,6 +206,11 @@ def models(
     draft.slowdown, draft.change_s = machine.draft_slowdown, machine.draft_change
     draft.margin = margin
     return target, draft
+
+
+def num_changes(sizes: Sequence[tuple[int, int]]) -> int:
+    """How many of a model's decodes differ in size from the one before."""
+    return sum(one != other for one, other in itertools.pairwise(sizes))
 
 
 def curve(ratios: dict[int, float]) -> list[float]:

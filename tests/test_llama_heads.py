@@ -4,6 +4,7 @@ what llama.cpp's own driver gives it.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import itertools
@@ -25,6 +26,7 @@ from head_maker import (
 )
 from head_reference import BlockReference, EagleReference, MedusaReference, MtpReference
 from hybrid_maker import write_cache_kind, write_hybrid
+from simulated import num_changes
 
 import inside
 import localspec
@@ -33,6 +35,7 @@ from gguf_maker import write_random_model, write_renumbered
 from localspec.errors import Interrupted
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import head_facts
+from localspec.llama.library import llama_cpp
 from localspec.llama.options import LlamaOptions
 from localspec.presets.located import locate
 from localspec.presets.presets import find_preset
@@ -305,6 +308,34 @@ def test_greedy_text_is_plain_and_the_head_reads_rightly(made, num_draft_tokens)
         assert stats.steps_per_length[most] > 0
         assert sum(stats.steps_per_length[most + 1 :]) == 0
         assert_reads_rightly(engine, made)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 3, 8])
+def test_decodes_may_keep_their_sizes(made, num_draft_tokens, monkeypatch):
+    """With rows and without, for each context: libllama keeps a graph of either kind."""
+    sizes, real = collections.defaultdict(list), llama_cpp.llama_decode
+
+    def decode(context, batch):
+        num_rows = sum(batch.logits[: batch.n_tokens])
+        sizes[context, num_rows > 0].append((batch.n_tokens, num_rows))
+        return real(context, batch)
+
+    with made.opened(draft_tokens=num_draft_tokens) as engine:
+        inside.loop(engine).draft_policy.keeps_sizes = True
+        assert text_of(engine, sampling=GREEDY) == made.plain
+        assert_reads_rightly(engine, made)
+        monkeypatch.setattr(llama_cpp, "llama_decode", decode)
+        num_steps = 0
+        for number in range(3):
+            options = {"sampling": SAMPLED, "seed": number}
+            reply = engine.generate_raw(PROMPT, max_tokens=100, **options).reply()
+            num_steps += reply.stats.num_steps
+            assert_reads_rightly(engine, made)
+    # A graph for each layer; words that are not whole yet; a draft that cannot be cut back.
+    if made.name not in ("step35", *DRAFTS[1:4]):
+        for of_context in sizes.values():
+            # Reading a prompt, and what is compared here.
+            assert num_changes(of_context) <= 0.02 * num_steps + 12, of_context
 
 
 @pytest.mark.parametrize("rule", ["coupled", "token", "block"])

@@ -7,6 +7,7 @@ served twice would bend the distribution, however far apart the two uses are.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -39,9 +40,10 @@ PENALISED = replace(
     penalty_last_n=3,
 )
 FILTERED = SamplingParams(temperature=0.7, top_k=3, top_p=0.9, min_p=0.1)
+STEADY = functools.partial(FixedDraftPolicy, keeps_sizes=True)
 
 
-class Unsure:
+class Unsure(DraftPolicy):
     """As many tokens as asked for, but none after a row that has no clear favourite.
 
     Decided by the row, not by what is drawn from it.
@@ -49,9 +51,6 @@ class Unsure:
 
     def __init__(self, num_draft_tokens):
         self.num_draft_tokens = num_draft_tokens
-
-    def begin(self):
-        pass
 
     def choose(self, context):
         chosen = FixedDraftPolicy(self.num_draft_tokens).choose(context)
@@ -63,9 +62,6 @@ class Unsure:
 
     def padded(self, num_tokens, limit):
         return min(num_tokens + 1, limit)
-
-    def learn(self, trial):
-        pass
 
 
 def automatic(_num_draft_tokens):
@@ -163,6 +159,7 @@ def assert_targets_distribution(rule, target, draft, case, different=()):
         pytest.param(3, 2, FixedDraftPolicy, 2, 4, UNFILTERED, None, id="a narrower draft"),
         pytest.param(2, 3, FixedDraftPolicy, 2, 4, UNFILTERED, None, id="a wider draft"),
         pytest.param(2, 2, Unsure, 3, 5, UNFILTERED, None, id="a draft that stops by its rows"),
+        pytest.param(2, 2, STEADY, 2, 5, UNFILTERED, None, id="sizes that stay"),
         pytest.param(2, 2, automatic, 0, 7, UNFILTERED, None, id="the automatic policy"),
         pytest.param(4, 4, FixedDraftPolicy, 2, 4, FILTERED, 3, id="filters"),
         pytest.param(2, 2, FixedDraftPolicy, 3, 5, PENALISED, None, id="penalties"),
@@ -187,6 +184,7 @@ HEAD_CASES = [
     pytest.param(FixedDraftPolicy, 1, 7, UNFILTERED, None, id="seven tokens, K 1"),
     pytest.param(FixedDraftPolicy, 2, 6, UNFILTERED, 0, id="an end token in the draft"),
     pytest.param(Unsure, 3, 5, UNFILTERED, None, id="a head that stops by its rows"),
+    pytest.param(STEADY, 2, 4, UNFILTERED, None, id="sizes that stay"),
     pytest.param(automatic_with_a_head, 0, 6, UNFILTERED, None, id="automatic"),
     pytest.param(FixedDraftPolicy, 3, 5, PENALISED, None, id="penalties"),
 ]

@@ -172,7 +172,8 @@ class TableHead(TableModel):
     ) -> None:
         super().__init__(target.vocab_size, **keywords)
         self.max_draft_tokens = max_draft_tokens
-        self.begins_at = 0
+        self.begins_at = self.read_size = 0
+        self.num_layers = 1
         self._target = target
         self._num_kept = num_kept
         self._num_own = 0
@@ -230,7 +231,7 @@ class TableBlocks:
     ) -> None:
         self.context_length = target.context_length
         self.max_draft_tokens = max_draft_tokens
-        self.begins_at = self.num_cached = 0
+        self.begins_at = self.num_cached = self.read_size = 0
         self.num_blocks = 0
         self._target = target
         self._num_kept = num_kept

@@ -80,6 +80,10 @@ class Rounds(DraftPolicy):
             for each in (*self._stretches, *self._last())
         ]
 
+    @property
+    def keeps_sizes(self) -> bool | None:
+        return self._policy.keeps_sizes
+
     def begin(self) -> None:
         self._policy.begin()
 

@@ -37,7 +37,12 @@ from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.lookup import LONGEST_MATCH, Lookup, TextMemory
 from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.policy_api import Drafting, DraftPolicy, ProposerKind
+from localspec.speculative.policy_api import (
+    Drafting,
+    DraftPolicy,
+    FixedDraftPolicy,
+    ProposerKind,
+)
 from localspec.speculative.proposers import Proposer
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
@@ -195,7 +200,7 @@ class Engine(BaseEngine):
         exchange: Exchange,
         prompt: Prompt,
         request: Request,
-        own: tuple[DraftPolicy | None, Sequence[int]],
+        own: tuple[FixedDraftPolicy | None, Sequence[int]],
     ) -> Producing:
         """Produce an answer in a lane that is free, in the worker.
 

@@ -24,7 +24,7 @@ from localspec.policy.profile import Profile
 from localspec.speculative.lookup import Lookup
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.own_text import Reading, TokenMaps
-from localspec.speculative.policy_api import Drafting, DraftPolicy
+from localspec.speculative.policy_api import Drafting, DraftPolicy, FixedDraftPolicy
 from localspec.speculative.proposers import Proposer
 from localspec.speculative.translated import TranslatedDraft
 
@@ -62,13 +62,14 @@ class Lane(TextPlace):
     def use(
         self,
         on_batch: Callable[[int], None],
-        policy: DraftPolicy | None,
+        policy: FixedDraftPolicy | None,
         reference: Sequence[int],
     ) -> None:
         """Set what an answer has of its own: its on_prompt, policy and prediction."""
         self.own_models.target.on_batch = on_batch
         if policy is not None:
             self._usual_policy = self.decoder.draft_policy
+            policy.keeps_sizes = self._usual_policy.keeps_sizes
             self.decoder.draft_policy = policy
         self._refer_to(reference)
 

@@ -15,7 +15,7 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import Distribution
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.model import Model
-from localspec.speculative.policy_api import UpTo
+from localspec.speculative.policy_api import FixedDraftPolicy, UpTo
 from localspec.speculative.proposers import DraftModel
 
 _CHUNK = 128  # tokens that are decoded at once: what an interruption can lose
@@ -43,8 +43,12 @@ def prepare(
         _judge_drafts(decoder, policy)
     _read_ahead(decoder, tokens)
     if isinstance(policy, AdaptiveDraftPolicy):
-        _measure_costs(decoder, policy, chain, clock)
+        _measure_costs(decoder, policy.costs, chain, clock)
         policy.renew()
+    elif isinstance(policy, FixedDraftPolicy) and policy.keeps_sizes is None:
+        costs = Costs({})
+        _measure_costs(decoder, costs, chain, clock)
+        policy.keeps_sizes = costs.is_change_dear
 
 
 def _judge_drafts(decoder: SpeculativeDecoder, policy: AdaptiveDraftPolicy) -> None:
@@ -90,10 +94,7 @@ def _read_ahead(decoder: SpeculativeDecoder, tokens: list[int]) -> None:
 
 
 def _measure_costs(
-    decoder: SpeculativeDecoder,
-    policy: AdaptiveDraftPolicy,
-    chain: SamplerChain,
-    clock: Callable[[], float],
+    decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChain, clock: Callable[[], float]
 ) -> None:
     """Time steps of sizes that were not timed yet after the text, which is cached, and drafts.
 
@@ -102,14 +103,12 @@ def _measure_costs(
     if not (decoder.proposers and decoder.target.max_rollback):
         return
     try:
-        _measure_steps(decoder, policy.costs, chain, clock)
+        _measure_steps(decoder, costs, chain, clock)
         for proposer in decoder.proposers:
-            if (
-                isinstance(proposer, DraftModel)
-                and policy.costs.tokens[proposer.kind].num_lacking
-            ):
+            token = costs.tokens.get(proposer.kind)
+            if isinstance(proposer, DraftModel) and token is not None and token.num_lacking:
                 for timed in _timed_drafts(proposer, decoder.tokens, chain, clock):
-                    policy.costs.learn_draft(proposer.kind, *timed)
+                    costs.learn_draft(proposer.kind, *timed)
     finally:
         decoder.truncate(len(decoder.tokens))
 

@@ -100,7 +100,7 @@ def _of_head(head: LlamaHead | MedusaHeads, is_end: Callable[[int], bool]) -> Pr
 
 def answer_policy(
     drafting: Drafting | None, proposers: Sequence[Proposer]
-) -> tuple[DraftPolicy | None, frozenset[ProposerKind] | None]:
+) -> tuple[FixedDraftPolicy | None, frozenset[ProposerKind] | None]:
     """An answer's own policy, and the only kinds that may propose in it.
 
     None is the engine's, and whoever can. Raises OptionError for a proposer that is not there.

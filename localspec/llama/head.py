@@ -58,9 +58,10 @@ class LlamaHead(LlamaContext):
 
     Implements `heads.HeadModel`. If it has several MTP layers, each drafts one token, and each
     reads the whole text (Step 3.5). begins_at: position in the text of its first entry.
-    num_weight_bytes: read by a decode of one token.
+    num_weight_bytes: read by a decode of one token. read_size: see `heads.HeadModel`.
     """
 
+    read_size = 0
     _lag = 0  # how far an entry's position in its cache is behind its token's in the text
 
     def __init__(
@@ -71,7 +72,7 @@ class LlamaHead(LlamaContext):
         self._nextn = require_nextn_functions(reads_layers=bool(facts.layers_read))
         self._target_rows = target.keep_rows(TargetRows(target.handle, facts.layers_read))
         self._setting = options.summary
-        self._num_layers = num_layers = facts.num_chained
+        self.num_layers = num_layers = facts.num_chained
         self._is_cropped = facts.is_cropped
         self.vocab_size = target.vocab_size
         self.context_length = target.context_length
@@ -194,15 +195,30 @@ class LlamaHead(LlamaContext):
                 f"not {position} to {position + count - 1}"
             )
         self._take_rows(position, count)
+        if num_logits == 0:
+            tokens = [*tokens, *[tokens[-1]] * self._padding(self._batch, count)]
         # The first layer drafts first, so it comes last.
-        for layer in reversed(range(1, self._num_layers)):
+        for layer in reversed(range(1, self.num_layers)):
             self._decode_batch(tokens, position, 0, layer)
             self._remove_from(position)
         num_rows = self._decode_batch(tokens, position, num_logits, 0)
+        if len(tokens) > count:
+            self._remove_from(position + count - self._lag)
         if num_logits:
             self._own_rows[0] = self._row_of_last(count, num_logits)
         self.num_cached += count
         return num_rows
+
+    def _padding(self, batch: TokenBatch, count: int) -> int:
+        """How many tokens a decode without logits is to have behind count others.
+
+        They get the row of the last one, and leave the cache behind the decode.
+        """
+        padding = max(self.read_size - count, 0)
+        if self.begins_at + self.num_cached + count + padding > self.context_length:
+            return 0
+        batch.rows[count : count + padding] = batch.rows[count - 1]
+        return padding
 
     def _take_rows(self, position: int, count: int) -> None:
         """Put the rows before count tokens, from a position on, into the batch."""
@@ -219,7 +235,7 @@ class LlamaHead(LlamaContext):
         num_drafted = len(self._drafted)
         self._drafted += tokens
         self.num_cached += 1
-        if self._num_layers == 1:
+        if self.num_layers == 1:
             self._batch.rows[0] = self._own_rows[0]
             self._decode_batch(tokens, position, 1, 0)
             self._own_rows[0] = self._row_of_last(1, 1)
@@ -229,7 +245,7 @@ class LlamaHead(LlamaContext):
         self._remove_from(first)
         self._batch.rows[:layer] = self._own_rows[:layer]
         self._decode_batch(self._drafted, first, 1, layer)
-        if layer + 1 < self._num_layers:
+        if layer + 1 < self.num_layers:
             self._own_rows[layer] = self._row_of_last(layer, 1)
 
     def _draft_position(self) -> int:
@@ -242,7 +258,7 @@ class LlamaHead(LlamaContext):
         """Decode with one of the layers; how many rows of logits it gave."""
         count, context = len(tokens), self.handle.context
         self._start_decode(count)
-        if self._num_layers > 1:
+        if self.num_layers > 1:
             self._nextn.set_nextn_layer_offset(context, layer)
         batch = self._batch.filled(tokens, position - self._lag, num_logits, self._sequence)
         self._check_decoded(llama_cpp.llama_decode(context, batch), count, position)
@@ -333,12 +349,15 @@ class EagleHead(LlamaHead):
         return range(self._target_rows.first + 1, self._target_rows.end + 1)
 
     def _take_rows(self, position: int, count: int) -> None:
-        self._target_rows.copy_to(self._to_encode.rows[:count], position - 1)
-        self._start_decode(count)
-        batch = self._to_encode.filled([0] * count, position - self._lag, count, self._sequence)
+        rows = self._to_encode.rows
+        size = min(max(count, self.read_size), len(rows))
+        self._target_rows.copy_to(rows[:count], position - 1)
+        rows[count:size] = rows[count - 1]
+        self._start_decode(size)
+        batch = self._to_encode.filled([0] * size, position - self._lag, size, self._sequence)
         status = llama_cpp.llama_encode(self.handle.context, batch)
         self._check_decoded(status, count, position)
-        self._batch.rows[:count] = self._given_rows(count)
+        self._batch.rows[:count] = self._given_rows(size)[:count]
 
     def _decode_batch(
         self, tokens: Sequence[int], position: int, num_logits: int, layer: int
@@ -413,12 +432,16 @@ class DflashHead(LlamaHead):
             if position < self._target_rows.first or position + size > self._target_rows.end:
                 raise DecodeError(f"{self._title} has no rows of tokens from {position} on")
             self._target_rows.copy_to(self._features.rows[:size], position)
-            self._start_decode(size)
-            batch = self._features.filled([0] * size, position, 0, self._sequence)
+            padding = self._padding(self._features, size)
+            self._start_decode(size + padding)
+            zeros = [0] * (size + padding)
+            batch = self._features.filled(zeros, position, 0, self._sequence)
             status = llama_cpp.llama_decode(self.handle.context, batch)
             self._check_decoded(status, size, position)
             self.num_cached += size
             count -= size
+            if padding:
+                self._remove_from(position + size)
 
     def row(self, drafted: Sequence[int]) -> Logits:
         """(vocab,) logits of the token behind those that were drafted from this block.

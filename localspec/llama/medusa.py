@@ -32,7 +32,7 @@ class MedusaHeads:
     """
 
     is_block = False
-    begins_at = num_cached = 0
+    begins_at = num_cached = read_size = 0
 
     def __init__(self, header: Header, target: LlamaModel) -> None:
         self.name = header.path.name

@@ -13,10 +13,11 @@ takes the same steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.policy.cost import LARGEST_STEP, Costs, fill
+from localspec.policy.cost import LARGEST_STEP, SHORT_READ, Costs, fill
 from localspec.policy.prospect import HORIZON, LONGEST_REST, Prospect, Stopping
 from localspec.policy.speedup import Curve, break_even_acceptance
 from localspec.policy.threads import TRIAL_STEPS
@@ -63,6 +64,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         self._since_plain = 0  # steps since a target-only one was timed
         self._last_proposer: int | None = None
         self._padded: list[int] = []
+        self._idle = math.inf  # target-only steps that padding cost since the last draft
 
     def _use_costs(self, num_threads: int, length: int) -> None:
         """Take the costs with so many threads, for a class of lengths."""
@@ -79,7 +81,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         for costs in self._costs.values():
             costs.settle()
         self._since_plain = 0
-        self._budget = _GRANT
+        self._budget, self._idle = _GRANT, math.inf
 
     def renew(self) -> None:
         """Let the next answers begin with what was learned; for idle time."""
@@ -151,10 +153,25 @@ class AdaptiveDraftPolicy(DraftPolicy):
         prospect.looks += cost
         prospect.save(-cost)
 
+    @property
+    def keeps_sizes(self) -> bool:
+        return self.costs.is_change_dear
+
     def padded(self, num_tokens: int, limit: int) -> int:
+        if num_tokens == 1:
+            return self._padded_pause(limit)
+        self._idle = 0.0
         if num_tokens >= len(self._padded) or self._padded[num_tokens] > limit:
             return num_tokens
         return self._padded[num_tokens]
+
+    def _padded_pause(self, limit: int) -> int:
+        """The size of a step without a draft: the last one's, until that cost two changes."""
+        costs, size = self.costs, self._last_size
+        if size > limit or not costs.is_change_dear or self._since_plain >= LONGEST_REST:
+            return 1
+        self._idle += costs.ratios()[size] - 1.0
+        return size if self._idle <= 2 * costs.change_cost else 1
 
     def learn(self, record: StepRecord) -> None:
         size = record.num_target_tokens
@@ -199,7 +216,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
     def _learn_draft(self, prospect: Prospect, record: StepRecord) -> None:
         """Learn from a proposal and its verdict; its gain is reckoned by the fixed costs."""
         costs, num_drafted = self.costs, record.num_draft_tokens
-        num_decodes = 1 if prospect.state.is_block else max(num_drafted, 1)
+        # Of two tokens that it lacks, it reads the first one alone.
+        reads_one = costs.is_change_dear and record.num_read == SHORT_READ
+        num_decodes = 1 if prospect.state.is_block else max(num_drafted, 1) + reads_one
         spent = num_decodes * costs.token(prospect.kind)
         if record.num_read > 1:
             spent += record.num_read * costs.read_token(prospect.kind)

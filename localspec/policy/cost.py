@@ -98,6 +98,7 @@ class Costs:
     """
 
     def __init__(self, draft_shares: Mapping[ProposerKind, float]) -> None:
+        self._shares = draft_shares
         self.plain_s: float | None = None
         self.prefill_token_s: float | None = None
         self.sizes: dict[int, Estimate] = {}
@@ -147,7 +148,11 @@ class Costs:
 
     def learn_change(self, ratio: float) -> None:
         """Learn from the first target-only step after another size; ratio: to one behind it."""
+        was_dear = self.is_change_dear
         self.change.learn(ratio)
+        if self.is_change_dear and not was_dear:
+            # What drafts took so far had changes of size in it.
+            self.tokens = {kind: Estimate(share) for kind, share in self._shares.items()}
         self._tables.clear()
 
     def compare(self, size: int, plain_s: float, seconds: list[float], back_s: float) -> None:
@@ -169,7 +174,7 @@ class Costs:
         if not self.plain_s:
             return
         share = seconds / self.plain_s
-        if num_read > _TILE * SHORT_READ:
+        if num_read > LARGEST_STEP:  # of fewer, much is not due to their number
             others = max(num_decodes - 1, 0) * self.token(kind)
             self.reads[kind].learn(max(share - others, 0.0) / num_read)
         elif num_decodes > 0 and num_read <= SHORT_READ:

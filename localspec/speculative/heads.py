@@ -11,7 +11,7 @@ from typing import Protocol
 
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import Distribution, Logits
-from localspec.speculative.model import Model
+from localspec.speculative.model import Decoding, Model
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     REPLAY_TOKENS,
@@ -38,8 +38,13 @@ _LEAST_CHANCE = 0.5
 class HeadModel(Model, Protocol):
     """A head whose cache holds a part of its target's text, read with the target's rows.
 
-    `truncate` also drops the entries that it made with rows of its own.
+    `truncate` also drops the entries that it made with rows of its own. read_size: tokens that
+    a decode without rows of logits has at least: fewer are padded, which leaves no entries.
+    num_layers: of several, each drafts one token.
     """
+
+    read_size: int
+    num_layers: int
 
     @property
     def begins_at(self) -> int:
@@ -69,6 +74,11 @@ class Head(DraftModel):
         size = model.vocab_size
         super().__init__(model, SharedVocabulary(size, size, size, ()), is_end)
         self._head = model
+        # libllama makes a graph anew for each layer anyway.
+        self._reads_ahead = model.num_layers == 1
+
+    def begin(self, chain: SamplerChain) -> None:
+        self._head.read_size = 0
 
     @property
     def begins_at(self) -> int:
@@ -87,6 +97,10 @@ class Head(DraftModel):
             num_skipped=max(self.begins_at - readable.start, 0),
         )
 
+    def _reading(self, missing: Sequence[int], most: int) -> Decoding[None]:
+        self._head.read_size = max(self._head.read_size, most)
+        yield from self._decoding(missing, 0)
+
     def read_from(self, position: int) -> None:
         # As close to the position as it can.
         position = max(position, self._head.readable.start)
@@ -99,9 +113,11 @@ class BlockModel(Protocol):
 
     context_length: of text and draft. max_draft_tokens: of one draft. is_block: one decode
     gives all rows, so a draft costs the same whatever its length. begins_at, num_cached: the
-    first token that it has read, and how many.
+    first token that it has read, and how many. read_size: rows of the target that are read at
+    once at least: fewer are padded.
     """
 
+    read_size: int
     context_length: int
     max_draft_tokens: int
     is_block: bool
@@ -144,6 +160,9 @@ class Blocks(Proposer):
         self._is_end = is_end
         self._num_judged = 0  # tokens at the front of the text that it has proposed or judged
 
+    def begin(self, chain: SamplerChain) -> None:
+        self._head.read_size = 0
+
     def state(self, tokens: Sequence[int]) -> ProposerState:
         head, readable = self._head, self._head.readable
         if len(tokens) - 1 not in readable:
@@ -167,6 +186,10 @@ class Blocks(Proposer):
         head, num_read = self._head, self._to_read(tokens)
         # A row may depend on the size, which must not depend on what is drawn or refused.
         size = min(extent.limit, head.max_draft_tokens)
+        if self.keeps_sizes:
+            # The next block reads one token more at most than are drafted from this one.
+            head.read_size = max(head.read_size, size + 1)
+            size = min(head.read_size - 1, head.context_length - len(tokens))
         head.decode_block(tokens[self._num_read :], size)
 
         def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:

@@ -132,9 +132,9 @@ class SpeculativeDecoder:
         remaining = request.max_tokens
         number = 0
         self._chain = request.chain
+        self.draft_policy.begin()
         for proposer in self.proposers:
             proposer.begin(request.chain)
-        self.draft_policy.begin()
         while remaining > 0:
             yield self._whole_step(request, StepStart(number, request.max_tokens - remaining))
             if request.is_end(self._emitted[-1]):
@@ -178,7 +178,7 @@ class SpeculativeDecoder:
         proposed = self.clock()
 
         # 2. Score pending and draft tokens in one decode.
-        batch = self._batch(missing, draft_tokens)
+        batch = self._batch(missing, draft_tokens) if start.step > 0 else missing
         logits = yield Decode(self.target, batch, len(batch) - len(missing) + 1)
         scored = self.clock()
 
@@ -242,12 +242,10 @@ class SpeculativeDecoder:
         never read.
         """
         batch = [*missing, *draft_tokens]
-        if draft_tokens:
-            most = len(missing) + min(self.target.max_outputs - 1, self.target.max_rollback)
-            limit = min(most, self.target.context_length - self.target.num_cached)
-            size = self.draft_policy.padded(len(batch), limit)
-            batch += batch[-1:] * (size - len(batch))
-        return batch
+        most = len(missing) + min(self.target.max_outputs - 1, self.target.max_rollback)
+        limit = min(most, self.target.context_length - self.target.num_cached)
+        size = self.draft_policy.padded(len(batch), limit)
+        return batch + batch[-1:] * (size - len(batch))
 
     def _room(self, num_remaining: int) -> int:
         """The most draft tokens that the next step may hold."""
@@ -301,6 +299,7 @@ class SpeculativeDecoder:
         proposer = self.proposers[decision.proposer]
         if decision.reads_from is not None:
             proposer.read_from(decision.reads_from)
+        proposer.keeps_sizes = bool(self.draft_policy.keeps_sizes)
         draw, chain = request.rule.draw(start), request.chain
         return (yield from proposer.proposing(self.tokens, decision.extent, chain, draw))
 

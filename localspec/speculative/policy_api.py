@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, get_args
 
 from localspec.errors import OptionError
@@ -18,6 +18,8 @@ MAX_DRAFT_TOKENS = 16
 CERTAIN_CONFIDENCE = 1.0  # of a proposer of forced tokens
 # The most tokens that a draft model judges at once; each takes a row of logits.
 REPLAY_TOKENS = 8
+# Steps without a draft that a fixed number of tokens pads, rather than change sizes twice
+_MOST_IDLE = 2
 
 
 class DraftOff(str, enum.Enum):
@@ -187,6 +189,14 @@ class PolicyEstimate:
 class DraftPolicy:
     """Chooses the number of draft tokens. By default it learns nothing."""
 
+    @property
+    def keeps_sizes(self) -> bool | None:
+        """Whether a model's decode should be as large as its last one: a change costs time.
+
+        None if nobody has measured that.
+        """
+        return None
+
     def begin(self) -> None:
         """Another answer begins."""
 
@@ -198,7 +208,10 @@ class DraftPolicy:
         """Learn from a replay that `choose` asked for; it took so many seconds."""
 
     def padded(self, num_tokens: int, limit: int) -> int:
-        """The number of tokens, num_tokens to limit, that the target decodes fastest."""
+        """The number of tokens, num_tokens to limit, that the target decodes fastest.
+
+        It is asked before each step behind the prompt, also where nothing was proposed.
+        """
         return num_tokens
 
     def learn(self, record: StepRecord) -> None:
@@ -218,14 +231,17 @@ class UpTo(NamedTuple):
         return self.limit - num_drafted
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FixedDraftPolicy(DraftPolicy):
     """Drafts the same number of tokens in every step, from the first proposer that has any.
 
-    Raises OptionError outside 0 … MAX_DRAFT_TOKENS.
+    keeps_sizes: whoever measures it sets it. Raises OptionError outside 0 … MAX_DRAFT_TOKENS.
     """
 
     draft_tokens: int
+    keeps_sizes: bool | None = None
+    _size: int = field(default=1, init=False)  # of the target's decodes
+    _num_idle: int = field(default=0, init=False)  # steps in a row without a draft
 
     def __post_init__(self) -> None:
         count = self.draft_tokens
@@ -239,10 +255,16 @@ class FixedDraftPolicy(DraftPolicy):
         if self.draft_tokens == 0:
             return Decision(None, draft_off=DraftOff.SET_TO_ZERO)
         for index, state in enumerate(context.states):
-            num_tokens = min(self.draft_tokens, context.room, state.max_tokens)
-            if num_tokens > 0:
-                return Decision(index, UpTo(num_tokens))
+            num_tokens = min(self.draft_tokens, state.max_tokens)
+            if min(num_tokens, context.room) > 0:
+                self._size = num_tokens + 1
+                return Decision(index, UpTo(min(num_tokens, context.room)))
         return Decision(None, draft_off=reason_for_none(context))
+
+    def padded(self, num_tokens: int, limit: int) -> int:
+        self._num_idle = 0 if num_tokens > 1 else self._num_idle + 1
+        is_padded = self.keeps_sizes and self._num_idle <= _MOST_IDLE and self._size <= limit
+        return max(self._size, num_tokens) if is_padded else num_tokens
 
 
 def reason_for_none(context: PolicyContext) -> DraftOff | None:

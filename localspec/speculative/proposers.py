@@ -78,6 +78,8 @@ class Proposer:
 
     kind: ProposerKind  # an engine has one proposer of each kind at most
 
+    keeps_sizes = False  # now: `DraftPolicy.keeps_sizes`
+
     def begin(self, chain: SamplerChain) -> None:
         """An answer begins, whose chain this is."""
 
@@ -138,6 +140,7 @@ class DraftModel(Proposer):
     """
 
     kind = ProposerKind.DRAFT
+    _reads_ahead = True  # where decodes keep their sizes
 
     def __init__(
         self, model: Model, shared: SharedVocabulary, is_end: Callable[[int], bool]
@@ -185,6 +188,9 @@ class DraftModel(Proposer):
         missing = self._missing(tokens)
         # It passes over pictures, which take it no time.
         proposal = Proposal([], [], [], len(without_cells(missing)))
+        if self.keeps_sizes and self._reads_ahead and len(missing) > 1:
+            yield from self._reading(missing[:-1], extent.limit)
+            missing = missing[-1:]
         drafted, may_follow = proposal.draft_tokens, True
         while may_follow:
             if len(drafted) == 1:
@@ -264,6 +270,15 @@ class DraftModel(Proposer):
 
     def _decoding(self, missing: Sequence[int], num_rows: int) -> Decoding[Logits]:
         return (yield Decode(self.model, missing, num_rows))
+
+    def _reading(self, missing: Sequence[int], most: int) -> Decoding[None]:
+        """Read all but the last token ahead, so that each decode with a row has one token.
+
+        Behind a draft that was kept whole that is one token, and a decode like all others.
+        libllama keeps the graph of decodes without rows beside that of decodes with some. most:
+        tokens that a step keeps at most.
+        """
+        yield from self._decoding(missing, 1 if len(missing) == 1 else 0)
 
     def read_from(self, position: int) -> None:
         self.model.truncate(0)

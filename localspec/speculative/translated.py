@@ -142,8 +142,10 @@ class TranslatedModel:
 class TranslatedDraft(DraftModel):
     """A draft model with another tokenizer than the target's.
 
-    It rests where its vocabulary cannot spell the text.
+    It rests where its vocabulary cannot spell the text. Its decodes differ in size anyway.
     """
+
+    _reads_ahead = False
 
     def __init__(self, model: TranslatedModel, is_end: Callable[[int], bool]) -> None:
         size = model.vocab_size
