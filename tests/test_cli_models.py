@@ -132,20 +132,6 @@ def test_another_programs_files_are_named_on_a_pipe(hub: StandinHub, tmp_path):
     assert len(hub.gets(TARGET)) == 1
 
 
-def test_the_list_shows_states(hub: StandinHub):
-    def states() -> dict[str, str]:
-        return {e["name"]: e["state"] for e in json.loads(run("models", "--json").stdout)}
-
-    assert (states()["demo"], states()["qwen2-7b"]) == ("ready", "absent")
-    run("download", f"hf:{REPO}/{TARGET}")
-    assert states()["qwen2-7b"] == "partial"
-    run("download", "qwen2-7b")
-    assert states()["qwen2-7b"] == "ready"
-    lines = run("models").stdout.splitlines()
-    assert any(line.split()[:2] == ["qwen2-7b*", "ready"] for line in lines)
-    assert any("qwen3-8b" in line and "5.7 GB" in line for line in lines)
-
-
 def test_remove_asks_and_says_what_it_frees(hub: StandinHub):
     run("download", "qwen2-7b")
     refused = run("models", "remove", "qwen2-7b", stdin="n\n")

@@ -72,23 +72,6 @@ def test_generate_takes_the_model_that_is_meant(monkeypatch, demo_draft):
     assert prompt_size() == demo
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["chat", "qwen3-8"], ["generate", "-m", "qwen3-8", "x"],
-        ["chat", "--target", "qwen3-8"], ["download", "qwen3-8"], ["models", "path", "qwen3-8"],
-        ["models", "alias", "q", "qwen3-8"],
-    ],
-    ids=" ".join,
-)  # fmt: skip
-def test_an_unknown_name_is_a_usage_error_with_near_names(arguments):
-    result = run(*arguments, stdin="hi\n")
-    assert result.exit_code == 2
-    assert "there is no preset 'qwen3-8'" in result.stderr
-    assert "Perhaps qwen3-8b" in result.stderr
-    assert not names_file().exists()
-
-
 def test_what_names_an_unknown_model_is_said(monkeypatch):
     monkeypatch.setenv("LOCALSPEC_MODEL", "qwen3-8")
     with pytest.raises(UnknownPresetError, match=r"^LOCALSPEC_MODEL: there is no") as caught:

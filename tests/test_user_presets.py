@@ -47,14 +47,6 @@ def test_the_smaller_trained_context_is_taken(make, trained, context, most):
         assert engine.context_length == context
 
 
-def test_a_draft_with_another_tokenizer_is_refused(make, demo_target, users_file):
-    other = make(512, replace_tokens={n: f"other{n}" for n in range(1000, 4096)})
-    result = run("models", "add", "mine", "--target", demo_target, "--draft", other)
-    assert result.exit_code == 1
-    assert "of their 4096 and 4096 tokens have the same bytes" in result.stderr
-    assert not users_file.exists()
-
-
 def test_a_head_of_another_model_is_refused(tmp_path, demo_target, users_file):
     target, head = (
         write_head_model(tmp_path / f"{part}.gguf", demo_target, "qwen35", part=part)
