@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -79,19 +78,6 @@ def test_presets_are_added_once(lm_studio):
     assert f"{preset.target.path} is a preset already: big-model-q8_0" in again.stderr
     assert "Nothing to add" in again.stderr
     assert again.stdout == ""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other file names are always Unicode")
-def test_a_file_that_cannot_be_named_does_not_hold_up_the_others(tmp_path, models):
-    folder = tmp_path / "x"
-    folder.mkdir()
-    shutil.copy(models["small"], folder / "a\udcff.gguf")
-    shutil.copy(models["middle"], folder / "b.gguf")
-    done = run("models", "import", folder, "--yes")
-    assert done.exit_code == 1
-    assert "a is not added: " in done.stderr
-    assert "is not valid Unicode" in done.stderr
-    assert done.stdout == "b\n"
 
 
 @pytest.fixture

@@ -12,10 +12,7 @@ from head_maker import write_head_model
 
 import localspec
 from localspec.errors import DownloadError, PresetError
-from localspec.presets.preset import LocalModel
 from localspec.presets.presets import (
-    find_preset,
-    load_presets,
     user_presets_file,
 )
 from localspec.presets.source import Quantized, parse_source
@@ -86,23 +83,6 @@ def test_a_quantisation_of_a_head_is_the_file_beside_the_model(headed):
         localspec.download(f"{REPO}:mtp-Q8_0")
     named = ("--target", f"{REPO}:Q4_0", "--head", f"{REPO}:Q4_0")
     assert stats_of(*named, "--proposer", "head")["steps_per_proposer"]["head"] > 0
-
-
-def test_add_names_and_pins_a_head(headed, headed_files):
-    command = ("models", "add", "mine", "--target", headed_files.target)
-    result = run(*command, "--head", f"{REPO}:Q4_0")
-    assert result.exit_code == 0, result.stderr
-    preset = find_preset("mine")
-    assert (preset.target, preset.draft) == (LocalModel(path=headed_files.target), None)
-    (file,) = preset.head.files
-    served = headed.files[REPO, HEAD]
-    assert (file.file, file.revision, file.sha256) == (HEAD, COMMIT, served.sha256)
-    assert run("models", "add", "own", "--target", "mine", "--head", "mine").exit_code == 0
-    assert find_preset("own").head == preset.head
-    refused = run("models", "add", "x", "--target", "demo", "--head", "qwen3-8b")
-    assert refused.exit_code == 1
-    assert "has no head" in refused.stderr
-    assert "x" not in load_presets()
 
 
 @pytest.mark.parametrize("proposer", ["mtp", "auto"])
