@@ -27,7 +27,7 @@ from localspec.server.completions import ChatCompletion, Completion, Infill, Lla
 from localspec.server.counters import PROMETHEUS
 from localspec.server.embeddings import Embeddings, OllamaEmbed, OllamaEmbeddings, Rerank
 from localspec.server.encoding import json_response, sent_bytes
-from localspec.server.form import EngineAside, RequestReader
+from localspec.server.form import RequestReader, engine_aside
 from localspec.server.guard import PAGE_PATH, AccessRules, BodyReader, Guard
 from localspec.server.line import WaitingLine
 from localspec.server.llama_server import apply_template, detokenize, props, tokenize
@@ -51,17 +51,17 @@ _POSTS: dict[str, RequestReader] = {
     "/v1/completions": Completion,
     "/v1/responses": ResponseForm,
     "/v1/messages": MessageForm,
-    "/v1/messages/count_tokens": partial(EngineAside, count_tokens),
+    "/v1/messages/count_tokens": partial(engine_aside, count_tokens),
     "/completion": LlamaCompletion,
     "/infill": Infill,
     "/v1/embeddings": Embeddings,
     "/v1/rerank": Rerank,
     "/api/embed": OllamaEmbed,
     "/api/embeddings": OllamaEmbeddings,
-    "/tokenize": partial(EngineAside, tokenize),
-    "/detokenize": partial(EngineAside, detokenize),
-    "/apply-template": partial(EngineAside, apply_template),
-    "/api/show": ollama.Show,
+    "/tokenize": partial(engine_aside, tokenize),
+    "/detokenize": partial(engine_aside, detokenize),
+    "/apply-template": partial(engine_aside, apply_template),
+    "/api/show": ollama.show,
     "/api/chat": OllamaChat,
     "/api/generate": OllamaGenerate,
 }

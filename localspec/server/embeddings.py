@@ -10,12 +10,11 @@ from typing import Any
 
 from localspec.server.answering import Service
 from localspec.server.fields import Fields
-from localspec.server.form import Aside
 
 _MOST_INPUTS = 2048  # as at OpenAI
 
 
-class _EmbeddingAside(Aside):
+class _EmbeddingAside(abc.ABC):
     """A request for vectors or scores. A subclass reads it, and writes the response.
 
     _call: a method of `Embedder` with its arguments but the texts; without any texts the model
@@ -26,9 +25,12 @@ class _EmbeddingAside(Aside):
     _texts: Sequence[Any]
     _keywords: Mapping[str, Any] = {}
 
-    async def result(self, service: Service) -> Any:
+    def __init__(self, fields: Fields) -> None:
+        self._model_name = fields.text("model")
+
+    async def __call__(self, service: Service) -> Any:
         started_s = time.monotonic()
-        embedder = service.models.embedder_named(self.model_name)
+        embedder = service.models.embedder_named(self._model_name)
         was_loaded, num_texts = embedder.isolated is not None, len(self._texts)
         found = await embedder.call(*self._call, self._texts or ["a"], **self._keywords)
         num_tokens = found.num_tokens if num_texts else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -53,36 +53,24 @@ class Form(abc.ABC):
         return sse_event(openai_error(error))
 
 
-class Aside(abc.ABC):
-    """A request for which no answer is generated.
-
-    Raises RequestError and OptionError for a request that is wrong.
-    """
-
-    def __init__(self, fields: Fields) -> None:
-        self.model_name = fields.text("model")
-
-    @abc.abstractmethod
-    async def result(self, service: Service) -> Any:
-        """The JSON that the client gets. Raises RequestError, and what loading raises."""
-
-
+# Gives the JSON for a request that needs no answer of a model. Raises RequestError, and what
+# loading raises.
+Aside = Callable[[Service], Awaitable[Any]]
 EngineCall = Callable[[IsolatedEngine], Any]
 
 
-class EngineAside(Aside):
+def engine_aside(read: Callable[[Fields], EngineCall], fields: Fields) -> Aside:
     """A request whose result the engine computes, without a decode.
 
     read: makes a function of the fields, which is called in a thread of its own.
     """
+    name, compute = fields.text("model"), read(fields)
 
-    def __init__(self, read: Callable[[Fields], EngineCall], fields: Fields) -> None:
-        super().__init__(fields)
-        self._compute = read(fields)
+    async def result(service: Service) -> Any:
+        async with service.opened(name) as engine:
+            return await in_thread(partial(compute, engine))
 
-    async def result(self, service: Service) -> Any:
-        async with service.opened(self.model_name) as engine:
-            return await in_thread(partial(self._compute, engine))
+    return result
 
 
 RequestReader = Callable[[Fields], Form | Aside]

@@ -51,16 +51,13 @@ def tags(models: ServedModels) -> dict[str, Any]:
     return {"models": [_tag(model) for model in models.listed]}
 
 
-class Show(Aside):
-    """A request to /api/show: the facts about a model."""
+def show(fields: Fields) -> Aside:
+    """Answer a request to /api/show: the facts about a model."""
+    older = fields.text("name")
+    name = fields.text("model") or older
 
-    def __init__(self, fields: Fields) -> None:
-        super().__init__(fields)
-        name = fields.text("name")
-        self.model_name = self.model_name or name
-
-    async def result(self, service: Service) -> dict[str, Any]:
-        model = service.models.listed_named(self.model_name)
+    async def result(service: Service) -> dict[str, Any]:
+        model = service.models.listed_named(name)
         return {
             "modelfile": "",
             "parameters": "",
@@ -76,6 +73,8 @@ class Show(Aside):
             "capabilities": _capabilities(model),
             "modified_at": _utc(model.created),
         }
+
+    return result
 
 
 def loaded(models: ServedModels, unload_s: float) -> dict[str, Any]:

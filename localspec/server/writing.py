@@ -56,7 +56,7 @@ class PostEndpoint:
         return asked
 
     async def _result(self, aside: Aside) -> Response:
-        return json_response(await aside.result(self._service))
+        return json_response(await aside(self._service))
 
     async def _answer(self, form: Form, scope: Scope, send: Send) -> Response | None:
         """The response to a question; None if it was streamed, even if that failed midway."""
