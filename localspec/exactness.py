@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 _CELLS = (
@@ -69,13 +69,9 @@ class Exactness:
         border = (begin + padding) // _CELLS * _CELLS + _CELLS - padding
         return min(end, begin + self.largest_step, border)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The values by name, to be saved."""
-        return asdict(self)
-
     @classmethod
     def saved(cls, values: Mapping[str, Any] | None) -> Exactness | None:
-        """From `as_dict`; None if that holds none."""
+        """The class whose values were saved by name; None if there was none."""
         with contextlib.suppress(TypeError):
             found = cls(**(values or {}))
             return found if found.holds else None

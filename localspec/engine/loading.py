@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -323,7 +323,7 @@ def _find_exactness(model: LlamaModel, options: LlamaOptions) -> Exactness:
             "Q8_0, Q4_0 and Q4_K_M were exact where they were measured (docs/lossless.md).",
         )
     if profile is not None:
-        profile.save(found.as_dict())
+        profile.save(asdict(found))
     return found
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,18 +27,16 @@ from localspec.llama.library import llama_cpp
 from localspec.llama.opening import new_context
 from localspec.llama.options import LlamaOptions
 
-# Tokens that are cached, and sizes of decodes behind them at which kernels change: a prompt's
-# have other tiles from 64 on. Attention of one token is split among threads from 512
-# cells on, which count in blocks of 256; the decodes behind the longer text come to those.
-_SHORT, _SHORT_SIZES = 40, (2, 8, 64)
-_LONG, _LONG_SIZES = 250, (2, 3, 4, 5, 8, 17)
-_COMPARED = 17  # first rows of a decode
-_JOINT_SIZES = (1, 2, 4, 8)  # tokens of each text in decodes that several have a part in
-# Classes of sizes: what the smallest may be, how large the largest has to be for the first such
-# class to be taken, and steps that are tried. A processor has more kernels, and a GPU more of
-# few tokens.
+# Tokens that are cached. Attention of one token is split among threads from 512 cells on, which
+# count in blocks of 256; the decodes behind the longer text come to those.
+_SHORT, _LONG = 40, 250
+_COMPARED = 9  # rows behind each
+# Tokens of a step at which kernels change: a prompt's have other tiles from 64 on.
+_STEPS: tuple[int, ...] = (2, 3, 4, 5, 6, 7, 8, 9, 17, 64)
+# What the smallest size of a class may be, and how large its largest has to be for the first
+# such class to be taken.
 _SMALLEST, _LARGE_ENOUGH = (1, 2, 3, 4), 3
-_STEPS = (2, 3, 4, 5, 6, 7, 8, 9, 17, 64)
+_JOINT_SIZES = (1, 2, 4, 8)  # tokens of each text in decodes that several have a part in
 _NUM_TIMED = 8  # decodes of a size, the fastest of which counts
 
 
@@ -60,11 +57,11 @@ class _ExactProbe:
     def __init__(self, handle: Handle, options: LlamaOptions) -> None:
         model = handle.model
         assert model is not None
-        most = _LONG + _SHORT_SIZES[-1]
+        most = _LONG + _STEPS[-1]
         if llama_cpp.llama_model_n_ctx_train(model) < most:
             raise DecodeError("its context is too short for a probe")
         params = llama_params.context_params(options, most)
-        params.n_outputs_max = max(_SHORT_SIZES[-1], _JOINT_SIZES[-1] * options.num_sequences)
+        params.n_outputs_max = max(_STEPS[-1], _JOINT_SIZES[-1] * options.num_sequences)
         self._threads: int = params.n_threads
         self._width: int = llama_cpp.llama_model_n_embd_out(model)
         vocabulary = llama_cpp.llama_model_get_vocab(model)
@@ -83,62 +80,54 @@ class _ExactProbe:
 
     def run(self) -> Exactness:
         """Find the class that has all sizes, or else the best one."""
-        if reason := self._why_not_all():
+        largest, reason = self._largest_step(Exactness())
+        if largest < _STEPS[-1]:
             return self._best_class(reason)
         joined = self._num_sequences > 1 and self._joins_exactly()
-        return Exactness(
-            largest_step=_SHORT_SIZES[-1], all_sizes=True, joined=joined, reason=""
-        )
-
-    def _why_not_all(self) -> str:
-        """Decode in all sizes, with several numbers of threads. Empty if all rows are equal."""
-        for length, sizes in ((_LONG, _LONG_SIZES), (_SHORT, _SHORT_SIZES)):
-            self._fill(0, length)
-            singles = self._text(0, length)
-            for size in sizes:
-                if self._rows([(0, length)], size)[:_COMPARED] != singles[:size]:
-                    return f"rows of a decode of {size} tokens differ from those of single ones"
-            for count in {1, 2, 3} - {self._threads}:
-                with self._with_threads(count):
-                    rows = self._text(0, length, 3)
-                if rows != singles[:3]:
-                    return f"with {count} threads rows differ from those with {self._threads}"
-        return ""
+        return Exactness(largest_step=largest, all_sizes=True, joined=joined, reason="")
 
     def _best_class(self, reason: str) -> Exactness:
-        """The class with the smallest sizes, if it is large enough; else the largest."""
-        # A recurrent state would have to take padding back, and then what a draft had wrong.
-        smallest_sizes = _SMALLEST if self._can_cut else _SMALLEST[:1]
+        """The class with the smallest sizes, if it is large enough; else the largest.
+
+        reason: why not all sizes are alike.
+        """
         best = Exactness(reason=reason)
-        for smallest in smallest_sizes:
-            if best.largest_step < _LARGE_ENOUGH:
-                best = max(best, self._class_from(smallest), key=lambda one: one.largest_step)
+        # A recurrent state would have to take padding back, and then what a draft had wrong.
+        for smallest in _SMALLEST if self._can_cut else _SMALLEST[:1]:
+            if best.largest_step >= _LARGE_ENOUGH:
+                break
+            kept = Exactness(smallest_step=smallest, largest_step=_STEPS[-1], reason="")
+            largest, _ = self._largest_step(kept)
+            if largest >= max(smallest, best.largest_step + 1):
+                best = replace(kept, largest_step=largest)
         if best.smallest_step == 1:
             return best
         self._fill(0, _SHORT)
-        sizes = (best.smallest_step, 1) * _NUM_TIMED
-        times = [self._seconds(size) for size in sizes]
+        times = [self._seconds(size) for size in (best.smallest_step, 1) * _NUM_TIMED]
         cost = min(times[::2]) / min(times[1::2])
         return replace(best, plain_cost=max(round(cost, 2), 1.0))
 
-    def _class_from(self, smallest: int) -> Exactness:
-        """The largest class with that smallest size; without one its largest size is 1."""
-        kept = Exactness(smallest_step=smallest, largest_step=_STEPS[-1], reason="")
-        largest = min(self._largest_step(kept, length) for length in (_LONG, _SHORT))
-        return replace(kept, largest_step=largest if largest >= smallest else 1)
+    def _largest_step(self, kept: Exactness) -> tuple[int, str]:
+        """The tokens of a step up to which all have the rows of plain decoding; why no more.
 
-    def _largest_step(self, kept: Exactness, length: int) -> int:
-        """The tokens of a step up to which all have the rows of plain decoding."""
-        self._fill(0, length)
-        plain = self._text(0, length, kept=kept)
-        for count in {1, 2, 3} - {self._threads}:
-            with self._with_threads(count):
-                if self._text(0, length, 3, kept=kept) != plain[:3]:
-                    return 1
-        for before, step in itertools.pairwise((1, *_STEPS)):
-            if self._text(0, length, step=step, kept=kept) != plain:
-                return before
-        return step
+        kept: a class within which all is decoded.
+        """
+        steps, reason = _STEPS, ""
+        for length in (_LONG, _SHORT):
+            self._fill(0, length)
+            plain = self._text(0, length, kept=kept)
+            for count in {1, 2, 3} - {self._threads}:
+                with self._with_threads(count):
+                    if self._text(0, length, 3, kept=kept) != plain[:3]:
+                        return 1, f"{count} threads give other rows than {self._threads}"
+            for index, step in enumerate(steps):
+                if self._text(0, length, step=step, kept=kept) != plain:
+                    reason = (
+                        f"rows of a decode of {step} tokens differ from those of single ones"
+                    )
+                    steps = steps[:index]
+                    break
+        return max(steps, default=1), reason
 
     def _seconds(self, size: int) -> float:
         """The time of a decode of that size behind the short text."""
@@ -160,7 +149,7 @@ class _ExactProbe:
         texts = [(number, (_LONG, _SHORT)[number % 2]) for number in range(self._num_sequences)]
         for text in texts:
             self._fill(*text)
-        singles = [self._text(*text, _JOINT_SIZES[-1]) for text in texts]
+        singles = [self._text(*text, _JOINT_SIZES[-1], kept=Exactness()) for text in texts]
         return all(
             self._rows(texts, size) == [row for rows in singles for row in rows[:size]]
             for size in _JOINT_SIZES
@@ -173,10 +162,9 @@ class _ExactProbe:
         count: int = _COMPARED,
         *,
         step: int = 1,
-        kept: Exactness | None = None,
+        kept: Exactness,
     ) -> list[bytes]:
         """Rows of so many tokens behind the first `length`, in steps, within the class kept."""
-        kept = kept or Exactness()
         self._cut(sequence, length)
         rows, begin = list[bytes](), length
         while begin < length + count:

@@ -347,9 +347,12 @@ class LlamaModel(LlamaContext):
         self._check_decoded(status, count, self.num_cached)
         if rows is not None and takes_rows:
             rows.add(self.num_cached, count)
+        end = cache.num_cached + count
         cache.add(count + num_padding)
         if num_padding:
-            cache.keep(cache.num_cached - num_padding)
+            cache.keep(end)
+            if cache.num_cached != end:
+                raise DecodeError(f"{self.name} could not take back padding; leave exact out")
 
     @property
     def num_cached(self) -> int:
