@@ -200,7 +200,7 @@ MASK = "tokenizer.ggml.mask_token_id"
         ("dflash", {"hyper_connection.count": 4}, "DSpark heads of DeepSeek V4's layers"),
         ("medusa", {"block_count": 0}, "its header states no heads"),
         ("medusa", {"residual_count": 2}, "it lacks blk.0.residual.1.weight"),
-        ("medusa", {"embedding_length": 32}, "blk.0.residual.0.weight is not of the shape"),
+        ("medusa", {"embedding_length": 32}, "it lacks blk.0.residual.0.weight of the shape"),
     ],
 )
 def test_heads_that_cannot_be_used(pair, name, stated, words):

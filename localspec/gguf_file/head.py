@@ -353,10 +353,8 @@ def _medusa_refusals(header: Header) -> Iterator[str]:
         if ".output." in name:
             shape = (width, num_tokens)
         tensor = tensors.get(name)
-        if tensor is None:
-            yield f"it lacks {name}"
-        elif tensor.shape != shape or tensor.kind not in (F32, F16, BF16):
-            yield f"its {name} is not of the shape {shape}, or not F32, F16 or BF16"
+        if tensor is None or tensor.shape != shape or tensor.kind not in (F32, F16, BF16):
+            yield f"it lacks {name} of the shape {shape} in F32, F16 or BF16"
 
 
 def _medusa_misfits(target: Header, head: Header) -> Iterator[str]:
