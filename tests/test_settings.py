@@ -22,7 +22,6 @@ from localspec.preflight.free_memory import (
     Planned,
     free_memory,
     pair_memory,
-    suited_attention,
     with_suited_attention,
     with_suited_mapping,
 )
@@ -46,12 +45,14 @@ def test_it_is_done_without_where_that_takes_little_memory(
     header = check_model_file(
         write_hollow_model(tmp_path / "hollow.gguf", demo_target, SHAPES[name])
     )
-    assert suited_attention(header, context_length, 17, uses_gpu=False) == suited
+    options = LlamaOptions(max_outputs=17)
+    chosen = with_suited_attention(options, header, context_length, uses_gpu=False)
+    assert chosen.flash_attention == suited
     more = compute_bytes(header, context_length, 17, "off") - compute_bytes(
         header, context_length, 17, "auto"
     )
     assert (more <= 128 << 20) is (suited == "off")
-    assert suited_attention(header, context_length, 17, uses_gpu=True) == "auto"
+    assert with_suited_attention(options, header, context_length, uses_gpu=True) == options
 
 
 @pytest.mark.parametrize(

@@ -208,28 +208,23 @@ def suited_options(
     return with_suited_mapping(options, header, repacked), repacked
 
 
-def suited_attention(
-    header: Header, context_length: int, max_outputs: int, *, uses_gpu: bool
-) -> FlashAttention:
-    """Flash attention "off" if faster in little memory, else "auto", libllama's choice."""
-    shape = ModelShape(header)
-    if uses_gpu or shape.has_state or shape.is_latent:
-        return "auto"
-    with_flash, without = (
-        compute_bytes(header, context_length, max_outputs, setting)
-        for setting in ("auto", "off")
-    )
-    return "off" if without - with_flash <= _MOST_BYTES else "auto"
-
-
 def with_suited_attention(
     options: LlamaOptions, header: Header, context_length: int, *, uses_gpu: bool
 ) -> LlamaOptions:
-    """The options, with `suited_attention` if they leave it open."""
-    if options.flash_attention != "auto" or options.cache_type_v not in _PLAIN_TYPES:
+    """The options, with flash attention off if they leave it open and that is faster.
+
+    It is "auto", libllama's choice, on a GPU, and where it saves much memory.
+    """
+    shape = ModelShape(header)
+    is_open = options.flash_attention == "auto" and options.cache_type_v in _PLAIN_TYPES
+    if not is_open or uses_gpu or shape.has_state or shape.is_latent:
         return options
-    suited = suited_attention(header, context_length, options.max_outputs, uses_gpu=uses_gpu)
-    return replace(options, flash_attention=suited)
+    settings: tuple[FlashAttention, ...] = ("auto", "off")
+    with_flash, without = (
+        compute_bytes(header, context_length, options.max_outputs, each) for each in settings
+    )
+    is_small = without - with_flash <= _MOST_BYTES
+    return replace(options, flash_attention="off") if is_small else options
 
 
 def with_exact_settings(

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.options import FlashAttention, LlamaOptions
-from localspec.preflight.free_memory import suited_attention, uses_gpu
+from localspec.preflight.free_memory import uses_gpu, with_suited_attention
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
 
 
@@ -42,12 +42,12 @@ class Setup:
     @property
     def flash_attention(self) -> FlashAttention:
         """The settings that localspec chooses for the target; the other side gets the same."""
-        return suited_attention(
-            check_model_file(self.target),
-            self.context_length,
-            MAX_DRAFT_TOKENS + 1,
-            uses_gpu=uses_gpu(LlamaOptions(num_gpu_layers=self.num_gpu_layers, rpc=self.rpc)),
+        options = LlamaOptions(
+            num_gpu_layers=self.num_gpu_layers, rpc=self.rpc, max_outputs=MAX_DRAFT_TOKENS + 1
         )
+        header, is_on_gpu = check_model_file(self.target), uses_gpu(options)
+        chosen = with_suited_attention(options, header, self.context_length, uses_gpu=is_on_gpu)
+        return chosen.flash_attention
 
 
 @dataclass(frozen=True, slots=True)
