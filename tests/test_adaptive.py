@@ -130,7 +130,7 @@ def test_steps_are_padded_to_a_cheaper_size_and_to_the_last_where_a_change_is_de
     assert behind_four[2:5] == [4, 4, 4]
     steps, padded = costs.steps(1)
     assert padded[3] == 4
-    assert steps[3] == pytest.approx(Q4_0[4] + change / 2)
+    assert steps[3] == pytest.approx(Q4_0[4] + change)
 
 
 @pytest.mark.parametrize("damage", [{"costs": []}, {"costs": {"1": {"0": {}}}}])

@@ -10,6 +10,7 @@ import inside
 import localspec
 from gguf_maker import write_random_model
 from localspec.chat.template import BUILT_IN
+from localspec.engine import prefill
 from localspec.errors import ContextError, DecodeError
 from localspec.policy.cost import STEADY_SIZES
 from localspec.speculative.policy_api import (
@@ -160,6 +161,7 @@ def test_what_is_said_does_not_depend_on_it(options):
 
 @pytest.mark.usefixtures("nothing_known")
 def test_costs_are_measured_until_all_are_known(monkeypatch):
+    monkeypatch.setattr(prefill, "_FAST_S", 0.0)
     # Threads chosen by trying could be others the second time, with costs of their own.
     with localspec.load(num_threads=1) as engine:
         chat, policy, loop = (
@@ -177,7 +179,7 @@ def test_costs_are_measured_until_all_are_known(monkeypatch):
             assert pauses < 10
             # No more than three sizes in one pause.
             assert len({size for size in sizes if 1 < size <= 16}) <= 3
-        assert pauses > 2
+        assert pauses == 2
         known = policy.costs.measured_sizes()
         assert set(STEADY_SIZES[1:]) <= set(known)
         assert all(0 < ratio < 50 for ratio in known.values())
@@ -190,6 +192,17 @@ def test_costs_are_measured_until_all_are_known(monkeypatch):
         sizes = target_decodes(loop, monkeypatch)
         chat.prepare()
         assert set(sizes) == {loop.target.num_cached}
+
+
+@pytest.mark.usefixtures("nothing_known")
+@pytest.mark.parametrize("fast_s", [0.0, 10.0])
+def test_a_fast_model_is_timed_when_it_is_loaded(fast_s, monkeypatch):
+    monkeypatch.setattr(prefill, "_FAST_S", fast_s)
+    with localspec.load(num_threads=1) as engine:
+        costs = inside.loop(engine).draft_policy.costs
+        assert bool(costs.sizes_to_time()) == (fast_s == 0.0)
+        assert bool(costs.tokens[ProposerKind.DRAFT].num_lacking) == (fast_s == 0.0)
+        assert inside.loop(engine).target.num_cached == 0
 
 
 def test_a_draft_reads_ahead_only_while_it_follows_the_text(engine):
@@ -250,6 +263,7 @@ def test_the_end_of_the_context_is_not_passed(demo_target):
 @pytest.mark.parametrize("ending", ["answer", "cancel", "close"])
 def test_whatever_ends_it_ends_it_within_a_decode(monkeypatch, decode, ending):
     """While it reads, and while it measures."""
+    monkeypatch.setattr(prefill, "_FAST_S", 0.0)
     with localspec.load() as engine:
         expected = engine.generate_raw("Once", sampling=GREEDY, max_tokens=9).reply().text
         chat, loop = engine.chat(system=LONG_SYSTEM), emptied(engine)

@@ -22,7 +22,7 @@ from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.constraint_choice import Constrainer
 from localspec.engine.lane import Lane, open_lanes, pool_of
 from localspec.engine.models import EngineMemory, Models
-from localspec.engine.prefill import prepare
+from localspec.engine.prefill import measure_fast, prepare
 from localspec.engine.proposer_choice import answer_policy
 from localspec.engine.worker import AnswerJob, Producing, Worker
 from localspec.errors import (
@@ -94,6 +94,9 @@ class Engine(BaseEngine):
         proposers = [each for lane in self._lanes for each in lane.decoder.proposers]
         self._remembering = _Remembering(proposers, has_memory=memory)
         self._cache_pool = pool_of(self._lanes, room)
+        chain = self._resolver.chain(sampling, 1)
+        measure_fast(self._decoder, chain, time.perf_counter)
+        self._save_profile()
         self._worker = Worker(len(self._lanes))
         weakref.finalize(self, self._worker.stop).atexit = False  # it is closed before
 

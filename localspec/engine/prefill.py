@@ -20,6 +20,7 @@ from localspec.speculative.proposers import DraftModel
 
 _CHUNK = 128  # tokens that are decoded at once: what an interruption can lose
 _FOLLOWING = 32  # tokens that a draft lags behind at most while it is being asked
+_FAST_S = 0.01  # of a decode, which is timed when the model is loaded
 _MOST_SIZES = 3  # that are timed in one pause
 _NUM_DRAFTS = 4  # that are timed, the first of which reads
 _DRAFT_TOKENS = 4  # in each of them
@@ -42,13 +43,47 @@ def prepare(
     if isinstance(policy, AdaptiveDraftPolicy):
         _judge_drafts(decoder, policy)
     _read_ahead(decoder, tokens)
+    _find_costs(decoder, chain, clock)
+    if isinstance(policy, AdaptiveDraftPolicy):
+        policy.renew()
+
+
+def _find_costs(
+    decoder: SpeculativeDecoder, chain: SamplerChain, clock: Callable[[], float]
+) -> None:
+    """Measure a part of what the policy does not know yet."""
+    policy = decoder.draft_policy
     if isinstance(policy, AdaptiveDraftPolicy):
         _measure_costs(decoder, policy.costs, chain, clock)
-        policy.renew()
     elif isinstance(policy, FixedDraftPolicy) and policy.keeps_sizes is None:
         costs = Costs({})
         _measure_costs(decoder, costs, chain, clock)
         policy.keeps_sizes = costs.is_change_dear
+
+
+def measure_fast(
+    decoder: SpeculativeDecoder, chain: SamplerChain, clock: Callable[[], float]
+) -> None:
+    """Find out the costs of fast models when they are loaded, while the text is empty.
+
+    So the first answers begin with them, and repeat their steps. Slow models would take long.
+    """
+    policy = decoder.draft_policy
+    is_known = isinstance(policy, AdaptiveDraftPolicy) and not policy.costs.sizes_to_time()
+    if is_known or not decoder.proposers:
+        return
+    try:
+        for most_s in (10 * _FAST_S, _FAST_S):  # kernels are loaded in the first decode
+            decoder.truncate(0)
+            started = clock()
+            decoder.start([0])
+            _read(decoder.target, decoder.tokens)
+            if clock() - started > most_s:
+                return
+        for _ in range(2):
+            _find_costs(decoder, chain, clock)
+    finally:
+        decoder.truncate(0)
 
 
 def _judge_drafts(decoder: SpeculativeDecoder, policy: AdaptiveDraftPolicy) -> None:
@@ -136,7 +171,7 @@ def _measure_steps(
     words = without_cells(tokens)
     for size in sizes:
         seconds = []
-        for num_tokens in (1, 1, size, size, size, 1):
+        for num_tokens in (1, 1, size, size, size, size, 1):
             # Words of the text itself: where experts share the work, it matters which.
             batch = (words[-num_tokens:] * num_tokens)[:num_tokens]
             started = clock()
@@ -146,7 +181,7 @@ def _measure_steps(
             target.truncate(len(tokens))
             if target.num_cached < len(tokens):
                 return  # emptied: another batch would be decoded in the text's place
-        costs.compare(size, seconds[1], seconds[3:5], seconds[5])
+        costs.compare(size, seconds[1], seconds[3:6], seconds[6])
 
 
 def _timed_drafts(

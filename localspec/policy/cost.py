@@ -30,7 +30,7 @@ _TILE = 4  # kernels for several rows come in multiples of this many tokens
 _NUM_SAMPLES = 9  # whose median counts; of a third as many the smallest does
 # Factor by which a cost has changed when an answer begins; within one it is the square
 _CHANGED = 1.25
-_STEADY = 4  # steps in a row that are expected to keep a size
+_STEADY = 2  # steps in a row that are expected to keep a size
 _DEAR_CHANGE = 0.1  # a change that costs less is free
 _TOKEN_GUESS = 0.1  # of one more token in a step, while nothing larger was timed
 

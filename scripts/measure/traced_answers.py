@@ -34,9 +34,10 @@ from policy_scenarios import (
     TILED,
     XEON_7B,
 )
-from simulated import TRAINED, Clock, Machine, TimedDraft, models, other, successor
+from simulated import TRAINED, Clock, Machine, TimedDraft, curve, models, other, successor
 
 from localspec.policy.adaptive import AdaptiveDraftPolicy
+from localspec.policy.cost import STEADY_SIZES
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import CERTAIN, Distribution
 from localspec.sampling.params import SamplingParams
@@ -282,9 +283,20 @@ def split_file(name: str) -> tuple[list[Trace], list[Trace]]:
 
 
 def new_policy(kinds: Iterable[ProposerKind], machine: Machine) -> AdaptiveDraftPolicy:
-    """A policy that knows nothing, as an engine makes it for these proposers."""
+    """A policy as an engine makes it for these proposers when it knows nothing.
+
+    Where changes of size cost time, decodes are fast, and timed when the model is loaded.
+    """
     shares = {kind: machine.draft_share * (kind is ProposerKind.DRAFT) for kind in kinds}
-    return AdaptiveDraftPolicy(shares, 1)
+    policy = AdaptiveDraftPolicy(shares, 1)
+    if machine.change:
+        for size in STEADY_SIZES[1:]:
+            ratios = [curve(machine.ratios)[size]] * 3
+            policy.costs.compare(size, 1.0, ratios, 1.0 + machine.change)
+        for kind in shares:
+            for _ in range(3):
+                policy.costs.learn_draft(kind, 1, 4, 4 * shares[kind])
+    return policy
 
 
 def judged(name: str, machine: Machine) -> Iterator[tuple[float, float]]:
