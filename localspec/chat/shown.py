@@ -168,56 +168,49 @@ def for_the_seeing(
     than MOST_PROMPT_PICTURES, or MOST_PROMPT_PIXELS. Raises OptionError where such a picture is
     in the last message, unless a tool gave it.
     """
-    reader = _Reader(vision)
     last = len(messages) - 1
-    # The last messages first: the oldest pictures are left out.
-    numbered = reversed(list(enumerate(messages)))
-    read = [reader.message(number, each, is_last=number == last) for number, each in numbered]
-    return read[::-1], reader.pictures[::-1]
+    pictures: list[Picture] = []  # the last one first
+    num_pixels = 0
 
+    def decoded(given: Given, num_before: int) -> Picture:
+        """A picture, up to a limit: small files may hold many pixels."""
+        nonlocal num_pixels
+        if len(pictures) + num_before >= MOST_PROMPT_PICTURES:
+            raise OptionError(
+                f"with it there are more than {MOST_PROMPT_PICTURES} images", "Send fewer."
+            )
+        if num_pixels <= MOST_PROMPT_PIXELS:
+            picture = Picture.read(given)
+            num_pixels += picture.width * picture.height
+        if num_pixels > MOST_PROMPT_PIXELS:
+            raise OptionError(
+                f"with it the images have more than {MOST_PROMPT_PIXELS} pixels together",
+                "Send fewer, or smaller ones.",
+            )
+        vision.cells(picture)  # which refuses some
+        return picture
 
-class _Reader:
-    """Decodes pictures up to a limit: small files may hold many pixels."""
-
-    def __init__(self, vision: Vision) -> None:
-        self._vision = vision
-        self._num_pixels = 0
-        self.pictures: list[Picture] = []  # the last one first
-
-    def message(self, number: int, message: Message, *, is_last: bool) -> Message:
+    def read(number: int, message: Message) -> Message:
         """The message with the tokens of the pictures that the model can take."""
-        read: dict[int, Picture] = {}  # by number
+        found: dict[int, Picture] = {}  # by number
         for index, each in enumerate(shown_in(message)):
             try:
-                read[index] = self._picture(each.given, len(read))
+                found[index] = decoded(each.given, len(found))
             except OptionError as error:
-                if is_last and not each.is_result:
+                if number == last and not each.is_result:
                     raise OptionError(
                         f"message {number} has an image in it: {error}", error.hint
                     ) from error
         if not shown_in(message):
             return message
-        self.pictures += reversed(read.values())
-        kept = noted(message, _LOST_NOTE, read)
-        cells = map(self._vision.cells, read.values())
+        pictures.extend(reversed(found.values()))
+        kept = noted(message, _LOST_NOTE, found)
         positions = [each.at for each in shown_in(kept)]
-        return with_shown(kept, map(ShownTokens, positions, cells))
+        return with_shown(kept, map(ShownTokens, positions, map(vision.cells, found.values())))
 
-    def _picture(self, given: Given, num_before: int) -> Picture:
-        if len(self.pictures) + num_before >= MOST_PROMPT_PICTURES:
-            raise OptionError(
-                f"with it there are more than {MOST_PROMPT_PICTURES} images", "Send fewer."
-            )
-        if self._num_pixels <= MOST_PROMPT_PIXELS:
-            picture = Picture.read(given)
-            self._num_pixels += picture.width * picture.height
-        if self._num_pixels > MOST_PROMPT_PIXELS:
-            raise OptionError(
-                f"with it the images have more than {MOST_PROMPT_PIXELS} pixels together",
-                "Send fewer, or smaller ones.",
-            )
-        self._vision.cells(picture)  # which refuses some
-        return picture
+    # The last messages first: the oldest pictures are left out.
+    seen = [read(number, messages[number]) for number in range(last, -1, -1)]
+    return seen[::-1], pictures[::-1]
 
 
 def joined(messages: Sequence[Message], between: str) -> dict[str, Any]:
