@@ -13,9 +13,19 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from typing import Any
 
 from localspec._version import __version__ as __version__
+
+# Modules that load NumPy, which has to come after libllama (`llama/loaded.py`).
+_WITH_NUMPY = {
+    "chat.chat",
+    "engine.disk_usage",
+    "sampling.logprobs",
+    "streaming.answer",
+    "streaming.reply",
+}
 
 
 @functools.cache
@@ -35,7 +45,11 @@ def __getattr__(name: str) -> Any:
         return sorted(_modules(), key=lambda each: (each.islower(), each))
     if name.startswith("_") or name not in _modules():
         raise AttributeError(f"module 'localspec' has no attribute {name!r}")
-    return getattr(importlib.import_module(_modules()[name]), name)
+    module = _modules()[name]
+    is_isolated = "localspec.isolated.isolated_engine" in sys.modules  # and needs no libllama
+    if module.removeprefix("localspec.") in _WITH_NUMPY and not is_isolated:
+        importlib.import_module("localspec.llama.loaded")
+    return getattr(importlib.import_module(module), name)
 
 
 def __dir__() -> list[str]:

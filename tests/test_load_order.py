@@ -37,7 +37,10 @@ with contextlib.suppress(SystemExit):
 """
 TOGETHER = [
     "from localspec import load",
-    "from localspec import Engine",
+    "from localspec import *",
+    "from localspec import Chat, load",
+    "from localspec import Reply, load",
+    "from localspec import TokenLogprobs, disk_usage, load",
     "import localspec; localspec.load(draft_tokens=0, num_gpu_layers=0).close()",
     "import localspec.isolated.child",
     "import localspec.llama.embedder",
@@ -71,7 +74,7 @@ def test_libllama_is_loaded_first(printed, statement):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    "statement", ["from localspec import IsolatedEngine", "import localspec.server.app"]
+    "statement", ["from localspec import IsolatedEngine, Chat", "import localspec.server.app"]
 )
 def test_a_process_whose_models_are_in_another_has_no_libllama(printed, statement):
     assert printed(WATCHED.format(statement=statement)) == ["True", "False", "False"]
