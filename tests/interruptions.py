@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import inside
+from localspec.sampling.distribution import Logits
 from localspec.streaming.cancellation import Cancellation
 
 
@@ -21,12 +22,13 @@ def wish_at_decode(number: int, cancellation: Cancellation) -> Iterator[Iterator
     """
     asked, done = itertools.count(1), itertools.count()
 
-    def counted(real: Callable[..., None]) -> Callable[..., None]:
-        def decode(*arguments: Any) -> None:
+    def counted(real: Callable[..., Logits]) -> Callable[..., Logits]:
+        def decode(*arguments: Any) -> Logits:
             if next(asked) == number:
                 cancellation.request()
-            real(*arguments)
+            rows = real(*arguments)
             next(done)
+            return rows
 
         return decode
 

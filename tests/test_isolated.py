@@ -169,7 +169,7 @@ def test_idle_time_is_used_there(isolated, monkeypatch):
         time.sleep(0.1)
         inside.prepare(isolated, lambda _is_cancelled: [5, 6], idle)  # does nothing
         ends()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
     stream = isolated.generate_raw(STORY, sampling=LONG)
     next(stream)
