@@ -36,6 +36,7 @@ from localspec.llama.model import LlamaModel
 from localspec.llama.vocabulary import LlamaVocabulary
 from localspec.policy.profile import Profile
 from localspec.sampling.constraint import Constraint
+from localspec.sampling.distribution import Logits
 from localspec.server.running import Runner
 from localspec.server.served_models import AnsweredText, ServedModel
 from localspec.speculative.loop import SpeculativeDecoder
@@ -235,7 +236,7 @@ def replace_truncation(
 
 
 def replace_decode_batch(
-    make: Callable[[Callable[..., None]], Callable[..., None]], patch: pytest.MonkeyPatch
+    make: Callable[[Callable[..., Logits]], Callable[..., Logits]], patch: pytest.MonkeyPatch
 ) -> None:
     """Have models decode each batch by what `make` makes of the function that does: tests end
     work, or kill the process, between two batches."""
