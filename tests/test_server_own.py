@@ -260,6 +260,47 @@ def test_blocks(server):
     assert fewer["input_tokens"] < read
 
 
+def test_blocks_of_anthropics_own_servers(server):
+    """In a history that another server began: what they called is left out, texts are read."""
+    text = {"type": "text", "text": "It is red."}
+    called = {"id": "1", "name": "look", "input": {}}
+    found = {"type": "search_result", "source": "x", "title": "Foxes", "content": [text]}
+
+    def counted(said, asked, result):
+        messages = [
+            *QUESTION,
+            {"role": "assistant", "content": [*said, {"type": "tool_use", **called}]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "1", "content": result},
+                    *asked,
+                ],
+            },
+        ]
+        response = server.ask("/v1/messages/count_tokens", messages=messages)
+        assert response.status_code == 200, response.text
+        return response.json()["input_tokens"]
+
+    theirs = [
+        {"type": "server_tool_use", **called},
+        {"type": "web_search_tool_result", "tool_use_id": "2", "content": [{"url": "x"}]},
+        {"type": "mcp_tool_use", "server_name": "x", **called},
+        {"type": "mcp_tool_result", "tool_use_id": "2", "content": [text]},
+        {"type": "refusal", "refusal": "No."},
+    ]
+    title, no = ({"type": "text", "text": each} for each in ("Foxes", "No."))
+    named = {"type": "text", "text": "look"}
+    reference = {"type": "tool_reference", "tool_name": "look"}
+    whole = counted(theirs, [found], [found, reference])
+    assert whole == counted([no], [title, text], [title, text, named])
+    assert whole > counted([no], [title, text], [title, text])
+    written = {"type": "text", "media_type": "text/plain", "data": text["text"]}
+    for source in (written, {"type": "content", "content": [text]}):
+        document = {"type": "document", "title": "Foxes", "source": source}
+        assert counted([], [document], [document]) == counted([], [title, text], [title, text])
+
+
 def test_a_model_hears_that_a_tool_failed(server):
     called = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
     text = {"type": "text", "text": "It rains."}

@@ -29,7 +29,9 @@ from localspec.streaming.reply import Piece, Reply
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 _NO_TEXT = {"type": "text", "text": ""}  # blocks as they start
 _NO_THOUGHT = {"type": "thinking", "thinking": "", "signature": ""}
-_NOT_SAID = ("thinking", "redacted_thinking", "tool_use", "tool_result")  # types of blocks
+# Types of blocks that are no text; see `_is_text` for what Anthropic's servers did themselves.
+_OWN = ("thinking", "redacted_thinking", "tool_use", "tool_result")
+_THEIRS = ("server_tool_use", "mcp_tool_use")
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}  # of tools
 
@@ -200,7 +202,7 @@ def _messages_in(content: object, role: str) -> list[Message]:
         {"id": each.get("id"), "name": each.get("name"), "arguments": each.get("input")}
         for each in of_kind("tool_use")
     ]
-    text = [block for block in content if _kind_of(block) not in _NOT_SAID]
+    text = _plain([block for block in content if _is_text(_kind_of(block))])
     if results and not (text or calls):
         return results
     thought = "\n".join(str(block.get("thinking")) for block in of_kind("thinking"))
@@ -209,11 +211,45 @@ def _messages_in(content: object, role: str) -> list[Message]:
 
 
 def _result_in(block: Mapping[str, Any]) -> Message:
-    content = block.get("content")
+    content = _plain(block.get("content"))
     if block.get("is_error") is True:
         parts = content if isinstance(content, list) else [{**_NO_TEXT, "text": content or ""}]
         content = [{**_NO_TEXT, "text": "The tool failed:"}, *parts]
     return {"role": "tool", "content": content, "tool_call_id": block.get("tool_use_id")}
+
+
+def _is_text(kind: object) -> bool:
+    """Whether a block is text or an image; neither are other servers' calls and results."""
+    is_theirs = kind in _THEIRS or str(kind).endswith("_tool_result")
+    return kind not in _OWN and not is_theirs
+
+
+def _plain(content: object) -> object:
+    """The content, with documents and search results as their titles and texts."""
+    if not isinstance(content, list):
+        return content
+    found: list[Any] = []
+    for block in content:
+        within = _texts_within(block)
+        if within is None:
+            found.append(block)
+        else:
+            found += [{**_NO_TEXT, "text": str(block.get("title") or "")}, *within]
+    return found
+
+
+def _texts_within(block: object) -> list[Any] | None:
+    """The blocks of a search result or of a document that is text; None for any other."""
+    if not isinstance(block, dict):
+        return None
+    source, kind, within = block.get("source"), block.get("type"), None
+    if kind == "search_result":
+        within = block.get("content")
+    elif kind == "document" and isinstance(source, dict):
+        within = source.get("data" if source.get("type") == "text" else "content")
+    if isinstance(within, str):
+        return [{**_NO_TEXT, "text": within}]
+    return within if isinstance(within, list) else None
 
 
 def _kind_of(block: object) -> object:
