@@ -270,11 +270,12 @@ def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
         model.may_change_threads = is_left_to_us and not is_on_gpus(header, options, gpus)
         placement = place_layers(header, options, gpus, (1,) * len(gpus))
         counts = placement.gpu_layers()
-        if used := [gpu.name for gpu, count in zip(gpus, counts, strict=True) if count]:
+        if used := [gpu for gpu, count in zip(gpus, counts, strict=True) if count]:
             of_all = f"{sum(counts)} of {len(placement.layers)} layers"
-            model.gpus = f" ({of_all} on {', '.join(used)})"
+            model.gpus = f" ({of_all} on {', '.join(gpu.name for gpu in used)})"
         if options.exact:
-            model.keep_to(_find_exactness(model, options))
+            gpu_models = [gpu.description for gpu in used]
+            model.keep_to(_find_exactness(model, options, gpu_models))
     except BaseException:
         model.close()
         raise
@@ -297,7 +298,9 @@ def prepare_kernels(options: LlamaOptions, header: Header) -> None:
         )
 
 
-def _find_exactness(model: LlamaModel, options: LlamaOptions) -> Exactness:
+def _find_exactness(
+    model: LlamaModel, options: LlamaOptions, gpu_models: Sequence[str]
+) -> Exactness:
     """Find the class of exact decodes: in the profile, or by a probe of 0.1 to 30 s.
 
     options: it was opened with. Raises OptionError if there is none.
@@ -305,7 +308,7 @@ def _find_exactness(model: LlamaModel, options: LlamaOptions) -> Exactness:
     profile = None
     if model.identity is not None:
         snapshots, count = options.num_snapshots or 0, options.num_sequences
-        profile = Profile([model.identity, exactness_setting(snapshots, count)])
+        profile = Profile([model.identity, exactness_setting(snapshots, count, gpu_models)])
     known = None if profile is None else Exactness.saved(profile.load())
     if known is not None:
         return known

@@ -92,10 +92,10 @@ def is_of_exactness(identity: Sequence[str]) -> bool:
     return len(identity) == 2 and identity[-1].startswith(_EXACTNESS)
 
 
-def exactness_setting(num_snapshots: int, num_sequences: int) -> str:
+def exactness_setting(num_snapshots: int, num_sequences: int, gpus: Sequence[str]) -> str:
     """The second part of an identity whose profile says which decodes are exact."""
     sequences = f" · {num_sequences} sequences" if num_sequences > 1 else ""
-    return f"{_EXACTNESS} {num_snapshots} snapshots{sequences}"
+    return " · ".join([f"{_EXACTNESS} {num_snapshots} snapshots{sequences}", *gpus])
 
 
 def profiles_folder() -> Path:
