@@ -546,3 +546,42 @@ def test_the_trained_head_of_the_demo_agrees_with_its_target(exact_target, num_d
     # Half of what gets to a place is kept there: that is no luck with 4096 tokens.
     got_there = [steps, *accepted[:-1]]
     assert all(2 * now > before > 0 for before, now in zip(got_there, accepted, strict=True))
+
+
+class Resting(FixedDraftPolicy):
+    """Lets all proposers rest between the 10th and the 90th token behind the prompt."""
+
+    num_done = 0
+
+    def begin(self):
+        self.num_done = 0
+
+    def rest(self, proposer):
+        return 100 - self.num_done if 10 <= self.num_done < 100 else 0
+
+    def learn(self, record):
+        self.num_done += record.num_emitted
+
+
+def test_of_a_head_that_rests_long_the_target_gives_no_rows(made, monkeypatch):
+    """It reads the last tokens of its rest when it drafts again, and those rightly."""
+    only(made, MadeWithSteps, MadeWithBlocks, MadeWithMedusa)
+    with made.opened(draft_tokens=3) as engine:
+        loop = inside.loop(engine)
+        plain = text_of(engine, max_tokens=160, sampling=SAMPLED, seed=3)
+        rows, taken = inside.target(engine).kept_rows, []
+        begin_decode = rows.begin_decode
+
+        def noted(*, is_taken):
+            taken.append(is_taken)
+            begin_decode(is_taken=is_taken)
+
+        monkeypatch.setattr(rows, "begin_decode", noted)
+        loop.draft_policy = Resting(3, keeps_sizes=True)
+        reply = engine.generate_raw(PROMPT, max_tokens=160, sampling=SAMPLED, seed=3).reply()
+        assert reply.token_ids == plain
+        if len(plain) == 160:
+            assert 40 < taken.count(False) < 70
+            assert reply.stats.num_draft_tokens > 0
+        assert_reads_rightly(engine, made)
+        assert text_of(engine, sampling=GREEDY) == made.plain

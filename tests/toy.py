@@ -184,6 +184,9 @@ class TableHead(TableModel):
         target.rows_from = first = max(target.rows_from, end - self._num_kept)
         return range(0 if first == 0 else first + 1, end + 1)
 
+    def rest(self, num_tokens: int) -> None:
+        """Nothing to do: its rows cost nothing."""
+
     def read_from(self, position: int) -> None:
         self.cached.clear()
         self.begins_at, self._num_own = position, 0
@@ -247,6 +250,9 @@ class TableBlocks:
         target, end = self._target, self._target.num_cached
         target.rows_from = first = max(target.rows_from, end - self._num_kept)
         return range(first, end + (end > first))
+
+    def rest(self, num_tokens: int) -> None:
+        """Nothing to do: its rows cost nothing."""
 
     def read_from(self, position: int) -> None:
         self.begins_at, self.num_cached = position, 0

@@ -96,6 +96,10 @@ class LlamaHead(LlamaContext):
         first = self._target_rows.first
         return range(0 if first == 0 else first + 1, self._target_rows.end + 1)
 
+    def rest(self, num_tokens: int) -> None:
+        """It reads nothing for so many tokens: its target need not give their rows."""
+        self._target_rows.rest(num_tokens)
+
     @property
     def identity(self) -> str | None:
         """Identity like that of `LlamaModel`, without the build and the processor."""
@@ -296,6 +300,7 @@ class LlamaHead(LlamaContext):
         """Allow decodes again after `interrupt`, and let libllama cache what is recorded."""
         self.require_open()
         self._stop.is_wanted = False
+        self.rest(0)
         self._cut(self.num_cached - len(self._drafted))
 
 

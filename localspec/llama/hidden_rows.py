@@ -16,6 +16,11 @@ from localspec.llama.quirks.nextn import require_nextn_functions
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
+# Tokens for which rows are left out: libllama plans its graphs anew for that, and once more
+# for rows, which take 10 % of a token's time on a GPU
+_LONG_REST = 64
+_LEAST_READ = 32  # tokens whose rows a head reads at least when it proposes again
+
 Rows = NDArray[np.float32]
 
 
@@ -33,14 +38,23 @@ class HiddenRows:
     """A ring of the last `capacity` rows of `width` float32 each, by position in the text.
 
     It has rows first … end - 1. A row is what the target computed at a token that it has
-    cached; a token that leaves the cache leaves the ring.
+    cached; a token that leaves the cache leaves the ring. is_wanted: whether it gets more.
     """
+
+    is_wanted = True
 
     def __init__(self, width: int, capacity: int) -> None:
         self.first = self.end = 0
         self.width = width
         self.capacity = capacity
         self._ring: Rows = np.empty((capacity, width), dtype=np.float32)
+
+    def rest(self, num_tokens: int) -> None:
+        """No row is read for so many tokens: get none but the last ones."""
+        if num_tokens > _LONG_REST:
+            self.is_wanted = False
+        elif num_tokens <= _LEAST_READ:
+            self.is_wanted = True
 
     def sibling(self) -> Self:
         """A ring for another sequence of the same context."""
@@ -130,7 +144,7 @@ class TargetRows(HiddenRows):
         Except for its end, the rows of a long prompt would leave the ring before a head reads
         them, and libllama would compute the whole last layer for them.
         """
-        return num_to_come < self.capacity
+        return self.is_wanted and num_to_come < self.capacity
 
     def begin_decode(self, *, is_taken: bool) -> None:
         """Set whether libllama gives the rows of the next decode."""
@@ -174,7 +188,7 @@ class OutputRows(HiddenRows):
 
     def wants(self, count: int, num_logits: int, _num_to_come: int) -> bool:
         """Whether to take the rows of a decode of count tokens."""
-        return num_logits == count
+        return self.is_wanted and num_logits == count
 
     def begin_decode(self, *, is_taken: bool) -> None:
         """Set whether libllama gives the rows of the next decode."""

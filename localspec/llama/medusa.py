@@ -110,7 +110,12 @@ class MedusaHeads:
         self._target.require_open()
 
     def begin(self) -> None:
-        """Nothing to do: the target allows its decodes again."""
+        """Have rows again; the target itself allows its decodes again."""
+        self.rest(0)
+
+    def rest(self, num_tokens: int) -> None:
+        """It reads nothing for so many tokens: its target need not give their rows."""
+        self._rows.rest(num_tokens)
 
     def interrupt(self) -> None:
         """Nothing to do: computing a row takes milliseconds."""

@@ -88,11 +88,17 @@ class AdaptiveDraftPolicy(DraftPolicy):
         for prospect in self.prospects:
             prospect.renew()
 
+    def rest(self, proposer: int) -> int:
+        prospect = self.prospects[proposer]
+        # A lookup is judged as well while it rests: that costs nothing.
+        has_model = prospect.kind in (ProposerKind.DRAFT, ProposerKind.HEAD)
+        return max(prospect.rest_left, 0) if has_model else 0
+
     def choose(self, context: PolicyContext) -> Decision | Replay:
         available = [
             prospect
             for prospect, state in zip(self.prospects, context.states, strict=True)
-            if prospect.prepare(state, context.room)
+            if not self.rest(prospect.index) and prospect.prepare(state, context.room)
         ]
         if not available:
             return Decision(None, draft_off=reason_for_none(context))
@@ -101,7 +107,6 @@ class AdaptiveDraftPolicy(DraftPolicy):
         if self.costs.needs_plain or self._since_plain >= LONGEST_REST:
             return Decision(None, draft_off=DraftOff.MEASURING)
         for prospect in available:
-            # A lookup is judged as well while it rests: that costs nothing.
             if prospect.state.num_unjudged > 0 and prospect.state.num_missing == 0:
                 return Replay(prospect.index)
         awake = [prospect for prospect in available if prospect.rest_left <= 0]

@@ -61,6 +61,9 @@ class HeadModel(Model, Protocol):
     def read_from(self, position: int) -> None:
         """Forget everything, and continue at that position of the text."""
 
+    def rest(self, num_tokens: int) -> None:
+        """It reads nothing for so many tokens: its target need not give their rows."""
+
 
 class Head(DraftModel):
     """A draft that belongs to its target and has the same vocabulary.
@@ -84,6 +87,9 @@ class Head(DraftModel):
     def begins_at(self) -> int:
         # The head's, which may be copied to another text.
         return self._head.begins_at
+
+    def rest(self, num_tokens: int) -> None:
+        self._head.rest(num_tokens)
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         readable = self._head.readable
@@ -131,6 +137,9 @@ class BlockModel(Protocol):
     def read_from(self, position: int) -> None:
         """Forget everything, and continue at that position of the text."""
 
+    def rest(self, num_tokens: int) -> None:
+        """It reads nothing for so many tokens: its target need not give their rows."""
+
     def truncate(self, num_cached: int) -> None:
         """Forget all but the first tokens that it has read."""
 
@@ -162,6 +171,9 @@ class Blocks(Proposer):
 
     def begin(self, chain: SamplerChain) -> None:
         self._head.read_size = 0
+
+    def rest(self, num_tokens: int) -> None:
+        self._head.rest(num_tokens)
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         head, readable = self._head, self._head.readable

@@ -269,16 +269,25 @@ class SpeculativeDecoder:
         # A replay leaves its proposer nothing to replay, so this ends.
         while True:
             states = tuple(
-                proposer.state(self.tokens)
-                if request.kinds is None or proposer.kind in request.kinds
-                else ProposerState(0)
-                for proposer in self.proposers
+                self._state(index, request.kinds) for index in range(len(self.proposers))
             )
             context = PolicyContext(self.target.num_cached, room, num_remaining, states)
             decision = self.draft_policy.choose(context)
             if isinstance(decision, Decision):
                 return decision, replay_s
             replay_s += yield from self._replay(decision, request)
+
+    def _state(self, index: int, kinds: Collection[ProposerKind] | None) -> ProposerState:
+        """The state of a proposer; one that rests or may not propose is not asked."""
+        policy, proposer = self.draft_policy, self.proposers[index]
+        if kinds is not None and proposer.kind not in kinds:
+            return ProposerState(0)
+        num_tokens = policy.rest(index)
+        if num_tokens == 0:
+            return proposer.state(self.tokens)
+        if policy.keeps_sizes:
+            proposer.rest(num_tokens)
+        return ProposerState(0, draft_off=DraftOff.DOES_NOT_PAY)
 
     def _replay(self, replay: Replay, request: Request) -> Decoding[float]:
         """Let the proposer replay and the policy learn from it. Returns the seconds it took."""

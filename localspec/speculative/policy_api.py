@@ -200,6 +200,10 @@ class DraftPolicy:
     def begin(self) -> None:
         """Another answer begins."""
 
+    def rest(self, proposer: int) -> int:
+        """Tokens for which a proposer is not to be asked for its state; 0: it is now."""
+        return 0
+
     def choose(self, context: PolicyContext) -> Decision | Replay:
         """Decide who proposes in the next step and how far, or ask for a replay first."""
         raise NotImplementedError
