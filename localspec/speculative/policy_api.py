@@ -243,9 +243,9 @@ class FixedDraftPolicy(DraftPolicy):
     """
 
     draft_tokens: int
-    keeps_sizes: bool | None = None
-    _size: int = field(default=1, init=False)  # of the target's decodes
-    _num_idle: int = field(default=0, init=False)  # steps in a row without a draft
+    keeps_sizes: bool | None = field(default=None, compare=False)
+    _size: int = field(default=1, init=False, compare=False)  # of the target's decodes
+    _num_idle: int = field(default=0, init=False, compare=False)  # steps without a draft
 
     def __post_init__(self) -> None:
         count = self.draft_tokens
