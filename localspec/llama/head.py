@@ -97,7 +97,7 @@ class LlamaHead(LlamaContext):
         return range(0 if first == 0 else first + 1, self._target_rows.end + 1)
 
     def rest(self, num_tokens: int) -> None:
-        """It reads nothing for so many tokens: its target need not give their rows."""
+        """Read nothing for so many tokens, whose rows its target need not give."""
         self._target_rows.rest(num_tokens)
 
     @property

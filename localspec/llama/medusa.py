@@ -114,7 +114,7 @@ class MedusaHeads:
         self.rest(0)
 
     def rest(self, num_tokens: int) -> None:
-        """It reads nothing for so many tokens: its target need not give their rows."""
+        """Read nothing for so many tokens, whose rows its target need not give."""
         self._rows.rest(num_tokens)
 
     def interrupt(self) -> None:

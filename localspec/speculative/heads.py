@@ -62,7 +62,7 @@ class HeadModel(Model, Protocol):
         """Forget everything, and continue at that position of the text."""
 
     def rest(self, num_tokens: int) -> None:
-        """It reads nothing for so many tokens: its target need not give their rows."""
+        """Read nothing for so many tokens, whose rows its target need not give."""
 
 
 class Head(DraftModel):
@@ -138,7 +138,7 @@ class BlockModel(Protocol):
         """Forget everything, and continue at that position of the text."""
 
     def rest(self, num_tokens: int) -> None:
-        """It reads nothing for so many tokens: its target need not give their rows."""
+        """Read nothing for so many tokens, whose rows its target need not give."""
 
     def truncate(self, num_cached: int) -> None:
         """Forget all but the first tokens that it has read."""

@@ -84,7 +84,7 @@ class Proposer:
         """An answer begins, whose chain this is."""
 
     def rest(self, num_tokens: int) -> None:
-        """It is not asked for so many tokens; called where computing for it costs time."""
+        """Need nothing for so many tokens; called where computing for it costs time."""
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         """How many tokens it could propose after `tokens`, and how many it lacks for that."""
