@@ -114,7 +114,7 @@ class SharedEngine:
         """Without what tests left: conversations, caches, settings, an answer that goes on."""
         gc.collect()
         try:
-            with self._engine.exclusively():
+            with inside.lent(self._engine):
                 self._engine.sampling, inside.loop(self._engine).draft_policy = self._usual
             self._engine.free_kept()
         except localspec.EngineError:  # it is closed, or an answer was left in the midst

@@ -11,6 +11,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,6 @@ from localspec.sampling.distribution import Logits
 from localspec.server.running import Runner
 from localspec.server.served_models import AnsweredText, ServedModel
 from localspec.speculative.loop import SpeculativeDecoder
-from localspec.streaming.access import Access, LineSlot
 from localspec.streaming.answer import Answer
 from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.exchange import Exchange
@@ -118,14 +118,37 @@ def load_caches_of(engine: Engine, owner: object, path: Path) -> bool:
     return engine._load_caches_of(owner, path)
 
 
-def cache_pool(engine: Engine) -> CachePool:
+def cache_pool(engine: Engine) -> CachePool[Lane]:
     """Where the caches of waiting conversations are: tests change texts and break caches."""
     return engine._cache_pool
 
 
 def switch_to(engine: Engine, owner: object | None, tokens: Sequence[int]) -> None:
     """Put another conversation's text into the loop, as its answer does."""
-    engine._switch(engine._lanes[0], owner, Prompt(list(tokens)))
+    engine._cache_pool.switch_to(engine._lanes[0], owner, tokens)
+
+
+@contextlib.contextmanager
+def lent(engine: Engine) -> Iterator[SpeculativeDecoder]:
+    """`Engine.exclusively` as a block: its thread waits meanwhile, and the test computes."""
+    lending: Future[SpeculativeDecoder] = Future()
+    is_over = threading.Event()
+
+    def lend(loop: SpeculativeDecoder) -> None:
+        lending.set_result(loop)
+        is_over.wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        lent = pool.submit(engine.exclusively, lend)
+        lent.add_done_callback(
+            lambda done: lending.done() or lending.set_exception(done.exception())
+        )
+        try:
+            yield lending.result()
+        finally:
+            is_over.set()
+            if lending.exception() is None:
+                lent.result()
 
 
 def profile(engine: Engine) -> Profile | None:
@@ -171,14 +194,12 @@ def keep_on_disk(engine: Engine | IsolatedEngine) -> None:
     engine._keep_on_disk()
 
 
-def access(engine: BaseEngine) -> Access:
-    """Who may work on the engine: tests take a turn as idle work does."""
-    return engine._access
-
-
-def line(engine: BaseEngine) -> list[LineSlot]:
-    """Who works on the engine, and who waits for it: tests wait until somebody does."""
-    return engine._access.slots
+def num_in_line(engine: BaseEngine) -> int:
+    """How many answers an engine has that run or wait: tests wait until there are so many."""
+    if isinstance(engine, IsolatedEngine):
+        return len(engine._answers)
+    assert isinstance(engine, Engine)
+    return len(engine._worker.admitted) + len(engine._worker._line)
 
 
 def measure(
@@ -214,12 +235,12 @@ def turns(chat: Chat) -> list[Turn]:
 
 def exchange_of(answer: Answer) -> Exchange:
     """How far an answer is: tests wait for its first token, or for the wish to end it."""
-    return answer._reader.exchange
+    return answer._exchange
 
 
 def is_awaited(answer: Answer) -> bool:
     """Whether a task waits for the next piece: a test cancels it then."""
-    return answer._awaited is not None
+    return answer._is_read
 
 
 # speculative

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import psutil
 
 import localspec
-from localspec.isolated.watch import Watch
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.machine import peak_memory_bytes
+from localspec.streaming.cancellation import Watch
 from waiting import wait_until
 
 # What is measured in the midst of an answer must not decide a near tie between two processes.

@@ -23,10 +23,10 @@ from localspec.checks.step_bench import DecodeCosts
 from localspec.cli import main
 from localspec.cli.bench_report import bench_text, verdict
 from localspec.cli.json_output import to_json
-from localspec.isolated.watch import Watch
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.speculative.metrics import Meter
 from localspec.speculative.policy_api import DraftOff, ProposerKind
+from localspec.streaming.cancellation import Watch
 from localspec.streaming.options import AnswerOptions
 
 UNWATCHED = {"seconds": 600.0, "watch": Watch(lambda *_: None)}

@@ -150,7 +150,7 @@ def test_what_a_copy_spares_in_each_architecture(tmp_path, demo_target, architec
     with localspec.load(target=path, draft_tokens=0, context_length=512) as engine:
         fresh = []
         for tokens in (parted, longer):
-            with engine.exclusively():
+            with inside.lent(engine):
                 pass  # nothing is cached
             fresh.append(answered(engine, None, tokens)[0])
         owners = [Owner() for _ in range(4)]
@@ -199,7 +199,7 @@ def test_a_text_whose_state_cannot_be_restored_is_decoded_anew(demo_target):
         inside.cache_pool(engine).text_of(chat).states[0].data[:] = 0
         reply = chat.send(QUESTIONS[1], sampling=GREEDY).reply()
         assert reply.stats.cached_prompt_tokens == 0
-        with engine.exclusively():
+        with inside.lent(engine):
             pass  # nothing is cached any more
         assert engine.generate_raw(prompt, sampling=GREEDY).reply().token_ids == reply.token_ids
         assert inside.cache_pool(engine).num_bytes > 0

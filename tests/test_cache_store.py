@@ -217,7 +217,7 @@ def test_files_that_are_broken_cut_or_foreign_do_no_harm(load, caplog):
                 ]
             )
             path.write_bytes(broken)
-            with engine.exclusively():
+            with inside.lent(engine):
                 pass  # nothing is cached
             engine.free_kept()
             assert asked(engine, TEXT)[0] == expected[0]
@@ -294,7 +294,7 @@ def test_what_comes_back_of_each_architecture(tmp_path, demo_target, architectur
         longer, changed = [*TEXT, *said, 7, 8, 9], [*TEXT, said[0], 7, 8, 9]
         expected = []
         for tokens in (longer, changed):
-            with engine.exclusively():
+            with inside.lent(engine):
                 pass
             expected.append(asked(engine, tokens)[0])
     for number, tokens in enumerate((longer, changed)):

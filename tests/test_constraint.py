@@ -114,7 +114,7 @@ def test_seeded_constrained_text_is_the_same_with_any_draft(drafted, way):
         )
 
     rounding = Rounding()
-    with opened.exclusively() as loop:
+    with inside.lent(opened) as loop:
         check = IdentityCheck(
             loop, opened.vocabulary.is_end, chain, rounding, num_wanted=1_000_000
         )

@@ -77,7 +77,7 @@ def test_costs_of_another_fine_tune_are_not_taken_for_its_own(
         with localspec.load(target=path, draft=fine_tunes[0], num_threads=1) as engine:
             profiles.append(inside.profile(engine).path)
             if path is first:
-                with engine.exclusively() as loop:
+                with inside.lent(engine) as loop:
                     costs = loop.draft_policy.costs
                     costs.learn_plain(0.1)
                     costs.learn_size(4, 1.5)

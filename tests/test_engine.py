@@ -168,7 +168,7 @@ def test_logprobs_are_those_of_a_decode_of_the_text(engine, params):
     assert reply.logprobs == tuple(p.logprobs for p in pieces if p.token_ids)
     assert tuple(each.token_id for each in reply.logprobs) == reply.token_ids
     assert min(reply.stats.num_accepted, reply.stats.num_recovered, reply.stats.num_bonus) > 0
-    with engine.exclusively() as loop:
+    with inside.lent(engine) as loop:
         # One token at a time: what a step scored at once must be the same up to rounding.
         row = loop.target.decode(prompt, 1)[0]
         for each in reply.logprobs:

@@ -29,10 +29,10 @@ from localspec.errors import OptionError
 from localspec.exactness import Exactness
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.tensor_types import unevenly_repacked
-from localspec.isolated.watch import Watch
 from localspec.llama import exact_probe
 from localspec.llama.options import LlamaOptions
 from localspec.preflight.free_memory import suited
+from localspec.streaming.cancellation import Watch
 from localspec.streaming.options import AnswerOptions
 
 ASKED = {

@@ -52,7 +52,7 @@ def test_what_was_read_is_kept_for_whoever_asks_next(made, is_same):
     options = {"target": path, "draft_tokens": 0, "context_length": 1024, "memory": False}
     with localspec.load(**options, target_options=OPTIONS) as engine:
         expected = answered(engine, Owner(), TEXT)[0]
-        with engine.exclusively():
+        with inside.lent(engine):
             pass  # nothing is cached
         engine.free_kept()
         first = Owner()

@@ -18,6 +18,7 @@ from exact_files import requantised
 from head_maker import BlockHead, write_block_head, write_head_model, write_medusa_heads
 from hybrid_maker import CACHE_KINDS, write_cache_kind
 
+import inside
 import localspec
 from engines import all_at_once, resumed
 from localspec.checks.identity import IdentityCheck, Rounding
@@ -89,7 +90,7 @@ def test_texts_are_those_without_drafts_but_for_near_ties(opened, drafter, sampl
     def chain(prompt, said=()):
         return SamplerChain(params, num_prompt_tokens=len(prompt), num_said=len(said))
 
-    with opened(drafter) as engine, engine.exclusively() as loop:
+    with opened(drafter) as engine, inside.lent(engine) as loop:
         check = IdentityCheck(loop, engine.vocabulary.is_end, chain, rounding, num_wanted=10**6)
         prompt = tokens_of(engine, QUESTIONS[0]) if drafter in OF_DEMO else TEXT[:30]
         check.compare(3, check.reference(prompt, 3))

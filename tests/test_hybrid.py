@@ -191,7 +191,7 @@ def test_a_hybrid_draft_reads_only_what_was_accepted(made):
     with localspec.load(
         target=made["qwen35"], draft=made["granitehybrid"], draft_tokens=4, proposer="draft"
     ) as engine:
-        with engine.exclusively() as loop:
+        with inside.lent(engine) as loop:
             reads, learn = [], loop.draft_policy
             inside.loop(engine).draft_policy = Recorder(learn, reads)
         sampling = localspec.SamplingParams(temperature=0)

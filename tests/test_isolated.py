@@ -73,9 +73,9 @@ def test_a_crash_is_an_error_and_the_next_question_is_answered(isolated):
     assert stream.reply().stats.completion_tokens == len(stream.reply().token_ids)
     assert chat.send("Another one!", sampling=GREEDY, max_tokens=5).reply().text
     assert isolated.process_id != first
-    os.kill(isolated.process_id, signal.SIGABRT)
-    inside.system_process(isolated).join()
-    assert isolated.generate_raw("Hi", max_tokens=2).reply().token_ids
+    for _ in range(3):
+        os.kill(isolated.process_id, signal.SIGABRT)  # which is noticed later
+        assert isolated.generate_raw("Hi", max_tokens=2).reply().token_ids
     assert len(chat.messages) == 6
 
 

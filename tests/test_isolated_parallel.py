@@ -102,7 +102,7 @@ def test_they_run_at_the_same_time(isolated):
             isolated.free_kept()
         last = isolated.generate_raw("Hi", sampling=GREEDY, max_tokens=2, queue=True)
         with at_once([last.reply]) as (_,):
-            until(lambda: len(inside.line(isolated)) == NUM + 1)
+            until(lambda: inside.num_in_line(isolated) == NUM + 1)
             answers[2].cancel()
         assert last.reply().finish_reason == "length"
         assert isolated.memory().models.needed_bytes > 0

@@ -55,7 +55,7 @@ def plain(exact_target):
         localspec.load(
             target=exact_target, exact=True, draft_tokens=0, context_length=256
         ) as engine,
-        engine.exclusively() as loop,
+        inside.lent(engine) as loop,
     ):
         return [law(engine, loop, prompt, 0) for prompt in PROMPTS]
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from test_sequences import made as made
 
+import inside
 import localspec
 from localspec.errors import BusyError, ClosedError, DecodeError, Interrupted
 from localspec.llama import joint_costs, joint_decode
@@ -241,7 +242,7 @@ def test_who_finds_no_lane_is_refused_or_waits(plain):
     assert len(waiting[0].token_ids) == 40
     with plain.generate_raw(PROMPTS[0], sampling=ENDLESS) as stream:
         next(stream)
-        with pytest.raises(BusyError), plain.exclusively():
+        with pytest.raises(BusyError), inside.lent(plain):
             pass
 
 
@@ -365,6 +366,23 @@ def test_conversations_find_their_caches_again_whoever_answers_beside(engine):
 
     found = all_at_once(*(lambda number=number: talk(number) for number in range(6)))
     assert all(isinstance(most, int) and most < 40 for most in found), found
+
+
+def test_a_conversation_has_one_answer_at_a_time_whatever_lanes_are_free(engine):
+    chat = engine.chat()
+    options = {"sampling": GREEDY, "max_tokens": 8}
+    with chat.send(PROMPTS[0], sampling=ENDLESS) as stream:
+        next(stream)
+        with pytest.raises(BusyError, match="last question of this conversation"):
+            chat.send(PROMPTS[1], **options).reply()
+        questions = [lambda: chat.send(PROMPTS[1], queue=True, **options).reply()] * 3
+        with at_once(*questions) as waiting:
+            time.sleep(0.05)
+            assert len(asking(engine, PROMPTS[2])().token_ids) == 40
+            assert waiting == [None] * 3
+            stream.close()
+    assert all(reply.token_ids for reply in waiting)
+    assert len(chat.messages) == 8
 
 
 @pytest.mark.parametrize("draft_tokens", [0, 3])

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import inside
 import localspec
 from localspec.errors import BusyError, OptionError
 from localspec.sampling.chain import SamplerChain
@@ -378,7 +379,7 @@ def test_a_remembered_text_drafts_the_answer(demo_target):
     with localspec.load(target=demo_target, draft_tokens=8) as engine:
         engine.remember(plain.token_ids)
         reply = engine.generate(QUESTION, **asked).reply()
-        with engine.exclusively():
+        with inside.lent(engine):
             pass
         again = engine.generate(QUESTION, **asked).reply()
     assert reply.token_ids == again.token_ids == plain.token_ids
@@ -390,7 +391,7 @@ def test_a_remembered_text_drafts_the_answer(demo_target):
 def test_checks_and_measurements_remember_nothing(demo_target):
     """They repeat their prompts, and a remembered answer would make them look fast."""
     with localspec.load(target=demo_target) as engine:
-        with engine.exclusively() as loop:
+        with inside.lent(engine) as loop:
             [lookup] = [each for each in loop.proposers if isinstance(each, Lookup)]
             assert lookup.memory is None
             loop.tokens[:] = numbers(1, 50)

@@ -208,7 +208,7 @@ def test_sampled_steps_have_the_targets_law(demo_draft, blurred_draft):
     params = localspec.SamplingParams()
     with (
         localspec.load(target=demo_draft, draft=blurred_draft) as pair,
-        pair.exclusively() as loop,
+        inside.lent(pair) as loop,
     ):
         is_end = pair.vocabulary.is_end
         texts = IdentityCheck(loop, is_end, functools.partial(plain_chain, params), Rounding())
@@ -238,7 +238,7 @@ def test_seeded_text_is_the_same_with_any_draft(demo_target, draft, every, reque
     proposer = "lookup" if draft == "lookup" else "draft"
     with localspec.load(target=demo_target, draft=path, proposer=proposer) as pair:
         rounding = Rounding()
-        with pair.exclusively() as loop:
+        with inside.lent(pair) as loop:
             check = IdentityCheck(
                 loop,
                 pair.vocabulary.is_end,

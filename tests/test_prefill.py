@@ -45,7 +45,7 @@ def nothing_known(tmp_path, monkeypatch):
 
 def emptied(engine):
     """The engine's loop, with nothing cached."""
-    with engine.exclusively() as loop:
+    with inside.lent(engine) as loop:
         return loop
 
 

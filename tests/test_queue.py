@@ -45,15 +45,10 @@ def others(*works):
         assert not thread.is_alive()
 
 
-def num_in_line(engine):
-    """Who works on the engine, and who waits for it."""
-    return len(inside.line(engine))
-
-
 def wait_for(engine, num_there):
     """Until so many are in the engine's line, the one at work among them."""
     until = time.monotonic() + 60
-    while num_in_line(engine) != num_there:
+    while inside.num_in_line(engine) != num_there:
         assert time.monotonic() < until
         time.sleep(0.002)
 
@@ -152,7 +147,7 @@ def test_tasks_wait_without_holding_up_the_loop(engine):
             await first.__anext__()
             tasks = [asyncio.ensure_future(each) for each in asking]
             late = asyncio.ensure_future(engine.chat().send(FOX, queue=True))
-            while num_in_line(engine) < 6:
+            while inside.num_in_line(engine) < 6:
                 await asyncio.sleep(0.005)
             seen = beats
             late.cancel()
@@ -160,7 +155,7 @@ def test_tasks_wait_without_holding_up_the_loop(engine):
                 await late
             await asyncio.sleep(0.01)
             assert beats > seen
-            assert num_in_line(engine) == 5
+            assert inside.num_in_line(engine) == 5
         replies = await asyncio.gather(*tasks)
         assert [reply.token_ids for reply in replies] == [expected.token_ids] * 4
         beating.cancel()

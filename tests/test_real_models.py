@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 from test_exactness import is_known_to_be_exact
 
+import inside
 import localspec
 from localspec.checks.prompts import Task, built_in_tasks
 from localspec.errors import OptionError
@@ -103,7 +104,7 @@ def test_the_models_own_template_is_followed_over_several_turns(small):
     second = chat.send("Name the days of the week.", **asked).reply()
     assert "Tuesday" in second.text
     assert second.stats.cached_prompt_tokens > first.stats.prompt_tokens
-    with small.exclusively():
+    with inside.lent(small):
         pass
     whole = small.generate(chat.messages[:-1], **asked).reply()
     assert whole.text == second.text

@@ -20,11 +20,11 @@ from localspec.checks.step_law import BOUND, ENOUGH_PLACES
 from localspec.cli import main
 from localspec.cli.json_output import to_json
 from localspec.cli.verify_report import report_text
-from localspec.isolated.watch import Watch
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative import verify
 from localspec.speculative.proposers import Proposal
 from localspec.speculative.verify import Verdict
+from localspec.streaming.cancellation import Watch
 from spawned import count_until_wished
 
 

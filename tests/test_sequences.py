@@ -91,7 +91,7 @@ def test_what_is_said_is_what_a_fresh_engine_says(made):
                 del texts[owner][70:]
             texts[owner] += random.integers(5, 900, 4).tolist()
             said, _ = answered(engine, owner, texts[owner])
-            with fresh.exclusively():
+            with inside.lent(fresh):
                 pass
             assert said == answered(fresh, None, texts[owner])[0]
             texts[owner] += said

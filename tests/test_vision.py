@@ -104,7 +104,7 @@ def emptied(request):
     """Every test begins with an empty engine."""
     if "engine" in request.fixturenames:
         engine = request.getfixturevalue("engine")
-        with engine.exclusively():
+        with inside.lent(engine):
             pass
         engine.free_kept()
 
@@ -114,7 +114,7 @@ def test_logits_behind_pictures_are_llama_cpps_own(engine, size):
     first, second = random_picture(1, *size), random_picture(2, *size)
     target = inside.target(engine)
     text = b"look: " + MARKER + b"and " + MARKER + b"what is it"
-    with engine.exclusively():
+    with inside.lent(engine):
         expected, ids, positions = logits_by_hand(target, text, [first, second])
         tokens, cells = [], [c for each in (first, second) for c in engine.vision.cells(each)]
         waiting = iter([cell for cell in cells if cell < 0])
@@ -136,7 +136,7 @@ def test_the_second_question_about_a_picture_decodes_what_is_new(engine):
     longer = Prompt([*prompt.tokens, *reply.token_ids, *more], pictures=prompt.pictures)
     second, num_decoded = asked(engine, longer, owner)
     assert num_decoded <= 1 + len(more)
-    with engine.exclusively():
+    with inside.lent(engine):
         pass
     assert asked(engine, longer)[0].token_ids == second.token_ids
 
@@ -146,7 +146,7 @@ def test_a_cut_within_a_picture_comes_in_front_of_it(engine):
     target = inside.target(engine)
     asked(engine, prompt)
     row = list(cell_rows(prompt.tokens))[-1]
-    with engine.exclusively():
+    with inside.lent(engine):
         target.vision.show(prompt.pictures)
         target.decode(prompt.tokens, 1)
         target.truncate(row.stop - 1)
@@ -165,7 +165,7 @@ def test_caches_with_pictures_are_kept_on_disk(engine, tmp_path):
     tokens = [*prompt.tokens, *said, *engine.tokenize("more")]
     longer = Prompt(tokens, pictures=prompt.pictures)
     expected = asked(engine, longer, owner)[0].token_ids
-    with engine.exclusively():
+    with inside.lent(engine):
         pass
     other = Owner()
     assert inside.load_caches_of(engine, other, path)
@@ -220,7 +220,7 @@ def test_a_picture_is_one_decode_where_its_cells_attend_to_all_others(tmp_path, 
         cells = [token for token in engine.vision.cells(picture) if token < 0]
         assert len(cells) == 144
         assert model.batch_size == usual
-        with engine.exclusively():
+        with inside.lent(engine):
             row, ids, _ = logits_by_hand(model, b"see " + MARKER + b"what is it", [picture])
             waiting = iter(cells)
             tokens = [next(waiting) if token < 0 else token for token in ids]
@@ -238,7 +238,7 @@ def test_a_window_that_slides_over_pictures(tmp_path):
         other = prompt_of(engine, "see ", random_picture(1), "and now " * 12)
         alone = []
         for prompt in (long, other):
-            with engine.exclusively():
+            with inside.lent(engine):
                 pass
             alone.append(asked(engine, prompt)[0].token_ids)
         owners = Owner(), Owner()
@@ -252,7 +252,7 @@ def test_a_window_that_slides_over_pictures(tmp_path):
 def test_reading_a_picture_can_be_cancelled(engine):
     prompt = prompt_of(engine, "see ", random_picture(7), "what is it")
     target = inside.target(engine)
-    with engine.exclusively():
+    with inside.lent(engine):
         target.vision.show(prompt.pictures)
         row = next(cell_rows(prompt.tokens))
         part = target.vision.part(prompt.tokens[row.start : row.stop])
@@ -274,7 +274,7 @@ def test_a_decode_that_fails_within_a_picture_leaves_nothing_of_it(engine, monke
     prompt = prompt_of(engine, "see ", random_picture(8), "what is it")
     target = inside.target(engine)
     row = next(cell_rows(prompt.tokens))
-    with engine.exclusively():
+    with inside.lent(engine):
         target.vision.show(prompt.pictures)
         expected = target.decode(prompt.tokens, 1)[0].copy()
         target.truncate(0)
@@ -302,7 +302,7 @@ def test_an_answer_keeps_its_pictures_at_hand(engine, monkeypatch):
     vision = inside.target(engine).vision
     prompt = prompt_of(engine, "see ", random_picture(1), "and ", random_picture(2), "what")
     expected = asked(engine, prompt)[0].token_ids
-    with engine.exclusively():
+    with inside.lent(engine):
         pass
     exchange = PlainExchange(AnswerOptions.of(sampling=GREEDY, max_tokens=8), lambda _: prompt)
 

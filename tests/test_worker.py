@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import time
 import traceback
 
 import pytest
 
+import inside
 import localspec
 from inside import worker_of
 from localspec.engine.worker import Worker
@@ -44,13 +46,13 @@ def test_an_answer_waits_for_a_reader_who_is_32_pieces_behind(engine):
     assert stream.reply().text == "".join(piece.text for piece in pieces)
 
 
-@pytest.mark.parametrize("way", ["close", "cancel"])
+@pytest.mark.parametrize("way", ["close", "cancel", "cancel all"])
 def test_what_was_not_read_was_not_said(engine, way):
     whole = engine.generate_raw("A fox", sampling=ENDLESS, max_tokens=20).reply()
     stream = engine.generate_raw("A fox", sampling=ENDLESS, max_tokens=20)
     pieces = [next(stream) for _ in range(7)]
     settled(engine)
-    stream.close() if way == "close" else stream.cancel()
+    {"close": stream.close, "cancel": stream.cancel, "cancel all": engine.cancel}[way]()
     assert sum(len(piece.token_ids) for piece in (*pieces, *stream)) == 7
     reply = stream.reply()
     assert reply.token_ids == whole.token_ids[:7]
@@ -63,16 +65,17 @@ def test_what_was_not_read_was_not_said(engine, way):
 def test_what_was_read_is_remembered_however_the_reading_ends(engine, monkeypatch, way):
     chat, worker = engine.chat(), worker_of(engine)
 
-    def interrupted(_function):
+    def interrupted():
         monkeypatch.undo()
         raise KeyboardInterrupt  # a second one, while the first waits for the end
 
     answer = chat.send("Hi", sampling=ENDLESS, max_tokens=40)
     text = next(answer).text + next(answer).text
     if way == "interrupted":
-        monkeypatch.setattr(worker, "call", interrupted)
+        monkeypatch.setattr(inside.exchange_of(answer).outbox, "take", interrupted)
         with pytest.raises(KeyboardInterrupt):
             answer.close()
+        worker.call(lambda: None)
     else:
         kept = [answer]
         kept.append(kept)
@@ -98,6 +101,31 @@ def test_an_error_ends_its_own_answer_and_says_where_it_was(engine, monkeypatch)
         places = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
         assert {"reply", "broken"} <= {*places}
         assert len(list(stream)) == 59
+    assert engine.generate_raw("An owl", max_tokens=3).reply().token_ids
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals of Unix")
+def test_checks_compute_in_its_thread_and_ctrl_c_ends_them(engine):
+    def decode(loop):
+        loop.target.decode([5], 1)
+        return threading.current_thread().name
+
+    assert engine.exclusively(decode) == "localspec-worker"
+    begun = threading.Event()
+
+    def go_on(loop):
+        begun.set()
+        while True:
+            loop.target.decode([5], 1)
+            loop.target.truncate(0)
+
+    def strike():
+        begun.wait(60)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Thread(target=strike).start()
+    with pytest.raises(KeyboardInterrupt):
+        engine.exclusively(go_on)
     assert engine.generate_raw("An owl", max_tokens=3).reply().token_ids
 
 

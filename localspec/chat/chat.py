@@ -25,7 +25,6 @@ from localspec.chat.turns import (
     turns_of,
 )
 from localspec.errors import EngineError, OptionError
-from localspec.streaming.access import Access, LineSlot, still_answering
 from localspec.streaming.answer import Answer
 from localspec.streaming.answer_text import Said
 from localspec.streaming.cancellation import CancelCheck, never
@@ -71,7 +70,6 @@ class Chat:
         self._maker = PromptMaker(engine.vocabulary, source, think=think, vision=vision)
         self._num_asked = 0
         self._revision = 0  # counts changes: an answer asked for before one is refused
-        self._line = Access()  # for the next answer
         self._unfinished: Unfinished | None = None  # the last answer, if it was cut
         self._tools: tuple[Tool, ...] = ()  # of the last answer
 
@@ -246,9 +244,7 @@ class Chat:
 
     def copy(self) -> Chat:
         """A copy of the conversation. From now on each goes on by itself."""
-        other = copy.copy(self)
-        other._line = Access()
-        return other
+        return copy.copy(self)
 
     def __repr__(self) -> str:
         return f"<Chat of {len(self._forgotten + self._turns)} turns>"
@@ -302,7 +298,6 @@ class ChatExchange(Exchange):
     ) -> None:
         super().__init__(options)
         self.owner: Chat = chat
-        self.slot: LineSlot = chat._line.slot(is_answer=True)
         self._asked = asked
         self._is_new = turns is chat._turns
         self._see(turns)
@@ -321,15 +316,14 @@ class ChatExchange(Exchange):
         self._replaced = chat._turns[len(turns) :]
 
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
-        """Raises BusyError, ContextError, TemplateError, and Interrupted in the line.
+        """Raises ContextError, TemplateError, and Interrupted.
 
         OptionError where the answer before has called tools.
         """
-        chat, waits = self.owner, self.options.queue
-        chat._line.take(self.slot, still_answering, waits=waits, is_cancelled=is_cancelled)
-        if waits and self._is_new:  # it stands behind those that were answered meanwhile
-            require_no_calls(chat._turns)
-            self._see(chat._turns)
+        turns = self.owner._turns
+        if self.options.queue and self._is_new:  # behind those that were answered meanwhile
+            require_no_calls(turns)
+            self._see(turns)
         return self.made(is_cancelled)
 
     def made(self, is_cancelled: CancelCheck) -> Prompt:

@@ -26,12 +26,11 @@ from localspec.checks.rounds import SHORTEST_ANSWER, Rounds, Stretch
 from localspec.checks.step_bench import DecodeCosts, measure_steps
 from localspec.engine.engine import Engine
 from localspec.errors import ContextError, Interrupted, OptionError
-from localspec.isolated.watch import Watch
 from localspec.machine import peak_memory_bytes
 from localspec.policy.speedup import Curve, break_even_acceptance
 from localspec.speculative.metrics import Stats
 from localspec.speculative.policy_api import DraftOff, DraftPolicy, ProposerKind
-from localspec.streaming.cancellation import Cancellation
+from localspec.streaming.cancellation import Cancellation, Watch
 
 COST_ROUNDS = 5  # at most, of timing decodes
 _COSTS_SHARE = 0.1  # of the time limit, for timing decodes
@@ -272,8 +271,10 @@ class _BenchRun:
         def is_enough() -> bool:
             return self._spent_s() > _COSTS_SHARE * self.seconds
 
-        with self.engine.exclusively() as loop, self.ended.obeyed(self.engine.cancel):
-            self.costs = measure_steps(loop, COST_ROUNDS, show, is_enough)
+        with self.ended.obeyed(self.engine.cancel):
+            self.costs = self.engine.exclusively(
+                lambda loop: measure_steps(loop, COST_ROUNDS, show, is_enough)
+            )
 
     def compare(self, tasks: Sequence[Task]) -> None:
         """Ask each kind once, then those that are known least. Raises Interrupted."""

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from localspec.engine.engine import Engine
 from localspec.errors import Interrupted
-from localspec.isolated.watch import Watch
-from localspec.streaming.cancellation import Cancellation
+from localspec.streaming.cancellation import Cancellation, Watch
 
 
 class EndedBy(enum.Enum):

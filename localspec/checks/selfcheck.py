@@ -29,10 +29,10 @@ from localspec.checks.prompts import check_lengths
 from localspec.checks.step_law import BOUND, ENOUGH_PLACES, StepLaw, StepLawCheck
 from localspec.engine.engine import Engine
 from localspec.errors import OptionError
-from localspec.isolated.watch import Watch
 from localspec.sampling.chain import Resolver, SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import SpeculativeDecoder
+from localspec.streaming.cancellation import Watch
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 
@@ -152,7 +152,8 @@ def check(
     enforced.
     """
     check_lengths(prompts, engine.context_length)
-    with engine.exclusively() as loop:
+
+    def work(loop: SpeculativeDecoder) -> Report:
         if not loop.proposers:
             raise OptionError(
                 "there is nothing to check: nothing drafts for this target",
@@ -162,6 +163,8 @@ def check(
         with limited(engine, watch, seconds) as limit, limit.ended.obeyed(engine.cancel):
             checking.run()
         return checking.report(limit.by)
+
+    return engine.exclusively(work)
 
 
 class _Check:

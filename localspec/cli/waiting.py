@@ -17,7 +17,7 @@ import click
 
 from localspec.cli.screen import clock_time
 from localspec.cli.standard_streams import echo_off, is_terminal, num_columns
-from localspec.isolated.watch import Watch
+from localspec.streaming.cancellation import Watch
 from localspec.streaming.waiting import taken
 
 if TYPE_CHECKING:

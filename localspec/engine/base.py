@@ -9,7 +9,7 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,13 +22,11 @@ from localspec.errors import ClosedError, EngineError, OptionError
 from localspec.fork_guard import OwnProcess
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.rules import rule_name
-from localspec.streaming.access import Access, LineSlot
-from localspec.streaming.answer import Answer, PieceReader
+from localspec.streaming.answer import Answer
 from localspec.streaming.cancellation import CancelCheck, Cancellation
 from localspec.streaming.exchange import Exchange, PlainExchange
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
 from localspec.streaming.prompt import Prompt
-from localspec.streaming.reply import Piece
 from localspec.tools.tool import ToolUse
 from localspec.vocabulary import Vocabulary, with_bos
 
@@ -73,9 +71,8 @@ class BaseEngine(abc.ABC):
     def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling
         self._own_process = OwnProcess()
-        self._access = Access()
-        self._readers: weakref.WeakSet[PieceReader] = weakref.WeakSet()
-        self._listing = threading.Lock()  # held while `_readers` is changed or listed
+        self._exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()  # of its answers
+        self._listing = threading.Lock()  # held while these are changed or listed
         self._is_ending = False
         self._maker: tuple[tuple[str, bool], PromptMaker] | None = None  # the last one used
         weakref.finalize(self, _end_at_exit, weakref.ref(self))
@@ -85,9 +82,9 @@ class BaseEngine(abc.ABC):
         return f"<{type(self).__name__} {what}>"
 
     @property
+    @abc.abstractmethod
     def parallel(self) -> int:
         """Answers that it produces at once, each read in a thread or task of its own."""
-        return self._access.num_answers
 
     @property
     @abc.abstractmethod
@@ -153,31 +150,35 @@ class BaseEngine(abc.ABC):
     def _check_options(self, options: AnswerOptions) -> None:
         """Refuse those that this engine cannot follow, or any once it is closed."""
 
+    # What `streaming.answer.Producer` says of them.
     @abc.abstractmethod
-    def _pieces(self, slot: LineSlot, exchange: Exchange) -> Generator[Piece, None, None]:
-        """The pieces of an answer, which takes that slot."""
+    def _start(self, exchange: Exchange) -> None: ...
 
-    def _pieces_in_line(self, exchange: Exchange) -> Generator[Piece, None, None]:
-        """The pieces of an answer, whose slots are over when this is."""
-        with (
-            self._access.slot(is_answer=True) as slot,
-            exchange.slot or contextlib.nullcontext(),
-        ):
-            yield from self._pieces(slot, exchange)
+    @abc.abstractmethod
+    def _read_on(self, exchange: Exchange) -> None: ...
+
+    @abc.abstractmethod
+    def _end(self, exchange: Exchange) -> None: ...
+
+    @abc.abstractmethod
+    def _may_wait(self) -> bool: ...
 
     def _answer(self, exchange: Exchange) -> Answer:
         """The answer to an exchange; every method that asks for one ends here.
 
         Raises OptionError for options that do not go together.
         """
+        self._accept(exchange)
+        return Answer(exchange, self)
+
+    def _accept(self, exchange: Exchange) -> None:
+        """Take an exchange, which can be started then. Raises as `_answer`."""
         options = exchange.options
         self._check_options(options)
         exchange.sampling = sampling = options.sampling_from(self.sampling)
         exchange.rule = rule_name(options.rule, is_greedy=sampling.is_greedy, seed=options.seed)
-        reader = PieceReader(exchange, self._pieces_in_line(exchange))
         with self._listing:
-            self._readers.add(reader)  # which ends with the engine
-        return Answer(reader)
+            self._exchanges.add(exchange)  # which ends with the engine
 
     @abc.abstractmethod
     def _prepare(
@@ -217,14 +218,19 @@ class BaseEngine(abc.ABC):
 
         A running answer is cancelled first, whichever thread reads it, and keeps what was said.
         Answers that wait in line get ClosedError. Leaving the `with` block does the same.
-        Raises EngineError in a signal handler that has interrupted the reading of an answer.
         """
         self._is_ending = True
         if self._own_process.is_this():  # a fork has no thread that could end one
             with self._listing:
-                readers = list(self._readers)
-            for reader in readers:
-                reader.end()
+                # First those in line, or the next would be admitted.
+                exchanges = sorted(self._exchanges, key=lambda each: each.is_admitted)
+            for exchange in exchanges:
+                if exchange.is_asked and not exchange.is_admitted:
+                    exchange.outbox.put(_closed())
+                else:
+                    exchange.cancellation.request()
+                if exchange.is_asked:
+                    self._end(exchange)
         self._close()
 
     def generate(
@@ -380,7 +386,7 @@ class BaseEngine(abc.ABC):
 
     def _require_not_ending(self) -> None:
         if self._is_ending:
-            raise ClosedError("the engine is closed", "Load it again.")
+            raise _closed()
 
 
 def _end_at_exit(engine: weakref.ref[BaseEngine]) -> None:
@@ -389,6 +395,10 @@ def _end_at_exit(engine: weakref.ref[BaseEngine]) -> None:
     if alive is not None:
         with contextlib.suppress(EngineError):
             alive.close()
+
+
+def _closed() -> ClosedError:
+    return ClosedError("the engine is closed", "Load it again.")
 
 
 def _checked_chat(chat: object) -> Chat:

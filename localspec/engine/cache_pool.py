@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from localspec.engine.cache_file import PooledCache
 from localspec.engine.cache_store import COPIED_PER_DECODED, CacheStore
@@ -152,7 +152,7 @@ class TextPlace:
 Place = TypeVar("Place", bound=TextPlace)
 
 
-class CachePool:
+class CachePool(Generic[Place]):
     """A text for each owner, in a place or copied out; of copies the oldest leave first.
 
     An owner is any object; its text goes when the object does. budget_bytes: of all copies
@@ -161,7 +161,7 @@ class CachePool:
 
     def __init__(
         self,
-        places: Sequence[TextPlace],
+        places: Sequence[Place],
         budget_bytes: int,
         store: CacheStore | None = None,
     ) -> None:
@@ -180,13 +180,7 @@ class CachePool:
         copies = [self._kept.get(owner) for owner in owners if owner is not None]
         return sum(kept.num_bytes for kept in copies if kept is not None)
 
-    def place_for(
-        self,
-        owner: object | None,
-        tokens: Sequence[int],
-        free: Sequence[Place],
-        client: str = "",
-    ) -> Place:
+    def place_for(self, owner: object | None, tokens: Sequence[int], client: str = "") -> Place:
         """The free place with the owner's text, or the place that is missed least.
 
         Prefers an unowned place whose text is a prefix of `tokens`, then an empty one; among
@@ -206,19 +200,18 @@ class CachePool:
             num_worth = num_there // (_FEW if at_work else 1)
             return not is_own, is_taken, -num_worth, distance, place.last_used
 
-        return free[0] if len(free) == 1 else min(free, key=rank)
+        return min((place for place in self._places if place.is_free), key=rank)
 
     def switch_to(
         self,
         place: TextPlace,
         owner: object | None,
         tokens: Sequence[int],
-        others: Sequence[TextPlace] = (),
         client: str = "",
     ) -> None:
         """Give a place the owner's text, and keep that of the one before. None: nobody's.
 
-        tokens: what comes next, of which another text may have more, also one in the others:
+        tokens: what comes next, of which another text may have more, also one in another place:
         then the place gets a copy of that. Without one of the owner's own the text there stays,
         since it may begin alike. client: whose prompt it is. Texts of others are as if they
         were not there, or how many tokens are cached would tell what they asked.
@@ -236,8 +229,8 @@ class CachePool:
         num_there = (
             place.common_with(tokens, client) if own is None else self._reach(own, tokens)
         )
-        beside = [other for other in others if other is not place]
-        better = self._better_than(num_there, tokens, beside, client)
+        others = [other for other in self._places if other is not place]
+        better = self._better_than(num_there, tokens, others, client)
         if better is not None:
             own, num_there = better, self._reach(better, tokens)
         stored = None if self._store is None else self._store.best(tokens, num_there)

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -24,9 +24,8 @@ from localspec.engine.lane import Lane, open_lanes, pool_of
 from localspec.engine.models import EngineMemory, Models
 from localspec.engine.prefill import measure_fast, prepare
 from localspec.engine.proposer_choice import answer_policy
-from localspec.engine.worker import AnswerJob, Producing, Worker
+from localspec.engine.worker import LaneWork, Producing, Worker
 from localspec.errors import (
-    BusyError,
     ContextError,
     EngineError,
     Interrupted,
@@ -46,13 +45,11 @@ from localspec.speculative.policy_api import (
 from localspec.speculative.proposers import Proposer
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
-from localspec.streaming.access import LineSlot, busy, in_use
 from localspec.streaming.answer_run import AnswerRun
-from localspec.streaming.cancellation import CancelCheck, Cancellation, never
-from localspec.streaming.exchange import Exchange
+from localspec.streaming.cancellation import CancelCheck, Cancellation
+from localspec.streaming.exchange import MOST_AHEAD, Exchange
 from localspec.streaming.options import AnswerOptions, spec_of
 from localspec.streaming.prompt import Prompt
-from localspec.streaming.reply import Piece
 
 if TYPE_CHECKING:
     from localspec.llama.vocabulary import LlamaVocabulary
@@ -89,7 +86,6 @@ class Engine(BaseEngine):
         self._resolver = Resolver(target.vocabulary)
         self._constrainer = Constrainer(target.vocabulary, target.vocab_size)
         self._lanes, self.shared_vocabulary, self._profile = open_lanes(models, drafting)
-        self._access.num_answers = len(self._lanes)
         self._decoder = self._lanes[0].decoder  # of work that no answer may run beside
         proposers = [each for lane in self._lanes for each in lane.decoder.proposers]
         self._remembering = _Remembering(proposers, has_memory=memory)
@@ -98,7 +94,12 @@ class Engine(BaseEngine):
         measure_fast(self._decoder, chain, time.perf_counter)
         self._save_profile()
         self._worker = Worker(len(self._lanes))
+        self._is_closed = False
         weakref.finalize(self, self._worker.stop).atexit = False  # it is closed before
+
+    @property
+    def parallel(self) -> int:
+        return self._worker.num_lanes
 
     @property
     def vocabulary(self) -> LlamaVocabulary:
@@ -131,92 +132,99 @@ class Engine(BaseEngine):
         self._require_open()
         return self._constrainer.constraint(options, prompt)
 
-    @contextlib.contextmanager
-    def exclusively(self) -> Iterator[SpeculativeDecoder]:
-        """The loop below the answers, its text empty, while no answer may run.
+    def exclusively(self, function: Callable[[SpeculativeDecoder], Found]) -> Found:
+        """A function's result for the loop below the answers, its text empty.
 
-        For checks and measurements: without the memory. Raises EngineError while an answer is
-        produced.
+        For checks and measurements: without the memory, and while no answer may run. It is
+        called in the thread that computes; Ctrl-C here ends its decode, as `cancel` does.
+        Raises BusyError while an answer is produced, and what the function raises.
         """
-        with self._access.slot() as slot:
-            self._take(slot, in_use)
-            self._worker.call(lambda: self._cache_pool.switch_to(self._lanes[0], None, ()))
+
+        ended = Cancellation()
+
+        def work() -> Found:
+            self._begin_lanes()
+            self._cache_pool.switch_to(self._lanes[0], None, ())
             self._decoder.truncate(0)
-            with self._remembering.paused():
+            with self._remembering.paused(), ended.obeyed(self._interrupt):
                 try:
-                    yield self._decoder
+                    return function(self._decoder)
                 finally:
                     self._decoder.truncate(0)
+
+        try:
+            return self._alone(work)
+        except KeyboardInterrupt:
+            ended.request()
+            raise
 
     def _check_options(self, options: AnswerOptions) -> None:
         self._require_open()
         answer_policy(options.drafting, self._decoder.proposers)
 
-    def _pieces(self, slot: LineSlot, exchange: Exchange) -> Generator[Piece, None, None]:
-        options, cancellation = exchange.options, exchange.cancellation
-        is_cancelled = functools.partial(self._is_cancelled, cancellation)
-        try:
-            self._require_open()
-            prompt = exchange.prompt(is_cancelled)
-            _parts = self._models.show(prompt)  # at hand until the answer ends
-            policy, kinds = answer_policy(options.drafting, self._decoder.proposers)
-            request = self._request(prompt, exchange, kinds)
-            reference = _reference_to(self, prompt, options)
-            self._wait(slot, busy, waits=options.queue, is_cancelled=is_cancelled)
-            self._models.require_unwritten()
-        except Interrupted:
-            exchange.abandon()
-            return
-        job, num_read = AnswerJob(), 0
+    def _start(self, exchange: Exchange) -> None:
+        self._require_open()
 
-        def end() -> list[Piece] | None:
-            """End it behind what was read; what waited for tokens that do not come.
+        def go_on() -> None:
+            is_cancelled = functools.partial(self._is_cancelled, exchange.cancellation)
+            try:
+                self._produce(exchange, exchange.prompt(is_cancelled))
+            except Interrupted:
+                pass  # it is being ended
+            except Exception:
+                self._require_not_ending()  # else that is why
+                raise
 
-            In the worker, so that Ctrl-C cannot come between its parts.
-            """
-            run = exchange.run
-            rest = None if run is None else run.cut(num_read)
-            if exchange.result is None and run is not None and run.result is not None:
-                exchange.result = run.result
-                exchange.remember(*exchange.result)
-            return rest
+        self._worker.ask(exchange, go_on)
 
-        try:
-            exchange.begin()
-            own = policy, reference
-            self._worker.start(job, self._produced(job, exchange, prompt, request, own))
-            for piece in job.pieces(self._worker):
-                num_read += len(piece.token_ids)
-                yield piece
-                if cancellation.is_requested:
-                    rest = self._worker.close(job, end)
-                    if rest is not None:
-                        yield from rest
-                        break
-        finally:
-            if self._own_process.is_this():
-                self._worker.close(job, end)
+    def _read_on(self, exchange: Exchange) -> None:
+        if exchange.num_told - exchange.num_taken == MOST_AHEAD - 1:  # it may be paused
+            self._worker.wake()
+
+    def _end(self, exchange: Exchange) -> None:
+        if exchange.is_over:
+            exchange.outbox.put([])  # Ctrl-C may have lost it
+        else:
+            self._worker.end(exchange)
+
+    def _may_wait(self) -> bool:
+        return not self._worker.is_this_thread
+
+    def _produce(self, exchange: Exchange, prompt: Prompt) -> None:
+        """Have an answer produced that is admitted. Raises what refuses its prompt."""
+        self._require_open()
+        parts = self._models.show(prompt)  # at hand until the answer ends
+        policy, kinds = answer_policy(exchange.options.drafting, self._decoder.proposers)
+        request = self._request(prompt, exchange, kinds)
+        own = policy, _reference_to(self, prompt, exchange.options)
+        self._models.require_unwritten()
+
+        def begin() -> LaneWork:
+            lane = self._cache_pool.place_for(exchange.owner, prompt.tokens, prompt.client)
+            lane.is_free, lane.work.exchange = False, exchange
+            lane.work.producing = self._produced(lane, exchange, prompt, request, own, parts)
+            return lane.work
+
+        self._worker.start(exchange, begin)
 
     def _produced(
         self,
-        job: AnswerJob,
+        lane: Lane,
         exchange: Exchange,
         prompt: Prompt,
         request: Request,
         own: tuple[FixedDraftPolicy | None, Sequence[int]],
+        _parts: object,
     ) -> Producing:
-        """Produce an answer in a lane that is free, in the worker.
+        """Produce an answer in a lane, in the worker.
 
         own: its policy and its prediction, as `Lane.use` takes them.
         """
-        num_tokens = len(prompt.tokens)
-        free = [lane for lane in self._lanes if lane.is_free]
-        lane = self._cache_pool.place_for(exchange.owner, prompt.tokens, free, prompt.client)
-        lane.is_free, job.clock = False, lane.clock
+        num_tokens, put = len(prompt.tokens), exchange.outbox.put
         try:
             lane.begin()
-            self._switch(lane, exchange.owner, prompt)
-            lane.use(lambda done: job.tell(lambda: exchange.on_prompt(done, num_tokens)), *own)
+            self._cache_pool.switch_to(lane, exchange.owner, prompt.tokens, prompt.client)
+            lane.use(lambda done: put(lambda: exchange.on_prompt(done, num_tokens)), *own)
             exchange.run = run = AnswerRun(
                 decoder=lane.decoder,
                 prompt=prompt,
@@ -227,10 +235,10 @@ class Engine(BaseEngine):
                 interrupt=lane.interrupt,
                 not_kept=not_kept(spec_of(exchange.options)),
                 exactness=self.exactness,
-                waited=lambda: lane.clock.waited_s,
+                waited=lambda: lane.work.waited_s,
             )
             num_cached = run.start()
-            job.tell(lambda: exchange.on_cached(num_cached, num_tokens))
+            put(lambda: exchange.on_cached(num_cached, num_tokens))
             yield from run.pieces()
         finally:
             lane.use_usual()
@@ -274,10 +282,9 @@ class Engine(BaseEngine):
         )
 
     def _alone(self, function: Callable[[], Found]) -> Found:
-        """A function's result, while no answer may run. Raises as `_wait`."""
-        with self._access.slot() as slot:
-            self._take(slot, in_use)
-            return self._worker.call(function)
+        """A function's result, called in the worker. Raises BusyError, and ClosedError."""
+        self._require_open()
+        return self._worker.alone(function)
 
     def _save_caches_of(self, owner: object, path: Path) -> bool:
         def save() -> bool:
@@ -317,66 +324,84 @@ class Engine(BaseEngine):
     def _prepare(
         self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
     ) -> None:
-        def work(whole: list[int]) -> None:
+        before = self._worker.num_asked
+
+        def is_stale() -> bool:
+            return self._worker.num_asked != before
+
+        if not self._worker.is_busy:
+            with contextlib.suppress(Interrupted):
+                whole = make_tokens(is_stale)
+                self._read_ahead(whole, owner, lambda: not is_stale())
+
+    def _read_ahead(
+        self, whole: list[int], owner: object, is_wanted: Callable[[], bool]
+    ) -> None:
+        """Read a text in idle time, if that is still wanted then."""
+
+        def work() -> None:
             tokens, _parts = self._models.readable(whole)
             if tokens:
-                lane = self._cache_pool.place_for(owner, whole, self._lanes)
-                self._switch(lane, owner, Prompt(whole))
+                lane = self._cache_pool.place_for(owner, whole)
+                self._cache_pool.switch_to(lane, owner, whole)
                 chain = self._resolver.chain(self.sampling, len(tokens))
-                with contextlib.suppress(Interrupted):
-                    if lane.common_with(whole) <= len(tokens):  # else more is cached
-                        prepare(lane.decoder, tokens, chain, time.perf_counter)
+                if lane.common_with(whole) <= len(tokens):  # else more is cached
+                    prepare(lane.decoder, tokens, chain, time.perf_counter)
                 self._save_profile(lane)
 
-        def begin() -> None:
-            # Now that no answer can change what they are.
-            whole = make_tokens(lambda: self._target.is_interrupted)
-            self._worker.call(lambda: work(whole))
-
-        self._while_idle(begin)
+        self._while_idle(work, is_wanted)
 
     def _keep_on_disk(self) -> None:
         """Write the caches of conversations that the disk lacks, until an answer begins."""
-        pool = self._cache_pool
+        before = self._worker.num_asked
         self._while_idle(
-            lambda: self._worker.call(
-                lambda: pool.put_all_aside(lambda: self._target.is_interrupted)
-            )
+            lambda: self._cache_pool.put_all_aside(lambda: self._target.is_interrupted),
+            lambda: self._worker.num_asked == before,
         )
 
-    def _while_idle(self, function: Callable[[], None]) -> None:
-        """Call a function while no answer runs, if none does already.
+    def _while_idle(self, function: Callable[[], None], is_wanted: Callable[[], bool]) -> None:
+        """Call a function in the worker while no answer runs, if none does already.
 
-        One that begins ends what it does, as `cancel` does.
+        Whatever else is asked ends what it does, as `cancel` does.
         """
-        idle = Cancellation()
-        slot = self._access.slot(idle.request)
-        with slot, contextlib.suppress(BusyError, Interrupted):
-            self._take(slot, in_use)
-            with idle.obeyed(self.cancel):
-                try:
-                    function()
-                except BaseException:
-                    self.cancel()  # Ctrl-C has ended the waiting, and not the work
-                    raise
 
-    def cancel(self) -> None:
+        def begins() -> bool:
+            self._require_open()
+            self._begin_lanes()
+            return is_wanted()
+
+        self._require_open()
+        with contextlib.suppress(Interrupted):
+            self._worker.use_idle_time(function, self._interrupt, begins)
+
+    def _interrupt(self) -> None:
         for lane in self._lanes:
             lane.interrupt()
 
+    def _end_idle_work(self) -> None:
+        """End it now, and what has been asked for and not begun."""
+        self._worker.num_asked += 1
+        self._interrupt()
+
+    def cancel(self) -> None:
+        self._end_idle_work()
+        for exchange in tuple(self._worker.admitted):
+            exchange.cancellation.request()
+            self._end(exchange)
+
     def _close(self) -> None:
-        if not self._own_process.is_this():
-            # Its copy of the lock may be taken, and no thread is there to give it back.
-            self._free()
-            return
-        self._access.end_here()
-        with self._access.slot() as slot:
-            self._access.take(slot, in_use, waits=True)
-            self._worker.stop()
+        def free() -> None:
             with contextlib.suppress(EngineError, MemoryError):  # of one that is closed
                 self._begin_lanes()
                 self._cache_pool.put_all_aside()
             self._free()
+
+        if not self._own_process.is_this():
+            self._free()  # no thread is there to do it
+        elif not self._is_closed:
+            self._worker.call(free)
+            self._is_closed = True
+            self._worker.stop()
 
     def _free(self) -> None:
         self._cache_pool.clear()
@@ -393,34 +418,9 @@ class Engine(BaseEngine):
             "Load it there, or use localspec.IsolatedEngine.",
         )
 
-    def _wait(
-        self,
-        slot: LineSlot,
-        refusal: Callable[[], BusyError],
-        *,
-        waits: bool = False,
-        is_cancelled: CancelCheck = never,
-    ) -> None:
-        """Take a turn. Raises ClosedError, and what `Access.take` raises."""
-        self._require_open()
-        self._access.take(slot, refusal, waits=waits, is_cancelled=is_cancelled)
-        self._require_not_ending()  # it may have been closed meanwhile
-
-    def _take(self, slot: LineSlot, refusal: Callable[[], BusyError]) -> None:
-        """Take a turn alone, and make all lanes ready for it. Raises as `_wait`."""
-        self._wait(slot, refusal)
-        self._worker.call(self._begin_lanes)
-
     def _begin_lanes(self) -> None:
         for lane in self._lanes:
             lane.begin()
-
-    def _switch(self, lane: Lane, owner: object | None, prompt: Prompt) -> None:
-        """Put the owner's text into a lane; nobody's, if the owner's runs in another."""
-        others = [other for other in self._lanes if other is not lane]
-        if any(not other.is_free and other.owner() is owner for other in others):
-            owner = None
-        self._cache_pool.switch_to(lane, owner, prompt.tokens, others, prompt.client)
 
     def _require_open(self) -> None:
         self._require_not_ending()

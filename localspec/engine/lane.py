@@ -16,7 +16,7 @@ from localspec.engine.proposer_choice import (
     choose_proposers,
     shared_with_draft,
 )
-from localspec.engine.worker import TextClock
+from localspec.engine.worker import LaneWork
 from localspec.errors import CacheError
 from localspec.llama.cache_state import CacheState
 from localspec.policy.adaptive import AdaptiveDraftPolicy
@@ -40,13 +40,13 @@ logger = logging.getLogger(__name__)
 class Lane(TextPlace):
     """A text's sequence in each context, and the loop over them, where one answer runs.
 
-    models: views at this sequence. is_free: whether nobody works here.
+    models: views at this sequence.
     """
 
-    def __init__(self, models: Models, decoder: SpeculativeDecoder, clock: TextClock) -> None:
+    def __init__(self, models: Models, decoder: SpeculativeDecoder, work: LaneWork) -> None:
         super().__init__(decoder, saved_caches(models, decoder.proposers), models.head)
         self.own_models = models
-        self.clock = clock
+        self.work = work
         self.own_policy = decoder.draft_policy
         self._usual_policy: DraftPolicy | None = None  # while an answer has another
         self._lookups = [each for each in decoder.proposers if isinstance(each, Lookup)]
@@ -56,7 +56,7 @@ class Lane(TextPlace):
         """Make models and loop ready for work."""
         for model in self.own_models.all:
             model.begin()
-        self._num_shared = self.clock.num_shared
+        self._num_shared = self.work.num_shared
         self.use_usual()
 
     def use(
@@ -91,7 +91,7 @@ class Lane(TextPlace):
         Beside other answers they learn nothing: decodes then cost time for these, too.
         """
         policy = self.decoder.draft_policy
-        has_shared = self._num_shared < self.clock.num_shared
+        has_shared = self._num_shared < self.work.num_shared
         if has_shared or not isinstance(policy, AdaptiveDraftPolicy):
             return None
         return policy.as_dict()
@@ -102,7 +102,7 @@ class Lane(TextPlace):
             model.interrupt()
 
 
-def pool_of(lanes: Sequence[Lane], room: CacheRoom) -> CachePool:
+def pool_of(lanes: Sequence[Lane], room: CacheRoom) -> CachePool[Lane]:
     """The pool for the texts of these lanes. Raises OptionError."""
     models, store = lanes[0].own_models, None
     if room.disk.num_bytes:
@@ -128,11 +128,11 @@ def open_lanes(
     profile = None
     for number in range(models.num_sequences):
         own = models if number == 0 else models.sibling(number)
-        clock = TextClock()
+        work = LaneWork()
         proposers, off = choose_proposers(own, drafting, shared)
-        policies, profile = choose_policies(own, drafting, proposers, clock.was_alone)
-        decoder = SpeculativeDecoder(own.target, proposers, *policies, off, clock.now)
-        lanes.append(Lane(own, decoder, clock))
+        policies, profile = choose_policies(own, drafting, proposers, work.was_alone)
+        decoder = SpeculativeDecoder(own.target, proposers, *policies, off, work.now)
+        lanes.append(Lane(own, decoder, work))
     return lanes, shared.common if isinstance(shared, TokenMaps) else shared, profile
 
 

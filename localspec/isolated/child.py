@@ -19,22 +19,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localspec.engine.embedder import load_embedder
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load
-from localspec.errors import EngineError
-from localspec.isolated.watch import Watch
+from localspec.errors import EngineError, Interrupted
 from localspec.pictures.picture import KEPT_PICTURE_BYTES, Picture
 from localspec.speculative.metrics import Provenance
-from localspec.streaming.answer import Answer, close_behind
-from localspec.streaming.answer_text import Said
-from localspec.streaming.cancellation import CancelCheck
-from localspec.streaming.exchange import Exchange
+from localspec.streaming.cancellation import CancelCheck, Cancellation, Watch
+from localspec.streaming.exchange import READ_ON, Exchange, ForReader
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
-from localspec.streaming.reply import Piece, Reply
+from localspec.streaming.reply import Piece
+from localspec.streaming.waiting import Outbox
 
 if TYPE_CHECKING:
     from localspec.engine.sources import LoadKeywords
@@ -44,57 +42,80 @@ logger = logging.getLogger(__name__)
 
 TOGETHER_S = 0.02  # pieces that come within that time are sent together
 _PULSE_S = 5.0  # between two words of a measurement, while decodes end
-_NUM_ASIDE = 8  # requests at once that are no answers
+_NUM_ASIDE = 8  # requests at once
+_AT_ONCE = ("ask", "read_on", "end", "cancel")
 
-OnReport = Callable[[Any], None]  # tells how far a prompt is, or a measurement
+Say = Callable[[str, Any], None]  # of a request: what kind of message, and its value
 
 
 class _Owner:
     """Stands for a conversation of the other process."""
 
 
-class _RemoteAnswer(Exchange):
-    """A question of the other process, which made the prompt, and its answer.
+class _ServedAnswer(Exchange):
+    """An answer to a question of the other process, which makes the prompt."""
 
-    report: of the request that waits for pieces of it.
-    """
-
-    answer: Answer
-
-    def __init__(self, prompt: Prompt, options: AnswerOptions, report: OnReport) -> None:
+    def __init__(self, options: AnswerOptions, say: Say) -> None:
         super().__init__(options)
-        self.report = report
-        self._prompt = prompt
-        self._sent_s = 0.0  # when text was sent last
+        self.say = say
+        self.outbox = _Sent(self)
 
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
-        return self._prompt
+        self.say("admitted", None)
+        raise Interrupted("the prompt comes by `Served.produce`")
+
+    def begin(self) -> None:
+        self.say("begun", None)
 
     def on_cached(self, num_cached: int, num_tokens: int) -> None:
-        self.report((num_cached, num_tokens, True))
+        self.say("progress", (num_cached, num_tokens, True))
 
     def on_prompt(self, num_decoded: int, num_tokens: int) -> None:
-        self.report((num_decoded, num_tokens, False))
+        self.say("progress", (num_decoded, num_tokens, False))
 
-    def next_pieces(self, clock: Callable[[], float]) -> list[Piece]:
-        """The next pieces, those of a step together; none at the end.
 
-        Of several steps where they are short: a message costs as much as a small model's token,
-        since it wakes a process that sleeps.
-        """
-        pieces: list[Piece] = []
-        started_s = clock()
-        for piece in self.answer:
-            pieces.append(piece)
-            # What a draft proposed comes before the token that ends the step.
-            if piece.provenance is not Provenance.ACCEPTED:
-                now_s = clock()
-                step_s, started_s = now_s - started_s, now_s
-                if now_s + step_s - self._sent_s >= TOGETHER_S:
-                    break
+class _Sent(Outbox[ForReader]):
+    """An outbox that ends in the other process; the pieces of a step are sent together.
+
+    Those of several steps where these are short: a message costs as much as a small model's
+    token, since it wakes a process that sleeps.
+    """
+
+    def __init__(self, answer: _ServedAnswer) -> None:
+        super().__init__()
+        self._answer = answer
+        self._pieces: list[Piece] = []
+        self._step_s = self._sent_s = 0.0  # when a step ended, and when text was sent
+
+    def put(self, item: ForReader) -> None:
+        if callable(item):
+            item()
+        elif isinstance(item, Piece):
+            self._add(item)
+        else:
+            self._send()
+            is_end = isinstance(item, list)
+            self._answer.say(
+                "done" if is_end else "failed",
+                (self._answer.result, item) if is_end else item,
+            )
+
+    def _add(self, piece: Piece) -> None:
+        self._pieces.append(piece)
+        # What a draft proposed comes before the token that ends the step.
+        if piece.provenance is not Provenance.ACCEPTED:
+            now_s = time.monotonic()
+            step_s, self._step_s = now_s - self._step_s, now_s
+            is_due = now_s + step_s - self._sent_s >= TOGETHER_S
+            if is_due or len(self._pieces) >= READ_ON:
+                self._send()
+
+    def _send(self) -> None:
+        pieces, self._pieces = self._pieces, []
         if any(piece.text for piece in pieces):  # the first text waits for nothing
-            self._sent_s = clock()
-        return pieces
+            self._sent_s = self._step_s
+        if pieces:
+            self._answer.say("pieces", pieces)
 
 
 class KeptPictures:
@@ -130,97 +151,108 @@ class KeptPictures:
 
 
 class Served:
-    """The requests that an engine answers. Each gets the function that reports of it first."""
+    """The requests that an engine answers. Each gets first what says something of it."""
 
     def __init__(self, engine: Engine, servers: Sequence[str]) -> None:
         self._engine = engine
         self._servers = servers
         self._pictures = KeptPictures()
-        self._answers: dict[int, _RemoteAnswer] = {}
+        self._answers: dict[int, _ServedAnswer] = {}
         self._owners: dict[int, _Owner] = {}
+        self._num_asked = 0  # as `ChildProcess` counts
         self._changing = threading.Lock()  # what can be cancelled
-        self._under_way: dict[int, Callable[[], None]] = {}  # what cancels each number
-        self._cancelled = range(0)  # numbers that were cancelled last
-        self._clock = time.monotonic
+        self._measuring: dict[int, Cancellation] = {}
+        self._cancelled: set[int] = set()  # measurements
 
-    def vocabulary(
-        self, _report: OnReport, method: str, *arguments: Any, **keywords: Any
-    ) -> Any:
+    # At once, in the order in which they come: these wait for nothing.
+
+    def ask(
+        self,
+        asker: _Asker,
+        options: AnswerOptions,
+        owner: int | None,
+        gone_owners: Sequence[int],
+        *,
+        is_of_main: bool,
+    ) -> None:
+        """Let an answer wait in line; it says when it is admitted.
+
+        owner: the number of its conversation. gone_owners: conversations that are gone; what
+        was kept for them is freed.
+        """
+        self._num_asked += 1
+        for each in gone_owners:
+            self._owners.pop(each, None)
+        exchange = _ServedAnswer(options, asker.say)
+        exchange.owner = None if owner is None else self._owner(owner)
+        exchange.is_asked, exchange.is_of_main = True, is_of_main
+        self._engine._accept(exchange)
+        self._answers[asker.number] = exchange
+        self._engine._start(exchange)
+
+    def read_on(self, _asker: _Asker, number: int, num_taken: int) -> None:
+        """Let an answer go on of which so many pieces were read."""
+        if (exchange := self._answers.get(number)) is not None:
+            exchange.num_taken = num_taken
+            self._engine._worker.wake()
+
+    def end(self, asker: _Asker, num_read: int) -> None:
+        """End an answer behind so many tokens; its result is the last that it says."""
+        exchange = self._answers.pop(asker.number, None)
+        if exchange is None:  # it was refused, or not asked for
+            asker.say("done", (None, []))
+            return
+        exchange.num_read = num_read
+        exchange.cancellation.request()
+        self._engine._end(exchange)
+
+    def cancel(self, _asker: _Asker, number: int | None) -> None:
+        """End the measurement with that number, or idle work."""
+        if number is None:
+            self._num_asked += 1
+            self._engine._end_idle_work()
+            return
+        with self._changing:
+            self._cancelled.add(number)
+            if number in self._measuring:
+                self._measuring[number].request()
+
+    # In a thread of a pool.
+
+    def vocabulary(self, _asker: _Asker, method: str, *arguments: Any, **keywords: Any) -> Any:
         """The result of a method of the vocabulary."""
         return getattr(self._engine.vocabulary, method)(*arguments, **keywords)
 
-    def begin(
+    def produce(
         self,
-        report: OnReport,
+        _asker: _Asker,
         number: int,
-        question: tuple[Prompt, AnswerOptions, int, int | None],
-        gone_owners: Sequence[int],
-        shown: tuple[Sequence[bytes], Sequence[Picture]],
+        question: tuple[Prompt, int, int | None],
+        digests: Sequence[bytes],
+        sent: Sequence[Picture],
     ) -> bool:
-        """Make an answer; False if one of its pictures is not here.
+        """Have an answer produced that is admitted; False if one of its pictures is not here.
 
-        question: its prompt without pictures, options, turn, and the number of the
-        conversation. gone_owners: conversations that are gone; what was kept for them is freed.
-        shown: the digests of the pictures, and all of them, where one was not here.
+        question: its prompt without pictures, turn, and the number of the conversation.
+        digests: of the pictures. sent: all of them, where one was not here.
         """
-        prompt, options, turn, owner = question
-        digests, sent = shown
+        prompt, turn, owner = question
         pictures = self._pictures.keep(sent) if sent else self._pictures.named(digests)
         if pictures is None:
             return False
-        for each in gone_owners:
-            self._owners.pop(each, None)
         if self._servers:
             from localspec.llama.rpc_backend import touch_servers  # loads libllama
 
             touch_servers(self._servers)  # one may have gone since it was used last
-        answer = _RemoteAnswer(prompt._replace(pictures=pictures), options, report)
-        answer.turn = turn
-        answer.owner = None if owner is None else self._owner(owner)
-        answer.answer = self._engine._answer(answer)
-        with self._changing:
-            self._answers[number] = answer
-            self._under_way[number] = answer.answer.cancel
+        exchange = self._answers.get(number)
+        if exchange is not None:
+            exchange.turn = turn
+            exchange.owner = None if owner is None else self._owner(owner)
+            self._engine._produce(exchange, prompt._replace(pictures=pictures))
         return True
 
-    def next_pieces(self, report: OnReport, number: int) -> list[Piece]:
-        """The answer's next pieces; none at its end."""
-        answer = self._answers[number]
-        answer.report = report
-        return answer.next_pieces(self._clock)
-
-    def end(
-        self, _report: OnReport, number: int, num_read: int
-    ) -> tuple[Reply, Said | None] | None:
-        """Close the answer; its result, as `Exchange.remember` gets it, None if there is none.
-
-        num_read: tokens that were read. The result is that of an answer that ended there.
-        """
-        with self._changing:
-            answer = self._answers.pop(number, None)
-            self._under_way.pop(number, None)
-        return None if answer is None else close_behind(answer.answer, num_read)
-
-    def cancel(self, _report: OnReport, first: int, last: int) -> None:
-        """Cancel the answers and the measurement of these numbers that are under way.
-
-        Where nothing is, it ends idle work.
-        """
-        with self._changing:
-            self._cancelled = range(first, last + 1)
-            for number, cancel in self._under_way.items():
-                if number in self._cancelled:
-                    cancel()
-            if not self._under_way:
-                self._engine.cancel()
-
     def measure(
-        self,
-        report: OnReport,
-        number: int,
-        function: Callable[..., Any],
-        *arguments: Any,
-        **keywords: Any,
+        self, asker: _Asker, function: Callable[..., Any], *arguments: Any, **keywords: Any
     ) -> Any:
         """Call a function with the engine; `cancel` with that number ends it.
 
@@ -233,49 +265,51 @@ class Served:
             nonlocal told
             with reporting:
                 told = (stage, seconds_left)
-                report(told)
+                asker.say("progress", told)
 
         def show_life() -> None:
             before = self._engine.num_decodes
             while not is_done.wait(_PULSE_S):
                 with reporting:
                     if self._engine.num_decodes != before:
-                        report(told)
+                        asker.say("progress", told)
                 before = self._engine.num_decodes
 
         shower = threading.Thread(target=show_life, name="localspec-life", daemon=True)
         shower.start()
         watch = Watch(progress)
         with self._changing:
-            self._under_way[number] = watch.cancellation.request
-            if number in self._cancelled:  # the wish was here before it
+            self._measuring[asker.number] = watch.cancellation
+            if asker.number in self._cancelled:  # the wish was here before it
                 watch.cancellation.request()
         try:
             return function(self._engine, *arguments, watch=watch, **keywords)
         finally:
             with self._changing:
-                del self._under_way[number]
+                del self._measuring[asker.number]
             is_done.set()
             shower.join()
 
-    def cells(self, _report: OnReport, picture: Picture) -> list[int]:
+    def cells(self, _asker: _Asker, picture: Picture) -> list[int]:
         """The result of `Vision.cells`, of an engine that sees."""
         assert self._engine.vision is not None
         return self._engine.vision.cells(*self._pictures.keep([picture]))
 
-    def engine(self, _report: OnReport, method: str, *arguments: Any) -> Any:
+    def engine(self, _asker: _Asker, method: str, *arguments: Any) -> Any:
         """The result of a method of the engine."""
         return getattr(self._engine, method)(*arguments)
 
-    def owned(self, report: OnReport, method: str, owner: int, path: Path) -> bool:
+    def owned(self, asker: _Asker, method: str, owner: int, path: Path) -> bool:
         """The result of a method of the engine that takes a conversation and a file."""
-        return bool(self.engine(report, method, self._owner(owner), path))
+        return bool(self.engine(asker, method, self._owner(owner), path))
 
-    def prepare(self, _report: OnReport, tokens: list[int], owner: int) -> None:
-        """Read a text in advance, as `Engine._prepare`."""
-        self._engine._prepare(lambda _is_cancelled: tokens, owner=self._owner(owner))
+    def prepare(self, _asker: _Asker, tokens: list[int], owner: int, num_asked: int) -> None:
+        """Read a text in advance, unless more than so many answers were asked for."""
+        self._engine._read_ahead(
+            tokens, self._owner(owner), lambda: self._num_asked == num_asked
+        )
 
-    def keep_on_disk(self, _report: OnReport) -> None:
+    def keep_on_disk(self, _asker: _Asker) -> None:
         """`Engine._keep_on_disk`."""
         with contextlib.suppress(EngineError):  # it is being closed, which does the same
             self._engine._keep_on_disk()
@@ -298,16 +332,26 @@ class _Pipe:
             self._pipe.send((number, kind, value))
 
     def answer(
-        self, request: tuple[int, str, tuple[Any, ...], dict[str, Any]], of: Any
+        self, number: int, method: Callable[..., Any], *arguments: Any, **keywords: Any
     ) -> None:
         """Send the result of a method, or its error."""
-        number, method, arguments, keywords = request
         try:
-            result, kind = getattr(of, method)(*arguments, **keywords), "done"
+            result, kind = method(*arguments, **keywords), "done"
         except Exception as error:
             result, kind = error, "error"
         with contextlib.suppress(OSError):
             self.send(number, kind, result)
+
+
+class _Asker(NamedTuple):
+    """A request of the other process, to which something is said."""
+
+    number: int
+    pipe: _Pipe
+
+    def say(self, kind: str, value: Any) -> None:
+        with contextlib.suppress(OSError):
+            self.pipe.send(self.number, kind, value)
 
 
 def serve_engine(
@@ -339,14 +383,19 @@ def serve_engine(
             messages.send(0, "error", error)
             return
         served = Served(engine, servers)
-        pool = ThreadPoolExecutor(engine.parallel + _NUM_ASIDE, "localspec-request")
-        with pool, engine:  # which ends the answers that are read there
+        pool = ThreadPoolExecutor(_NUM_ASIDE, "localspec-request")
+        with pool, engine:
             messages.send(0, "done", facts_of(engine))
             while (request := pipe.recv()) is not None:
-                if request[1] == "cancel":  # at once, and in order
-                    served.cancel(_no_report, *request[2])
+                number, name, arguments, keywords = request
+                asker, method = _Asker(number, messages), getattr(served, name)
+                if name in _AT_ONCE:
+                    try:
+                        method(asker, *arguments, **keywords)
+                    except Exception as error:
+                        asker.say("failed", error)
                 else:
-                    pool.submit(_answer, messages, request, served)
+                    pool.submit(messages.answer, number, method, asker, *arguments, **keywords)
 
 
 def facts_of(engine: Engine) -> dict[str, Any]:
@@ -358,20 +407,6 @@ def facts_of(engine: Engine) -> dict[str, Any]:
     facts: dict[str, Any] = {name: getattr(engine, name) for name in own}
     facts |= {name: getattr(engine.vocabulary, name) for name in ("bos", "eos", "add_bos")}
     return facts | {"can_see": engine.vision is not None}
-
-
-def _no_report(_told: Any) -> None:
-    """Nobody waits for it."""
-
-
-def _answer(messages: _Pipe, request: tuple[int, str, Any, Any], served: Served) -> None:
-    number, method, arguments, keywords = request
-
-    def report(told: Any) -> None:
-        with contextlib.suppress(OSError):
-            messages.send(number, "progress", told)
-
-    messages.answer((number, method, (report, *arguments), keywords), served)
 
 
 def serve_embedder(pipe: Connection, path: Path) -> None:
@@ -387,4 +422,5 @@ def serve_embedder(pipe: Connection, path: Path) -> None:
         with embedder:
             messages.send(0, "done", None)
             while (request := pipe.recv()) is not None:
-                messages.answer(request, embedder)
+                number, name, arguments, keywords = request
+                messages.answer(number, getattr(embedder, name), *arguments, **keywords)

@@ -7,7 +7,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,17 +23,13 @@ from localspec.errors import (
     check_keywords,
 )
 from localspec.isolated.process import ChildProcess
-from localspec.isolated.watch import Watch
 from localspec.presets.preset import Preset
-from localspec.speculative.metrics import Meter
-from localspec.streaming.access import LineSlot, busy, in_use
 from localspec.streaming.answer_text import Said
-from localspec.streaming.cancellation import CancelCheck
-from localspec.streaming.exchange import Exchange
+from localspec.streaming.cancellation import CancelCheck, Watch
+from localspec.streaming.exchange import READ_ON, Exchange
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece, Reply
-from localspec.streaming.thinking import Part
 from localspec.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -78,17 +74,15 @@ class IsolatedEngine(BaseEngine):
         self._process = ChildProcess(preset, arguments, progress)
         self._facts = facts = self._process.facts
         super().__init__(facts["sampling"])
-        self._access.num_answers = facts["parallel"]
         self._preset, self._arguments = preset, arguments
         self._starting = threading.RLock()  # a signal handler may come to it within itself
         self._closed = False
-        self._num_answers = 0
-        self._num_cancels = 0
+        self._answers: dict[Exchange, _RemoteAnswer] = {}  # that are not over
         self._owner_numbers: weakref.WeakKeyDictionary[object, int] = (
             weakref.WeakKeyDictionary()
         )
         self._num_owners = 0
-        self._numbering = threading.Lock()  # held while something gets its number
+        self._changing = threading.RLock()  # held while these are changed
         self._gone_owners: set[int] = set()  # of which every change is one call of C
         self._reading = (0, 0)
         self._cells: dict[bytes, list[int]] = {}  # of pictures, by their digests
@@ -97,6 +91,10 @@ class IsolatedEngine(BaseEngine):
         self.trained_context_length = facts["trained_context_length"]
         self.chat_template, self.exactness = facts["chat_template"], facts["exactness"]
         self.shared_vocabulary = facts["shared_vocabulary"]
+
+    @property
+    def parallel(self) -> int:
+        return int(self._process.facts["parallel"])
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -120,17 +118,16 @@ class IsolatedEngine(BaseEngine):
         self, function: Callable[..., Found], *arguments: Any, watch: Watch, **keywords: Any
     ) -> Found:
         """In the child, so the function is one of a module."""
-        with self._exclusively() as process:
-            number = self._next_number()  # it is cancelled as an answer is
-            with watch.cancellation.obeyed(lambda: process.cancel(number, number)):
-                found: Found = process.call(
-                    "measure",
-                    number,
-                    function,
-                    *arguments,
-                    on_report=lambda told: watch.progress(*told),
-                    **keywords,
-                )
+        process, cancellation = self._running(), watch.cancellation
+        call = process.begin(
+            "measure",
+            function,
+            *arguments,
+            on_report=lambda told: watch.progress(*told),
+            **keywords,
+        )
+        with cancellation.obeyed(lambda: process.tell("cancel", call.number)):
+            found: Found = call.result()
         return found
 
     def memory(self) -> EngineMemory:
@@ -138,22 +135,16 @@ class IsolatedEngine(BaseEngine):
         return memory
 
     def remember(self, text: str | Sequence[int]) -> None:
-        with self._exclusively() as process:
-            process.call("engine", "remember", text)
+        self._ask("engine", "remember", text)
 
     def free_kept(self) -> None:
-        with self._exclusively() as process:
-            process.call("engine", "free_kept")
+        self._ask("engine", "free_kept")
 
     def _save_caches_of(self, owner: object, path: Path) -> bool:
-        return self._owned("_save_caches_of", owner, path)
+        return bool(self._ask("owned", "_save_caches_of", self._owner_number(owner), path))
 
     def _load_caches_of(self, owner: object, path: Path) -> bool:
-        return self._owned("_load_caches_of", owner, path)
-
-    def _owned(self, method: str, owner: object, path: Path) -> bool:
-        with self._exclusively() as process:
-            return bool(process.call("owned", method, self._owner_number(owner), path))
+        return bool(self._ask("owned", "_load_caches_of", self._owner_number(owner), path))
 
     @property
     def process_id(self) -> int | None:
@@ -170,7 +161,6 @@ class IsolatedEngine(BaseEngine):
             if not self._process.is_running():
                 self._process.stop(is_closed=False)
                 self._process = ChildProcess(self._preset, self._arguments, None)
-                self._access.num_answers = self._process.facts["parallel"]
             return self._process
 
     def _check_options(self, options: AnswerOptions) -> None:
@@ -178,94 +168,61 @@ class IsolatedEngine(BaseEngine):
         self._own_process.require("the isolated engine")
         self._require_not_ending()
 
-    def _pieces(self, slot: LineSlot, exchange: Exchange) -> Generator[Piece, None, None]:
-        """The pieces come from the child, those of a few milliseconds together."""
-        read: list[Piece] = []
-        cancellation = exchange.cancellation
-        is_cancelled = functools.partial(self._is_cancelled, cancellation)
-        try:
-            prompt = exchange.prompt(is_cancelled)
-            waits = exchange.options.queue
-            self._access.take(slot, busy, waits=waits, is_cancelled=is_cancelled)
-        except Interrupted:
-            exchange.abandon()
-            return
-        number = self._next_number()
-        process = self._begin(number, exchange, prompt)
+    def _start(self, exchange: Exchange) -> None:
+        self._own_process.require("the isolated engine")
+        self._require_not_ending()
+        # In the reader's thread, since the process may have to be started again.
+        exchange.outbox.put(lambda: self._ask_for(exchange, is_again=False))
 
-        def on_report(told: tuple[int, int, bool]) -> None:
-            num_decoded, num_tokens, is_cached = told
-            self._reading = num_decoded, num_tokens
-            (exchange.on_cached if is_cached else exchange.on_prompt)(*self._reading)
-
-        try:
-            with cancellation.obeyed(lambda: process.cancel(number, number)):
-                while pieces := process.call("next_pieces", number, on_report=on_report):
-                    for piece in pieces:
-                        read.append(piece)
-                        yield piece
-        finally:
-            try:
-                if self._own_process.is_this():
-                    num_read = sum(len(piece.token_ids) for piece in read)
-                    exchange.result = process.ended(number, num_read)
-            finally:
-                if exchange.result is None:  # the child is lost, or its answer
-                    exchange.result = _result_of(read, prompt, exchange)
-                exchange.remember(*exchange.result)
-
-    def _begin(self, number: int, exchange: Exchange, prompt: Prompt) -> ChildProcess:
-        """Begin an answer: the child that does."""
-        process, gone = self._running(), list(self._gone_owners)
+    def _ask_for(self, exchange: Exchange, *, is_again: bool) -> None:
+        """Have the child let an answer wait in line. is_again: after another was lost."""
+        process = self._running()
+        gone = list(self._gone_owners)
         owner = None if exchange.owner is None else self._owner_number(exchange.owner)
-        # As it was asked for, without a function of this process. Its turn has come; it waits
-        # where the child, which was started again, has fewer at once.
-        told = replace(
-            exchange.options, sampling=exchange.sampling, changes={}, on_prompt=None, queue=True
-        )
-        question = prompt._replace(pictures=()), told, exchange.turn, owner
-        digests = [picture.digest for picture in prompt.pictures]
-
-        def begin() -> None:
-            # The child has seen most pictures before, which are megabytes.
-            if not process.call("begin", number, question, gone, (digests, ())):
-                process.call("begin", number, question, gone, (digests, prompt.pictures))
-
-        try:
-            begin()
-        except CrashedError:  # unnoticed, as where an RPC server left while it was idle
-            process = self._running()
-            begin()
+        with self._changing:
+            if exchange.is_over:
+                return
+            answer = self._answers[exchange] = _RemoteAnswer(
+                self, exchange, process, is_again=is_again
+            )
+            # As it was asked for, without a function of this process.
+            told = replace(
+                exchange.options, sampling=exchange.sampling, changes={}, on_prompt=None
+            )
+            process.num_asked += 1
+            process.ask(answer, "ask", told, owner, gone, is_of_main=exchange.is_of_main)
         self._gone_owners.difference_update(gone)
-        try:
-            exchange.begin()  # once it is clear that the child refuses nothing
-        except BaseException:
-            process.ended(number, 0)
-            raise
-        return process
 
-    def _next_number(self) -> int:
-        """The number of the next answer or measurement."""
-        with self._numbering:
-            self._num_answers += 1
-            return self._num_answers
+    def _read_on(self, exchange: Exchange) -> None:
+        answer = self._answers.get(exchange)
+        if answer is not None and exchange.num_taken % READ_ON == 0:
+            answer.process.tell("read_on", answer.number, exchange.num_taken)
+
+    def _end(self, exchange: Exchange) -> None:
+        with self._changing:
+            answer = self._answers.get(exchange)
+            if answer is not None:
+                answer.end()
+            elif exchange.is_over:
+                exchange.outbox.put([])  # Ctrl-C may have lost it
+            else:  # the child does not know of it
+                exchange.is_over = True
+                exchange.outbox.put(exchange.conclude())
+
+    def _may_wait(self) -> bool:
+        return not self._process.is_of_this_thread
 
     def _prepare(
         self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
     ) -> None:
-        if self._access.slots:
+        if self._answers:
             return
         process = self._running()
-        before = self._num_answers, self._num_cancels
-
-        def is_cancelled() -> bool:
-            return before != (self._num_answers, self._num_cancels)
-
+        before = process.num_asked
         try:
-            tokens = make_tokens(is_cancelled)
-            if not tokens or is_cancelled():
-                return
-            process.call("prepare", tokens, self._owner_number(owner))
+            tokens = make_tokens(lambda: process.num_asked != before)
+            if tokens:
+                process.call("prepare", tokens, self._owner_number(owner), before)
         except Interrupted:
             pass
         except EngineError:
@@ -274,11 +231,11 @@ class IsolatedEngine(BaseEngine):
 
     def _keep_on_disk(self) -> None:
         """Have the child write the caches that the disk lacks, until an answer begins."""
-        if not self._access.slots and self._process.is_running():  # a lost one has nothing
+        if not self._answers and self._process.is_running():  # a lost one has nothing
             self._process.tell("keep_on_disk")
 
     def _owner_number(self, owner: object) -> int:
-        with self._numbering:
+        with self._changing:
             number = self._owner_numbers.get(owner)
             if number is None:
                 self._num_owners += 1
@@ -286,55 +243,134 @@ class IsolatedEngine(BaseEngine):
                 weakref.finalize(owner, self._gone_owners.add, number)
             return number
 
-    @contextlib.contextmanager
-    def _exclusively(self) -> Generator[ChildProcess, None, None]:
-        """The child, while no answer may run. Raises EngineError if one does."""
-        with self._access.slot() as slot:
-            self._access.take(slot, in_use)
-            yield self._running()
-
     def cancel(self) -> None:
         if self._own_process.is_this():
-            self._num_cancels += 1
-            self._process.cancel(0, self._num_answers)
+            self._process.cancel()
+            for exchange, answer in tuple(self._answers.items()):
+                if exchange.is_admitted:
+                    exchange.cancellation.request()
+                    answer.end()
 
     def _close(self) -> None:
-        if not self._own_process.is_this():
-            return
-        self._access.end_here()
-        with self._access.slot() as slot:
-            self._access.take(slot, in_use, waits=True)
+        if self._own_process.is_this():
             with self._starting:  # `_running` may be about to start another process
                 self._closed = True
                 self._process.stop()
 
 
-def _result_of(
-    pieces: Sequence[Piece], prompt: Prompt, exchange: Exchange
-) -> tuple[Reply, Said | None]:
-    """The result of pieces that were read, where that of the process was lost with it.
+class _RemoteAnswer:
+    """An answer that the child produces, at this end. is_again: after another child was lost.
 
-    As `Exchange.remember` gets it. Of a call that an earlier answer began, only the end may be
-    here.
+    Its process hands on what the child tells of it, by `hear`, in the thread of the pipe.
     """
-    meter = Meter(len(prompt.tokens), 0, 0.0)
-    for piece in pieces:
-        meter.tokens[piece.provenance] += len(piece.token_ids)
-    said = Said.of([Part(each.text, each.is_thought, call=each.call) for each in pieces])
-    logprobs = tuple(piece.logprobs for piece in pieces if piece.logprobs is not None)
-    reply = Reply(
-        text=said.text,
-        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
-        finish_reason="cancelled",
-        stats=meter.stats(0.0, None, None),
-        seed=exchange.options.seed,
-        rule=exchange.rule,
-        logprobs=None if exchange.options.logprobs is None else logprobs,
-        thoughts=said.thoughts,
-        tool_calls=() if prompt.num_said else said.tool_calls,
-        num_thought_tokens=sum(len(each.token_ids) for each in pieces if each.is_thought),
-    )
-    return reply, None if prompt.num_said else said
+
+    def __init__(
+        self,
+        engine: IsolatedEngine,
+        exchange: Exchange,
+        process: ChildProcess,
+        *,
+        is_again: bool,
+    ) -> None:
+        self.process = process
+        self.number = process.next_number()
+        self._engine = engine
+        self._exchange = exchange
+        self._is_again = is_again
+        self._prompt: Prompt | None = None
+        self._pieces: list[Piece] = []  # that were told
+        self._is_ending = False
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its reader waits for more than there is."""
+        exchange = self._exchange
+        return exchange.num_told == exchange.num_taken or self._is_ending
+
+    def hear(self, kind: str, value: Any) -> None:
+        """Take what the child tells, or that it is lost."""
+        exchange, put = self._exchange, self._exchange.outbox.put
+        if kind == "admitted":
+            exchange.is_admitted = True
+            put(self._go_on)
+        elif kind == "begun":
+            try:
+                exchange.begin()
+                exchange.has_begun = True
+            except Exception as error:
+                put(error)
+        elif kind == "progress":
+            put(functools.partial(self._report, value))
+        elif kind == "pieces":
+            self._pieces += value
+            exchange.num_told += len(value)
+            for piece in value:
+                put(piece)
+        elif kind == "failed":
+            put(value)
+        elif kind == "done":
+            self._conclude(*value)
+        else:
+            self._lost()
+
+    def end(self) -> None:
+        """Have it end behind what was read."""
+        self._is_ending = True
+        # Whether it was told before or not: Ctrl-C may have come between.
+        self.process.ask(self, "end", self._exchange.num_read)
+
+    def _go_on(self) -> None:
+        """Make the prompt, and have the answer produced; in the reader's thread."""
+        engine, exchange, call = self._engine, self._exchange, self.process.call
+        with contextlib.suppress(Interrupted):  # it is being ended
+            is_cancelled = functools.partial(engine._is_cancelled, exchange.cancellation)
+            self._prompt = prompt = exchange.prompt(is_cancelled)
+            owner = None if exchange.owner is None else engine._owner_number(exchange.owner)
+            question = prompt._replace(pictures=()), exchange.turn, owner
+            digests = [picture.digest for picture in prompt.pictures]
+            try:
+                # The child has seen most pictures before, which are megabytes.
+                if not call("produce", self.number, question, digests, ()):
+                    call("produce", self.number, question, digests, prompt.pictures)
+            except CrashedError:
+                if self._is_again:
+                    raise  # else it is asked for again
+
+    def _report(self, told: tuple[int, int, bool]) -> None:
+        self._engine._reading = reading = told[:2]
+        exchange = self._exchange
+        (exchange.on_cached if told[2] else exchange.on_prompt)(*reading)
+
+    def _lost(self) -> None:
+        """Have it asked for again, where nothing has come of it; else end it."""
+        exchange, engine = self._exchange, self._engine
+        if self._is_ending:
+            self._conclude(None, [])
+        elif exchange.has_begun or self._is_again or engine._closed:
+            exchange.outbox.put(self._fail)
+        else:
+            exchange.outbox.put(lambda: engine._ask_for(exchange, is_again=True))
+
+    def _fail(self) -> None:
+        raise self.process.lost()
+
+    def _conclude(self, result: tuple[Reply, Said | None] | None, rest: list[Piece]) -> None:
+        """Set the result, and tell the reader that it is over. Once."""
+        exchange, engine = self._exchange, self._engine
+        with engine._changing:
+            if exchange.is_over:
+                return
+            exchange.is_over = True
+            engine._answers.pop(exchange, None)
+        try:
+            if exchange.has_begun and self._prompt is not None:
+                read = self._pieces[: exchange.num_taken]
+                exchange.result = result or exchange.result_of(read, self._prompt)
+                exchange.remember(*exchange.result)
+            else:
+                exchange.conclude()
+        finally:
+            exchange.outbox.put(rest)
 
 
 class RemoteVocabulary:

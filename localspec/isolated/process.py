@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from localspec.engine.sources import servers_used
 from localspec.errors import ClosedError, CrashedError, EngineError, LocalspecError, RpcError
@@ -84,7 +84,7 @@ class _Child:
 
     def lost(self) -> EngineError:
         """The error of a call whose answer does not come."""
-        if self.is_closed:  # by whoever closed it while this waited for its turn
+        if self.is_closed:  # by whoever closed it while this waited
             return ClosedError("the engine is closed", "Load it again.")
         self._has_ended = True
         with self._asking:
@@ -130,7 +130,50 @@ class _Child:
                 self.process.join()
 
 
-_Told = tuple[str, Any]  # "progress", "done" or "error", and the value
+class Hears(Protocol):
+    """Whoever is told of what was asked for. is_awaited: whether somebody waits for more."""
+
+    number: int
+
+    @property
+    def is_awaited(self) -> bool: ...
+
+    def hear(self, kind: str, value: Any) -> None:
+        """Take what the child says: "done" or "error" at last, "lost" if it is."""
+
+
+class Call:
+    """A call to a child. on_report: gets what it reports meanwhile."""
+
+    is_awaited = True
+
+    def __init__(
+        self, calls: _Calls, number: int, on_report: Callable[[Any], None] | None
+    ) -> None:
+        self.number = number
+        self._calls = calls
+        self.on_report = on_report
+        self._told: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+
+    def hear(self, kind: str, value: Any) -> None:
+        self._told.put((kind, value))
+
+    def result(self) -> Any:
+        """The result, or the error. Raises CrashedError for a lost child."""
+        kind, value = "", None
+        try:
+            while kind not in ("done", "error"):
+                kind, value = taken(self._told)
+                if kind == "lost":
+                    raise self._calls.child.lost()
+                if kind == "progress" and self.on_report is not None:
+                    self.on_report(value)
+        except BaseException:
+            self._calls.give_up(self.number)
+            raise
+        if isinstance(value, Exception):
+            raise value
+        return value
 
 
 class _Calls:
@@ -144,10 +187,11 @@ class _Calls:
         self.child = child
         self._numbers = itertools.count(1)
         self._to_write: SimpleQueue[Any] = SimpleQueue()  # None: there is nothing more
-        # By number; that of the load is 0. None ends the waiting: the child is lost.
-        self._waiting: dict[int, SimpleQueue[_Told | None]] = {0: SimpleQueue()}
+        self._hearing: dict[int, Hears] = {}  # by number
         self._num_given_up = 0  # calls whose answers nobody waits for
-        self._is_lost = False
+        self.is_lost = False
+        self._loading = Call(self, 0, None)
+        self._hearing[0] = self._loading
         self._threads = [
             threading.Thread(target=work, name="localspec-pipe", daemon=True)
             for work in (self._write, self._read)
@@ -155,47 +199,46 @@ class _Calls:
         for thread in self._threads:
             thread.start()
 
+    def loaded(self, progress: Callable[[float], None] | None) -> Any:
+        """The result of the load."""
+        self._loading.on_report = progress
+        return self._loading.result()
+
     def tell(self, method: str, *arguments: Any) -> None:
         """Have the child do something, and wait for nothing."""
         self._to_write.put(ForkingPickler.dumps((0, method, arguments, {})))
 
-    def call(
+    def next_number(self) -> int:
+        """A number that nothing has had."""
+        return next(self._numbers)
+
+    def ask(self, hears: Hears, method: str, *arguments: Any, **keywords: Any) -> None:
+        """Ask for a method of `Served`, of which somebody is told, by its number."""
+        request = ForkingPickler.dumps((hears.number, method, arguments, keywords))
+        self._hearing[hears.number] = hears
+        self._to_write.put(request)
+        if self.is_lost:
+            self._lose()
+
+    def begin(
         self,
         method: str,
         *arguments: Any,
         on_report: Callable[[Any], None] | None = None,
         **keywords: Any,
-    ) -> Any:
-        """The result of `Served.method`, or its error. Raises CrashedError for a lost child.
+    ) -> Call:
+        """A call of a method of `Served`."""
+        call = Call(self, self.next_number(), on_report)
+        self.ask(call, method, *arguments, **keywords)
+        return call
 
-        on_report: gets what the child reports meanwhile.
-        """
-        number = next(self._numbers)
-        request = ForkingPickler.dumps((number, method, arguments, keywords))
-        self._waiting[number] = SimpleQueue()
-        self._to_write.put(request)
-        return self.answer(number, on_report)
+    def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """The result of a call."""
+        return self.begin(method, *arguments, **keywords).result()
 
-    def answer(self, number: int, on_report: Callable[[Any], None] | None) -> Any:
-        """The answer to the call of that number."""
-        waiting = self._waiting[number]
-        if self._is_lost:
-            waiting.put(None)
-        kind, value = "", None
-        try:
-            while kind not in ("done", "error"):
-                told = taken(waiting)
-                if told is None:
-                    raise self.child.lost()
-                kind, value = told
-                if kind == "progress" and on_report is not None:
-                    on_report(value)
-        finally:
-            del self._waiting[number]
-            self._num_given_up += kind not in ("done", "error")
-        if isinstance(value, Exception):
-            raise value
-        return value
+    def give_up(self, number: int) -> None:
+        """Wait no longer for what has that number."""
+        self._num_given_up += self._hearing.pop(number, None) is not None
 
     @property
     def is_of_this_thread(self) -> bool:
@@ -219,20 +262,28 @@ class _Calls:
                     self._wait()
                     self._hand_on(*pickle.loads(self._pipe.recv_bytes()))
         finally:
-            self._is_lost = True
-            for waiting in tuple(self._waiting.values()):
-                waiting.put(None)
+            self.is_lost = True
+            self._lose()
             self._to_write.put(None)
+
+    def _lose(self) -> None:
+        """Tell all who wait that the child is lost, each once."""
+        for number in tuple(self._hearing):
+            if (hears := self._hearing.pop(number, None)) is not None:
+                hears.hear("lost", None)
 
     def _hand_on(self, number: int, kind: str, value: Any) -> None:
         """Give a message to whoever waits for it."""
-        waiting = self._waiting.get(number)
+        is_last = kind in ("done", "error")
+        hears = self._hearing.get(number)
+        if is_last:
+            self._hearing.pop(number, None)
         if kind == "last words":
             self.child.last_words = f" ({' '.join(value.split())})"
-        elif waiting is not None:
-            waiting.put((kind, value))
-        elif number and kind != "progress":
-            self._num_given_up -= 1
+        elif hears is not None:
+            hears.hear(kind, value)
+        elif number and is_last:
+            self._num_given_up = max(self._num_given_up - 1, 0)
 
     def _wait(self) -> None:
         """Wait for a message. A child that is silent too long, and may be waiting for a server,
@@ -241,7 +292,7 @@ class _Calls:
         while self.child.servers and not self._pipe.poll(_LOOK_S):
             # Nobody waits long for what nobody wants any more.
             limit_s = CHILD_PATIENCE_S if self._num_given_up > 0 else CHILD_SILENCE_S
-            if not self._waiting:
+            if not any(each.is_awaited for each in tuple(self._hearing.values())):
                 since_s = time.monotonic()
             elif time.monotonic() - since_s > limit_s:
                 self.child.kill_mute()
@@ -283,33 +334,31 @@ class ChildProcess:
         given = preset, arguments, servers
         self._calls = calls = _started("serve_engine", given, servers, patience_s)
         weakref.finalize(self, calls.end)
-        self.call, self.tell = calls.call, calls.tell
+        self.call, self.begin, self.tell = calls.call, calls.begin, calls.tell
+        self.ask, self.next_number = calls.ask, calls.next_number
         self._child = calls.child
+        self.lost = self._child.lost
         self.number = self._child.process.pid
+        self.num_asked = 0  # answers, and wishes to end all
         try:
-            self.facts: dict[str, Any] = calls.answer(0, progress)  # of `child.facts_of`
+            self.facts: dict[str, Any] = calls.loaded(progress)  # of `child.facts_of`
         except BaseException:
             self.stop()
             raise
 
-    def ended(self, number: int, num_read: int) -> Any:
-        """The result of an answer that is ended behind so many tokens; None if it is lost."""
-        if not self.is_running():
-            return None
-        if self._calls.is_of_this_thread:
-            self.tell("end", number, num_read)
-            return None
-        with contextlib.suppress(EngineError):
-            return self.call("end", number, num_read)
-        return None
+    def cancel(self) -> None:
+        """End idle work. From any thread."""
+        self.num_asked += 1
+        self.tell("cancel", None)
+
+    @property
+    def is_of_this_thread(self) -> bool:
+        """Whether this thread moves its messages, so that it cannot wait for one."""
+        return self._calls.is_of_this_thread
 
     def is_running(self) -> bool:
         """Whether the child has not ended yet."""
-        return self._child.is_alive()
-
-    def cancel(self, first: int, last: int) -> None:
-        """Have the answers with these numbers cancelled that still run. From any thread."""
-        self.tell("cancel", first, last)
+        return self._child.is_alive() and not self._calls.is_lost
 
     def stop(self, *, is_closed: bool = True) -> None:
         """End the child. Idempotent.
@@ -333,7 +382,7 @@ class IsolatedEmbedder:
         self.call = calls.call
         self.process_id = calls.child.process.pid
         try:
-            calls.answer(0, None)
+            calls.loaded(None)
         except BaseException:
             self.close()
             raise

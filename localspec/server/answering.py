@@ -7,10 +7,8 @@ import contextlib
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
@@ -18,7 +16,6 @@ import anyio
 from localspec.errors import EngineError
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.counters import Counters
-from localspec.server.event_loop import in_thread
 from localspec.server.line import PlaceInLine, WaitingLine
 from localspec.server.question import (
     FimPrompt,
@@ -39,6 +36,7 @@ from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece, Reply
+from localspec.streaming.waiting import Outbox
 
 _LONG_S = 20.0
 _LONG = 1024  # tokens, where it is not known how long one takes
@@ -172,11 +170,8 @@ class Answering:
         self._logs_s = 0.0  # when the next line about that may come
         self.stats: list[Stats] = []
         self.is_complete = False
-        self._events: deque[Event] = deque()  # any thread may add to it
-        self._news = asyncio.Event()
+        self._events: Outbox[Event | None] = Outbox()  # None: all answers have ended
         self._has_begun = asyncio.Event()  # the first piece has come, or its answer has ended
-        self._is_called = False  # whether `_look` is scheduled
-        self._loop = asyncio.get_running_loop()
         self._work = asyncio.create_task(self._answer_in_turn())
         self._work.add_done_callback(self._end)
         service.answerings.add(self)
@@ -191,21 +186,18 @@ class Answering:
 
         An error is raised after all events before it.
         """
-        while True:
-            with anyio.move_on_after(self._service.patience_s):
-                # In a loop: the news may be about events that were read already.
-                while not self._events and not self._work.done():
-                    self._news.clear()
-                    await self._news.wait()
-            if self._events:
-                yield [self._events.popleft() for _ in range(len(self._events))]
-            elif self._work.cancelled():
-                raise stopping()
-            elif self._work.done():
-                await self._work
-                return
-            else:
+        is_over = False
+        while not is_over:
+            with anyio.move_on_after(self._service.patience_s) as patience:
+                found = [await self._events.take_soon(), *self._events.take_all()]
+            if patience.cancelled_caught:
                 yield [Waiting(self._place.position)]
+                continue
+            is_over = None in found
+            yield [event for event in found if event is not None]
+        if self._work.cancelled():
+            raise stopping()
+        await self._work
 
     def stop(self) -> None:
         """End it. Whoever reads its events gets the error that the server is stopping."""
@@ -247,8 +239,7 @@ class Answering:
                 options = replace(asked.options, seed=asked.seed_of(repetition))
                 exchange = _TextExchange(engine, given, self, options, self._on_reading)
                 answer = engine._answer(exchange)
-                read = partial(self._read, number, answer, exchange)
-                task = asyncio.create_task(in_thread(read, answer.cancel))
+                task = asyncio.create_task(self._read(number, answer, exchange))
                 at_work[task] = place
                 if number == 0 and len(asks) > 1:
                     task.add_done_callback(lambda _: self._has_begun.set())
@@ -281,15 +272,16 @@ class Answering:
             self._service.line.leave(place)
         task.result()
 
-    def _read(self, number: int, answer: Answer, exchange: _TextExchange) -> None:
-        """Read an answer, which makes its prompt first; in a thread of its own."""
+    async def _read(self, number: int, answer: Answer, exchange: _TextExchange) -> None:
+        """Read an answer, which makes its prompt first."""
         try:
-            with answer:
-                for piece in answer:
+            async with answer:
+                async for piece in answer:
                     if self.first_s is None:
                         self.first_s = time.monotonic() - self._joined_s
+                        self._has_begun.set()
                     num_asked, num_cached = exchange.text.num_asked, exchange.num_cached
-                    self._tell(NewPiece(number, piece, num_asked, num_cached))
+                    self._events.put(NewPiece(number, piece, num_asked, num_cached))
         finally:
             exchange.release()
             with contextlib.suppress(EngineError):  # it was refused, and has none
@@ -297,7 +289,7 @@ class Answering:
         reply = answer.reply()
         if reply.finish_reason == "cancelled":
             raise stopping()  # if the client is gone, nobody gets this
-        self._tell(Finished(number, reply))
+        self._events.put(Finished(number, reply))
 
     def _on_reading(self, reading: ReadingPrompt) -> None:
         if reading.is_long and time.monotonic() >= self._logs_s:
@@ -305,23 +297,7 @@ class Answering:
                 self._logs_s = time.monotonic() + _LOGGED_S
             logger.info("%s", reading)
         if reading.num_decoded > reading.num_cached:
-            self._tell(reading)
-
-    def _tell(self, event: Event) -> None:
-        """Add an event, from any thread. Several at once wake the event loop once.
-
-        Waking it takes the interpreter's lock, which reading the next piece needs.
-        """
-        self._events.append(event)
-        if not self._is_called:
-            self._is_called = True
-            self._loop.call_soon_threadsafe(self._look)
-
-    def _look(self) -> None:
-        self._is_called = False
-        if self.first_s is not None:
-            self._has_begun.set()
-        self._news.set()
+            self._events.put(reading)
 
     def _end(self, _work: asyncio.Task[None]) -> None:
         # A task that is cancelled before its first step runs none of its own code.
@@ -331,7 +307,7 @@ class Answering:
             self._service.counters.add_answer(stats)
         if self.waited_s is not None:
             self._service.counters.add_waits(self.waited_s, self.first_s)
-        self._news.set()
+        self._events.put(None)
 
 
 class _TextExchange(Exchange):

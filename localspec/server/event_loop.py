@@ -11,19 +11,12 @@ from starlette.types import Receive
 _Outcome = TypeVar("_Outcome")
 
 
-async def in_thread(
-    call: Callable[[], _Outcome], cancel: Callable[[], object] = lambda: None
-) -> _Outcome:
-    """Run the call in a thread; its result.
-
-    If the task is cancelled, `cancel` is called, and CancelledError is raised once the call has
-    ended, by itself where nothing can cancel it.
-    """
+async def in_thread(call: Callable[[], _Outcome]) -> _Outcome:
+    """Run the call in a thread; its result. A task that is cancelled ends once that has."""
     work = asyncio.ensure_future(asyncio.to_thread(call))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        cancel()
         await asyncio.wait([work])
         if not work.cancelled():
             work.exception()  # or asyncio logs that it was never retrieved

@@ -3,138 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import threading
-import time
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
-from queue import SimpleQueue
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, Protocol
 
 from localspec.errors import EngineError
-from localspec.streaming.answer_text import Said
-from localspec.streaming.exchange import Exchange
+from localspec.fork_guard import OwnProcess
+from localspec.streaming.exchange import Exchange, ForReader
 from localspec.streaming.reply import Piece, Reply
-
-_ALREADY_RUNS = ("generator already executing",)
-_NOTICE_S = 0.005  # between two looks at whether a thread has noticed
-
-_Call = tuple[Future[Any], Callable[[], Any]]
+from localspec.streaming.waiting import Outbox
 
 
-class PieceReader:
-    """Reads the pieces of an answer, in any thread, but in one at a time.
+class Producer(Protocol):
+    """An engine, which produces answers, as far as an `Answer` knows it. Nothing here waits."""
 
-    It knows no `Answer`: else one that another thread reads for could not be dropped. Dropping
-    the last reference ends the generator, which leaves the caches right and frees the engine.
-    """
+    def _start(self, exchange: Exchange) -> None:
+        """Have an answer produced, once it is admitted. Raises EngineError."""
 
-    def __init__(self, exchange: Exchange, pieces: Generator[Piece, None, None]) -> None:
-        self.exchange = exchange
-        self._pieces = pieces
-        self._thread = 0  # that asked for a piece last
-        self._is_closing = False
+    def _read_on(self, exchange: Exchange) -> None:
+        """Note that one more of its pieces was read."""
 
-    def __iter__(self) -> PieceReader:
-        return self
+    def _end(self, exchange: Exchange) -> None:
+        """Have it end behind what was read; the last that it tells comes then. Idempotent."""
 
-    def __next__(self) -> Piece:
-        self._thread = threading.get_ident()
-        try:
-            return next(self._pieces)
-        except ValueError as error:
-            if error.args != _ALREADY_RUNS:
-                raise
-            if not self._is_closing:
-                raise _read_elsewhere() from error
-        # Another thread closes it, and has the reply in a moment.
-        while inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING:
-            time.sleep(_NOTICE_S)
-        raise StopIteration
-
-    def read_all(self) -> None:
-        """Read what is left."""
-        for _ in self:
-            pass
-
-    def cancel(self) -> None:
-        self.exchange.cancellation.request()
-
-    def close(self) -> None:
-        """End it. Raises EngineError while another thread waits for a piece."""
-        if not self._has_closed():
-            raise _read_elsewhere()
-
-    def end(self) -> None:
-        """End it, once a thread that waits for a piece has noticed.
-
-        Raises EngineError where this very thread does, and a signal handler came between.
-        """
-        while not self._has_closed():
-            self.cancel()
-            if self._thread == threading.get_ident():
-                raise EngineError(
-                    "the answer is being read by the thread that is to close it",
-                    "It was cancelled; close it when the reading has returned.",
-                )
-            time.sleep(_NOTICE_S)
-
-    def _has_closed(self) -> bool:
-        """Whether that was possible."""
-        was_started = inspect.getgeneratorstate(self._pieces) != inspect.GEN_CREATED
-        self._is_closing = True
-        try:
-            self._pieces.close()
-        except ValueError as error:
-            if error.args != _ALREADY_RUNS:
-                raise
-            return False
-        finally:
-            self._is_closing = False
-        if not was_started:
-            self.exchange.abandon()
-        return True
-
-
-class _Worker:
-    """A thread that makes calls, one after the other, until it is stopped.
-
-    A daemon, where those of a pool would keep the interpreter from its end until an answer is
-    whole: then the engine ends its answers.
-    """
-
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[_Call | None] | None = None
-
-    def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        """The call's result or exception, once its turn has come."""
-        calls = self._calls
-        if calls is None:
-            calls = self._calls = SimpleQueue()
-            threading.Thread(
-                target=_work_off, args=(calls,), name="localspec-async", daemon=True
-            ).start()
-        future: Future[Any] = Future()
-        calls.put((future, call))
-        return future
-
-    def stop(self) -> None:
-        """Let the thread end after the calls it has. The next call starts another thread."""
-        calls, self._calls = self._calls, None
-        if calls is not None:
-            calls.put(None)
-
-
-def _work_off(calls: SimpleQueue[_Call | None]) -> None:
-    while (given := calls.get()) is not None:
-        future, call = given
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
-        del given, future, call  # while it waits for the next, it keeps nothing of the last
+    def _may_wait(self) -> bool:
+        """Whether this thread may wait for that: none that the end itself needs."""
 
 
 class Answer:
@@ -145,33 +39,50 @@ class Answer:
         print(answer)
 
     Nothing happens before the first piece is asked for: then the prompt is made, which may be
-    refused, and the engine is used until the answer ends. On an event loop all that takes time
-    happens in a thread of the answer's own. `with` and `async with` close it; so does dropping
+    refused, and the engine is used until the answer ends. On an event loop the prompt is made
+    in a thread of its own. `with` and `async with` close it; so does dropping
     the last reference, and cancelling the task that reads it. An answer that is never read
     leaves no trace. From any thread, but one may read at a time. `str(answer)` is the text of
     `answer.reply()`: it reads what is left, and waits for it.
     """
 
-    def __init__(self, reader: PieceReader) -> None:
-        self._worker = _Worker()
-        self._awaited: asyncio.Future[Any] | None = None  # what a task waited for last
-        self._is_awaited = False
-        self._closing: asyncio.Task[None] | None = None
-        self._reader = reader
+    def __init__(self, exchange: Exchange, producer: Producer) -> None:
+        self._exchange = exchange
+        self._producer = producer
+        self._own_process = OwnProcess()
+        self._is_read = False  # whether a thread or a task waits for a piece
+        self._error: BaseException | None = None  # that ended it, until it is raised
+        self._rest: deque[Piece] | None = None  # once it is over: what is left to read
 
     def __str__(self) -> str:
         return self.reply().text
 
     def __repr__(self) -> str:
-        result = self._reader.exchange.result
+        result = self._exchange.result
         return f"<Answer, {'not read to its end' if result is None else repr(result[0])}>"
 
-    def __iter__(self) -> Iterator[Piece]:
-        return self._reader
+    def __iter__(self) -> Answer:
+        return self
 
     def __next__(self) -> Piece:
         """The next piece. Raises EngineError while another thread or a task waits for one."""
-        return next(self._reader)
+        if self._may_read():
+            try:
+                self._is_read = True
+                self._begin(is_main=threading.current_thread() is threading.main_thread())
+                while self._rest is None:
+                    told = self._exchange.outbox.take()
+                    if callable(told):
+                        self._fails(_error_of(told))
+                    elif (piece := self._taken(told)) is not None:
+                        return piece
+            except BaseException:  # Ctrl-C
+                self.close()
+                raise
+            finally:
+                self._is_read = False
+        self._wait()
+        return self._last(StopIteration())
 
     def reply(self) -> Reply:
         """Read what is left; the whole answer, also of the pieces that were read before.
@@ -179,11 +90,9 @@ class Answer:
         Of one that was cancelled or closed it is what had been said. Raises EngineError while
         another thread or a task waits for a piece, and where it was refused.
         """
-        try:
-            self._reader.read_all()
-        finally:
-            self._reader.close()
-        return self._reader.exchange.reply()
+        for _ in self:
+            pass
+        return self._exchange.reply()
 
     def cancel(self) -> None:
         """End it within one decode, without waiting; before its first token if it is unread.
@@ -191,16 +100,18 @@ class Answer:
         From any thread, and for a signal handler. Whoever reads gets the end of the pieces, and
         a reply of what had been said, its finish_reason "cancelled".
         """
-        self._reader.cancel()
+        self._exchange.cancellation.request()
+        if self._exchange.is_asked and self._own_process.is_this():
+            self._producer._end(self._exchange)
 
     def close(self) -> None:
-        """Cancel it, wait until whoever reads has noticed, and free the engine. Idempotent.
+        """Cancel it, and wait until the engine is free. Idempotent, from any thread.
 
-        From any thread. Afterwards it has no more pieces. Raises EngineError in a signal
-        handler that has interrupted the reading of this very answer: it is cancelled then.
+        Afterwards it has no more pieces.
         """
-        self._reader.end()
-        self._worker.stop()
+        self.cancel()
+        self._wait()
+        self._rest, self._error = deque(), None
 
     def __enter__(self) -> Answer:
         return self
@@ -213,100 +124,161 @@ class Answer:
 
     async def __anext__(self) -> Piece:
         """The next piece. Raises EngineError while another task or a thread waits for one."""
-        piece: Piece | None = None
-        try:
-            piece = await self._in_thread(functools.partial(next, self._reader, None))
-        finally:
-            if piece is None:
-                self._worker.stop()
-        if piece is None:
-            raise StopAsyncIteration
-        return piece
+        if self._may_read():
+            try:
+                self._is_read = True
+                self._begin(is_main=False)
+                while self._rest is None:
+                    told = await self._exchange.outbox.take_soon()
+                    if callable(told):
+                        self._fails(await _error_in_thread(told))
+                    elif (piece := self._taken(told)) is not None:
+                        return piece
+            except BaseException:  # the task is cancelled
+                await self._close_soon()
+                raise
+            finally:
+                self._is_read = False
+        await self._wait_soon()
+        return self._last(StopAsyncIteration())
 
     def __await__(self) -> Generator[Any, None, Reply]:
         return self._whole_reply().__await__()
 
     async def _whole_reply(self) -> Reply:
-        try:
-            # Without a change of threads between two pieces.
-            await self._in_thread(self._reader.read_all)
-        finally:
-            self._worker.stop()
-        return self._reader.exchange.reply()
-
-    async def _in_thread(self, call: Callable[[], Any]) -> Any:
-        """The result of a call in the answer's thread; None once a task closed it."""
-        if self._is_awaited:
-            raise EngineError(
-                "another task waits for a piece of this answer", "Read it in one task."
-            )
-        if self._closing is not None:
-            return None
-        self._awaited = asyncio.wrap_future(self._worker.submit(call))
-        self._is_awaited = True
-        try:
-            # Shielded: the thread goes on, whoever gives up waiting for it.
-            return await asyncio.shield(self._awaited)
-        except asyncio.CancelledError:
-            await self._close_in_thread()
-            raise
-        finally:
-            self._is_awaited = False
+        async for _ in self:
+            pass
+        return self._exchange.reply()
 
     async def __aenter__(self) -> Answer:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        await self._close_in_thread()
+        await self._close_soon()
 
-    async def _close_in_thread(self) -> None:
-        """The engine is free when it returns or raises, however often it is cancelled."""
-        if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close())
-        cancelled = None
-        while not self._closing.done():
+    def __del__(self) -> None:
+        if self._exchange.is_asked and self._rest is None:
             try:
-                await asyncio.shield(self._closing)
+                self._leave()
+            except BaseException:  # Ctrl-C, which is passed over here
+                self._leave()
+                raise
+
+    def _leave(self) -> None:
+        self.cancel()
+        if self._producer._may_wait():
+            self._wait()
+
+    def _may_read(self) -> bool:
+        """Whether there may be more to read here.
+
+        Raises EngineError where it is read elsewhere, and ForkedError.
+        """
+        if self._rest is not None:
+            return False
+        self._own_process.require("the engine")
+        is_ended = self._exchange.cancellation.is_requested
+        if self._is_read and not is_ended:
+            raise EngineError(
+                "the answer is being read elsewhere, by another thread or another task",
+                "Read it in one place, and stop it with its cancel() or close().",
+            )
+        return not self._is_read and (self._exchange.is_asked or not is_ended)
+
+    def _begin(self, *, is_main: bool) -> None:
+        """Have it started, the first time that it is read. is_main: by the main thread."""
+        exchange = self._exchange
+        if exchange.is_asked:
+            return
+        exchange.is_of_main, exchange.is_asked = is_main, True
+        try:
+            self._producer._start(exchange)
+        except Exception:
+            self._rest = deque()
+            raise
+
+    def _taken(self, told: ForReader) -> Piece | None:
+        """The piece that the reader was told, if it is one for it."""
+        if isinstance(told, Piece):
+            if not self._exchange.takes(told):
+                return None
+            self._producer._read_on(self._exchange)
+            return told
+        if isinstance(told, BaseException):
+            self._fails(told)
+        elif isinstance(told, list):
+            self._exchange.outbox.put([])  # for whoever else waits for the end
+            if self._rest is None:
+                self._rest = deque(told)
+        return None
+
+    def _fails(self, error: BaseException | None) -> None:
+        """Have it end if something ended it, which is raised when that is done."""
+        if error is None:
+            return
+        if not isinstance(error, StopIteration):
+            self._error = error
+        if self._exchange.has_begun:
+            self._exchange.cancellation.request()
+        self._producer._end(self._exchange)
+
+    def _wait(self) -> None:
+        """Wait until it is over."""
+        self._leave_unbegun()
+        while self._rest is None:
+            if not callable(told := self._exchange.outbox.take()):
+                self._taken(told)
+
+    async def _wait_soon(self) -> None:
+        self._leave_unbegun()
+        while self._rest is None:
+            if not callable(told := await self._exchange.outbox.take_soon()):
+                self._taken(told)
+
+    def _leave_unbegun(self) -> None:
+        """End it here where nothing else has to."""
+        if not self._exchange.is_asked:
+            self._exchange.abandon()
+        if not (self._exchange.is_asked and self._own_process.is_this()):
+            self._rest = deque()
+
+    async def _close_soon(self) -> None:
+        """The engine is free when it returns or raises, however often it is cancelled."""
+        self.cancel()
+        cancelled = None
+        while self._rest is None:
+            try:
+                await self._wait_soon()
             except asyncio.CancelledError as error:
                 cancelled = error
+        self._rest, self._error = deque(), None
         if cancelled is not None:
             raise cancelled
 
-    async def _close(self) -> None:
-        try:
-            if self._awaited is not None and not self._awaited.done():
-                self._reader.cancel()
-                await asyncio.wait([self._awaited])
-            if self._awaited is not None and not self._awaited.cancelled():
-                self._awaited.exception()  # or asyncio logs that nobody asked for it
-        finally:
-            closing = asyncio.wrap_future(self._worker.submit(self._reader.end))
-            self._worker.stop()
-            await asyncio.shield(closing)
+    def _last(self, end: Exception) -> Piece:
+        """The next piece of one that is over, which was not read yet.
 
-    def __del__(self) -> None:
-        self._worker.stop()
-        if self._awaited is not None and not self._awaited.done():
-            self._reader.cancel()  # the thread drops it when it has noticed
-        elif self._awaited is not None and self._closing is None:
-            self._reader.close()
+        Raises what ended it, and then the end of the iteration.
+        """
+        if self._rest:
+            return self._rest.popleft()
+        error, self._error = self._error, None
+        raise error or end
 
 
-def close_behind(answer: Answer, num_tokens: int) -> tuple[Reply, Said | None] | None:
-    """Close an answer; its result, as if only its first num_tokens had been produced.
-
-    None if it has none: it was refused, or failed, before it began.
-    """
-    answer.close()
-    exchange = answer._reader.exchange
-    if exchange.run is None:
-        return exchange.result
-    exchange.run.cut(num_tokens)
-    return exchange.run.result
+def _error_of(call: Callable[[], None]) -> BaseException | None:
+    """The exception of a call."""
+    try:
+        call()
+    except BaseException as error:
+        return error
+    return None
 
 
-def _read_elsewhere() -> EngineError:
-    return EngineError(
-        "the answer is being read elsewhere, by another thread or a task",
-        "Read it in one place, and stop it with its cancel() or close().",
-    )
+async def _error_in_thread(call: Callable[[], None]) -> BaseException | None:
+    """The exception of a call in a daemon thread, which does not outlive the interpreter."""
+    found: Outbox[BaseException | None] = Outbox()
+    threading.Thread(
+        target=lambda: found.put(_error_of(call)), name="localspec-async", daemon=True
+    ).start()
+    return await found.take_soon()

@@ -1,11 +1,13 @@
-"""The wish that an answer, or the work for one, should end."""
+"""The wish that an answer, the work for one, or a measurement should end."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
+OnMeasured = Callable[[str, float | None], None]
 CancelCheck = Callable[[], bool]  # whether work need not be finished any more; from any thread
 
 
@@ -24,11 +26,11 @@ class Cancellation:
         self.is_requested = False
         self._interrupt: Callable[[], None] | None = None  # while the answer runs
         # A signal handler requests it from between two lines of the thread that answers.
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     def request(self) -> None:
         """End the answer, now or as soon as it begins; nothing if it is over. Idempotent."""
-        with self._lock:
+        with self.lock:
             self.is_requested = True
             if self._interrupt is not None:
                 self._interrupt()
@@ -36,12 +38,24 @@ class Cancellation:
     @contextlib.contextmanager
     def obeyed(self, interrupt: Callable[[], None]) -> Iterator[None]:
         """While the block runs, a request interrupts it; at once if it came before."""
-        with self._lock:
+        with self.lock:
             self._interrupt = interrupt
             if self.is_requested:
                 interrupt()
         try:
             yield
         finally:
-            with self._lock:
+            with self.lock:
                 self._interrupt = None
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Callback and cancellation of whoever waits for a measurement.
+
+    progress: gets what is being done, and how many seconds all of it will probably take from
+    now on; None while nobody knows.
+    """
+
+    progress: OnMeasured
+    cancellation: Cancellation = field(default_factory=Cancellation)

@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from localspec.errors import EngineError
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Meter
 from localspec.speculative.policy_api import RuleName
-from localspec.streaming.access import LineSlot
 from localspec.streaming.answer_run import AnswerRun
 from localspec.streaming.answer_text import Said
 from localspec.streaming.cancellation import CancelCheck, Cancellation
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
-from localspec.streaming.reply import Reply
+from localspec.streaming.reply import Piece, Reply
+from localspec.streaming.thinking import Part
+from localspec.streaming.waiting import Outbox
+
+MOST_AHEAD = 32  # pieces that an answer is ahead of its reader
+READ_ON = 16  # pieces, after which another process is told how many were read
+
+# What a reader gets of an answer: pieces; calls to make in its own thread; what ended it,
+# StopIteration if it ended by itself; at last the text that waited for tokens that do not come.
+ForReader = Piece | Callable[[], None] | BaseException | list[Piece]
 
 
 class Exchange(abc.ABC):
     """A question, and what becomes of the answer to it.
 
     options: of the answer. turn: makes the random numbers of each answer in a conversation its
-    own. owner: the conversation, whose text is kept while others are answered; known once the
-    prompt is made. slot: in the line of that conversation, which its answer has to its end.
+    own. owner: the conversation, whose text is kept while others are answered, and which has
+    one answer at a time; of a text that its prompt belongs to, known once that is made.
 
-    sampling, rule: those of the options, or the engine's. run: what produces the answer, once
-    it does, in this process. result: set at the end, as `remember` gets it.
+    sampling, rule: those of the options, or the engine's. outbox: what its reader gets. run:
+    what produces the answer, once it does, in this process. result: set at the end, as
+    `remember` gets it. num_told, num_taken: pieces for the reader, and those that it has;
+    num_read: tokens of these.
     """
 
     turn: int = 0
     owner: object | None = None
-    slot: LineSlot | None = None
 
     sampling: SamplingParams
     rule: RuleName
@@ -39,21 +48,70 @@ class Exchange(abc.ABC):
     def __init__(self, options: AnswerOptions) -> None:
         self.options = options
         self.cancellation = Cancellation()
+        self.outbox: Outbox[ForReader] = Outbox()
+        self.is_of_main = False  # whether the main thread reads it
+        self.is_asked = False  # whether it is in line, or has been
+        self.is_admitted = False
+        self.has_begun = False
+        self.is_over = False
+        self.num_told = self.num_taken = self.num_read = 0
         self.run: AnswerRun | None = None
         self.result: tuple[Reply, Said | None] | None = None
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it is far enough ahead of its reader."""
+        return self.num_told - self.num_taken >= MOST_AHEAD
+
+    def takes(self, piece: Piece) -> bool:
+        """Count a piece as read; False for one that comes behind the wish to end."""
+        with self.cancellation.lock:
+            if self.cancellation.is_requested:
+                return False
+            self.num_taken += 1
+            self.num_read += len(piece.token_ids)
+            return True
+
+    def conclude(self) -> list[Piece]:
+        """Set the result behind what was read; the text that waited for more tokens."""
+        rest = None if self.run is None else self.run.cut(self.num_read)
+        if self.run is not None and self.run.result is not None:
+            self.result = self.run.result
+            self.remember(*self.result)
+        elif self.cancellation.is_requested:
+            self.abandon()
+        return rest or []
+
     def abandon(self) -> None:
         """End it before its first token: an empty reply, and no trace anywhere else."""
+        self.result = self.result_of([])
+
+    def result_of(
+        self, pieces: Sequence[Piece], prompt: Prompt | None = None
+    ) -> tuple[Reply, Said | None]:
+        """The result of an answer of which nothing but these pieces is left.
+
+        As `remember` gets it: of a call that an earlier answer began, only the end may be here.
+        """
+        is_continued = prompt is not None and prompt.num_said > 0
+        meter = Meter(0 if prompt is None else len(prompt.tokens), 0, 0.0)
+        for piece in pieces:
+            meter.tokens[piece.provenance] += len(piece.token_ids)
+        said = Said.of([Part(each.text, each.is_thought, call=each.call) for each in pieces])
+        logprobs = tuple(piece.logprobs for piece in pieces if piece.logprobs is not None)
         reply = Reply(
-            text="",
-            token_ids=(),
+            text=said.text,
+            token_ids=tuple(token for piece in pieces for token in piece.token_ids),
             finish_reason="cancelled",
-            stats=Meter(0, 0, 0.0).stats(0.0, None, None),
+            stats=meter.stats(0.0, None, None),
             seed=self.options.seed,
             rule=self.rule,
-            logprobs=None if self.options.logprobs is None else (),
+            logprobs=None if self.options.logprobs is None else logprobs,
+            thoughts=said.thoughts,
+            tool_calls=() if is_continued else said.tool_calls,
+            num_thought_tokens=sum(len(each.token_ids) for each in pieces if each.is_thought),
         )
-        self.result = (reply, Said.of([]))
+        return reply, None if is_continued else said
 
     def reply(self) -> Reply:
         """The reply, once it has ended. Raises EngineError where there is none."""
@@ -66,10 +124,9 @@ class Exchange(abc.ABC):
 
     @abc.abstractmethod
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
-        """The model's prompt; made when the answer is first read, in that thread.
+        """The model's prompt; made when the answer is admitted, in its reader's thread.
 
-        Other answers may come first in the conversation. It may be refused, and raise
-        Interrupted as soon as `is_cancelled` is true.
+        It may be refused, and raise Interrupted as soon as `is_cancelled` is true.
         """
 
     def on_cached(self, num_cached: int, num_tokens: int) -> None:  # noqa: B027
@@ -81,10 +138,10 @@ class Exchange(abc.ABC):
             self.options.on_prompt(num_decoded, num_tokens)
 
     def begin(self) -> None:  # noqa: B027  there may be nothing to do
-        """Called when the answer has its turn. It may refuse."""
+        """Called when the answer is begun, in the thread that produces it. It may refuse."""
 
     def remember(self, reply: Reply, said: Said | None) -> None:  # noqa: B027
-        """Called when an answer that had its turn has ended, in any way.
+        """Called when an answer that was begun has ended, in any way.
 
         said: all that the answer says, with the part of it that an earlier answer gave; None
         where that was lost with a process.

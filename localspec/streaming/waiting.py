@@ -1,10 +1,14 @@
-"""Waiting for another thread."""
+"""Waiting for another thread, in a thread or on an event loop."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import sys
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
@@ -19,3 +23,41 @@ def taken(queue: SimpleQueue[Item]) -> Item:
         except Empty:
             continue
     return queue.get()
+
+
+class Outbox(Generic[Item]):
+    """Items on their way to threads and tasks, each to the first that takes it."""
+
+    def __init__(self) -> None:
+        self._items: SimpleQueue[Item] = SimpleQueue()
+        self._wakes: list[Callable[[], object]] = []  # of tasks that wait
+
+    def put(self, item: Item) -> None:
+        """Add an item, from any thread or signal handler."""
+        self._items.put(item)
+        wakes, self._wakes = self._wakes, []  # each once: that takes longer than an item
+        for wake in wakes:
+            with contextlib.suppress(RuntimeError):  # its event loop is closed
+                wake()
+
+    def take(self) -> Item:
+        """The next item, in a thread, which waits for it."""
+        return taken(self._items)
+
+    async def take_soon(self) -> Item:
+        """The next item, in a task, which waits for it."""
+        while True:
+            with contextlib.suppress(Empty):
+                return self._items.get_nowait()
+            news, loop = asyncio.Event(), asyncio.get_running_loop()
+            self._wakes.append(functools.partial(loop.call_soon_threadsafe, news.set))
+            if self._items.empty():  # else it has come meanwhile
+                await news.wait()
+
+    def take_all(self) -> list[Item]:
+        """The items that are there."""
+        found: list[Item] = []
+        with contextlib.suppress(Empty):
+            while True:
+                found.append(self._items.get_nowait())
+        return found

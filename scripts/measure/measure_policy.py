@@ -65,8 +65,7 @@ def prompt_of(num_tokens: int, number: int = 0) -> list[int]:
 
 def answer(engine: Engine, policy: DraftPolicy, prompt: list[int], num_tokens: int) -> Stats:
     """Give a greedy answer, with nothing cached before."""
-    with engine.exclusively():
-        pass
+    engine.exclusively(lambda _: None)
     engine._draft_policy = policy
     return engine.generate_raw(prompt, sampling=GREEDY, max_tokens=num_tokens).reply().stats
 
@@ -95,14 +94,14 @@ def rounds(
 
 def fresh(engine: Engine) -> AdaptiveDraftPolicy:
     """A policy that knows nothing yet."""
-    with engine.exclusively() as loop:
-        # An engine's guess before any was timed: a decode reads all weights once.
-        draft_shares = {
-            proposer.kind: proposer.model.num_weight_bytes / loop.target.num_weight_bytes
-            if isinstance(proposer, DraftModel)
-            else 0.0
-            for proposer in loop.proposers
-        }
+    loop = engine._decoder
+    # An engine's guess before any was timed: a decode reads all weights once.
+    draft_shares = {
+        proposer.kind: proposer.model.num_weight_bytes / loop.target.num_weight_bytes
+        if isinstance(proposer, DraftModel)
+        else 0.0
+        for proposer in loop.proposers
+    }
     return AdaptiveDraftPolicy(draft_shares, 1)
 
 
@@ -174,8 +173,8 @@ def grid(asked: argparse.Namespace) -> None:
     for agreement in asked.agreements:
         with opened(asked, agreement) as engine:
             engine._draft_policy = policy = fresh(engine)
-            with engine.exclusively() as loop:
-                costs = measure_steps(loop, NUM_STEP_ROUNDS)  # the policy learns them
+            # The policy learns them.
+            costs = engine.exclusively(lambda loop: measure_steps(loop, NUM_STEP_ROUNDS))
             curve = Curve((0.0, *costs.ratios), costs.shares.get(ProposerKind.DRAFT, 0.0))
             by_speed = sorted(
                 range(len(costs.target_s)),

@@ -217,8 +217,7 @@ class Sides:
 
         def begin(name: str) -> None:
             engine, models = self.engines[name], self._models[name]
-            with engine.exclusively():
-                pass  # which empties its caches
+            engine.exclusively(lambda _: None)  # which empties its caches
             if of_target is not None:
                 engine._decoder.tokens = list(begun)
                 models.target.restore_state(of_target)
