@@ -189,8 +189,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
             self._learn_step(record, size, scored_s)
         self._budget += _GRANT_SHARE * record.num_emitted
         if record.proposer is not None:
-            prospect = self.prospects[record.proposer]
-            self._learn_draft(prospect, record)
+            self._learn_draft(self.prospects[record.proposer], record)
         self._last_size, self._last_proposer = size, record.proposer
         for prospect in self.prospects:
             prospect.acceptance.pass_by(record.num_emitted)
@@ -257,21 +256,19 @@ class AdaptiveDraftPolicy(DraftPolicy):
 
     def as_dict(self) -> dict[str, Any]:
         """The content to save for the next process, in JSON's types."""
-        costs: dict[str, dict[str, Any]] = {}
-        for (num_threads, length), part in self._costs.items():
-            costs.setdefault(str(num_threads), {})[str(length)] = part.as_dict()
         for prospect in self.prospects:
             prospect.take_in()
-        learned = {each.kind.value: each.learned.as_dict() for each in self.prospects}
-        return {"costs": costs, "acceptance": learned}
+        return {
+            "costs": {f"{key[0]} {key[1]}": part.as_dict() for key, part in self._costs.items()},
+            "acceptance": {each.kind.value: each.learned.as_dict() for each in self.prospects},
+        }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Continue from `as_dict`. Of no use after an error, as of a damaged file."""
         parts = kept["acceptance"]
-        for num_threads, lengths in kept["costs"].items():
-            for length, part in lengths.items():
-                key = int(num_threads), int(length)
-                self._costs.setdefault(key, Costs(self._draft_shares)).restore(part)
+        for name, part in kept["costs"].items():
+            num_threads, length = map(int, name.split())
+            self._costs.setdefault((num_threads, length), Costs(self._draft_shares)).restore(part)
         for prospect in self.prospects:
             if prospect.kind.value in parts:
                 prospect.learned.restore(parts[prospect.kind.value])
