@@ -171,12 +171,12 @@ class AdaptiveDraftPolicy(DraftPolicy):
         return self._padded[num_tokens]
 
     def _padded_pause(self, limit: int) -> int:
-        """The size of a step without a draft: the last one's, until that cost two changes."""
+        """The size of a step without a draft: the last one's, until that cost a change."""
         costs, size = self.costs, self._last_size
         if size > limit or not costs.is_change_dear or self._since_plain >= LONGEST_REST:
             return 1
         self._idle += costs.ratios()[size] - 1.0
-        return size if self._idle <= 2 * costs.change_cost else 1
+        return size if self._idle <= costs.change_cost else 1
 
     def learn(self, record: StepRecord) -> None:
         size = record.num_target_tokens
@@ -258,17 +258,17 @@ class AdaptiveDraftPolicy(DraftPolicy):
         """The content to save for the next process, in JSON's types."""
         for prospect in self.prospects:
             prospect.take_in()
-        return {
-            "costs": {f"{key[0]} {key[1]}": part.as_dict() for key, part in self._costs.items()},
-            "acceptance": {each.kind.value: each.learned.as_dict() for each in self.prospects},
-        }
+        costs = {" ".join(map(str, key)): one.as_dict() for key, one in self._costs.items()}
+        learned = {each.kind.value: each.learned.as_dict() for each in self.prospects}
+        return {"costs": costs, "acceptance": learned}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Continue from `as_dict`. Of no use after an error, as of a damaged file."""
         parts = kept["acceptance"]
         for name, part in kept["costs"].items():
             num_threads, length = map(int, name.split())
-            self._costs.setdefault((num_threads, length), Costs(self._draft_shares)).restore(part)
+            costs = self._costs.setdefault((num_threads, length), Costs(self._draft_shares))
+            costs.restore(part)
         for prospect in self.prospects:
             if prospect.kind.value in parts:
                 prospect.learned.restore(parts[prospect.kind.value])

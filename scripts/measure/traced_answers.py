@@ -153,6 +153,9 @@ class TracedDraft(DraftModel):
     ) -> Decoding[Proposal]:
         missing, series = self._missing(tokens), self._series
         proposal = Proposal([], [], [], len(missing))
+        if self.keeps_sizes and len(missing) > 1:
+            yield from self._reading(missing[:-1], extent.limit)
+            missing = missing[-1:]
         drafted, may_follow = proposal.draft_tokens, True
         while may_follow:
             yield from self._decoding(drafted[-1:] or missing, 1)
