@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 
 import httpx
 import pytest
@@ -14,6 +13,7 @@ from call_families import FAMILIES
 
 from gguf_maker import with_template, write_random_model
 from server_runner import presets_of, running_server
+from waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -90,10 +90,7 @@ class Client(threading.Thread):
 
     def until(self, holds):
         """Wait for something."""
-        patient_until_s = time.monotonic() + 60
-        while not holds(self):
-            assert time.monotonic() < patient_until_s
-            time.sleep(0.002)
+        wait_until(lambda: holds(self))
 
     def hang_up(self):
         self.gone.set()
@@ -116,8 +113,7 @@ def has_text(client):
 
 def free(server):
     """Wait until nobody is answered any more."""
-    while not server.client.get("/metrics").text.count("requests_processing 0\n"):
-        time.sleep(0.01)
+    wait_until(lambda: "requests_processing 0\n" in server.client.get("/metrics").text)
 
 
 def test_four_are_answered_at_once_and_the_fifth_waits(server):
