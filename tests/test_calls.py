@@ -56,19 +56,24 @@ class Pieces:
         return "".join(self.texts[token] for token in tokens)
 
 
-def read(name, answer, *, use=USE, is_kept=False, sizes=None, stop=(), is_cut=False):
-    """Text, thoughts and calls of an answer, whose tokens have one character or other sizes."""
+def answer_text(name, texts, use, stop=(), *, is_kept=True):
+    """Reads the texts, each of which is a token, as an answer of the family."""
     form = form_of(FAMILIES[name].template)
     calls = Calls(form, use, grammar=CallGrammar("") if is_kept else None)
     thoughts = Thoughts(families_of(FAMILIES[name].template, ()))
     if form.recipient:
         thoughts = thoughts.after("<|start|>assistant")
+    return AnswerText(Pieces(texts), thoughts, stop, calls)
+
+
+def read(name, answer, *, use=USE, is_kept=False, sizes=None, stop=(), is_cut=False):
+    """Text, thoughts and calls of an answer, whose tokens have one character or other sizes."""
     texts, rest = [], answer
     while rest:
         size = sizes.choice([1, 2, 3, 7, 40]) if sizes else 1
         texts.append(rest[:size])
         rest = rest[size:]
-    text = AnswerText(Pieces(texts), thoughts, stop, calls)
+    text = answer_text(name, texts, use, stop, is_kept=is_kept)
     parts = []
     for token in range(len(texts)):
         parts += text.push(token)
@@ -408,11 +413,7 @@ OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}  #
 
 def streamed(name, texts, *, use=USE):
     """For each of the texts, which come one by one, the pieces of calls that it gave."""
-    form = form_of(FAMILIES[name].template)
-    thoughts = Thoughts(families_of(FAMILIES[name].template, ()))
-    if form.recipient:
-        thoughts = thoughts.after("<|start|>assistant")
-    text = AnswerText(Pieces(texts), thoughts, (), Calls(form, use, grammar=CallGrammar("")))
+    text = answer_text(name, texts, use)
     found = [text.push(at) for at in range(len(texts))] + [text.finish(is_cut=False)]
     return [[part.call for part in parts if part.call] for parts in found]
 

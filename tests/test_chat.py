@@ -155,19 +155,6 @@ def test_the_system_message_can_change(engine):
     assert (chat.system, chat.messages) == (None, ())
 
 
-def test_a_conversation_goes_on_from_messages_with_its_random_numbers(engine):
-    """As the one that they came from would have gone on."""
-    first, second = engine.chat(system="S"), engine.chat()
-    first.send("Hello", seed=3, max_tokens=9).reply()
-    second.replace(first.messages, num_asked=first.num_asked)
-    assert second.messages == first.messages
-    texts = [
-        chat.send("Tell me a story.", seed=3, max_tokens=40).reply().text
-        for chat in (first, second)
-    ]
-    assert texts[0] == texts[1]
-
-
 @pytest.mark.parametrize(
     "messages",
     [

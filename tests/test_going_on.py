@@ -251,37 +251,25 @@ def test_an_answer_that_has_ended_is_not_gone_on_with(files, load):
 @pytest.mark.usefixtures("_grammar")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_call_that_a_grammar_keeps_to_its_form_goes_on(tmp_path, demo_target, name):
+    """Its pieces come once, with one id: token by token, and where any token ends a part."""
     path = with_template(demo_target, tmp_path / "model.gguf", FAMILIES[name].template)
     properties = {"city": {"enum": ["Rome", "日"]}}
     schema = {"type": "object", "properties": properties, "required": ["city"]}
     tools = [{"name": "get_weather", "parameters": schema}]
     options = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    options |= {"temperature": 1.0, "seed": 3}
     with localspec.load(target=path) as engine:
-        check_calls(engine, few_cuts, temperature=1.0, seed=3, **options)
-
-
-def few_cuts(num_tokens):
-    """Token by token, and three in which each token ends a part."""
-    yield [1] * num_tokens
-    for first in (1, 2, 3):
-        yield [first, *[3] * num_tokens]
-
-
-def check_calls(engine, cuts_of, **options):
-    """One call, whatever its parts; its pieces come once, and all have the same id."""
-    whole = engine.chat().send("x", **options).reply()
-    assert [call.name for call in whole.tool_calls] == ["get_weather"]
-    for cuts in cuts_of(len(whole.token_ids)):
-        chat = engine.chat()
-        found = check_parts(chat, whole, cuts, **options)
-        if found is None:
-            continue
-        (call,) = found[0][-1][1].tool_calls
-        assert call.json == whole.tool_calls[0].json
-        pieces = [each.call for pieces, _ in found[0] for each in pieces if each.call]
-        if min(cuts) > 0:  # else one can have ended with what was not read
+        whole = engine.chat().send("x", **options).reply()
+        assert [call.name for call in whole.tool_calls] == ["get_weather"]
+        num_tokens = len(whole.token_ids)
+        for cuts in ([1] * num_tokens, *([first, *[3] * num_tokens] for first in (1, 2, 3))):
+            chat = engine.chat()
+            streams, *_ = check_parts(chat, whole, cuts, **options)
+            (call,) = streams[-1][1].tool_calls
+            assert call.json == whole.tool_calls[0].json
+            pieces = [each.call for pieces, _ in streams for each in pieces if each.call]
             assert whole_calls(pieces) == (call,)
-        assert chat.messages[-1]["tool_calls"][0]["id"] == call.id
+            assert chat.messages[-1]["tool_calls"][0]["id"] == call.id
 
 
 FRAGMENTS = (
