@@ -15,6 +15,7 @@ import localspec
 from inside import worker_of
 from localspec.engine.worker import Worker
 from localspec.sampling.chain import SamplerChain
+from waiting import wait_until
 
 ENDLESS = localspec.SamplingParams(temperature=0, ignore_eos=True)
 
@@ -25,20 +26,17 @@ def engine():
         yield opened
 
 
-def settled(engine):
-    """How many decodes there were, once there are no more."""
-    before, now = -1, engine.num_decodes
-    while before != now:
-        time.sleep(0.2)
-        before, now = now, engine.num_decodes
-    return now
+def wait_for_pieces(stream, number):
+    """Until so many pieces were produced, read or not."""
+    wait_until(lambda: inside.exchange_of(stream).num_told >= number)
 
 
 def test_an_answer_waits_for_a_reader_who_is_32_pieces_behind(engine):
     before = engine.num_decodes
     with engine.generate_raw("A fox", sampling=ENDLESS, max_tokens=60) as stream:
         pieces = [next(stream)]
-        assert 20 < settled(engine) - before < 40
+        wait_for_pieces(stream, 33)
+        assert 20 < engine.num_decodes - before < 40
         beside = engine.generate_raw("An owl", sampling=ENDLESS, max_tokens=50).reply()
         assert len(beside.token_ids) == 50
         pieces += stream
@@ -51,7 +49,7 @@ def test_what_was_not_read_was_not_said(engine, way):
     whole = engine.generate_raw("A fox", sampling=ENDLESS, max_tokens=20).reply()
     stream = engine.generate_raw("A fox", sampling=ENDLESS, max_tokens=20)
     pieces = [next(stream) for _ in range(7)]
-    settled(engine)
+    wait_for_pieces(stream, 20)
     {"close": stream.close, "cancel": stream.cancel, "cancel all": engine.cancel}[way]()
     assert sum(len(piece.token_ids) for piece in (*pieces, *stream)) == 7
     reply = stream.reply()
