@@ -6,12 +6,12 @@ import contextlib
 import os
 import signal
 import threading
-import time
 
 import pytest
 
 import inside
 import localspec
+from waiting import at_once, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -29,34 +29,6 @@ def story(animal):
 def isolated():
     with localspec.IsolatedEngine(draft_tokens=3, exact=True, parallel=NUM) as opened:
         yield opened
-
-
-@contextlib.contextmanager
-def at_once(works):
-    """A thread for each; what each returned or raised, once the block is left."""
-    found = [None] * len(works)
-
-    def run(number, work):
-        try:
-            found[number] = work()
-        except BaseException as error:
-            found[number] = error
-
-    threads = [threading.Thread(target=run, args=each) for each in enumerate(works)]
-    for thread in threads:
-        thread.start()
-    yield found
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive()
-
-
-def until(holds):
-    """Wait for that."""
-    patient_until_s = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < patient_until_s
-        time.sleep(0.002)
 
 
 def begun(engine, **options):
@@ -81,7 +53,7 @@ def test_each_says_what_it_says_alone(isolated):
     for options in ({"sampling": GREEDY, "max_tokens": 40}, {"seed": 5, "max_tokens": 40}):
         alone = [isolated.generate_raw(story(each), **options).reply() for each in ANIMALS]
         _, pieces, works = begun(isolated, **options)
-        with at_once(works) as found:
+        with at_once(*works) as found:
             pass
         for reply, expected, seen in zip(found, alone, pieces, strict=True):
             assert reply.token_ids == expected.token_ids
@@ -93,16 +65,16 @@ def test_each_says_what_it_says_alone(isolated):
 def test_they_run_at_the_same_time(isolated):
     """Each has text before any has ended; one more is refused, or waits for one of them."""
     answers, pieces, works = begun(isolated, sampling=LONG)
-    with at_once(works) as found:
-        until(lambda: all(pieces))
+    with at_once(*works) as found:
+        wait_until(lambda: all(pieces))
         assert found == [None] * NUM
         with pytest.raises(localspec.BusyError):
             isolated.generate_raw("Hi").reply()
         with pytest.raises(localspec.BusyError):
             isolated.free_kept()
         last = isolated.generate_raw("Hi", sampling=GREEDY, max_tokens=2, queue=True)
-        with at_once([last.reply]) as (_,):
-            until(lambda: inside.num_in_line(isolated) == NUM + 1)
+        with at_once(last.reply) as (_,):
+            wait_until(lambda: inside.num_in_line(isolated) == NUM + 1)
             answers[2].cancel()
         assert last.reply().finish_reason == "length"
         assert isolated.memory().models.needed_bytes > 0
@@ -142,8 +114,8 @@ def test_a_crash_ends_all_and_the_process_starts_again_once(isolated, monkeypatc
 
         return read
 
-    with at_once([reading(number) for number in range(NUM)]) as found:
-        until(lambda: all(seen))
+    with at_once(*[reading(number) for number in range(NUM)]) as found:
+        wait_until(lambda: all(seen))
         os.kill(first, signal.SIGKILL)
     assert [type(error) for error in found] == [localspec.CrashedError] * NUM
     assert all("SIGKILL" in str(error) for error in found)
@@ -151,7 +123,7 @@ def test_a_crash_ends_all_and_the_process_starts_again_once(isolated, monkeypatc
         assert answer.reply().text
         assert answer.reply().text == chat.messages[-1]["content"]
     works = [lambda chat=chat: chat.send("Go on.", max_tokens=3).reply() for chat in chats]
-    with at_once(works) as found:
+    with at_once(*works) as found:
         pass
     assert [len(reply.token_ids) for reply in found] == [3] * NUM
     assert isolated.process_id != first
@@ -163,8 +135,8 @@ def test_a_crash_ends_all_and_the_process_starts_again_once(isolated, monkeypatc
 def test_closing_ends_all():
     opened = localspec.IsolatedEngine(draft_tokens=0, parallel=NUM)
     _, pieces, works = begun(opened, sampling=LONG)
-    with at_once(works) as found:
-        until(lambda: all(pieces))
+    with at_once(*works) as found:
+        wait_until(lambda: all(pieces))
         opened.close()
     assert [reply.finish_reason for reply in found] == ["cancelled"] * NUM
     assert not inside.system_process(opened).is_alive()
@@ -184,6 +156,6 @@ def test_answers_that_are_left_take_nobodys_place(isolated):
                 raise RuntimeError("enough")
     isolated.free_kept()  # which nothing that runs allows
     _, _, works = begun(isolated, sampling=GREEDY, max_tokens=5)
-    with at_once(works) as found:
+    with at_once(*works) as found:
         pass
     assert [len(reply.token_ids) for reply in found] == [5] * NUM

@@ -20,6 +20,7 @@ from localspec.llama.joint_decode import JointPart, decode_parts, joinable
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.speculative.model import Decode, result_of
+from waiting import at_once
 
 GREEDY = localspec.SamplingParams(temperature=0)
 ENDLESS = localspec.SamplingParams(temperature=0, ignore_eos=True)
@@ -31,26 +32,6 @@ PROMPTS = (
     "The owl and the hen",
     "A long time ago, in a wood",
 )
-
-
-@contextlib.contextmanager
-def at_once(*works):
-    """Threads that do these; behind the block, what each returned or raised."""
-    found = [None] * len(works)
-
-    def run(number):
-        try:
-            found[number] = works[number]()
-        except BaseException as error:
-            found[number] = error
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(works))]
-    for thread in threads:
-        thread.start()
-    yield found
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive()
 
 
 def all_at_once(*works):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-import time
 
 import pytest
 
@@ -13,6 +11,7 @@ import inside
 import localspec
 from engines import PLACES
 from localspec.errors import EngineError, OptionError
+from waiting import at_once, wait_until
 
 GREEDY = localspec.SamplingParams(temperature=0)
 ENDLESS = localspec.SamplingParams(temperature=0, ignore_eos=True)
@@ -25,32 +24,9 @@ def engine(request):
         yield opened
 
 
-@contextlib.contextmanager
-def others(*works):
-    """Threads that do these, joined at the end of the block; what each returned or raised."""
-    found = [None] * len(works)
-
-    def run(number, work):
-        try:
-            found[number] = work()
-        except BaseException as error:
-            found[number] = error
-
-    threads = [threading.Thread(target=run, args=each) for each in enumerate(works)]
-    for thread in threads:
-        thread.start()
-    yield found
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive()
-
-
 def wait_for(engine, num_there):
     """Until so many are in the engine's line, the one at work among them."""
-    until = time.monotonic() + 60
-    while inside.num_in_line(engine) != num_there:
-        assert time.monotonic() < until
-        time.sleep(0.002)
+    wait_until(lambda: inside.num_in_line(engine) == num_there)
 
 
 def ask(engine, text="A fox", **options):
@@ -89,7 +65,7 @@ def test_who_comes_first_is_served_first(engine):
     with contextlib.ExitStack() as stack:
         replies = []
         for number in range(4):
-            replies.append(stack.enter_context(others(asking(number))))
+            replies.append(stack.enter_context(at_once(asking(number))))
             wait_for(engine, number + 2)
         assert order == []
         stream.close()
@@ -103,7 +79,7 @@ def test_a_wait_is_cancelled_with_the_stream(engine):
     waiting = chat.send(FOX, queue=True)
     with engine.generate_raw("A fox", sampling=ENDLESS) as stream:
         next(stream)
-        with others(lambda: list(waiting)) as found:
+        with at_once(lambda: list(waiting)) as found:
             wait_for(engine, 2)
             waiting.cancel()
         assert found == [[]]
@@ -118,7 +94,7 @@ def test_closing_ends_those_who_wait(load):
     engine = load(draft_tokens=0)
     stream = engine.generate_raw("A fox", sampling=ENDLESS)
     next(stream)
-    with others(
+    with at_once(
         lambda: ask(engine), lambda: engine.chat().send(FOX, queue=True).reply()
     ) as found:
         wait_for(engine, 3)
@@ -176,7 +152,7 @@ def test_a_thread_that_would_wait_for_itself_is_told_so(engine):
 def test_an_answer_that_is_dropped_lets_the_next_one_work(engine):
     stream = engine.generate_raw("A fox", sampling=ENDLESS)
     next(stream)
-    with others(lambda: ask(engine)) as found:
+    with at_once(lambda: ask(engine)) as found:
         wait_for(engine, 2)
         del stream
     assert found[0].token_ids
@@ -188,7 +164,7 @@ def test_questions_at_once_to_one_conversation_come_one_after_the_other(engine):
     alone = engine.chat()
     expected = [alone.send(FOX, **options).reply().text for _ in range(3)]
     chat = engine.chat()
-    with others(*[lambda: chat.send(FOX, **options).reply()] * 3) as found:
+    with at_once(*[lambda: chat.send(FOX, **options).reply()] * 3) as found:
         pass
     assert sorted(reply.text for reply in found) == sorted(expected)
     assert chat.messages == alone.messages
