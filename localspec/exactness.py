@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_CELLS = (
-    256  # cached entries; attention reads whole multiples of it, and may add otherwise then
-)
+# Cached entries: attention reads whole multiples of it, and may add otherwise from one to the next.
+_CELLS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

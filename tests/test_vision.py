@@ -292,7 +292,7 @@ def broken_rows(*_arguments):
 
 
 def test_a_picture_that_is_all_length_is_refused(engine):
-    with pytest.raises(localspec.OptionError, match="200 times"):
+    with pytest.raises(localspec.OptionError, match="too narrow"):
         engine.vision.cells(random_picture(1, 1, 201))
 
 

@@ -207,7 +207,8 @@ class Projector:
         width, height = picture.width, picture.height
         if max(width, height) > _MOST_TIMES * min(width, height):
             raise OptionError(
-                f"a picture of {width} by {height} pixels is too narrow", "Cut it."
+                f"a picture of {width} by {height} pixels is too narrow",
+                f"Cut it: its longer side may be {_MOST_TIMES} times the shorter.",
             )
         # Without its pixels: its tokens and parts follow from its size.
         with self._chunks(picture, None) as chunks:

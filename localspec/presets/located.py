@@ -26,7 +26,7 @@ from localspec.presets.preset import (
     Role,
     hub_files,
 )
-from localspec.presets.presets import as_preset, load_presets, stands_for
+from localspec.presets.presets import as_preset, load_presets, stands_for, user_presets_file
 from localspec.presets.source import Quantized, parse_source
 
 
@@ -50,7 +50,8 @@ def locate(preset: Preset) -> dict[Role, Path]:
     for path in paths.values():
         if not os.path.isfile(path):
             raise PresetError(
-                f"preset {preset.name!r}: there is no file {str(path)!r}", "Correct its path."
+                f"preset {preset.name!r}: there is no file {str(path)!r}",
+                f"Correct its path, in {user_presets_file()} if it is there.",
             )
     return paths
 

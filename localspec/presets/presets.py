@@ -189,7 +189,10 @@ def check_free(name: str) -> None:
     if name in load_presets():
         raise PresetError(f"there is a preset {name!r} already", "Choose another name.")
     if meant := read_names().aliases.get(name):
-        raise PresetError(f"{name!r} is an alias of {meant}", "Choose another name.")
+        raise PresetError(
+            f"{name!r} is an alias of {meant}",
+            f"Choose another name, or: localspec models alias {name} --clear",
+        )
 
 
 def common_servers(rpc: Sequence[str] | None, chosen: Preset | None) -> tuple[str, ...]:
