@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Cached entries: attention reads whole multiples of it, and may add otherwise from one to the next.
+# Cached entries: attention reads whole multiples of it, and may add otherwise at each.
 _CELLS = 256
 
 
