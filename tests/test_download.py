@@ -80,14 +80,8 @@ def test_a_model_by_its_hub_name(hub: StandinHub):
 
 def test_the_projector_of_a_repository_comes_with_its_model(hub: StandinHub):
     """The one whose type is best, from the model's folder; of a head or another model none."""
-    names = (
-        "mmproj-BF16",
-        "mmproj-F16",
-        "mmproj-other-F16",
-        "mtp-seer-Q8_0",
-        "seer-UD-Q4_K_XL",
-    )
-    for name in (*names, "large/seer-Q8_0"):
+    names = "mmproj-BF16 mmproj-F16 mmproj-other-F16 mtp-seer-Q8_0 seer-UD-Q4_K_XL"
+    for name in (*names.split(), "large/seer-Q8_0"):
         hub.add("o/seer", f"{name}.gguf", b"GGUF" + name.encode())
     paths = localspec.download("o/seer:Q4_K_XL")
     assert [path.name for path in paths] == ["seer-UD-Q4_K_XL.gguf", "mmproj-F16.gguf"]
@@ -105,8 +99,7 @@ def test_a_preset_is_loaded_without_a_projector_that_was_left_out(hub: StandinHu
             '\n[qwen2-7b.mmproj]\nrepo = "o/seer"\nfile = "mmproj-F16.gguf"\n'
             f'revision = "{COMMIT}"\nsha256 = "{served.sha256}"\n'
         )
-    download = ["download", "--no-mmproj", "qwen2-7b"]
-    done = run(*download)
+    done = run("download", "--no-mmproj", "qwen2-7b")
     assert done.exit_code == 0, done.output
     assert not hub.gets("mmproj-F16.gguf")
     preset = find_preset("qwen2-7b")
@@ -163,13 +156,12 @@ def test_a_file_that_another_program_keeps_is_taken_on_request(
     """After its content was checked, and without touching it."""
     file = find_preset("qwen2-7b").target.files[0]
     content = hub.files[file.repo, file.file].content
+    new_blob = f"models--{file.repo.replace('/', '--')}/blobs/{file.sha256}"
     other = {
         "lm studio": tmp_path / ".lmstudio/models" / file.repo / file.file,
         "ollama": tmp_path / ".ollama/models/blobs" / f"sha256-{file.sha256}",
         "llama.cpp": tmp_path / "llama" / f"{file.repo.replace('/', '_')}_{file.file}",
-        "llama.cpp now": tmp_path
-        / "llama"
-        / f"models--{file.repo.replace('/', '--')}/blobs/{file.sha256}",
+        "llama.cpp now": tmp_path / "llama" / new_blob,
     }[keeper]
     monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "llama"))
     other.parent.mkdir(parents=True)

@@ -22,9 +22,14 @@ import pytest
 from command_line import LOCALSPEC
 
 import localspec
-from localspec.errors import DownloadError, LocalspecError, OptionError, PresetError
+from gguf_maker import write_random_model
+from localspec.errors import DownloadError, OptionError, PresetError
+from localspec.gguf_file.header import read_header, read_source_header
+from localspec.hub.api import remote_file
+from localspec.hub.hub_file import HubFile
+from localspec.hub.transfer import RemoteSource
 from localspec.presets.presets import find_preset
-from standin_hub import COMMIT, DRAFT, REPO, TARGET, Fault, StandinHub
+from standin_hub import COMMIT, REPO, TARGET, Fault, StandinHub
 from waiting import wait_until
 
 MB = 1 << 20
@@ -178,25 +183,26 @@ def test_a_mirror_may_have_etags_of_its_own_for_pinned_files(hub: StandinHub):
 # --- secrets and names
 
 
-def test_the_token_goes_to_the_hubs_own_port_alone(hub: StandinHub, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    hub.token = "hf_secret"
-    there = hub.cdn.replace("localhost", "127.0.0.1")
-    hub.faults[TARGET] = [redirect(f"{there}/{REPO}/{TARGET}")]
-    localspec.download("qwen2-7b")
-    assert {seen.token for seen in hub.seen if seen.server == "cdn"} == {None}
-    assert {seen.token for seen in hub.seen if seen.server == "hub"} == {"Bearer hf_secret"}
-
-
-def test_passwords_of_netrc_are_sent_to_nobody(hub: StandinHub, tmp_path, monkeypatch):
+@pytest.mark.parametrize("token", [None, "hf_secret"])
+def test_the_token_goes_to_the_hubs_own_port_alone(
+    hub: StandinHub, tmp_path, monkeypatch, token
+):
+    """And passwords of netrc to nobody."""
     netrc = tmp_path / "netrc"
     netrc.write_text(
         "".join(f"machine {h} login me password x\n" for h in ("localhost", "127.0.0.1"))
     )
     netrc.chmod(0o600)
     monkeypatch.setenv("NETRC", str(netrc))
+    if token is not None:
+        monkeypatch.setenv("HF_TOKEN", token)
+    hub.token = token
+    there = hub.cdn.replace("localhost", "127.0.0.1")
+    hub.faults[TARGET] = [redirect(f"{there}/{REPO}/{TARGET}")]
     localspec.download("qwen2-7b")
-    assert {seen.token for seen in hub.seen} == {None}
+    bearer = token and f"Bearer {token}"
+    assert {seen.token for seen in hub.seen if seen.server == "cdn"} == {None}
+    assert {seen.token for seen in hub.seen if seen.server == "hub"} == {bearer}
 
 
 def test_signatures_stay_out_of_errors_and_tracebacks(hub: StandinHub):
@@ -220,16 +226,6 @@ def test_names_that_lead_elsewhere_are_refused(hub: StandinHub, tmp_path, name):
         localspec.download(name)
     assert hub.seen == []
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_presets_that_lead_elsewhere_are_refused(hub: StandinHub, tmp_path):
-    presets = tmp_path / "config/localspec/models.toml"
-    presets.write_text(
-        presets.read_text().replace(f'file = "{DRAFT}"', 'file = "../../x.gguf"')
-    )
-    with pytest.raises(LocalspecError, match=r"\[qwen2-7b\.draft\]"):
-        localspec.download("qwen2-7b")
-    assert hub.seen == []
 
 
 # --- processes and callbacks
@@ -358,3 +354,58 @@ def test_a_symbolic_link_in_the_way_is_not_followed(hub: StandinHub, tmp_path, p
             localspec.download("qwen2-7b")
     assert precious.read_bytes() == b"mine"
     assert not (tmp_path / "nothing").exists()
+
+
+# --- headers over the network: ranges of a file, and nothing else of it
+
+
+FILE = HubFile(repo="owner/repo", file="large.gguf")
+
+
+@pytest.fixture
+def model(hub: StandinHub, tmp_path, demo_target):
+    """A model longer than the first read, and the hub serves it."""
+    path = write_random_model(tmp_path / "large.gguf", demo_target, width=512)
+    assert path.stat().st_size > 16 << 20
+    hub.add(FILE.repo, FILE.file, path.read_bytes())
+    return path
+
+
+def test_the_header_alone_is_fetched(hub: StandinHub, model, monkeypatch):
+    """And the token goes to the hub only."""
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    hub.token = "secret"
+    header = read_source_header(RemoteSource(remote_file(FILE)))
+    here = read_header(model)
+    assert (header.metadata, header.tensors) == (here.metadata, here.tensors)
+    (get,) = hub.gets(FILE.file)
+    assert (get.range, get.token) == (f"bytes=0-{(8 << 20) - 1}", None)
+    assert hub.num_sent[FILE.file] == 8 << 20
+
+
+def test_a_server_without_ranges_is_cut_off(hub: StandinHub, model):
+    """The rest of its answer is not waited for."""
+    hub.faults[FILE.file] = [Fault(ignore_range=True), Fault(ignore_range=True)]
+    source = RemoteSource(remote_file(FILE))
+    data = model.read_bytes()
+    assert source.read(0, 100) == data[:100]
+    assert source.read(70_000, 100) == data[70_000:70_100]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Fault(status=403), "403"),
+        (Fault(cut_after=1000), "cannot be read"),
+        (Fault(status=500), "500"),
+        (Fault(at_hub=True, redirect="http://localhost:9/x"), "cannot be read"),
+    ],
+)
+def test_a_failure_is_tried_again_and_then_told(hub: StandinHub, model, fault, message):
+    source = RemoteSource(remote_file(FILE))
+    hub.faults[FILE.file] = [fault] * 5
+    assert source.read(0, 4096) == model.read_bytes()[:4096]
+    hub.faults[FILE.file] = [fault] * 6
+    with pytest.raises(DownloadError, match=message) as caught:
+        source.read(0, 4096)
+    assert "owner/repo/large.gguf" in str(caught.value)

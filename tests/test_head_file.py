@@ -1,10 +1,12 @@
-"""What is known of a head from its file's header: what it is, and which target it fits."""
+"""What is known of a head from its file's header, which target it fits, and how it is named."""
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from command_line import run
@@ -23,7 +25,7 @@ from head_maker import (
 from hybrid_maker import NUM_LAYERS
 
 import localspec
-from localspec.errors import ModelFileError, PairError
+from localspec.errors import DownloadError, ModelFileError, PairError, PresetError
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
@@ -31,6 +33,9 @@ from localspec.gguf_file.header import Header, Tensor
 from localspec.gguf_file.shape import ModelShape
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
+from localspec.presets.presets import user_presets_file
+from localspec.presets.source import Quantized, parse_source
+from standin_hub import COMMIT, StandinHub
 
 # Heads for qwen3.
 BLOCKS = {
@@ -325,3 +330,69 @@ def test_a_head_given_as_a_draft_is_understood_and_explained(made, name):
 def test_a_head_that_does_not_fit_is_refused(made, demo_target):
     with pytest.raises(PairError, match="cannot draft for the target: it"):
         localspec.load(target=demo_target, head=made["medusa", "head"])
+
+
+# --- named by presets and options, and fetched ---
+
+
+REPO = "o/headed-GGUF"
+TARGET, HEAD = "headed-Q4_0.gguf", "mtp-headed-Q4_0.gguf"
+
+
+@pytest.fixture
+def headed(hub: StandinHub, made) -> None:
+    """A target and its head on the hub, which the user's preset `headed` pins."""
+    lines = ['\n[headed]\ndescription = "With a head"\ncontext_length = 256\n']
+    for role, file, path in (
+        ("target", TARGET, made["qwen35", "whole"]),
+        ("head", HEAD, made["qwen35", "head"]),
+    ):
+        served = hub.add(REPO, file, path.read_bytes())
+        lines.append(
+            f'[headed.{role}]\nrepo = "{REPO}"\nfile = "{file}"\nrevision = "{COMMIT}"\n'
+            f'size_bytes = {len(served.content)}\nsha256 = "{served.sha256}"\n'
+        )
+    with user_presets_file().open("a") as presets:
+        presets.writelines(lines)
+
+
+def stats_of(*arguments: object) -> dict[str, object]:
+    result = run(
+        "generate", "--raw", "hi", "--json", "--max-tokens", 16, "--draft-tokens", 3, *arguments
+    )
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["stats"]
+
+
+def test_a_preset_without_a_head_says_so():
+    with pytest.raises(PresetError, match="'qwen3-8b' has no head") as caught:
+        parse_source("qwen3-8b", "head")
+    assert "inside the target's file needs none" in caught.value.hint
+
+
+@pytest.mark.usefixtures("headed")
+def test_a_quantisation_of_a_head_is_the_file_beside_the_model():
+    assert parse_source(f"{REPO}:Q4_0", "head") == Quantized(REPO, "mtp-Q4_0")
+    assert parse_source(f"{REPO}:mtp-Q4_0", "head") == Quantized(REPO, "mtp-Q4_0")
+    assert parse_source(f"{REPO}:Q4_0", "target") == Quantized(REPO, "Q4_0")
+    missing = run("generate", "hi", "--target", "demo", "--head", f"{REPO}:Q4_0")
+    assert missing.exit_code == 1
+    command = f"download {REPO}:mtp-Q4_0"
+    assert f"localspec {command}" in missing.stderr
+    (path,) = map(Path, run(*command.split()).stdout.splitlines())
+    assert path.name == HEAD
+    (model,) = localspec.download(f"{REPO}:Q4_0")
+    assert model.name == TARGET
+    with pytest.raises(DownloadError, match="0 models in 'mtp-Q8_0'"):
+        localspec.download(f"{REPO}:mtp-Q8_0")
+    named = ("--target", f"{REPO}:Q4_0", "--head", f"{REPO}:Q4_0")
+    assert stats_of(*named, "--proposer", "head")["steps_per_proposer"]["head"] > 0
+
+
+@pytest.mark.usefixtures("headed")
+@pytest.mark.parametrize("proposer", ["mtp", "auto"])
+def test_a_presets_head_proposes(proposer):
+    run("download", "headed")
+    stats = stats_of("--preset", "headed", "--proposer", proposer)
+    assert stats["steps_per_proposer"]["head"] > 0
+    assert stats["num_draft_tokens"] > 0
