@@ -17,6 +17,7 @@ from model_writer import ModelWriter, Stated
 
 Value = bool | int | float | str | list[int] | list[float] | list[str]
 _LETTERS = ("▁", *"abcdefghijklmnopqrstuvwxyz<>/:.!")
+_BASE = ("<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *_LETTERS)
 
 
 class Weights:
@@ -206,8 +207,14 @@ def copy_tokenizer(
             value = list(value) + [int(gguf.TokenType.UNUSED)] * num_padding
         elif key == "tokenizer.ggml.scores":
             value = list(value) + [0.0] * num_padding
-        writer.add_key_value(key, value, kinds[0], kinds[1] if len(kinds) > 1 else None)
+        _add_field(writer, key, value, kinds)
     return num_tokens
+
+
+def _add_field(
+    writer: ModelWriter, key: str, value: Any, kinds: list[gguf.GGUFValueType]
+) -> None:
+    writer.add_key_value(key, value, kinds[0], kinds[1] if len(kinds) > 1 else None)
 
 
 @functools.lru_cache(maxsize=8)
@@ -223,24 +230,14 @@ def _tokenizer_of(
 
 
 def write_spm_model(
-    path: Path,
-    *,
-    more: tuple[str, ...] = (),
-    control: tuple[str, ...] = (),
-    user_defined: tuple[str, ...] = (),
+    path: Path, *, more: tuple[str, ...] = (), **kinds: tuple[str, ...]
 ) -> Path:
     """A random model with a small vocabulary of SentencePiece's kind, as Llama 2 had it.
 
     It begins texts with a space, and spells in bytes what has no token: the letters do.
-    more: further tokens, the first of them the likeliest.
-    control, user_defined: further tokens of these types, after all others.
+    more, kinds: as for `write_spm_tokenizer`.
     """
-    tokenizer, _ = write_spm_tokenizer(
-        path.with_suffix(".tokenizer.gguf"),
-        more,
-        control=control,
-        user_defined=user_defined,
-    )
+    tokenizer, _ = write_spm_tokenizer(path.with_suffix(".tokenizer.gguf"), more, **kinds)
     return write_random_model(path, tokenizer)
 
 
@@ -258,19 +255,11 @@ def write_scripted_model(
     follows. Vocabulary as for `write_spm_model`, without a space before texts, and with the
     script's tokens.
     """
-    named = {
-        *control,
-        *user_defined,
-        "</s>",
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        *_LETTERS,
-    }
-    more = tuple(
-        dict.fromkeys(text for text in (*script, *script.values()) if text not in named)
-    )
+    named = {*control, *user_defined, *_BASE}
+    more = dict.fromkeys(text for text in (*script, *script.values()) if text not in named)
     tokenizer, tokens = write_spm_tokenizer(
         path.with_suffix(".tokenizer.gguf"),
-        more,
+        tuple(more),
         control=control,
         user_defined=user_defined,
         space_prefix=False,
@@ -328,20 +317,16 @@ def write_spm_tokenizer(
     path: Path,
     more: tuple[str, ...],
     *,
-    control: tuple[str, ...],
-    user_defined: tuple[str, ...],
+    control: tuple[str, ...] = (),
+    user_defined: tuple[str, ...] = (),
     space_prefix: bool = True,
 ) -> tuple[Path, list[str]]:
-    """A file with nothing but a tokenizer, and its tokens."""
-    tokens = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        *_LETTERS,
-        *more,
-    ]
-    tokens += [*control, *user_defined]
+    """A file with nothing but a tokenizer, and its tokens.
+
+    more: further tokens, the first of them the likeliest.
+    control, user_defined: further tokens of these types, after all others.
+    """
+    tokens = [*_BASE, *more, *control, *user_defined]
     kinds = [2, 3, 3, *[6] * 256, *[1] * (len(_LETTERS) + len(more))]
     kinds += [3] * len(control) + [4] * len(user_defined)
     writer = ModelWriter(path, "llama")
@@ -361,8 +346,7 @@ def write_spm_tokenizer(
 def with_template(source: Path, path: Path, template: str) -> Path:
     """`source` with another chat template."""
     reader = gguf.GGUFReader(source)
-    architecture = str(reader.fields["general.architecture"].contents())
-    writer = ModelWriter(path, architecture)
+    writer = ModelWriter(path, _architecture(reader))
     _copy_fields(writer, reader, apart=("tokenizer.chat_template",))
     writer.add_chat_template(template)
     for tensor in reader.tensors:
@@ -385,29 +369,28 @@ def _copy_fields(
         value = field.contents()
         if new_ids is not None and key.endswith("_token_id"):
             value = int(new_ids[value])
-        kinds = field.types
-        writer.add_key_value(key, value, kinds[0], kinds[1] if len(kinds) > 1 else None)
+        _add_field(writer, key, value, field.types)
 
 
 def split_model(source: Path, folder: Path) -> Path:
     """`source` as two parts in `folder`; the path of the first."""
     reader = gguf.GGUFReader(source)
-    tensors = reader.tensors
-    paths = [folder / f"split-0000{n}-of-00002.gguf" for n in (1, 2)]
-    for number, (path, share) in enumerate(
-        zip(paths, (tensors[::2], tensors[1::2]), strict=True)
-    ):
-        architecture = str(reader.fields["general.architecture"].contents())
-        writer = ModelWriter(path, architecture)
+    for number in (0, 1):
+        path = folder / f"split-0000{1 + number}-of-00002.gguf"
+        writer = ModelWriter(path, _architecture(reader))
         if number == 0:
             _copy_fields(writer, reader)
         writer.add_uint16("split.no", number)
         writer.add_uint16("split.count", 2)
-        writer.add_int32("split.tensors.count", len(tensors))
-        for tensor in share:
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in reader.tensors[number::2]:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
         writer.finish()
-    return paths[0]
+    return folder / "split-00001-of-00002.gguf"
+
+
+def _architecture(reader: gguf.GGUFReader) -> str:
+    return str(reader.fields["general.architecture"].contents())
 
 
 _TOKENIZER = "tokenizer.ggml."
@@ -431,13 +414,19 @@ def write_renumbered(
     fields = {key: field.contents() for key, field in reader.fields.items()}
     random = np.random.default_rng(0)
     old = random.permutation(len(fields[_TOKENIZER + "tokens"]))  # by new id
-    entries, kinds = _entries(source, fields, old, sentencepiece=sentencepiece)
+    entries = [fields[_TOKENIZER + "tokens"][token] for token in old]
+    kinds = [fields[_TOKENIZER + "token_type"][token] for token in old]
+    if sentencepiece:
+        pieces = HeaderVocabulary(check_model_file(source)).spelled_out()
+        for place, token in enumerate(old):
+            if kinds[place] == 1:
+                entries[place], kinds[place] = _as_sentencepiece(pieces[token], place)
     long = [place for place, kind in enumerate(kinds) if kind == 1 and len(entries[place]) > 2]
     for place in random.choice(long, num_lost, replace=False):
         entries[place], kinds[place] = f"[lost {place}]", 5
     if sentencepiece:
         entries[long[0]], kinds[long[0]] = "<0x20>", 6
-    writer = ModelWriter(path, str(fields["general.architecture"]))
+    writer = ModelWriter(path, _architecture(reader))
     _copy_fields(writer, reader, apart=_REPLACED, new_ids=np.argsort(old))
     writer.add_token_list(entries)
     writer.add_token_types(kinds)
@@ -454,20 +443,6 @@ def write_renumbered(
         writer.add_tensor(tensor.name, rows, raw_dtype=tensor.tensor_type)
     writer.finish()
     return path
-
-
-def _entries(
-    source: Path, fields: dict[str, Any], old: NDArray[np.int64], *, sentencepiece: bool
-) -> tuple[list[str], list[int]]:
-    """The entries and their types, by new id."""
-    pieces = HeaderVocabulary(check_model_file(source)).spelled_out()
-    entries = [fields[_TOKENIZER + "tokens"][token] for token in old]
-    kinds = [fields[_TOKENIZER + "token_type"][token] for token in old]
-    if sentencepiece:
-        for place, token in enumerate(old):
-            if kinds[place] == 1:
-                entries[place], kinds[place] = _as_sentencepiece(pieces[token], place)
-    return entries, kinds
 
 
 def _as_sentencepiece(piece: bytes, place: int) -> tuple[str, int]:

@@ -30,7 +30,6 @@ from localspec.engine.models import Models
 from localspec.engine.worker import Worker
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.isolated.process import ChildProcess
-from localspec.llama import projector
 from localspec.llama.head import LlamaHead
 from localspec.llama.hidden_rows import HiddenRows
 from localspec.llama.model import LlamaModel
@@ -272,11 +271,6 @@ def target_rows(head: LlamaHead) -> HiddenRows:
 def vocabulary_pointer(vocabulary: LlamaVocabulary) -> Any:
     """libllama's pointer to the vocabulary: tests compare with its own functions."""
     return vocabulary._vocab
-
-
-def keep_pictures(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
-    """A projector keeps so many bytes of pictures that no answer holds: tests exceed it."""
-    monkeypatch.setattr(projector, "KEPT_PICTURE_BYTES", num_bytes)
 
 
 def library_path(library: ctypes.CDLL) -> str:

@@ -298,7 +298,7 @@ def test_a_picture_that_is_all_length_is_refused(engine):
 
 def test_an_answer_keeps_its_pictures_at_hand(engine, monkeypatch):
     """Whatever others show and ask for before it reads them; no longer than it needs them."""
-    inside.keep_pictures(monkeypatch, 1)
+    monkeypatch.setattr("localspec.llama.projector.KEPT_PICTURE_BYTES", 1)
     vision = inside.target(engine).vision
     prompt = prompt_of(engine, "see ", random_picture(1), "and ", random_picture(2), "what")
     expected = asked(engine, prompt)[0].token_ids
