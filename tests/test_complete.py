@@ -12,10 +12,8 @@ import pytest
 import inside
 import localspec
 from engines import PLACES
-from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import ChatTemplate
 from localspec.errors import ContextError, OptionError, TemplateError
-from localspec.tools.tool import ToolUse
 
 GREEDY = localspec.SamplingParams(temperature=0)
 QUESTION = {"role": "user", "content": "Tell me a story about a fox."}
@@ -30,8 +28,7 @@ def any_engine(request):
 
 def prompt_text(engine, messages, template=None):
     """What the model reads."""
-    source = template or engine.chat_template
-    prompt = PromptMaker(engine.vocabulary, source, think=True).prompt(messages, ToolUse())
+    prompt = inside.prompt(engine, messages, template=template)
     return engine.detokenize(prompt.tokens, special=True)
 
 
@@ -157,8 +154,7 @@ def test_what_the_system_says_later_is_the_users_where_the_template_wants_it_fir
         {"role": "assistant", "content": "Hello."},
         {"role": "system", "content": "It is Tuesday."},
     ]
-    prompt = inside.prompt(engine, said, template=template)
-    assert engine.detokenize(prompt.tokens, special=True) == (
+    assert prompt_text(engine, said, template) == (
         f"[system]Be terse.\n\nBe kind.[user]{QUESTION['content']}\n\nIt is Monday."
         "[assistant]Hello.[user]It is Tuesday."
     )

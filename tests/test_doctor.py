@@ -109,10 +109,8 @@ def test_a_gpu_that_is_not_used_is_named_with_the_reason(
 
 def test_a_full_gpu_and_a_full_or_closed_disk_are_problems(sound):
     """No layers go onto a full GPU by default."""
-    gpus = [
-        Device(name=name, description="", kind="GPU", free_bytes=free, total_bytes=8 << 30)
-        for name, free in (("CUDA0", 300_000_000), ("CUDA1", 4 << 30))
-    ]
+    full = replace(CARD, free_bytes=300_000_000, total_bytes=8 << 30)
+    gpus = [full, replace(full, name="CUDA1", free_bytes=4 << 30)]
     cache = replace(sound.cache, free_bytes=10**9, is_writable=False)
     found = replace(sound, devices=(*sound.devices[:1], *gpus), cache=cache)
     closed, on_gpu, disk = found.problems

@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from datetime import datetime, timezone
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from command_line import run
 import localspec
 from gguf_maker import write_random_model
 from localspec.engine.embedder import Embedded
-from localspec.errors import CrashedError
 from localspec.llama.options import BATCH_SIZE
 from localspec.presets.presets import user_presets
 from localspec.server.served_embedder import ServedEmbedder
@@ -294,43 +292,24 @@ def test_a_process_that_was_lost_is_started_again(embedding):
 
 
 class SlowProcess:
-    """In place of the process of an embedder: it loads, and reads, when that event is set."""
+    """In place of the process of an embedder: it reads when that event is set."""
 
-    made: ClassVar[list[SlowProcess]] = []
-
-    def __init__(self, _path):
-        self.loads, self.reads = threading.Event(), threading.Event()
-        self.is_reading = self.is_killed = False
-        self.parts = []
-        self.made.append(self)
-        self._until(self.loads)
+    def __init__(self):
+        self.reads, self.is_reading, self.parts = threading.Event(), False, []
+        self.reads.set()
 
     def call(self, _method, texts):
         self.parts.append(list(texts))
         self.is_reading = True
-        self._until(self.reads)
+        assert self.reads.wait(60)
         self.is_reading = False
         return Embedded(np.array([[len(text)] for text in texts], dtype=np.float32), 1)
 
-    def _until(self, event):
-        assert event.wait(60)
-        if self.is_killed:
-            raise CrashedError("killed")
-
     def kill(self):
-        self.is_killed = True
-        self.reads.set()
+        pass
 
     def close(self):
         pass
-
-
-@pytest.fixture
-def slow(mean, monkeypatch):
-    """An embedder whose processes are slow, and these."""
-    monkeypatch.setattr("localspec.server.served_embedder.IsolatedEmbedder", SlowProcess)
-    monkeypatch.setattr(SlowProcess, "made", [])
-    return ServedEmbedder(str(mean)), SlowProcess.made
 
 
 async def until(is_so):
@@ -338,18 +317,15 @@ async def until(is_so):
         await asyncio.sleep(0.001)
 
 
-async def ended(*tasks):
-    return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+def test_a_long_batch_lets_others_in_and_ends_with_its_client(mean, monkeypatch):
+    process = SlowProcess()
+    monkeypatch.setattr(
+        "localspec.server.served_embedder.IsolatedEmbedder", lambda _path: process
+    )
 
-
-def test_a_long_batch_lets_others_in_and_ends_with_its_client(slow):
     async def ask():
-        served, made = slow
+        served = ServedEmbedder(str(mean))
         long = asyncio.create_task(served.call("embed", ["long"] * 1000))
-        await until(lambda: made)
-        (process,) = made
-        process.loads.set()
-        process.reads.set()
         await until(lambda: len(process.parts) > 2)
         assert (await served.call("embed", ["other"])).values.tolist() == [[5]]
         process.reads.clear()
@@ -358,8 +334,8 @@ def test_a_long_batch_lets_others_in_and_ends_with_its_client(slow):
         long.cancel()
         await asyncio.wait_for(served.close_unused(-1), 60)  # which does not wait for its turn
         process.reads.set()
-        (cancelled,) = await ended(long)
-        assert isinstance(cancelled, asyncio.CancelledError)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(long, 60)
         assert len(process.parts) <= num_parts + 1 < 1000 / 16
         assert served.isolated is process
         await served.close()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 
 import numpy as np
 import pytest
-from simulated import FLAT, Clock, TimedTarget, at_random, successor
+from simulated import FLAT, H100_LARGE, Clock, TimedTarget, at_random, successor
 
 from localspec.errors import DecodeError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
@@ -277,27 +278,15 @@ def test_the_policy_knows_that_a_block_costs_the_same_whatever_its_length(block_
         assert np.mean(head.sizes) > 8
 
 
-# v(n) of an 8B model on an H100.
-OF_H100 = {
-    1: 1.0, 2: 1.1, 3: 1.25, 4: 1.41, 5: 1.61, 6: 1.77, 8: 2.03, 9: 2.35, 17: 2.45, 32: 2.6,
-    512: 9.0,
-}  # fmt: skip
+def slow_at_first(factor):
+    """The first decode of each size takes longer: kernels are loaded in it."""
+    times = collections.Counter()
 
+    def slowdown(_num_cached, size):
+        times[size] += 1
+        return factor if times[size] == 1 else 1.0
 
-class SlowFirst(TimedTarget):
-    """Its first decode of each size takes longer, by a factor: kernels are loaded in it."""
-
-    def __init__(self, clock, factor):
-        super().__init__(clock, 1.0, OF_H100)
-        self._clock, self._factor, self._sizes = clock, factor, set()
-
-    def decode(self, tokens, num_logits):
-        before, size = self._clock.now, len(tokens)
-        rows = super().decode(tokens, num_logits)
-        if size not in self._sizes:
-            self._clock.now += (self._factor - 1.0) * (self._clock.now - before)
-        self._sizes.add(size)
-        return rows
+    return slowdown
 
 
 @pytest.mark.parametrize(("factor", "gain"), [(1.0, 1.25), (5.0, 1.1)])
@@ -312,7 +301,9 @@ def test_a_block_as_dear_as_a_step_drafts_where_that_pays(factor, gain):
         head = TimedBlocks(clock, 0.93, at_random(0.785, seed))
         head.max_draft_tokens = 7
         policy = AdaptiveDraftPolicy({ProposerKind.HEAD: 0.1}, 1)
-        loop = heads_loop(SlowFirst(clock, factor), head, policy=policy, clock=clock)
+        target = TimedTarget(clock, 1.0, H100_LARGE)
+        target.slowdown = slow_at_first(factor)
+        loop = heads_loop(target, head, policy=policy, clock=clock)
         for turn in range(4):
             before = clock.now
             prompt = [*loop.tokens, *range(31), 300 * turn]

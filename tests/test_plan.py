@@ -190,33 +190,21 @@ def test_a_mixture_with_its_experts_apart_says_the_same(mixture_file, caplog):
         assert np.array_equal(rows[0], rows[-1])
 
 
-@pytest.fixture
-def opened(monkeypatch):
-    """What models were opened with; `failures` of the opens find no memory."""
-    found, failures = [], [0]
+def test_a_load_that_finds_no_memory_is_tried_with_fewer_layers(
+    target, demo_draft, monkeypatch, caplog
+):
+    """In the end in the main memory; then with the error."""
+    found, num_failures = [], 99
     real = LlamaModel.open.__func__
 
     def open_(cls, path, options, *rest):
         found.append(options)
-        if len(found) <= failures[0]:
+        if len(found) <= num_failures:
             raise MemoryLimitError("CUDA0 has no memory", "Close other programs.")
         return real(cls, path, options, *rest)
 
     monkeypatch.setattr(LlamaModel, "open", classmethod(open_))
-    return found, failures
-
-
-def see(monkeypatch, where):
-    monkeypatch.setattr("localspec.preflight.plan.free_memory", lambda _rpc=(): where)
-
-
-def test_a_load_that_finds_no_memory_is_tried_with_fewer_layers(
-    target, demo_draft, opened, monkeypatch, caplog
-):
-    """In the end in the main memory; then with the error."""
-    found, failures = opened
-    see(monkeypatch, room(1 << 40))
-    failures[0] = 99
+    monkeypatch.setattr("localspec.preflight.plan.free_memory", lambda _rpc=(): room(1 << 40))
     with pytest.raises(MemoryLimitError, match="CUDA0 has no memory"):
         localspec.load(target=target, context_length=CONTEXT)
     counts = [options.num_gpu_layers for options in found]
@@ -224,7 +212,7 @@ def test_a_load_that_finds_no_memory_is_tried_with_fewer_layers(
     assert (counts[0], counts[-1], len(counts)) == (9, 0, 4)
     found.clear()
     caplog.clear()
-    failures[0] = 2
+    num_failures = 2
     with localspec.load(target=target, draft=demo_draft, context_length=CONTEXT) as engine:
         assert engine.generate_raw("hi", max_tokens=2).reply().stats.completion_tokens == 2
     first, second, third, of_draft = (options.num_gpu_layers for options in found)
@@ -247,13 +235,10 @@ def test_explain_shows_the_plan_of_each_device(target, header, demo_draft, monke
     assert "it fits, and a context of up to 2048 would" in shown
 
 
-@pytest.fixture
-def long_model(tmp_path, demo_target):
-    """A model whose caches would take 256 GB at the context it was trained for."""
-    return write_random_model(tmp_path / "long.gguf", demo_target, context_length=1 << 30)
-
-
-def test_a_context_that_cannot_fit_is_refused_with_one_that_does(long_model):
+def test_a_context_that_cannot_fit_is_refused_with_one_that_does(tmp_path, demo_target):
+    """The caches would take 256 GB at the context that the model was trained for."""
+    path = tmp_path / "long.gguf"
+    long_model = write_random_model(path, demo_target, context_length=1 << 30)
     with pytest.raises(MemoryLimitError, match=r"long.gguf need \d+\.\d GB at a") as caught:
         localspec.load(target=long_model, context_length=1 << 30)
     assert 0 < int(re.search(r"up to (\d+) tokens", caught.value.hint)[1]) < 1 << 30

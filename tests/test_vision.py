@@ -189,24 +189,6 @@ def _last_cell(prompt):
     return max(place for place, token in enumerate(prompt.tokens) if token < 0)
 
 
-@pytest.mark.process
-def test_an_isolated_engine_reads_pictures(tmp_path):
-    target, mmproj = write_vision_pair(tmp_path, "qwen2vl_merger")
-    files = {"target": target, "mmproj": mmproj, "draft_tokens": 0, "num_threads": 1}
-    picture = random_picture(1, 50, 70)
-    with localspec.load(**files) as engine:
-        prompt = prompt_of(engine, "see ", picture, "what is it")
-        expected = asked(engine, prompt)[0].token_ids
-    with localspec.IsolatedEngine(**files) as engine:
-        assert prompt_of(engine, "see ", picture, "what is it").tokens == prompt.tokens
-        owner = Owner()
-        reply, _ = asked(engine, prompt, owner)
-        assert reply.token_ids == expected
-        tokens = [*prompt.tokens, *reply.token_ids, *engine.tokenize("more")]
-        _, num_decoded = asked(engine, Prompt(tokens, pictures=prompt.pictures), owner)
-        assert num_decoded <= 1 + len(engine.tokenize("more"))
-
-
 @pytest.mark.parametrize("attention", ["off", "on"])
 def test_a_picture_is_one_decode_where_its_cells_attend_to_all_others(tmp_path, attention):
     """Also where a text is read in smaller pieces; those are as without a projector."""
