@@ -48,9 +48,7 @@ def test_health_and_models_load_nothing():
         listed = server.client.get("/v1/models").json()
         assert listed == server.client.get("/models").json()
         (model,) = listed["data"]
-        assert listed["object"] == "list"
-        assert model["id"] == "demo"
-        assert model["object"] == "model"
+        assert (listed["object"], model["object"], model["id"]) == ("list", "model", "demo")
         assert model["created"] > 10**9
         assert model["meta"]["n_ctx_train"] == model["max_model_len"] == 2048
         assert server.client.get("/v1/models/demo").json() == model
@@ -155,19 +153,13 @@ def test_routes_that_are_not_there(server):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:80", "box.example:9"])
-def test_hosts_that_are_the_servers(server, host):
-    assert server.client.get("/health", headers={"host": host}).status_code == 200
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    "host", ["evil.example", "localhost.evil.example", "", "1.2.3.4.example"]
-)
-def test_a_name_that_was_made_to_mean_this_machine_is_refused(server, host):
-    response = server.client.get("/health", headers={"host": host})
-    assert response.status_code == 403
-    assert response.json()["error"]["code"] == "forbidden_host"
+def test_a_name_that_was_made_to_mean_this_machine_is_refused(server):
+    for host in ("localhost", "127.0.0.1:1", "[::1]:80", "box.example:9"):
+        assert server.client.get("/health", headers={"host": host}).status_code == 200, host
+    for host in ("evil.example", "localhost.evil.example", "", "1.2.3.4.example"):
+        response = server.client.get("/health", headers={"host": host})
+        assert response.status_code == 403, host
+        assert response.json()["error"]["code"] == "forbidden_host"
 
 
 @pytest.mark.process
@@ -235,9 +227,8 @@ def test_what_is_cached_tells_no_key_what_another_asked(parallel):
     def cached(running, key, prompt):
         headers = {"authorization": f"Bearer {key}"}
         body = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
-        usage = running.client.post("/v1/completions", json=body, headers=headers).json()[
-            "usage"
-        ]
+        response = running.client.post("/v1/completions", json=body, headers=headers)
+        usage = response.json()["usage"]
         return usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"] - 1
 
     with running_server(keys="abcd", parallel=parallel) as running:

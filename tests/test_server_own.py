@@ -204,13 +204,6 @@ def test_a_prompt_of_texts_and_ids(server, engine):
         assert server.ask("/completion", prompt=wrong, n_predict=1).status_code == 400
 
 
-def message(server, **fields):
-    fields = {"messages": QUESTION, **STEADY, "max_tokens": 20, **fields}
-    response = server.ask("/v1/messages", **fields)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
 def test_a_message_begins_with_the_usage_that_it_ends_with(server):
     """Read, cached in part, and in several batches."""
     for text in ("Tell me of a hen.", "Tell me of a hen.", "Tell me of a hill.", "fox " * 1200):
@@ -222,120 +215,94 @@ def test_a_message_begins_with_the_usage_that_it_ends_with(server):
     assert first["input_tokens"] > 1000
 
 
+CALLED = {"id": "1", "name": "look", "input": {}}
+
+
+def text_block(text):
+    return {"type": "text", "text": text}
+
+
+def called_and_answered(content, said=(), asked=(), **result):
+    """Messages in which a tool was called behind `said`; `asked` stands behind its result."""
+    result = {"type": "tool_result", "tool_use_id": "1", "content": content, **result}
+    return [
+        *QUESTION,
+        {"role": "assistant", "content": [*said, {"type": "tool_use", **CALLED}]},
+        {"role": "user", "content": [result, *asked]},
+    ]
+
+
+def counted(server, messages, **fields):
+    """The tokens of the prompt."""
+    response = server.ask("/v1/messages/count_tokens", messages=messages, **fields)
+    assert response.status_code == 200, response.text
+    return response.json()["input_tokens"]
+
+
 def test_blocks(server):
     """Of all kinds that clients send back, and a system text of several."""
-    parts = [{"type": "text", "text": "red"}]
-    messages = [
-        *QUESTION,
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "Hm.", "signature": "s"},
-                {"type": "redacted_thinking", "data": "x"},
-                {"type": "text", "text": "I look."},
-                {"type": "tool_use", "id": "1", "name": "look", "input": {"at": "fox"}},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                {"type": "tool_result", "tool_use_id": "1", "content": parts},
-                {"type": "text", "text": "Go on.", "cache_control": {"type": "ephemeral"}},
-            ],
-        },
-    ]  # fmt: skip
+    said = [
+        {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+        {"type": "redacted_thinking", "data": "x"},
+        text_block("I look."),
+    ]
+    asked = [{**text_block("Go on."), "cache_control": {"type": "ephemeral"}}]
+    messages = called_and_answered([text_block("red")], said, asked)
     fields = {
-        "messages": messages,
-        "system": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}],
+        "system": [text_block("One."), text_block("Two.")],
         "tools": [{"name": "look", "description": "", "input_schema": {}}],
         "tool_choice": {"type": "auto"},
     }
-    counted = server.ask("/v1/messages/count_tokens", **fields).json()
-    usage = message(server, **fields)["usage"]
+    body = {"messages": messages, **fields, **STEADY, "max_tokens": 1}
+    usage = server.ask("/v1/messages", **body).json()["usage"]
     read = usage["input_tokens"] + usage["cache_read_input_tokens"]
-    assert counted == {"input_tokens": read}
-    messages[1]["content"].insert(0, {"type": "text", "text": ""})
-    assert server.ask("/v1/messages/count_tokens", **fields).json() == counted
-    fewer = server.ask("/v1/messages/count_tokens", **{**fields, "system": "One."}).json()
-    assert fewer["input_tokens"] < read
+    assert counted(server, messages, **fields) == read
+    messages[1]["content"].insert(0, text_block(""))
+    assert counted(server, messages, **fields) == read
+    assert counted(server, messages, **{**fields, "system": "One."}) < read
 
 
 def test_blocks_of_anthropics_own_servers(server):
     """In a history that another server began: what they called is left out, texts are read."""
-    text = {"type": "text", "text": "It is red."}
-    called = {"id": "1", "name": "look", "input": {}}
+    text, title = text_block("It is red."), text_block("Foxes")
     found = {"type": "search_result", "source": "x", "title": "Foxes", "content": [text]}
 
-    def counted(said, asked, result):
-        messages = [
-            *QUESTION,
-            {"role": "assistant", "content": [*said, {"type": "tool_use", **called}]},
-            {
-                "role": "user",
-                "content": [
-                    {"type": "tool_result", "tool_use_id": "1", "content": result},
-                    *asked,
-                ],
-            },
-        ]
-        response = server.ask("/v1/messages/count_tokens", messages=messages)
-        assert response.status_code == 200, response.text
-        return response.json()["input_tokens"]
+    def read(said, asked, result):
+        return counted(server, called_and_answered(result, said, asked))
 
     theirs = [
-        {"type": "server_tool_use", **called},
+        {"type": "server_tool_use", **CALLED},
         {"type": "web_search_tool_result", "tool_use_id": "2", "content": [{"url": "x"}]},
-        {"type": "mcp_tool_use", "server_name": "x", **called},
+        {"type": "mcp_tool_use", "server_name": "x", **CALLED},
         {"type": "mcp_tool_result", "tool_use_id": "2", "content": [text]},
         {"type": "refusal", "refusal": "No."},
     ]
-    title, no = ({"type": "text", "text": each} for each in ("Foxes", "No."))
-    named = {"type": "text", "text": "look"}
+    no, plain = text_block("No."), [title, text]
     reference = {"type": "tool_reference", "tool_name": "look"}
-    whole = counted(theirs, [found], [found, reference])
-    assert whole == counted([no], [title, text], [title, text, named])
-    assert whole > counted([no], [title, text], [title, text])
+    whole = read(theirs, [found], [found, reference])
+    assert whole == read([no], plain, [*plain, text_block("look")])
+    assert whole > read([no], plain, plain)
     written = {"type": "text", "media_type": "text/plain", "data": text["text"]}
     for source in (written, {"type": "content", "content": [text]}):
         document = {"type": "document", "title": "Foxes", "source": source}
-        assert counted([], [document], [document]) == counted([], [title, text], [title, text])
+        assert read([], [document], [document]) == read([], plain, plain)
 
 
 def test_a_model_hears_that_a_tool_failed(server):
-    called = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
-    text = {"type": "text", "text": "It rains."}
+    def read(content, **more):
+        return counted(server, called_and_answered(content, **more))
 
-    def counted(content, **more):
-        result = {"type": "tool_result", "tool_use_id": "1", "content": content, **more}
-        asked = [
-            *QUESTION,
-            {"role": "assistant", "content": [called]},
-            {"role": "user", "content": [result]},
-        ]
-        return server.ask("/v1/messages/count_tokens", messages=asked).json()["input_tokens"]
-
-    for content in ("It rains.", [text], None):
-        assert counted(content, is_error=True) > counted(content, is_error=False)
-        assert counted(content, is_error=False) == counted(content)
-    assert counted("It rains.", is_error=True) == counted([text], is_error=True)
-
-
-def respond(server, **fields):
-    fields = {"max_output_tokens": 20, **STEADY, **fields}
-    response = server.ask("/v1/responses", **fields)
-    assert response.status_code == 200, response.text
-    return response.json()
+    text = [text_block("It rains.")]
+    for content in ("It rains.", text, None):
+        assert read(content, is_error=True) > read(content, is_error=False)
+        assert read(content, is_error=False) == read(content)
+    assert read("It rains.", is_error=True) == read(text, is_error=True)
 
 
 def test_an_empty_input_loads_the_model(server):
     for given in ("", []):
-        found = respond(server, input=given, max_output_tokens=1)
-        assert found["output"] == []
-        assert found["status"] == "completed"
-    events = server.events("/v1/responses", input="")
-    assert [event["type"] for event in events] == [
-        "response.created",
-        "response.in_progress",
-        "response.completed",
-    ]
+        found = server.ask("/v1/responses", input=given, max_output_tokens=1).json()
+        assert (found["output"], found["status"]) == ([], "completed")
+    kinds = [event["type"] for event in server.events("/v1/responses", input="")]
+    assert kinds == [f"response.{kind}" for kind in ("created", "in_progress", "completed")]
     assert server.models.all[0].engine is not None
