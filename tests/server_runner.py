@@ -43,6 +43,14 @@ class Running:
             if model.engine is not None:
                 model.engine.free_kept()
 
+    def stream(self, path: str, **fields: object) -> list[dict]:
+        """The objects in a stream's events."""
+        with self.client.stream("POST", path, json={"stream": True, **fields}) as response:
+            assert response.status_code == 200, response.read()
+            assert response.headers["content-type"].startswith("text/event-stream")
+            data = [line.removeprefix("data: ") for line in response.iter_lines()]
+        return [json.loads(each) for each in data if each.startswith("{")]
+
     def events(self, path: str, **fields: object) -> list[dict]:
         """What the events of a stream say, each of which has its type as its name."""
         events = []

@@ -108,11 +108,6 @@ def listens(port: int) -> bool:
     return True
 
 
-def num_said(answer: dict) -> int:
-    usage = answer["usage"]
-    return int(usage.get("output_tokens") or usage["completion_tokens"])
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_server_is_started_for_the_program_and_ended_behind_it(name, tmp_path):
     installed(tmp_path, name, "sys.exit(7)")
@@ -123,7 +118,8 @@ def test_a_server_is_started_for_the_program_and_ended_behind_it(name, tmp_path)
     found = json.loads((tmp_path / "found").read_text())
     assert code == 7
     assert found["answer"]["model"] == "demo"
-    assert num_said(found["answer"]) == 3
+    usage = found["answer"]["usage"]
+    assert usage.get("output_tokens", usage.get("completion_tokens")) == 3
     assert found["context"] == 512
     assert found["rest"] == ["-p", "--", "Say hello."]
     assert not listens(port)
@@ -149,27 +145,19 @@ def test_a_server_that_runs_is_used_and_stays(tmp_path, demo_target):
         assert server.client.get("/health").status_code == 200
 
 
-def test_a_program_that_is_missing_is_named_before_a_server_is_started(tmp_path):
+def test_without_a_program_or_a_server_nothing_is_started(tmp_path):
+    """The program is missing, another server is at the port, or none starts."""
     code, said = ended(started(tmp_path, "codex"))
-    assert code == 2
-    assert said.splitlines() == [
-        "Error: Codex is not installed",
-        "Hint: Install it: npm install -g @openai/codex",
-    ]
-
-
-def test_another_program_at_the_port_or_a_key_is_refused(tmp_path):
+    assert (code, said.splitlines()) == (
+        2,
+        ["Error: Codex is not installed", "Hint: Install it: npm install -g @openai/codex"],
+    )
     installed(tmp_path, "claude")
     with running_server(keys=["a-key"]) as server:
-        words = ("claude", "--port", server.url.rpartition(":")[2])
-        code, said = ended(started(tmp_path, *words))
+        port = server.url.rpartition(":")[2]
+        code, said = ended(started(tmp_path, "claude", "--port", port))
     assert code == 2
     assert "is no localspec server, or needs a key" in said
-    assert not (tmp_path / "found").exists()
-
-
-def test_what_the_server_says_when_it_does_not_start_is_shown(tmp_path):
-    installed(tmp_path, "claude")
     words = ("claude", "missing.gguf", "--port", str(free_port()))
     code, said = ended(started(tmp_path, *words))
     assert code in (1, 2)

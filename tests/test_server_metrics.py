@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import re
-import time
 
 import pytest
 
 from server_runner import running_server
+from waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -76,12 +76,12 @@ def test_props_are_those_of_llama_server(server):
 
 def logged(caplog):
     """The lines of two requests, which may come a moment after their answers."""
-    for _ in range(1000):
-        lines = [each.message for each in caplog.records if each.name.endswith("request_log")]
-        if len(lines) >= 2:
-            break
-        time.sleep(0.01)
-    return lines
+
+    def lines():
+        return [each.message for each in caplog.records if each.name.endswith("request_log")]
+
+    wait_until(lambda: len(lines()) >= 2)
+    return lines()
 
 
 def test_the_log_has_a_line_for_each_request(server, caplog):

@@ -1,18 +1,25 @@
-"""Models that come and go, and the caches of the texts that each keeps."""
+"""Models and servers that come and go, and the caches of the texts that each keeps."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 import time
 
 import pytest
 
+import inside
+from localspec.engine.cache_disk import CacheDisk
+from localspec.engine.cache_store import kept_files
 from localspec.errors import MemoryLimitError, OptionError
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.presets.presets import find_preset
 from localspec.server.app import Limits
 from localspec.server.served_models import AnsweredTexts, ServedModel, ServedModels
 from server_runner import running_server
+from waiting import wait_until
 
 
 @pytest.mark.process
@@ -137,30 +144,18 @@ def test_models_make_room_for_each_other():
     asyncio.run(use())
 
 
-async def give_up_loading(models, model):
-    """Cancel whoever wanted it; the task that loads it all the same."""
-
-    async def open_it():
-        async with models.opened(model):
-            pass
-
-    given_up = asyncio.create_task(open_it())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    loading = model.loading
-    assert loading is not None
-    given_up.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await given_up
-    return loading
-
-
 @pytest.mark.process
 def test_a_load_that_its_client_gave_up_serves_the_next():
     async def use():
         model = ServedModel(find_preset("demo"), 256)
         models = ServedModels([model], takes_any_name=True)
-        loading = await give_up_loading(models, model)
+        given_up = asyncio.create_task(models.opened(model).__aenter__())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        loading = model.loading
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
         async with models.opened(model) as engine:
             assert engine is await loading
         await models.close()
@@ -176,3 +171,47 @@ def test_a_model_remembers_or_does_not():
         engine.remember("text")
     with remembering.load() as engine:
         engine.remember("text")
+
+
+LONG = "Tell me of a fox. " + " ".join(f"It met {n} owls on hill {n + 7}." for n in range(60))
+LARGE = CacheDisk(1_000_000_000)
+
+
+def num_decoded(answer):
+    usage = answer["usage"]
+    return usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("own_folders")
+def test_a_server_that_is_stopped_writes_and_the_next_one_reads():
+    with running_server(cache_disk=LARGE) as server:
+        first = server.chat(LONG, max_tokens=12)
+        assert num_decoded(first) > 500
+    assert len(kept_files()) == 1
+    with running_server(cache_disk=LARGE) as server:
+        again = server.chat(LONG, max_tokens=12)
+        assert num_decoded(again) == 1
+        assert again["choices"][0]["message"] == first["choices"][0]["message"]
+    with running_server(cache_disk=CacheDisk(LARGE.num_bytes, "another key")) as server:
+        assert num_decoded(server.chat(LONG, max_tokens=2)) > 500
+    with running_server() as server:
+        assert num_decoded(server.chat(LONG, max_tokens=2)) > 500
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("own_folders")
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM"])
+def test_what_an_idle_server_has_written_outlives_the_models_process(number):
+    """A kill does after a pause; what tells all processes to end, at once."""
+    keep_s = 0.1 if number == "SIGKILL" else 3600.0
+    with running_server(cache_disk=LARGE, limits=Limits(keep_s=keep_s)) as server:
+        server.chat(LONG, max_tokens=12)
+        engine = server.models.all[0].engine
+        if number == "SIGKILL":
+            wait_until(kept_files)
+        os.kill(engine.process_id, getattr(signal, number))
+        wait_until(lambda: not inside.child_process(engine).is_running())
+        assert len(kept_files()) == 1
+        assert num_decoded(server.chat(LONG, max_tokens=12)) == 1

@@ -183,11 +183,7 @@ def test_errors_are_in_ollamas_shape_all_over(server):
         ("GET", "/api/embedding", 404),
         ("POST", "/api/embed", 404),
         ("POST", "/api/embeddings", 404),
-        ("POST", "/api/pull", 501),
         ("POST", "/api/push", 501),
-        ("POST", "/api/create", 501),
-        ("POST", "/api/copy", 501),
-        ("DELETE", "/api/delete", 501),
         ("POST", "/api/blobs/sha256:00", 501),
     ):
         response = server.client.request(method, path, content=b"{}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 import localspec
@@ -19,16 +17,9 @@ STEADY = {"temperature": 0, "draft_tokens": 3}
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 
-def chunks_of(server, path="/v1/chat/completions", **fields):
-    """The JSON of a stream's events, and how it ended."""
-    fields = {"messages": QUESTION, "stream": True, **STEADY, **fields}
-    with server.client.stream("POST", path, json=fields) as response:
-        assert response.status_code == 200
-        assert response.headers["content-type"].startswith("text/event-stream")
-        lines = [line for line in response.iter_lines() if line]
-    assert all(line.startswith("data: ") for line in lines)
-    assert lines[-1] == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+def chunks_of(server, **fields):
+    fields = {"messages": QUESTION, **STEADY, **fields}
+    return server.stream("/v1/chat/completions", **fields)
 
 
 def test_a_token_can_be_banned(server):
@@ -175,12 +166,9 @@ def test_each_token_says_where_it_begins(server):
         whole = "".join(listed["tokens"])
         for token, at in zip(listed["tokens"], listed["text_offset"], strict=True):
             assert whole[at - before :].startswith(token)
-    body = {"prompt": "Once, é", **STEADY, "max_tokens": 20, "logprobs": 0, "stream": True}
-    with server.client.stream("POST", "/v1/completions", json=body) as response:
-        lines = [line for line in response.iter_lines() if line.startswith("data: {")]
-    parts = [
-        json.loads(line.removeprefix("data: "))["choices"][0]["logprobs"] for line in lines
-    ]
+    body = {"prompt": "Once, é", **STEADY, "max_tokens": 20, "logprobs": 0}
+    chunks = server.stream("/v1/completions", **body)
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
     offsets = [at for part in parts if part for at in part["text_offset"]]
     assert offsets == found["choices"][0]["logprobs"]["text_offset"]
 

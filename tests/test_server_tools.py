@@ -23,8 +23,6 @@ ANTHROPIC_TOOLS = [
     {"type": "web_search_20250305", "name": "web_search"},
 ]
 QUESTION = {"role": "user", "content": "How will it be in Rome?"}
-STEADY = {"temperature": 0, "draft_tokens": 3}
-
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 WRITE = {"name": "write", "description": "A file.", "parameters": TEXT}
 # Behind the head, which the grammar writes.
@@ -117,30 +115,22 @@ def test_anthropic_until_an_answer_comes(anthropic_client, streams):
     assert message.content[0].type == "tool_use"
 
 
-def events_of(server, path, **fields):
-    with server.client.stream("POST", path, json={"stream": True, **fields}) as response:
-        assert response.status_code == 200
-        lines = [line for line in response.iter_lines() if line.startswith("data: {")]
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
-
-
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_a_call_in_tags_comes_while_it_is_written(server, choice):
     """In every protocol that has parts of calls: the name, then JSON."""
     ask = {"model": "tagger", "temperature": 0, "tool_choice": choice}
     messages = {**ask, "messages": [QUESTION]}
-    chunks = events_of(server, "/v1/chat/completions", **messages, tools=[{"function": WRITE}])
+    chunks = server.stream("/v1/chat/completions", **messages, tools=[{"function": WRITE}])
     calls = [c for chunk in chunks for c in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert calls[0]["function"] == {"name": "write", "arguments": ""}
     chat = [call["function"]["arguments"] for call in calls[1:]]
-    events = events_of(
-        server, "/v1/responses", **ask, input=[QUESTION], tools=[{"type": "function", **WRITE}]
-    )
+    tools = [{"type": "function", **WRITE}]
+    events = server.stream("/v1/responses", **ask, input=[QUESTION], tools=tools)
     kind = "response.function_call_arguments.delta"
     response = [event["delta"] for event in events if event["type"] == kind]
     asked = {**messages, "tool_choice": {"type": "any" if choice == "required" else choice}}
     tool = {**WRITE, "input_schema": TEXT}
-    events = events_of(server, "/v1/messages", **asked, tools=[tool])
+    events = server.stream("/v1/messages", **asked, tools=[tool])
     deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
     blocks = [delta["partial_json"] for delta in deltas if delta["partial_json"]]
     for parts in (chat, response, blocks):
@@ -159,33 +149,28 @@ def test_the_prompt_has_tools_calls_and_results(server):
         {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
         {"role": "user", "content": "And now?"},
     ]
-    fields = {"model": "tooled", "messages": messages, "tools": CHAT_TOOLS}
-    prompt = server.ask("/apply-template", **fields).json()["prompt"]
+    chat = {"model": "tooled", "messages": messages, "tools": CHAT_TOOLS}
+    prompt = server.ask("/apply-template", **chat).json()["prompt"]
     assert FAMILIES["Qwen"].call in prompt
     assert '"web_search"' not in prompt
     assert '"name": "get_weather"' in prompt
     assert "<|im_start|>tool\nsunny<|im_end|>" in prompt
     num_tokens = len(server.ask("/tokenize", model="tooled", content=prompt).json()["tokens"])
+    said = [
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "id": "c1", "name": "get_weather", "input": arguments},
+    ]
+    asked = [
+        {"type": "tool_result", "tool_use_id": "c1", "content": "sunny"},
+        {"type": "text", "text": "And now?"},
+    ]
     blocks = [
         QUESTION,
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "text", "text": "I look."},
-                {"type": "tool_use", "id": "c1", "name": "get_weather", "input": arguments},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                {"type": "tool_result", "tool_use_id": "c1", "content": "sunny"},
-                {"type": "text", "text": "And now?"},
-            ],
-        },
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": asked},
     ]
-    counted = server.ask(
-        "/v1/messages/count_tokens", model="tooled", messages=blocks, tools=ANTHROPIC_TOOLS
-    ).json()
+    fields = {"model": "tooled", "messages": blocks, "tools": ANTHROPIC_TOOLS}
+    counted = server.ask("/v1/messages/count_tokens", **fields).json()
     assert counted == {"input_tokens": num_tokens}
     items = [
         QUESTION,
@@ -195,18 +180,10 @@ def test_the_prompt_has_tools_calls_and_results(server):
         {"type": "something_new"},
         {"role": "user", "content": "And now?"},
     ]
-    response = server.ask(
-        "/v1/responses", model="tooled", input=items, tools=TOOLS, max_output_tokens=1
-    ).json()
-    assert response["usage"]["input_tokens"] == num_tokens
     thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
-    response = server.ask(
-        "/v1/responses",
-        model="tooled",
-        input=[items[0], thought, *items[1:]],
-        tools=TOOLS,
-        max_output_tokens=1,
-    ).json()
-    assert response["usage"]["input_tokens"] == num_tokens  # this template leaves it out
-    plain = server.ask("/apply-template", **{**fields, "model": "demo"}).json()["prompt"]
+    asked = {"model": "tooled", "tools": TOOLS, "max_output_tokens": 1}
+    for given in (items, [items[0], thought, *items[1:]]):  # the template leaves thoughts out
+        response = server.ask("/v1/responses", input=given, **asked).json()
+        assert response["usage"]["input_tokens"] == num_tokens
+    plain = server.ask("/apply-template", **{**chat, "model": "demo"}).json()["prompt"]
     assert "<tool_response>\nsunny\n</tool_response>" in plain  # it has no tools
