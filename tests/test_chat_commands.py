@@ -175,10 +175,7 @@ def test_a_cut_answer_is_continued_as_one_answer(chat, engine):
         ("--top-p=0.5", "top_p 0.5"),
         ("repeat-penalty 1.5", "repetition_penalty 1.5"),  # the flag has another name
         ("--max-tokens none", "max_tokens none"),
-        ("think hide", "think hide"),
         ("top-p 1.5", "Error: top_p is 1.5"),
-        ("seed -1", "Error: seed is -1"),
-        ("think never", "Error: think is 'never'"),
         ("top 9", "Hint: Perhaps top_n_sigma or top_k or top_p? /set lists all"),
         ("--ctx 9", "Error: there is no setting '--ctx'"),
         ("system Be brief.", "Hint: It is a command: /system"),

@@ -264,16 +264,12 @@ def test_what_clashes_or_is_none_is_refused(any_engine):
         ({"json_schema": FOX, "regex": "a"}, OptionError, "json_schema and regex"),
         ({"json_schema": {"not": {}}, "strict": True}, ConstraintError, '"not"'),
         ({"json_schema": {"pattern": "^(?=a)"}, "strict": True}, ConstraintError, "look-ahead"),
-        ({"json_schema": FOX, "strict": "yes"}, OptionError, "strict is 'yes'"),
         ({"json_schema": "{"}, ConstraintError, "not JSON"),
-        ({"json_schema": "[]"}, ConstraintError, "JSON schema is"),
         ({"json_schema": 3}, OptionError, "json_schema is 3"),
         ({"json_schema": {"$ref": "https://example.com/a"}}, ConstraintError, "example"),
         ({"regex": "("}, ConstraintError, "unclosed group"),
         ({"grammar": "root ::= fox"}, ConstraintError, "fox"),
         ({"choices": []}, OptionError, "choices"),
-        ({"choices": "yes"}, OptionError, "choices"),
-        ({"choices": [""]}, OptionError, "choice is ''"),
         ({"regex": "a", "ignore_eos": True}, OptionError, "ignore_eos"),
     ]
     for keywords, error, message in refused:
@@ -464,11 +460,9 @@ def test_a_gbnf_grammar_means_what_it_does_in_llama_cpp(engine, grammar, fits, o
     ("grammar", "message"),
     [
         ("root ::= fox", "Rule 'fox' not found"),
-        ("root ::= <|im_end|>", "Expected name at line 1"),
         ('root ::= ("a"{2,3}){2,3}', "Expected value"),
         ('root ::= start\nstart ::= "a"', "Rule 'start' already exists"),
         (r'root ::= "\ud83e"', "surrogates"),
-        ('root ::= "a\0"', "lexer error"),
         ("root ::= " + "(" * 5000, "recursion"),
     ],
 )

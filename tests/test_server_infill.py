@@ -49,6 +49,15 @@ def go_on(coding, prompt):
     return coding.ask("/completion", prompt=prompt, **STEADY).json()
 
 
+def prompt_of(coding, *files):
+    """The tokens of a prompt with BEFORE and AFTER, behind other files."""
+    front = [MARKS["repo"], *tokens(coding, "project\n")] if files else []
+    for text in files:
+        front += [MARKS["file"], *tokens(coding, text)]
+    begin, end = tokens(coding, BEFORE), tokens(coding, AFTER)
+    return [*front, MARKS["prefix"], *begin, MARKS["suffix"], *end, MARKS["middle"]]
+
+
 def test_the_tokens_of_a_file(tmp_path, demo_target, coder):
     """By their keys, old and new ones, or by their texts; a model without them has none."""
     assert fim_tokens(read_header(demo_target)) is None
@@ -62,17 +71,11 @@ def test_the_tokens_of_a_file(tmp_path, demo_target, coder):
 @pytest.mark.process
 def test_the_text_between_two_others_is_filled_in(coding):
     """And what looks like a control token in them is text."""
-    found = fill_in(coding)
-    prompt = [
-        *(MARKS["prefix"], *tokens(coding, BEFORE)),
-        *(MARKS["suffix"], *tokens(coding, AFTER), MARKS["middle"]),
-    ]
+    found, prompt = fill_in(coding), prompt_of(coding)
     assert found["tokens_evaluated"] == len(prompt)
     assert not {MARKS["middle"], MARKS["file"]} & set(prompt[1:-1])
     assert found["content"] == go_on(coding, prompt)["content"] != ""
-    assert found["stop"] is True
-    assert found["stop_type"] == "limit"
-    assert found["tokens_predicted"] == 12
+    assert (found["stop"], found["stop_type"], found["tokens_predicted"]) == (True, "limit", 12)
     begun = fill_in(coding, before=BEFORE[:-7], prompt=BEFORE[-7:])
     assert begun["content"] == found["content"]
 
@@ -81,14 +84,7 @@ def test_the_text_between_two_others_is_filled_in(coding):
 def test_other_files_come_first(coding):
     extra = [{"filename": "a.py", "text": "A = 1\n"}, {"text": "B = 2\n"}]
     found = fill_in(coding, input_extra=extra)
-    prompt = [
-        *(MARKS["repo"], *tokens(coding, "project\n")),
-        *(MARKS["file"], *tokens(coding, "a.py\nA = 1\n")),
-        *(MARKS["file"], *tokens(coding, "file\nB = 2\n")),
-        *(MARKS["file"], *tokens(coding, "file\n")),
-        *(MARKS["prefix"], *tokens(coding, BEFORE)),
-        *(MARKS["suffix"], *tokens(coding, AFTER), MARKS["middle"]),
-    ]
+    prompt = prompt_of(coding, "a.py\nA = 1\n", "file\nB = 2\n", "file\n")
     assert found["tokens_evaluated"] == len(prompt)
     assert found["content"] == go_on(coding, prompt)["content"]
 
@@ -128,9 +124,7 @@ def test_what_is_shared_stays_cached_while_a_person_types(coding):
         assert server_is_free["tokens_cached"] >= server_is_free["tokens_evaluated"] - 1
     assert num_cached[0] > files + len(tokens(coding, BEFORE))
     (model,) = coding.models.all
-    assert len(inside.answered_texts(model)) == 1, (
-        "one text in the caches, not one for each key"
-    )
+    assert len(inside.answered_texts(model)) == 1  # not one for each key
 
 
 @pytest.mark.process

@@ -163,7 +163,6 @@ def preset(**wrong: object) -> None:
 @pytest.mark.parametrize(
     ("ask", "wrong", "hint"),
     [
-        (localspec.load, "n_gpu_layers", "num_gpu_layers"),
         (localspec.load, "model_path", "Give the model first"),
         (localspec.load, "temperature", "Give it with the question."),
         (localspec.load, "zzz", "Known are preset, target, draft"),
