@@ -53,10 +53,27 @@ def foreign(asked, url):
     return not asked.url.startswith((url, "blob:", "data:"))
 
 
-def ask(page, text):
+def begin(page, text):
     page.fill("#question", text)
     page.press("#question", "Enter")
+
+
+def ask(page, text):
+    begin(page, text)
     ended(page)
+
+
+def reload(page):
+    page.reload()
+    page.wait_for_selector("#model option", state="attached")
+
+
+def ask_slowly(page, word):
+    """Ask what is answered word by word, and wait for that word."""
+    page.add_init_script(SLOW_STREAM)
+    reload(page)
+    begin(page, "slow")
+    page.wait_for_selector(f"#messages:has-text('{word}')")
 
 
 def ended(page):
@@ -77,6 +94,19 @@ def set_option(page, name, value):
 def chosen(page, title):
     page.click("#menu summary")
     page.click(f"#menu button:text-is('{title}')")
+
+
+def delete(page):
+    chosen(page, "Delete")
+    page.click("#confirm button[value=yes]")
+
+
+def exported(page, kind, folder):
+    """The file into which the conversation was exported."""
+    with page.expect_download() as download:
+        chosen(page, f"Export as {kind}")
+    download.value.save_as(folder / download.value.suggested_filename)
+    return folder / download.value.suggested_filename
 
 
 def last_text(page):

@@ -12,12 +12,16 @@ import pytest
 from page_driver import (
     FOX,
     PATIENCE_MS,
-    SLOW_STREAM,
     ask,
+    ask_slowly,
+    begin,
     chosen,
+    delete,
     ended,
+    exported,
     last_text,
     played,
+    reload,
     set_option,
     visitor,
 )
@@ -39,11 +43,7 @@ def test_an_answer_comes_and_outlives_a_reload(page):
 
 
 def test_escape_stops_an_answer(page):
-    page.add_init_script(SLOW_STREAM)
-    page.reload()
-    page.fill("#question", "slow")
-    page.press("#question", "Enter")
-    page.wait_for_selector("#messages:has-text('word 3')")
+    ask_slowly(page, "word 3")
     page.keyboard.press("Escape")
     ended(page)
     assert "Stopped." in page.inner_text("#messages li:last-child")
@@ -93,8 +93,7 @@ def test_conversations_are_renamed_searched_and_deleted(page):
     page.wait_for_selector("#list:has-text('Nothing found.')", state="attached")
     page.fill("#search", "fox story")
     page.wait_for_selector("#list:has-text('Of foxes')")
-    chosen(page, "Delete")
-    page.click("#confirm button[value=yes]")
+    delete(page)
     page.wait_for_selector("#welcome:not([hidden])")
     assert page.inner_text("#title") == "New chat"
 
@@ -110,19 +109,12 @@ def test_an_exported_conversation_is_imported_as_it_was(page, tmp_path, kind):
     page.click("text=Edit")
     ask(page, "What?")
     page.click("#messages li:first-child >> [aria-label='Earlier version']")
-    with page.expect_download() as download:
-        chosen(page, f"Export as {kind}")
-    file = tmp_path / download.value.suggested_filename
-    download.value.save_as(file)
-    chosen(page, "Delete")
-    page.click("#confirm button[value=yes]")
+    file = exported(page, kind, tmp_path)
+    delete(page)
     page.set_input_files("#import-file", file)
     page.click("#list button")
     page.wait_for_selector("#messages li:nth-child(2)")
-    with page.expect_download() as download:
-        chosen(page, "Export as Markdown")
-    download.value.save_as(tmp_path / "again.md")
-    told = (tmp_path / "again.md").read_text()
+    told = exported(page, "Markdown", tmp_path).read_text()
     assert "Which?\n\n# Two" in told
     assert "one\n\n<!-- message user -->\n\n* two" in told
     assert page.inner_text(VERSION.format(1)) == "1/2"
@@ -157,8 +149,7 @@ def test_settings_reach_the_model_and_errors_come_in_its_words(page):
     body = asked.value.post_data_json
     assert (body["draft_tokens"], body["temperature"]) == (3, 0)
     set_option(page, "max_tokens", "0")
-    page.fill("#question", "again")
-    page.press("#question", "Enter")
+    begin(page, "again")
     page.wait_for_selector("#messages .error")
     assert "max_tokens" in page.inner_text("#messages .error")
     page.wrong[:] = [each for each in page.wrong if "400" not in each]  # the browser's own note
@@ -166,13 +157,8 @@ def test_settings_reach_the_model_and_errors_come_in_its_words(page):
 
 def test_the_live_picture_grows_with_the_answer(page):
     """What each step tried is there before the answer ends."""
-    page.add_init_script(SLOW_STREAM)
-    page.reload()
-    page.wait_for_selector("#model option", state="attached")
     page.keyboard.press("Alt+l")
-    page.fill("#question", "slow")
-    page.press("#question", "Enter")
-    page.wait_for_selector("#messages:has-text('word 40')")
+    ask_slowly(page, "word 40")
     page.wait_for_selector("#live:has-text('of 40 (')")  # it is drawn a moment later
     told = page.inner_text("#live")
     for words in ("would not pay", "20 of 40 (50 %)", "Threads\n7", "Steps by tokens"):
@@ -214,8 +200,7 @@ def test_an_answer_goes_on_after_its_server_was_killed(browser):
             schema = {"type": "array", "items": {"type": "integer"}, "minItems": 900}
             set_option(page, "form", "schema")  # so long that it is still coming
             set_option(page, "schema", json.dumps(schema))
-            page.fill("#question", "Count.")
-            page.press("#question", "Enter")
+            begin(page, "Count.")
             page.wait_for_selector("#messages .assistant .text:has-text('[')")
             page.fill("#question", "typed meanwhile")
         page.wait_for_selector("#messages .error")
@@ -231,39 +216,16 @@ def test_an_answer_goes_on_after_its_server_was_killed(browser):
         page.wrong.clear()  # the browser's own notes of the connections that failed
 
 
-HEN = "#files li:has-text('hen.txt')"
-
-
-def attach(page, name):
-    held = {"name": name, "mimeType": "text/plain", "buffer": b"a hen"}
-    page.set_input_files("#attach-files", [held])
-    page.wait_for_selector(f"#files li:has-text('{name}')")
-
-
-def deleted(page, button):
+@pytest.mark.parametrize("button", ["Delete", "Delete all"])
+def test_what_is_deleted_while_it_is_answered_stays_deleted(page, button):
+    ask_slowly(page, "word 20")
+    page.fill("#question", "typed meanwhile")
     if button == "Delete":
-        chosen(page, "Delete")
+        delete(page)
     else:
         page.click("#show-settings")
         page.click("#delete-all")
-    page.click("#confirm button[value=yes]")
-    page.wait_for_selector("#welcome:not([hidden])")
-
-
-def reload(page):
-    page.reload()
-    page.wait_for_selector("#model option", state="attached")
-
-
-@pytest.mark.parametrize("button", ["Delete", "Delete all"])
-def test_what_is_deleted_while_it_is_answered_stays_deleted(page, button):
-    page.add_init_script(SLOW_STREAM)
-    reload(page)
-    page.fill("#question", "slow")
-    page.press("#question", "Enter")
-    page.wait_for_selector("#messages:has-text('word 20')")
-    page.fill("#question", "typed meanwhile")
-    deleted(page, button)
+        page.click("#confirm button[value=yes]")
     page.wait_for_selector("#list:has-text('Your conversations will stand here.')")
     reload(page)
     page.wait_for_selector("#list:has-text('Your conversations will stand here.')")
@@ -281,14 +243,17 @@ def test_whoever_edits_loses_nothing_that_was_typed(page):
     """Neither by Edit, Escape and the arrow up, nor by a reload in between."""
     played(page, {"content": "yes"})
     ask(page, FOX)
-    attach(page, "hen.txt")
+    hen = "#files li:has-text('hen.txt')"
+    held = {"name": "hen.txt", "mimeType": "text/plain", "buffer": b"a hen"}
+    page.set_input_files("#attach-files", [held])
+    page.wait_for_selector(hen)
     page.fill("#question", "half a quest")
     edited(page, 1)
     assert page.input_value("#question") == FOX
     assert page.locator("#files li").count() == 0
     page.fill("#question", "another quest")
     page.keyboard.press("Escape")
-    page.wait_for_selector(HEN)
+    page.wait_for_selector(hen)
     assert page.input_value("#question") == "half a quest"
     page.fill("#question", "")
     page.keyboard.press("ArrowUp")
@@ -299,7 +264,7 @@ def test_whoever_edits_loses_nothing_that_was_typed(page):
     assert page.input_value("#question") == "another quest"
     page.press("#question", "Enter")
     ended(page)
-    page.wait_for_selector(HEN)
+    page.wait_for_selector(hen)
     assert page.locator("#messages li").count() == 2
     edited(page, 1)
     assert page.input_value("#question") == "another quest"

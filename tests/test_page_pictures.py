@@ -8,7 +8,7 @@ import json
 import shutil
 
 import pytest
-from page_driver import ask, set_option, visitor
+from page_driver import ask, exported, reload, set_option, visitor
 from PIL import Image
 from vision_maker import write_vision_pair
 
@@ -88,19 +88,14 @@ def test_pictures_are_shown_removed_sent_and_kept(page, tmp_path):
     assert page.inner_text("#messages li:last-child") != ""
     assert page.locator("#messages .error").all_inner_texts() == []
     assert page.locator("#files img").count() == 0
-    page.reload()
+    reload(page)
     page.wait_for_selector('#messages img[alt="blue.png"]')
-    page.wait_for_selector("#model option", state="attached")
     page.select_option("#model", "seer")
     assert page.evaluate("document.querySelector('#messages img').naturalWidth") == 48
     with page.expect_request("**/v1/chat/completions") as asked:
         ask(page, "And now?")
     assert len(asked.value.post_data_json["messages"][0]["content"]) == 3
-    page.click("#menu summary")
-    with page.expect_download() as download:
-        page.click("#export-json")
-    path = tmp_path / "chat.json"
-    download.value.save_as(path)
+    path = exported(page, "JSON", tmp_path)
     page.click("#new")
     page.set_input_files("#import-file", path)
     page.wait_for_selector("#list li:nth-child(2)")
