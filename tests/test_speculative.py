@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -13,16 +14,22 @@ from localspec.errors import DecodeError
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Provenance
-from localspec.speculative.policy_api import (
-    DraftOff,
-    FixedDraftPolicy,
-    PolicyContext,
-)
+from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy, UpTo
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import StepStart, make_rule
 from reference import greedy_text
-from toy import GREEDY, UNFILTERED, TableModel, all_shared, loop_of, never, request, tokens_of
+from toy import (
+    GREEDY,
+    UNFILTERED,
+    TableModel,
+    all_shared,
+    loop_of,
+    never,
+    request,
+    steps_of,
+    tokens_of,
+)
 
 PROMPT = [1, 2, 3]
 
@@ -106,8 +113,7 @@ def test_padding_may_go_beyond_the_answer_but_not_beyond_the_context(context_len
     """The last step of an answer may be one of an expensive size, too."""
     target, draft = TableModel(context_length=context_length), TableModel()
     loop = loop_of(target, [DraftModel(draft, all_shared(target, draft), never)], Padding(3))
-    loop.start(PROMPT)
-    text = tokens_of(loop.steps(request(max_tokens=9)))
+    text = tokens_of(steps_of(loop, PROMPT, max_tokens=9))
     assert text == greedy_text(TableModel(), PROMPT, 9, never)
     assert [len(tokens) for tokens in target.decoded] == sizes
 
@@ -129,8 +135,7 @@ def test_the_draft_prefills_once_and_only_when_it_proposes():
     """The first step draws from the prompt's row; the draft reads the prompt at the second."""
     target, draft = TableModel(), TableModel()
     loop = speculate(target, draft, 2)
-    loop.start(PROMPT)
-    steps = loop.steps(request())
+    steps = steps_of(loop, PROMPT)
     next(steps)
     assert draft.decoded == []
     next(steps)
@@ -172,12 +177,9 @@ def test_the_same_seed_and_k_give_the_same_text(rule):
         target, draft = TableModel(seed=1), TableModel(seed=2)
         loop = speculate(target, draft, 3)
         for seed in range(warm_up):
-            loop.start(PROMPT)
-            list(loop.steps(request(UNFILTERED, seed=seed, rule=rule)))
-        loop.start(PROMPT)
-        texts.append(
-            [step.tokens for step in loop.steps(request(UNFILTERED, seed=42, rule=rule))]
-        )
+            list(steps_of(loop, PROMPT, UNFILTERED, seed=seed, rule=rule))
+        steps = steps_of(loop, PROMPT, UNFILTERED, seed=42, rule=rule)
+        texts.append([step.tokens for step in steps])
     assert texts[0] == texts[1]
 
 
@@ -198,13 +200,11 @@ def test_another_text_is_decoded_from_where_it_differs():
     """Nothing of the old one's cache is believed after that."""
     target, draft = TableModel(seed=1), TableModel(seed=1, order=2)
     loop = speculate(target, draft, 3)
-    loop.start([1, 2, 3, 4, 5])
-    list(loop.steps(request(max_tokens=6)))
-    assert loop.start([1, 2, 6, 4, 5, 7, 7, 7, 7, 7, 7, 7, 7]) == 2
+    list(steps_of(loop, [1, 2, 3, 4, 5], max_tokens=6))
+    other = [1, 2, 6, 4, 5, *[7] * 8]
+    assert loop.start(other) == 2
     text = tokens_of(loop.steps(request(max_tokens=8)))
-    assert text == greedy_text(
-        TableModel(seed=1), [1, 2, 6, 4, 5, 7, 7, 7, 7, 7, 7, 7, 7], 8, never
-    )
+    assert text == greedy_text(TableModel(seed=1), other, 8, never)
     assert draft.cached == loop.tokens[: draft.num_cached]
 
 
@@ -217,12 +217,8 @@ def test_renamed_tokens_are_never_proposed():
     for seed in range(40):
         proposer.truncate(0)
         rule = make_rule("token", is_greedy=False, seed=None, randomness=Randomness(seed))
-        extent = (
-            FixedDraftPolicy(5)
-            .choose(PolicyContext(0, 16, 20, (proposer.state(PROMPT),)))
-            .extent
-        )
-        proposal = proposer.propose(PROMPT, extent, chain, rule.draw(StepStart(1, 1)))
+        proposer.state(PROMPT)
+        proposal = proposer.propose(PROMPT, UpTo(5), chain, rule.draw(StepStart(1, 1)))
         proposed |= set(proposal.draft_tokens)
     assert proposed == {0, 1, 4, 5, 6, 7}
 
@@ -233,16 +229,13 @@ def test_closing_early_leaves_both_caches_a_prefix():
     for num_steps in range(6):
         target, draft = TableModel(seed=1), TableModel(seed=1, order=2)
         loop = speculate(target, draft, 3)
-        loop.start(PROMPT)
-        steps = loop.steps(request())
+        steps = steps_of(loop, PROMPT)
         for _ in range(num_steps):
             next(steps)
         steps.close()
         for model in (target, draft):
             assert model.cached == loop.tokens[: model.num_cached]
-        loop.start(PROMPT)
-        text = tokens_of(loop.steps(request(max_tokens=10)))
-        assert text == expected
+        assert tokens_of(steps_of(loop, PROMPT, max_tokens=10)) == expected
 
 
 @pytest.mark.parametrize("who", ["target", "draft"])
@@ -252,9 +245,8 @@ def test_a_failing_decode_leaves_both_caches_a_prefix(who, fail_at):
     target, draft = TableModel(seed=1), TableModel(seed=1, order=2)
     {"target": target, "draft": draft}[who].fail_at = fail_at
     loop = speculate(target, draft, 3)
-    loop.start(PROMPT)
     with pytest.raises(DecodeError, match="asked for"):
-        list(loop.steps(request(max_tokens=30)))
+        list(steps_of(loop, PROMPT, max_tokens=30))
     for model in (target, draft):
         assert model.cached == loop.tokens[: model.num_cached]
     so_far = len(loop.tokens) - len(PROMPT)
@@ -316,8 +308,7 @@ def test_a_target_that_cannot_be_cut_back_starts_over():
     """It is emptied where others would be cut, and the text is right all the same."""
     target = TableModel(max_rollback=0)
     loop = speculate(target, None, 0)
-    loop.start(PROMPT)
-    list(loop.steps(request(max_tokens=4)))
+    list(steps_of(loop, PROMPT, max_tokens=4))
     assert loop.start([1, 2, 7]) == 0
     text = tokens_of(loop.steps(request(max_tokens=4)))
     assert text == greedy_text(TableModel(), [1, 2, 7], 4, never)
@@ -354,9 +345,7 @@ def test_policies_learn_nothing_from_a_step_that_reads_a_picture(prompt, sizes, 
     Learning.records = []
     proposers = [DraftModel(draft, all_shared(target, draft), never)]
     loop = loop_of(target, proposers, policy)
-    loop.start(prompt)
-    for _ in zip(range(3), loop.steps(request(max_tokens=9)), strict=False):
-        pass
+    list(itertools.islice(steps_of(loop, prompt, max_tokens=9), 3))
     assert [each.num_target_tokens for each in policy.records] == sizes
     assert policy.records[-2].num_read == read
 
@@ -369,9 +358,7 @@ def test_the_draft_looks_back_on_its_own_draft_tokens(penalty):
     params = replace(GREEDY, **{penalty: 3.0}, dry_allowed_length=1)
     target, draft = (TableModel(seed=4, order=1) for _ in range(2))
     loop = speculate(target, draft, 4)
-    loop.start(PROMPT)
-    steps = list(loop.steps(request(params, max_tokens=40)))
+    steps = list(steps_of(loop, PROMPT, params, max_tokens=40))
     assert all(step.num_accepted == step.num_draft_tokens for step in steps)
     plain = speculate(TableModel(seed=4, order=1), None, 0)
-    plain.start(PROMPT)
-    assert loop.tokens[3:] != tokens_of(plain.steps(request(max_tokens=40)))
+    assert loop.tokens[3:] != tokens_of(steps_of(plain, PROMPT, max_tokens=40))
