@@ -171,6 +171,21 @@ def compiled(tmp_path):
     return build
 
 
+def said_by(code: str, library: str, folder: Path) -> str:
+    """What Python prints in the folder, with that LLAMA_CPP_LIB_PATH; nothing to stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": library},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
 FEW = "int llama_max_devices() { return 1; }"
 TWICE = """
 import localspec
@@ -196,17 +211,7 @@ def test_a_library_that_does_not_fit_is_refused_in_a_sentence_each_time(
 ):
     if name is not None:
         compiled(code, name)
-    done = subprocess.run(
-        [sys.executable, "-c", TWICE],
-        cwd=tmp_path,
-        env={**os.environ, "LLAMA_CPP_LIB_PATH": "."},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.stderr == ""
-    said = done.stdout.splitlines()
+    said = said_by(TWICE, ".", tmp_path).splitlines()
     assert len(said) == 3
     assert all(words in line for line in said)
 
@@ -217,15 +222,7 @@ def test_the_chosen_folder_holds_for_libmtmd_too(tmp_path):
     (tmp_path / "llama_cpp").symlink_to(used.parent, target_is_directory=True)
     chosen = str(tmp_path / "llama_cpp" / used.name)
     code = "from localspec.llama import loaded; print(loaded.load_mtmd()._libmtmd._name)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "LLAMA_CPP_LIB_PATH": chosen},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.startswith(chosen)
+    assert said_by(code, chosen, tmp_path).startswith(chosen)
 
 
 @pytest.mark.process
