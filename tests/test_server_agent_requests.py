@@ -78,22 +78,13 @@ def server(tmp_path_factory, demo_target):
             yield running
 
 
-def events_of(server, path, body):
-    """The data of each event; the connection is closed behind the last."""
-    body = {"model": "agent", "stream": True, **body}
-    with server.client.stream("POST", path, json=body) as response:
-        assert response.status_code == 200, response.read()
-        lines = response.read().decode().split("\n")
-    return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-
-
 def order(kinds):
     """The kinds, each once where it stands several times in a row."""
     return [kind for kind, _ in itertools.groupby(kinds)]
 
 
 def test_codex(server):
-    events = [json.loads(data) for data in events_of(server, "/v1/responses", CODEX)]
+    events = server.stream("/v1/responses", model="agent", **CODEX)
     kinds = [event["type"].removeprefix("response.") for event in events]
     assert order(kinds) == [
         *("created", "in_progress", "output_item.added", "content_part.added"),
@@ -106,15 +97,15 @@ def test_codex(server):
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"] > 2000
     answer = {"type": "message", "role": "assistant", "content": item["content"]}
     again = {"type": "message", "role": "user", "content": "And again."}
-    more = {**CODEX, "input": [*CODEX["input"], answer, again]}
-    second = json.loads(events_of(server, "/v1/responses", more)[-1])["response"]["usage"]
+    more = {**CODEX, "model": "agent", "input": [*CODEX["input"], answer, again]}
+    second = server.stream("/v1/responses", **more)[-1]["response"]["usage"]
     assert second["input_tokens_details"]["cached_tokens"] >= usage["input_tokens"] - 16
 
 
 def test_claude_code(server):
     assert server.client.head("/").status_code == 200  # before anything else
     path = "/v1/messages?beta=true"
-    events = [json.loads(data) for data in events_of(server, path, CLAUDE_CODE)]
+    events = server.stream(path, model="agent", **CLAUDE_CODE)
     assert order(event["type"] for event in events) == [
         *("message_start", "content_block_start", "content_block_delta"),
         *("content_block_stop", "message_delta", "message_stop"),
@@ -124,14 +115,15 @@ def test_claude_code(server):
     assert "".join(said) == ANSWER
     # Another session: the header's numbers are others, and all behind it is cached.
     system = text("text", BILLING.replace("1c0", "f5e"), "You are an agent.", LONG)
-    other = events_of(server, path, {**CLAUDE_CODE, "system": system})
-    assert json.loads(other[-2])["usage"]["input_tokens"] == 1
+    other = server.stream(path, **{**CLAUDE_CODE, "model": "agent", "system": system})
+    assert other[-2]["usage"]["input_tokens"] == 1
 
 
 def test_opencode(server):
-    *events, done = events_of(server, "/v1/chat/completions", OPENCODE)
-    assert done == "[DONE]"
-    *chunks, last = [json.loads(event) for event in events]
+    body = {"model": "agent", "stream": True, **OPENCODE}
+    *events, done = server.ask("/v1/chat/completions", **body).text.split("\n\n")[:-1]
+    assert done == "data: [DONE]"
+    *chunks, last = [json.loads(event.removeprefix("data: ")) for event in events]
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     said = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
     assert "".join(said) == ANSWER

@@ -181,15 +181,8 @@ def test_the_calls_of_curl_on_the_page(server):
     calls = [block for block in blocks("sh") if block.startswith("curl")]
     assert len(calls) >= 3
     for call in calls:
-        done = subprocess.run(
-            at(server, call).replace("curl ", "curl --noproxy '*' -sS --fail "),
-            shell=True,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, (call, done.stderr)
-        assert done.stdout
+        asked = at(server, call).replace("curl ", "curl --noproxy '*' -sS --fail ")
+        assert run(asked, shell=True)
 
 
 @pytest.mark.parametrize("block", [each for each in blocks("python") if ":8617" in each])
