@@ -115,14 +115,14 @@ def test_what_is_refused(embedder, reranker, demo_target, mean):
     with pytest.raises(localspec.ContextError, match=r"tokens; mean\.gguf reads 64"):
         embedder.embed("fox " * 100)
     assert embedder.embed("fox " * 100, truncate=True).num_tokens == 64
-    with pytest.raises(localspec.OptionError, match="dimensions is 65"):
-        embedder.embed("fox", dimensions=65)
-    with pytest.raises(localspec.OptionError, match="a text is empty"):
-        embedder.embed([[]])
-    with pytest.raises(localspec.OptionError, match="99999999"):
-        embedder.embed([[99_999_999]])
-    with pytest.raises(localspec.OptionError, match="no reranker"):
-        embedder.rank("fox", ["hen"])
+    for wrong, said in (
+        (lambda: embedder.embed("fox", dimensions=65), "dimensions is 65"),
+        (lambda: embedder.embed([[]]), "a text is empty"),
+        (lambda: embedder.embed([[99_999_999]]), "99999999"),
+        (lambda: embedder.rank("fox", ["hen"]), "no reranker"),
+    ):
+        with pytest.raises(localspec.OptionError, match=said):
+            wrong()
     with pytest.raises(localspec.ModelFileError, match="does not say how a text becomes"):
         localspec.load_embedder(demo_target)
     with pytest.raises(localspec.ModelFileError, match="embedding model"):

@@ -69,11 +69,8 @@ def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(pair):
         for found in (report.greedy, report.seeded):
             near_ties = len(found.divergences)
             assert found.num_accepted - near_ties <= found.num_identical <= found.num_accepted
-        compared = (
-            report.greedy.num_tokens,
-            report.seeded.num_tokens,
-            report.step_law.num_places,
-        )
+        texts = report.greedy, report.seeded
+        compared = (*(found.num_tokens for found in texts), report.step_law.num_places)
         assert compared >= before
         before = compared
         told = json.loads(json.dumps(to_json(report)))

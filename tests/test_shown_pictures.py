@@ -91,8 +91,12 @@ def text(said):
     return {"type": "text", "text": said}
 
 
+def encoded(picture):
+    return base64.b64encode(picture.png()).decode()
+
+
 def data_url(picture, kind="image/png"):
-    return f"data:{kind};base64,{base64.b64encode(picture.png()).decode()}"
+    return f"data:{kind};base64,{encoded(picture)}"
 
 
 def openai(picture):
@@ -109,11 +113,7 @@ FORMS = {
     },
     "anthropic": lambda picture: {
         "type": "image",
-        "source": {
-            "type": "base64",
-            "media_type": "image/png",
-            "data": base64.b64encode(picture.png()).decode(),
-        },
+        "source": {"type": "base64", "media_type": "image/png", "data": encoded(picture)},
     },
     "picture": lambda picture: {"type": "image", "image": picture},
     "bytes": lambda picture: {"type": "image", "image": picture.png()},
