@@ -2,7 +2,7 @@
 
 from localspec._version import __version__ as __version__
 from localspec.chat.chat import Chat as Chat
-from localspec.engine.cache_disk import CacheDisk as CacheDisk
+from localspec.engine.models import CacheDisk as CacheDisk
 from localspec.engine.disk_usage import (
     DiskUsage as DiskUsage,
     disk_usage as disk_usage,

@@ -20,7 +20,6 @@ from hybrid_maker import CACHE_KINDS, write_cache_kind
 import inside
 import localspec
 from engines import PLACES, Owner, answered
-from localspec.engine.cache_disk import CacheDisk
 from localspec.engine.cache_file import PooledCache
 from localspec.engine.cache_store import (
     CacheStore,
@@ -28,6 +27,7 @@ from localspec.engine.cache_store import (
     kept_folder,
     kept_sizes,
 )
+from localspec.engine.models import CacheDisk
 from localspec.errors import OptionError
 from localspec.llama.cache_state import CacheState
 
@@ -245,7 +245,7 @@ def test_a_full_disk_is_a_line_in_the_log(load, monkeypatch, caplog):
 KILLED = """
 import sys, time
 import numpy as np
-from localspec.engine.cache_disk import CacheDisk
+from localspec.engine.models import CacheDisk
 from localspec.engine.cache_store import CacheStore, kept_folder, kept_sizes
 from localspec.engine.cache_file import PooledCache
 from localspec.llama.cache_state import CacheState

@@ -259,7 +259,7 @@ def _prepare(
     served: ServedModels, access: AccessRules, parallel: int, cache_disk: int | None
 ) -> None:
     """Set the models' caches and parallel answers. Raises OptionError for a double name."""
-    from localspec.engine.cache_disk import CacheDisk
+    from localspec.engine.models import CacheDisk
 
     usual = _CACHE_DISK if access.is_of_one else 0
     disk = CacheDisk(usual if cache_disk is None else cache_disk, "".join(access.keys[:1]))

@@ -21,7 +21,6 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from localspec.atomic_write import UNFINISHED
-from localspec.engine.cache_disk import CacheDisk
 from localspec.engine.cache_file import (
     CacheHead,
     PooledCache,
@@ -29,6 +28,7 @@ from localspec.engine.cache_file import (
     read_states,
     write_caches,
 )
+from localspec.engine.models import CacheDisk
 from localspec.errors import DAMAGES
 from localspec.llama.cache_state import CacheState
 from localspec.machine import memory_here
@@ -183,7 +183,6 @@ class CacheStore:
         return kept
 
     def _name(self, kept: PooledCache) -> str:
-        """The name of the file with that text."""
         assert kept.states[0] is not None
         text = kept.tokens[: kept.states[0].num_cached]
         content = json.dumps([self._owner, self._identities, text])

@@ -17,20 +17,14 @@ from typing import TYPE_CHECKING, NoReturn
 from localspec.chat.turns import longer_context
 from localspec.constraints.guidance import not_kept
 from localspec.engine.base import BaseEngine, Found
-from localspec.engine.cache_disk import CacheRoom
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.constraint_choice import Constrainer
 from localspec.engine.lane import Lane, open_lanes, pool_of
-from localspec.engine.models import EngineMemory, Models
+from localspec.engine.models import CacheRoom, EngineMemory, Models
 from localspec.engine.prefill import measure_fast, prepare
 from localspec.engine.proposer_choice import answer_policy
 from localspec.engine.worker import LaneWork, Producing, Worker
-from localspec.errors import (
-    ContextError,
-    EngineError,
-    Interrupted,
-    OptionError,
-)
+from localspec.errors import ContextError, EngineError, Interrupted, OptionError
 from localspec.sampling.chain import Resolver
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from localspec.engine.cache_disk import CacheRoom
 from localspec.engine.cache_pool import CachePool, SavesState, TextPlace
 from localspec.engine.cache_store import CacheStore
-from localspec.engine.models import Models
+from localspec.engine.models import CacheRoom, Models
 from localspec.engine.proposer_choice import (
     choose_policies,
     choose_proposers,

@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localspec.engine.cache_disk import CacheDisk, CacheRoom
 from localspec.engine.engine import Engine
-from localspec.engine.models import Models
+from localspec.engine.models import CacheDisk, CacheRoom, Models
 from localspec.engine.proposer_choice import choose_threads
 from localspec.engine.sources import (
     OTHER_KEYWORDS,
@@ -462,21 +461,18 @@ def _content_of_adopted(model: LlamaModel, path: str) -> str | None:
 
     Adapters, control vectors and other settings of the application change the content of a
     cache, as does a file that was replaced since, and libllama reports none of that: so the
-    logits after a few tokens count as well. The cache is emptied. None, and a reason in the
-    log, as from `FileContent.digest`.
+    logits after tokens from all over the vocabulary count as well. The cache is emptied. None,
+    and a reason in the log, as from `FileContent.digest`.
     """
     try:
         in_file = FileContent(check_model_file(Path(path))).digest()
     except ModelFileError as error:
         logger.warning("the loaded model cannot be identified by its file: %s", error)
         return None
-    return None if in_file is None else f"{in_file} {_behaviour(model)}"
-
-
-def _behaviour(model: LlamaModel) -> str:
-    """A hash of the logits after tokens from all over the vocabulary."""
+    if in_file is None:
+        return None
     count = min(_NUM_TRIED, model.vocab_size, model.context_length)
     tokens = [model.vocab_size * index // count for index in range(count)]
     row = computed_apart(lambda: model.decode(tokens, 1))
     model.truncate(0)
-    return hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest()
+    return f"{in_file} {hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest()}"

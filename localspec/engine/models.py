@@ -1,4 +1,4 @@
-"""The models that an engine owns, and what they take."""
+"""The models that an engine owns, what they take, and what caches may take."""
 
 from __future__ import annotations
 
@@ -129,3 +129,29 @@ class EngineMemory:
     models: PairMemory | None
     kept_bytes: int
     most_kept_bytes: int
+
+
+class CacheDisk(NamedTuple):
+    """Limit of an engine's caches on disk: num_bytes, 0 for none.
+
+    owner: whose texts they are; those of others are never used.
+    """
+
+    num_bytes: int
+    owner: str = ""
+
+    @classmethod
+    def of(cls, value: int | CacheDisk) -> CacheDisk:
+        """Check the argument of `load`. Raises OptionError for anything but 0 or more."""
+        disk = value if isinstance(value, CacheDisk) else cls(value)
+        is_number = isinstance(disk.num_bytes, int) and not isinstance(disk.num_bytes, bool)
+        if not (is_number and disk.num_bytes >= 0 and isinstance(disk.owner, str)):
+            raise OptionError(f"cache_disk is {value!r}", "Give bytes: 0 (none) or more.")
+        return disk
+
+
+class CacheRoom(NamedTuple):
+    """Limits for the caches of conversations that wait."""
+
+    memory_bytes: int
+    disk: CacheDisk = CacheDisk(0)

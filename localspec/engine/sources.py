@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
 
-from localspec.engine.cache_disk import CacheDisk
+from localspec.engine.models import CacheDisk
 from localspec.errors import OptionError, PairError
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import get_args
 
-from localspec.engine.cache_disk import CacheDisk
+from localspec.engine.models import CacheDisk
 from localspec.engine.sources import named_sources
 from localspec.errors import LocalspecError, MemoryLimitError, RpcError
 from localspec.gguf_file.check import check_model_file

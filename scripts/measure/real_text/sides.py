@@ -10,10 +10,9 @@ from typing import Any
 
 from localspec.checks.prompts import Task, built_in_tasks
 from localspec.engine.base import question_messages
-from localspec.engine.cache_disk import CacheRoom
 from localspec.engine.engine import Engine
 from localspec.engine.loading import prepare_kernels
-from localspec.engine.models import Models
+from localspec.engine.models import CacheRoom, Models
 from localspec.engine.proposer_choice import (
     choose_policies,
     choose_proposers,
