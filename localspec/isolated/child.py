@@ -315,7 +315,6 @@ class Served:
             self._engine._keep_on_disk()
 
     def _owner(self, number: int) -> _Owner:
-        """The conversation of that number."""
         return self._owners.setdefault(number, _Owner())
 
 

@@ -210,7 +210,7 @@ class IsolatedEngine(BaseEngine):
                 exchange.outbox.put(exchange.conclude())
 
     def _may_wait(self) -> bool:
-        return not self._process.is_of_this_thread
+        return not self._process.is_of_this_thread()
 
     def _prepare(
         self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
@@ -386,8 +386,7 @@ class RemoteVocabulary:
     def tokenize(
         self, text: str, *, parse_special: bool, after: int | None = None
     ) -> list[int]:
-        keywords = {"parse_special": parse_special, "after": after}
-        return list(self._ask("tokenize", text, **keywords))
+        return list(self._ask("tokenize", text, parse_special=parse_special, after=after))
 
     def text(self, token: int) -> str:
         return str(self._ask("text", token))

@@ -69,18 +69,13 @@ class _Child:
         self._asking = threading.RLock()
         self._has_ended = False
         self._end: tuple[str, str] | None = None  # message and hint
-        self._is_mute = False  # it was killed, because it said nothing any more
+        self.is_mute = False  # it was killed, because it said nothing any more
 
     def is_alive(self) -> bool:
         if self._has_ended:
             return False
         with self._asking:
             return self.process.is_alive()
-
-    def kill_mute(self) -> None:
-        """Kill it because it says nothing any more."""
-        self._is_mute = True
-        self.process.kill()
 
     def lost(self) -> EngineError:
         """The error of a call whose answer does not come."""
@@ -93,11 +88,10 @@ class _Child:
             return CrashedError(*self._end)
 
     def _how_it_ended(self) -> tuple[str, str]:
-        """Message and hint."""
         ended = f"the process of the engine ended: {self._exit()}"
         if not self.servers:
             return ended, "Ask again: it is started again."
-        if self._is_mute:
+        if self.is_mute:
             ended = "the process of the engine waited too long for an RPC server"
         faults = [error for error in ask_servers(self.servers) if isinstance(error, RpcError)]
         if not faults:
@@ -240,7 +234,6 @@ class _Calls:
         """Wait no longer for what has that number."""
         self._num_given_up += self._hearing.pop(number, None) is not None
 
-    @property
     def is_of_this_thread(self) -> bool:
         """Whether this thread moves the messages, so that it cannot wait for one."""
         return threading.current_thread() in self._threads
@@ -295,7 +288,8 @@ class _Calls:
             if not any(each.is_awaited for each in tuple(self._hearing.values())):
                 since_s = time.monotonic()
             elif time.monotonic() - since_s > limit_s:
-                self.child.kill_mute()
+                self.child.is_mute = True
+                self.child.process.kill()
                 return
 
 
@@ -336,6 +330,7 @@ class ChildProcess:
         weakref.finalize(self, calls.end)
         self.call, self.begin, self.tell = calls.call, calls.begin, calls.tell
         self.ask, self.next_number = calls.ask, calls.next_number
+        self.is_of_this_thread = calls.is_of_this_thread
         self._child = calls.child
         self.lost = self._child.lost
         self.number = self._child.process.pid
@@ -350,11 +345,6 @@ class ChildProcess:
         """End idle work. From any thread."""
         self.num_asked += 1
         self.tell("cancel", None)
-
-    @property
-    def is_of_this_thread(self) -> bool:
-        """Whether this thread moves its messages, so that it cannot wait for one."""
-        return self._calls.is_of_this_thread
 
     def is_running(self) -> bool:
         """Whether the child has not ended yet."""
