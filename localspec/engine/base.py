@@ -22,7 +22,7 @@ from localspec.errors import ClosedError, EngineError, OptionError
 from localspec.fork_guard import OwnProcess
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.rules import rule_name
-from localspec.streaming.answer import Answer
+from localspec.streaming.answer import Answer, Producer
 from localspec.streaming.cancellation import CancelCheck, Cancellation
 from localspec.streaming.exchange import Exchange, PlainExchange
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 Found = TypeVar("Found")
 
 
-class BaseEngine(abc.ABC):
+class BaseEngine(Producer, abc.ABC):
     """Answers and conversations: the base of `Engine` and `IsolatedEngine`.
 
     Options of an answer: an `AnswerOptions`, or its fields by keyword: sampling, seed, rule,
@@ -149,19 +149,6 @@ class BaseEngine(abc.ABC):
     @abc.abstractmethod
     def _check_options(self, options: AnswerOptions) -> None:
         """Refuse those that this engine cannot follow, or any once it is closed."""
-
-    # What `streaming.answer.Producer` says of them.
-    @abc.abstractmethod
-    def _start(self, exchange: Exchange) -> None: ...
-
-    @abc.abstractmethod
-    def _read_on(self, exchange: Exchange) -> None: ...
-
-    @abc.abstractmethod
-    def _end(self, exchange: Exchange) -> None: ...
-
-    @abc.abstractmethod
-    def _may_wait(self) -> bool: ...
 
     def _answer(self, exchange: Exchange) -> Answer:
         """The answer to an exchange; every method that asks for one ends here.

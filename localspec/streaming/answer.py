@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import threading
 from collections import deque
@@ -18,15 +19,19 @@ from localspec.streaming.waiting import Outbox
 class Producer(Protocol):
     """An engine, which produces answers, as far as an `Answer` knows it. Nothing here waits."""
 
+    @abc.abstractmethod
     def _start(self, exchange: Exchange) -> None:
         """Have an answer produced, once it is admitted. Raises EngineError."""
 
+    @abc.abstractmethod
     def _read_on(self, exchange: Exchange) -> None:
         """Note that one more of its pieces was read."""
 
+    @abc.abstractmethod
     def _end(self, exchange: Exchange) -> None:
         """Have it end behind what was read; the last that it tells comes then. Idempotent."""
 
+    @abc.abstractmethod
     def _may_wait(self) -> bool:
         """Whether this thread may wait for that: none that the end itself needs."""
 
@@ -198,7 +203,7 @@ class Answer:
             raise
 
     def _taken(self, told: ForReader) -> Piece | None:
-        """The piece that the reader was told, if it is one for it."""
+        """The piece that the reader was told, if it is one for it; a call is passed over."""
         if isinstance(told, Piece):
             if not self._exchange.takes(told):
                 return None
@@ -226,14 +231,12 @@ class Answer:
         """Wait until it is over."""
         self._leave_unbegun()
         while self._rest is None:
-            if not callable(told := self._exchange.outbox.take()):
-                self._taken(told)
+            self._taken(self._exchange.outbox.take())
 
     async def _wait_soon(self) -> None:
         self._leave_unbegun()
         while self._rest is None:
-            if not callable(told := await self._exchange.outbox.take_soon()):
-                self._taken(told)
+            self._taken(await self._exchange.outbox.take_soon())
 
     def _leave_unbegun(self) -> None:
         """End it here where nothing else has to."""
@@ -267,7 +270,6 @@ class Answer:
 
 
 def _error_of(call: Callable[[], None]) -> BaseException | None:
-    """The exception of a call."""
     try:
         call()
     except BaseException as error:
