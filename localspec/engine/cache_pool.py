@@ -87,22 +87,17 @@ class TextPlace:
         common = common_length(self.decoder.tokens, tokens) if client == self.client else 0
         return min(common, self.decoder.target.num_cached)
 
-    def partial(self) -> list[DraftModel]:
-        """The drafts that have not read all of the text, and would be believed to have.
-
-        A head's context knows where it begins.
-        """
-        return [
-            proposer
+    def sizes(self) -> list[int]:
+        """Bytes of each model's state; 0 if there is nothing to keep."""
+        # Drafts that have not read all of the text, and would be believed to have. A head's
+        # context knows where it begins.
+        partial: list[object] = [
+            proposer.model
             for proposer in self.decoder.proposers
             if isinstance(proposer, DraftModel)
             and proposer.kind is ProposerKind.DRAFT
             and proposer.begins_at > 0
         ]
-
-    def sizes(self) -> list[int]:
-        """Bytes of each model's state; 0 if there is nothing to keep."""
-        partial: list[object] = [proposer.model for proposer in self.partial()]
         return [0 if model in partial else model.state_bytes() for model in self.models]
 
     def copied(self) -> PooledCache | None:

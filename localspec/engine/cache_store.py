@@ -124,7 +124,8 @@ class CacheStore:
             )
             for other, head in self._own():
                 num_cached = head.num_cached
-                if other != path and _begins(kept, head.outline.tokens[:num_cached]):
+                beginning = _cached(kept)[:num_cached]
+                if other != path and beginning == head.outline.tokens[:num_cached]:
                     other.unlink(missing_ok=True)
             self._make_room(path)
         except OSError as error:
@@ -183,9 +184,7 @@ class CacheStore:
         return kept
 
     def _name(self, kept: PooledCache) -> str:
-        assert kept.states[0] is not None
-        text = kept.tokens[: kept.states[0].num_cached]
-        content = json.dumps([self._owner, self._identities, text])
+        content = json.dumps([self._owner, self._identities, _cached(kept)])
         return hashlib.sha256(content.encode()).hexdigest()[:32] + _ENDING
 
     def _make_room(self, newest: Path) -> None:
@@ -256,10 +255,10 @@ def _target(head: CacheHead) -> CacheState:
     return state
 
 
-def _begins(kept: PooledCache, beginning: list[int]) -> bool:
-    """Whether the target's state of a text is of that beginning, too."""
+def _cached(kept: PooledCache) -> list[int]:
+    """The part of a text that the target's state is of."""
     assert kept.states[0] is not None
-    return kept.tokens[: kept.states[0].num_cached][: len(beginning)] == beginning
+    return kept.tokens[: kept.states[0].num_cached]
 
 
 def _spare_memory() -> int:
