@@ -123,18 +123,13 @@ def answer_policy(
     return policy, frozenset([kind])
 
 
-def weight_shares(models: Models) -> dict[ProposerKind, float]:
-    """Least cost of a token of a draft or a head, in target-only steps.
+def _weight_share(models: Models, kind: ProposerKind) -> float:
+    """Least cost of a token of a proposer, in target-only steps.
 
     A decode reads all weights once, which is most of what it costs.
     """
-    target, draft, head, _ = models
-    found = {ProposerKind.DRAFT: draft, ProposerKind.HEAD: head}
-    return {
-        kind: model.num_weight_bytes / target.num_weight_bytes
-        for kind, model in found.items()
-        if model is not None
-    }
+    model = {ProposerKind.DRAFT: models.draft, ProposerKind.HEAD: models.head}.get(kind)
+    return 0.0 if model is None else model.num_weight_bytes / models.target.num_weight_bytes
 
 
 def choose_policies(
@@ -151,9 +146,7 @@ def choose_policies(
     fixed = 0 if drafting.is_off else drafting.draft_tokens
     if fixed is not None:
         return (FixedDraftPolicy(fixed), threads), None
-    shares = {
-        kind: weight_shares(models).get(kind, 0.0) for kind in (p.kind for p in proposers)
-    }
+    shares = {each.kind: _weight_share(models, each.kind) for each in proposers}
     policy = AdaptiveDraftPolicy(shares, models.target.num_threads)
     identities = [model.identity for model in models.all]
     known = [identity for identity in identities if identity is not None]

@@ -169,8 +169,7 @@ class IsolatedEngine(BaseEngine):
         self._require_not_ending()
 
     def _start(self, exchange: Exchange) -> None:
-        self._own_process.require("the isolated engine")
-        self._require_not_ending()
+        self._check_options(exchange.options)
         # In the reader's thread, since the process may have to be started again.
         exchange.outbox.put(lambda: self._ask_for(exchange, is_again=False))
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-OnMeasured = Callable[[str, float | None], None]
 CancelCheck = Callable[[], bool]  # whether work need not be finished any more; from any thread
 
 
@@ -57,5 +56,5 @@ class Watch:
     now on; None while nobody knows.
     """
 
-    progress: OnMeasured
+    progress: Callable[[str, float | None], None]
     cancellation: Cancellation = field(default_factory=Cancellation)
