@@ -14,12 +14,11 @@ from simulated import TRAINED, Clock, TimedTarget
 
 import inside
 import localspec
-from localspec.checks import bench, step_bench
-from localspec.checks.bench import Bench, KindSpeed, Outcome, run_bench
+from localspec.checks import bench
+from localspec.checks.bench import Bench, DecodeCosts, KindSpeed, Outcome, run_bench
 from localspec.checks.limit import EndedBy
 from localspec.checks.prompts import Task, built_in_tasks
 from localspec.checks.rounds import SHORTEST_ANSWER, Stretch
-from localspec.checks.step_bench import DecodeCosts
 from localspec.cli import main
 from localspec.cli.bench_report import bench_text, verdict
 from localspec.cli.json_output import to_json
@@ -251,14 +250,14 @@ def test_what_pays_is_said_of_sizes_that_were_timed(engine, target_s, draft_s, w
 )
 def test_costs_of_a_busy_machine_are_not_shown(engine, monkeypatch, slowdowns, are_steady):
     draw, clock = random.Random(0), Clock()
-    monkeypatch.setattr(step_bench, "num_busy_cores", lambda: 0.0)
+    monkeypatch.setattr(bench, "num_busy_cores", lambda: 0.0)
     target = TimedTarget(clock, 0.1, TRAINED)
     target.slowdown = lambda _cached, _tokens: draw.choice(slowdowns)
-    monkeypatch.setattr(step_bench, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=clock))
     loop = SimpleNamespace(
         target=target, proposers=[], draft_policy=None, truncate=target.truncate
     )
-    costs = step_bench.measure_steps(loop, 5)
+    costs = bench.measure_steps(loop, 5)
     assert costs.are_steady is are_steady
     found = benched(compared("code", [1.0] * 3), costs=costs)
     assert bool(found.break_even) is are_steady

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import localspec
-from localspec.checks.step_bench import measure_steps
+from localspec.checks.bench import measure_steps
 from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
