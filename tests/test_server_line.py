@@ -240,17 +240,17 @@ def test_the_first_of_a_model_have_their_turn_together():
     line, model = WaitingLine(2), Model(3)
     places = [line.join(model) for _ in range(5)]
     assert turns(places) == [True, True, True, False, False]
-    assert [place.position for place in places] == [0, 0, 0, 1, 2]
+    assert [line.position_of(place) for place in places] == [0, 0, 0, 1, 2]
     with pytest.raises(RequestError, match="2 requests are waiting already"):
         line.join(model)
     line.leave(places[1])
     assert turns(places) == [True, True, True, True, False]
-    assert places[4].position == 1
+    assert line.position_of(places[4]) == 1
     line.leave(places[4])  # whose client went away
     line.leave(places[0])
     assert line.num_working == 2
     late = line.join(model)
-    assert late.position == 0
+    assert line.position_of(late) == 0
 
 
 def test_more_places_of_a_request_keep_nobody_waiting():
@@ -259,12 +259,12 @@ def test_more_places_of_a_request_keep_nobody_waiting():
     own = line.join(model)
     more = line.join_free(model)
     assert turns([own, more]) == [True, True]
-    assert more.position == 0
+    assert line.position_of(more) == 0
     assert line.join_free(other) is None
     assert turns([line.join(model)]) == [True]
     assert line.join_free(model) is None
     waiting = line.join(model)
-    assert waiting.position == 1  # not behind one that was refused
+    assert line.position_of(waiting) == 1  # not behind one that was refused
     line.leave(more)
     assert turns([waiting]) == [True]
     line.leave(waiting)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -163,7 +163,7 @@ class Answering:
         if any(isinstance(each, FimPrompt) for each in question.inputs):
             required_fim(self.model.fim, self.model.name)
         self._place = service.line.join(self.model)
-        self.position = self._place.position
+        self.position = service.line.position_of(self._place)
         self._joined_s = time.monotonic()
         self.waited_s: float | None = None
         self.first_s: float | None = None
@@ -191,7 +191,7 @@ class Answering:
             with anyio.move_on_after(self._service.patience_s) as patience:
                 found = [await self._events.take_soon(), *self._events.take_all()]
             if patience.cancelled_caught:
-                yield [Waiting(self._place.position)]
+                yield [Waiting(self._service.line.position_of(self._place))]
                 continue
             is_over = None in found
             yield [event for event in found if event is not None]
@@ -237,7 +237,7 @@ class Answering:
             for number, (given, repetition) in enumerate(asks):
                 place = await self._free_place(at_work)
                 options = replace(asked.options, seed=asked.seed_of(repetition))
-                exchange = _TextExchange(engine, given, self, options, self._on_reading)
+                exchange = _TextExchange(engine, given, self, options)
                 answer = engine._answer(exchange)
                 task = asyncio.create_task(self._read(number, answer, exchange))
                 at_work[task] = place
@@ -291,7 +291,8 @@ class Answering:
             raise stopping()  # if the client is gone, nobody gets this
         self._events.put(Finished(number, reply))
 
-    def _on_reading(self, reading: ReadingPrompt) -> None:
+    def on_reading(self, reading: ReadingPrompt) -> None:
+        """Pass on how far a prompt is read, and log it where that takes long."""
         if reading.is_long and time.monotonic() >= self._logs_s:
             if reading.left_s is not None:  # else soon again
                 self._logs_s = time.monotonic() + _LOGGED_S
@@ -313,22 +314,17 @@ class Answering:
 class _TextExchange(Exchange):
     """An input of a question. Its prompt may continue a text that was answered before.
 
-    num_cached: tokens of the prompt that were there. tell: called with how far it is read.
+    num_cached: tokens of the prompt that were there. answering: is told how far it is read.
     """
 
     text: AnsweredText  # set when the prompt is made
     num_cached, _begun_s = 0, 0.0
 
     def __init__(
-        self,
-        engine: IsolatedEngine,
-        given: Input,
-        answering: Answering,
-        options: AnswerOptions,
-        tell: Callable[[ReadingPrompt], None],
+        self, engine: IsolatedEngine, given: Input, answering: Answering, options: AnswerOptions
     ) -> None:
         super().__init__(options)
-        self._engine, self._given, self._tell = engine, given, tell
+        self._engine, self._given, self._answering = engine, given, answering
         self._model, self._question = answering.model, answering.question
 
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
@@ -362,7 +358,8 @@ class _TextExchange(Exchange):
     def _tell_of(self, num_decoded: int, num_tokens: int) -> None:
         token_s = self._model.token_s
         left_s = None if token_s is None else token_s * (num_tokens - num_decoded)
-        self._tell(ReadingPrompt(num_decoded, num_tokens, self.num_cached, left_s))
+        reading = ReadingPrompt(num_decoded, num_tokens, self.num_cached, left_s)
+        self._answering.on_reading(reading)
 
     def release(self) -> None:
         """Let other prompts continue the text."""

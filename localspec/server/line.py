@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass, field
 
 from localspec.server.refusal import overloaded, stopping
 from localspec.server.served_models import ServedModel
 
 
+@dataclass(slots=True, eq=False)
 class PlaceInLine:
     """A place in the line, for a model; None: for work on any of them, which is done alone.
 
     has_turn is set when its turn comes.
     """
 
-    def __init__(self, line: WaitingLine, model: ServedModel | None) -> None:
-        self._line = line
-        self.model = model
-        self.has_turn = asyncio.Event()
-
-    @property
-    def position(self) -> int:
-        """The place among the requests that wait, from 1 on; 0 when its turn has come."""
-        return self._line.position_of(self)
+    model: ServedModel | None
+    has_turn: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class WaitingLine:
@@ -55,10 +50,10 @@ class WaitingLine:
         """
         if self._is_closed:
             raise stopping()
-        place = PlaceInLine(self, model)
+        place = PlaceInLine(model)
         self._places.append(place)
         self.look()
-        if place.position > self._num_waiting:
+        if self.position_of(place) > self._num_waiting:
             self._places.remove(place)
             raise overloaded(f"{self._num_waiting} requests are waiting already")
         return place
@@ -67,7 +62,7 @@ class WaitingLine:
         """A place that has its turn at once; None if there is none, or others wait for it."""
         if self._is_closed:
             return None
-        place = PlaceInLine(self, model)
+        place = PlaceInLine(model)
         self._places.append(place)
         self.look()
         if place.has_turn.is_set():
@@ -95,6 +90,6 @@ class WaitingLine:
             place.has_turn.set()
 
     def position_of(self, place: PlaceInLine) -> int:
-        """See `PlaceInLine.position`."""
+        """The place among the requests that wait, from 1 on; 0 when its turn has come."""
         waiting = [each for each in self._places if not each.has_turn.is_set()]
         return waiting.index(place) + 1 if place in waiting else 0
