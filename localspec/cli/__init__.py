@@ -41,7 +41,7 @@ class _Main(Group):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         extra["standalone_mode"] = False
-        logging.lastResort = _WarningNotes()
+        logging.lastResort = _WarningNotes(logging.WARNING)
         for stream in (sys.stdin, sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a character the terminal lacks is "?"
@@ -68,9 +68,6 @@ class _Main(Group):
 
 class _WarningNotes(logging.Handler):
     """Shows warnings as notes if no other handler does, as `logging.lastResort`."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show the warning, unless it is about the pair and a person has seen it before."""

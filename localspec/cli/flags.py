@@ -77,11 +77,6 @@ def usual_flag(keyword: str) -> str:
     return flags_of(keyword)[0]
 
 
-def ours_for(theirs: str) -> list[str]:
-    """The keys of `THEIRS` that stand for an option of another program."""
-    return [ours for ours, flags in THEIRS.items() if theirs in flags]
-
-
 class Option(click.Option):
     """An option that --help shows below a heading."""
 

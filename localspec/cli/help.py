@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from localspec.cli.flags import ours_for
+from localspec.cli.flags import THEIRS
 from localspec.errors import LocalspecError, perhaps
 from localspec.presets.preset import LocalModel
 from localspec.presets.source import parse_source
@@ -73,8 +73,8 @@ class Command(_Grouped):
     def _instead_of(self, theirs: str) -> str:
         """Our words for an option of another program; empty if there are none."""
         names = {opt for param in self.params for opt in (*param.opts, *param.secondary_opts)}
-        here = (ours for ours in ours_for(theirs) if ours in names or " " in ours)
-        ours = next(here, "")
+        meant = [ours for ours, flags in THEIRS.items() if theirs in flags]
+        ours = next((ours for ours in meant if ours in names or " " in ours), "")
         is_argument = ours.isalpha()
         return (
             f"localspec {self.name} {ours.removesuffix('s').upper()}" if is_argument else ours

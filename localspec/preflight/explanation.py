@@ -462,9 +462,7 @@ def _exact_settings(header: Header) -> tuple[str, ...]:
 
 
 def _found_exactness(header: Header) -> Exactness | None:
-    """The probe's result for a file with exact settings here; None if it is not known to be
-    exact.
-    """
+    """The probe's result for a file with exact settings here, if that is known to be exact."""
     from localspec.llama.library import kernels  # loads libllama
 
     kept = [(one, found) for _, one, found in kept_profiles() if is_of_exactness(one)]

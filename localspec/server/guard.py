@@ -55,14 +55,12 @@ class Guard:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        try:
-            self._check(scope, Headers(scope=scope))
-        except RequestError as error:
-            await refusal_response(scope["path"], error)(scope, receive, send)
-            return
+        if scope["type"] == "http":
+            try:
+                self._check(scope, Headers(scope=scope))
+            except RequestError as error:
+                await refusal_response(scope["path"], error)(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
