@@ -87,7 +87,6 @@ def _why(found: Bench) -> list[str]:
 
 
 def _what_ended(found: Bench) -> str:
-    """How long it took, and why it ended."""
     num_tokens = sum(stats.completion_tokens for each in found.kinds for stats in each.answers)
     after = f"{duration(found.time_s)}, {counted(num_tokens, 'token')}"
     if found.ended_by is EndedBy.INTERRUPT:

@@ -184,7 +184,6 @@ def _no_pair(found: Explanation) -> list[str]:
 
 
 def _head(head: HeadReport) -> str:
-    """The head, and whether it can be used."""
     what = f"{head.description} of {readable_bytes(head.size_bytes)} in the target's file"
     if head.is_apart:
         known = (head.name, head.description, _size(head.size_bytes, is_here=head.is_here))
@@ -284,7 +283,6 @@ def _place_lines(memory: PairMemory, free: MemoryRoom) -> list[str]:
 
 
 def _fit(found: Explanation) -> str:
-    """Whether it fits, and the limits of what fits."""
     longest = "and no context would"
     if found.largest_context:
         longest = f"a context of up to {found.largest_context} would"

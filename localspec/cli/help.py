@@ -75,10 +75,9 @@ class Command(_Grouped):
         names = {opt for param in self.params for opt in (*param.opts, *param.secondary_opts)}
         meant = [ours for ours, flags in THEIRS.items() if theirs in flags]
         ours = next((ours for ours in meant if ours in names or " " in ours), "")
-        is_argument = ours.isalpha()
-        return (
-            f"localspec {self.name} {ours.removesuffix('s').upper()}" if is_argument else ours
-        )
+        if ours.isalpha():  # an argument
+            return f"localspec {self.name} {ours.removesuffix('s').upper()}"
+        return ours
 
     def _place_of(self, extra: list[str], prompt: str | None) -> str:
         """The hint on extra arguments: the option or command that takes them, if any."""

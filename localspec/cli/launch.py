@@ -108,8 +108,6 @@ class _LaunchCommand(Command):
 
 
 def _launcher(program: str, agent: Agent) -> click.Command:
-    """Make the command that starts a program."""
-
     @click.command(
         cls=_LaunchCommand,
         name=program,

@@ -163,7 +163,6 @@ def wipe(*, yes: bool) -> None:
 
 
 def _confirm(question: str) -> None:
-    """Ask the user, who may end the command."""
     if not is_terminal(sys.stdin):
         raise click.UsageError("Nobody can be asked here. Use --yes to remove without asking.")
     click.confirm(question, abort=True, err=True)

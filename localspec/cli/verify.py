@@ -82,12 +82,10 @@ def verify(
             click.echo(report_text(report, engine, details=details))
     if report.ended_by is EndedBy.INTERRUPT:
         raise click.Abort
-    if report.finding is not Finding.LOSSLESS:
-        raise click.exceptions.Exit(
-            exit_codes.FAILED
-            if report.finding is Finding.NOT_LOSSLESS
-            else exit_codes.NOT_ENOUGH_EVIDENCE
-        )
+    if report.finding is Finding.NOT_LOSSLESS:
+        raise click.exceptions.Exit(exit_codes.FAILED)
+    if report.finding is Finding.NOT_ENOUGH:
+        raise click.exceptions.Exit(exit_codes.NOT_ENOUGH_EVIDENCE)
 
 
 def _prompts(

@@ -31,7 +31,6 @@ def report_text(report: Report, engine: BaseEngine, *, details: bool) -> str:
 
 
 def _headline(report: Report) -> str:
-    """The finding in one line."""
     if report.finding is Finding.LOSSLESS:
         return (
             f"Lossless: {_identical(report)}, and sampled steps have its distribution, as far "
@@ -80,7 +79,6 @@ def _distribution_line(report: Report) -> str:
 
 
 def _seconds_needed(report: Report) -> str:
-    """How long a verdict takes, if any time is enough."""
     if report.is_hopeless:
         return (
             "No time limit would be enough: too few draft tokens are proposed or accepted. Use "

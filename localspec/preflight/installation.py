@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec._version import __version__
-from localspec.errors import LocalspecError, PresetError, RpcError
+from localspec.errors import PresetError, RpcError
 from localspec.hub.api import is_offline
 from localspec.hub.cache import HubCache, free_bytes
 from localspec.llama.devices import Device, gpus_of_drivers, hiding_variable
@@ -139,12 +139,9 @@ def _servers(
 
     found, faults = [], []
     for server in ask_servers(addresses):
-        fault: LocalspecError | None
-        if isinstance(server, RpcError):
-            fault = server
-        else:
+        fault = server if isinstance(server, RpcError) else server_fault(server)
+        if not isinstance(server, RpcError):
             found.append(server)
-            fault = server_fault(server)
         if fault is not None:
             faults.append((str(fault), fault.hint))
     return found, tuple(dict.fromkeys(faults))
@@ -152,12 +149,11 @@ def _servers(
 
 def _processor_flags() -> frozenset[str]:
     """Linux's names (avx2, avx512f); empty on other systems."""
-    if not sys.platform.startswith("linux"):
-        return frozenset()
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        name, _, values = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return frozenset(values.split())
+    if sys.platform.startswith("linux"):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, values = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                return frozenset(values.split())
     return frozenset()
 
 

@@ -327,10 +327,9 @@ class ServedModels:
     async def keep_unused(self, seconds: float) -> None:
         """Write the texts of models that were unused for so long to disk."""
         for model in self.all:
-            if model.cache_disk.num_bytes == 0:
-                continue
             is_idle = model.num_users == 0 and time.monotonic() - model.used_s >= seconds
-            if model.engine is not None and is_idle and model.kept_s != model.used_s:
+            is_lacking = model.cache_disk.num_bytes > 0 and model.kept_s != model.used_s
+            if model.engine is not None and is_idle and is_lacking:
                 model.kept_s = model.used_s
                 with contextlib.suppress(LocalspecError):  # the next question finds it out
                     await asyncio.to_thread(model.engine._keep_on_disk)

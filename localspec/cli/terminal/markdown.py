@@ -9,6 +9,7 @@ until it ends, a table until it is complete. The text has no control characters
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -88,7 +89,9 @@ class Highlighter:
     """Highlights code. language: as its fence names it, or ""."""
 
     def __init__(self, language: str) -> None:
-        self._lexer = _lexer(language)
+        self._lexer: Lexer | None = None
+        with contextlib.suppress(ClassNotFound):
+            self._lexer = get_lexer_by_name(language)
         self._above = ""
 
     def styled(self, lines: str) -> list[tuple[str, Style]]:
@@ -114,13 +117,6 @@ class Highlighter:
             if piece := value[max(start - at, 0) : len(text) - at]:
                 yield piece, _style(kind)
         self._above = text if is_open or len(text) < _MAX_ABOVE else ""
-
-
-def _lexer(language: str) -> Lexer | None:
-    try:
-        return get_lexer_by_name(language) if language else None
-    except ClassNotFound:
-        return None
 
 
 def _style(kind: Any) -> Style:
@@ -186,7 +182,6 @@ class MarkdownWriter:
             self._out.newline()
 
     def _end_line(self) -> None:
-        """The current line is complete."""
         line, is_started = self._line, self._is_started
         if not is_started and self._is_block_line(line):
             self._line = ""
