@@ -228,8 +228,12 @@ def test_the_chosen_folder_holds_for_libmtmd_too(tmp_path):
 @pytest.mark.process
 def test_heads_functions_are_found_under_the_names_of_c_and_of_cpp(compiled, monkeypatch):
     assert nextn.missing_functions.__wrapped__(reads_layers=True) == ()
-    names = [f"llama_{name}" for name in nextn.HEAD_FUNCTIONS if name != "get_ctx_other"]
+    names = [
+        f"llama_{name}" for name in nextn.HEAD_FUNCTIONS if name != "set_nextn_layer_offset"
+    ]
     code = "".join(f"void {name}(void) {{}}\n" for name in names)
     in_c = ctypes.CDLL(str(compiled(code, "libllama.so")))
     monkeypatch.setattr(native, "shared_library", lambda _lib: in_c)
-    assert nextn.missing_functions.__wrapped__(reads_layers=True) == ("llama_get_ctx_other",)
+    assert nextn.missing_functions.__wrapped__(reads_layers=True) == (
+        "llama_set_nextn_layer_offset",
+    )

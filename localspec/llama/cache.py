@@ -14,7 +14,7 @@ from localspec.llama.library import complaints, llama_cpp
 
 _UNKNOWN = -1  # tokens in snapshots, if not even the last state can be used
 _RECURRENT_ONLY = int(llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
-BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
+_BYTES = ctypes.POINTER(ctypes.c_uint8)
 
 
 class Cache:
@@ -98,15 +98,13 @@ class Cache:
         num_cached = self._spans.floor(num_cached)
         if self._checkpoint is not None and self._checkpoint.num_cached > num_cached:
             self._checkpoint = None  # it holds tokens that are no longer in the text
-        if self.is_recurrent and self.num_cached - num_cached > self._num_in_snapshots:
-            self._return_to_checkpoint()
-            return
-        self._num_in_snapshots = 0  # one rollback only
-        can_keep = num_cached > 0 and self._remove_from(num_cached)
-        if can_keep and self._is_whole(num_cached):
-            self._set_num_cached(num_cached)
-        else:
-            self._return_to_checkpoint()
+        if not self.is_recurrent or self.num_cached - num_cached <= self._num_in_snapshots:
+            self._num_in_snapshots = 0  # one rollback only
+            can_keep = num_cached > 0 and self._remove_from(num_cached)
+            if can_keep and self._is_whole(num_cached):
+                self._set_num_cached(num_cached)
+                return
+        self._return_to_checkpoint()
 
     def keep_decoded(self) -> None:
         """After a decode that was aborted: keep the tokens of its graphs before that one.
@@ -181,7 +179,8 @@ class Cache:
         if not self.num_cached:
             return 0
         checkpoint = self._checkpoint
-        return self._state_size(0) + (0 if checkpoint is None else checkpoint.num_bytes)
+        size = _state_size(self._handle.context, self.number)
+        return size + (0 if checkpoint is None else checkpoint.num_bytes)
 
     def save_state(self) -> CacheState:
         """A copy of what is cached, and of the checkpoint.
@@ -243,22 +242,9 @@ class Cache:
     def _take(
         self, flags: int = 0, buffer: NDArray[np.uint8] | None = None
     ) -> CacheState | None:
-        """A copy of the entries, or None if libllama fails to give it.
-
-        flags: libllama's. buffer: an earlier copy to overwrite.
-        """
-        size = self._state_size(flags)
-        data = buffer
-        if data is None or data.size != size:
-            data = np.empty(size, dtype=np.uint8)
-        written = llama_cpp.llama_state_seq_get_data_ext(
-            self._handle.context,
-            data.ctypes.data_as(BYTE_POINTER),
-            size,
-            self.number,
-            flags,
-        )
-        if not 0 < written == size:
+        """A copy of what is cached, with the arguments and failures of `copied_entries`."""
+        data = copied_entries(self._handle.context, self.number, flags, buffer)
+        if data is None:
             return None
         return CacheState(self.num_cached, data, pictures=self._spans.copied())
 
@@ -267,16 +253,33 @@ class Cache:
 
         False if libllama refuses.
         """
-        read = llama_cpp.llama_state_seq_set_data_ext(
-            self._handle.context,
-            state.data.ctypes.data_as(BYTE_POINTER),
-            state.data.size,
-            self.number,
-            flags,
-        )
-        return bool(read == state.data.size)
+        return put_entries(self._handle.context, self.number, state.data, flags)
 
-    def _state_size(self, flags: int) -> int:
-        return int(
-            llama_cpp.llama_state_seq_get_size_ext(self._handle.context, self.number, flags)
-        )
+
+def _state_size(context: int | None, sequence: int, flags: int = 0) -> int:
+    return int(llama_cpp.llama_state_seq_get_size_ext(context, sequence, flags))
+
+
+def copied_entries(
+    context: int | None, sequence: int, flags: int = 0, buffer: NDArray[np.uint8] | None = None
+) -> NDArray[np.uint8] | None:
+    """A copy of a sequence's entries, or None if libllama fails to give it.
+
+    flags: libllama's. buffer: an earlier copy to overwrite.
+    """
+    size, data = _state_size(context, sequence, flags), buffer
+    if data is None or data.size != size:
+        data = np.empty(size, dtype=np.uint8)
+    pointer = data.ctypes.data_as(_BYTES)
+    written = llama_cpp.llama_state_seq_get_data_ext(context, pointer, size, sequence, flags)
+    return data if 0 < written == size else None
+
+
+def put_entries(
+    context: int | None, sequence: int, data: NDArray[np.uint8], flags: int = 0
+) -> bool:
+    """Restore entries; False if libllama refuses."""
+    read = llama_cpp.llama_state_seq_set_data_ext(
+        context, data.ctypes.data_as(_BYTES), data.size, sequence, flags
+    )
+    return bool(read == data.size)

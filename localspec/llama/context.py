@@ -33,6 +33,11 @@ class LlamaContext:
         self._stop = Stop()  # this text, whatever others do in the context
 
     @property
+    def num_sequences(self) -> int:
+        """Texts that its context can hold side by side."""
+        return self.handle.num_sequences
+
+    @property
     def num_threads(self) -> int:
         """Threads of a step's decode; may be set between two.
 

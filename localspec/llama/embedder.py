@@ -25,7 +25,7 @@ from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle
 from localspec.llama.library import llama_cpp
 from localspec.llama.native import LoadWatch
-from localspec.llama.opening import load_weights, new_context
+from localspec.llama.opening import loaded_weights, new_context
 from localspec.llama.options import LlamaOptions, embedding_batch_size
 from localspec.llama.vocabulary import LlamaVocabulary
 
@@ -71,8 +71,7 @@ class LlamaEmbedder(LlamaContext):
         """
         path = header.path
         states = FileContent(header).states
-        model = load_weights(path, options, watch)
-        try:
+        with loaded_weights(path, options, watch) as model:
             trained = llama_cpp.llama_model_n_ctx_train(model)
             length = context_to_open(options.context_length, trained, path.name)
             batch_size = embedding_batch_size(header, length)
@@ -83,9 +82,6 @@ class LlamaEmbedder(LlamaContext):
             params.n_batch = params.n_ubatch = params.n_outputs_max = whole
             params.kv_unified = params.embeddings = True
             context = new_context(model, path.name, params)
-        except BaseException:
-            llama_cpp.llama_model_free(model)
-            raise
         handle = Handle(context, path.name)
         with handle.closed_on_failure():
             made = cls(handle, length, batch_size)

@@ -12,10 +12,8 @@ decoded in steps of 1, 2, 3 … tokens as an engine would, the short ones padded
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 from localspec.errors import DecodeError
@@ -47,8 +45,11 @@ def probe_exactness(handle: Handle, options: LlamaOptions) -> Exactness:
     opening a context raises.
     """
     handle.require_open()
-    with contextlib.closing(_ExactProbe(handle, options)) as probe:
+    probe = _ExactProbe(handle, options)
+    try:
         return probe.run()
+    finally:
+        llama_cpp.llama_free(probe.context)
 
 
 class _ExactProbe:
@@ -70,13 +71,9 @@ class _ExactProbe:
             llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
         )
         self._num_sequences = options.num_sequences
-        self._context = new_context(model, handle.name, params)
-        self._memory = llama_cpp.llama_get_memory(self._context)
-        self._batch = TokenBatch(llama_cpp.llama_n_batch(self._context))
-
-    def close(self) -> None:
-        """Free the context."""
-        llama_cpp.llama_free(self._context)
+        self.context = new_context(model, handle.name, params)
+        self._memory = llama_cpp.llama_get_memory(self.context)
+        self._batch = TokenBatch(llama_cpp.llama_n_batch(self.context))
 
     def run(self) -> Exactness:
         """Find the class that has all sizes, or else the best one."""
@@ -117,9 +114,11 @@ class _ExactProbe:
             self._fill(0, length)
             plain = self._text(0, length, kept=kept)
             for count in {1, 2, 3} - {self._threads}:
-                with self._with_threads(count):
-                    if self._text(0, length, 3, kept=kept) != plain[:3]:
-                        return 1, f"{count} threads give other rows than {self._threads}"
+                self._set_threads(count)
+                rows = self._text(0, length, 3, kept=kept)
+                self._set_threads(self._threads)
+                if rows != plain[:3]:
+                    return 1, f"{count} threads give other rows than {self._threads}"
             for index, step in enumerate(steps):
                 if self._text(0, length, step=step, kept=kept) != plain:
                     reason = (
@@ -135,14 +134,8 @@ class _ExactProbe:
         self._rows([(0, _SHORT)], size)
         return time.perf_counter() - started
 
-    @contextlib.contextmanager
-    def _with_threads(self, count: int) -> Iterator[None]:
-        """Compute with that many threads in the block."""
-        llama_cpp.llama_set_n_threads(self._context, count, count)
-        try:
-            yield
-        finally:
-            llama_cpp.llama_set_n_threads(self._context, self._threads, self._threads)
+    def _set_threads(self, count: int) -> None:
+        llama_cpp.llama_set_n_threads(self.context, count, count)
 
     def _joins_exactly(self) -> bool:
         """Whether decodes of a text in each sequence have the rows of single tokens."""
@@ -206,7 +199,7 @@ class _ExactProbe:
 
     def _decoded(self, parts: list[TextPart]) -> list[bytes]:
         """Decode the parts together; the rows of their last num_logits tokens."""
-        context, count = self._context, sum(part.num_logits for part in parts)
+        context, count = self.context, sum(part.num_logits for part in parts)
         llama_cpp.llama_set_embeddings(context, count > 0)
         status = llama_cpp.llama_decode(context, self._batch.joined(parts))
         if status != 0:

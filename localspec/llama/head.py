@@ -25,14 +25,14 @@ from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.head import HeadFacts
 from localspec.llama import params as llama_params
 from localspec.llama.batch import TokenBatch
-from localspec.llama.cache import BYTE_POINTER
+from localspec.llama.cache import copied_entries, put_entries
 from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle, Stop
 from localspec.llama.hidden_rows import HiddenRows, Rows, TargetRows
 from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
 from localspec.llama.native import LoadWatch
-from localspec.llama.opening import load_weights, new_context, open_watched
+from localspec.llama.opening import loaded_weights, new_context, open_watched
 from localspec.llama.options import ROWS_BATCH_SIZE, LlamaOptions
 from localspec.llama.quirks.nextn import require_nextn_functions
 from localspec.sampling.distribution import Logits
@@ -105,11 +105,6 @@ class LlamaHead(LlamaContext):
         """Identity like that of `LlamaModel`, without the build and the processor."""
         return None if self.content is None else f"{self.content} · {self._setting}"
 
-    @property
-    def num_sequences(self) -> int:
-        """Texts that its context can hold side by side."""
-        return self.handle.num_sequences
-
     def sibling(self, number: int, target: LlamaModel) -> Self:
         """A view of this head at the target's sequence."""
         other = copy.copy(self)
@@ -138,21 +133,14 @@ class LlamaHead(LlamaContext):
 
     def _state(self) -> NDArray[np.uint8] | None:
         """A copy of its entries; None if libllama fails to give it."""
-        context, number = self.handle.context, self._sequence
-        data = np.empty(llama_cpp.llama_state_seq_get_size(context, number), dtype=np.uint8)
-        pointer = data.ctypes.data_as(BYTE_POINTER)
-        written = llama_cpp.llama_state_seq_get_data(context, pointer, data.size, number)
-        return data if 0 < written == data.size else None
+        return copied_entries(self.handle.context, self._sequence)
 
     def _put(self, data: NDArray[np.uint8]) -> bool:
         """Restore these entries; False, and no entries, if libllama refuses."""
-        pointer = data.ctypes.data_as(BYTE_POINTER)
-        read = llama_cpp.llama_state_seq_set_data(
-            self.handle.context, pointer, data.size, self._sequence
-        )
-        if read != data.size:
+        is_put = put_entries(self.handle.context, self._sequence, data)
+        if not is_put:
             self._remove_from(-1)
-        return bool(read == data.size)
+        return is_put
 
     def read_from(self, position: int) -> None:
         """Forget everything, and continue at that position of the text."""
@@ -509,12 +497,8 @@ def _load(
     target: LlamaModel, path: Path, options: LlamaOptions, facts: HeadFacts, watch: LoadWatch
 ) -> LlamaHead:
     # Without its layers, the first decode ends the process.
-    model = load_weights(path, replace(options, with_head=True), watch)
-    try:
+    with loaded_weights(path, replace(options, with_head=True), watch) as model:
         context = _new_context(target, model, options, facts)
-    except BaseException:
-        llama_cpp.llama_model_free(model)
-        raise
     return _opened(Handle(context, path.name), target, options, facts)
 
 

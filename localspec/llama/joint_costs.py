@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 LONGEST_STEP = 32  # tokens; a larger decode is part of a prompt
 _NUM_TIMES = 5  # of each number of rows, whose median counts
-_GAIN = (
-    0.97  # of the time of two decodes, which a joint one may take at most where it is padded
-)
+# Of the time of two decodes, which a joint one may take at most where it is padded.
+_GAIN = 0.97
 
 # Seconds that a piece of a prompt takes beyond a step: while others write, who have to wait
 # that long for their next token, and while none does. Of how many tokens that is, earlier

@@ -363,11 +363,6 @@ class LlamaModel(LlamaContext):
         """Tokens that one call of libllama takes."""
         return self._batch.size
 
-    @property
-    def num_sequences(self) -> int:
-        """Texts that its context can hold side by side."""
-        return self.handle.num_sequences
-
     def truncate(self, num_cached: int) -> None:
         """Cut as `Model.truncate` does. Raises CacheError for more tokens than there are."""
         self._cache.truncate(num_cached)

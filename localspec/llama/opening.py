@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -51,8 +52,9 @@ def open_watched(
     return opened
 
 
-def load_weights(path: Path, options: LlamaOptions, watch: native.LoadWatch) -> int:
-    """libllama's pointer to the model in a file, to be freed with llama_model_free.
+@contextmanager
+def loaded_weights(path: Path, options: LlamaOptions, watch: native.LoadWatch) -> Iterator[int]:
+    """libllama's pointer to the model in a file, which is freed if the block fails.
 
     Raises, with libllama's own words, ModelFileError if it refuses the file and
     MemoryLimitError if memory runs out; OptionError for a GPU that does not exist.
@@ -66,7 +68,11 @@ def load_weights(path: Path, options: LlamaOptions, watch: native.LoadWatch) -> 
             f"libllama cannot load {path}",
             "The file may be damaged or newer than this llama-cpp-python.",
         )
-    return model
+    try:
+        yield model
+    except BaseException:
+        llama_cpp.llama_model_free(model)
+        raise
 
 
 def new_context(model: int, name: str, params: Any) -> int:
@@ -88,11 +94,10 @@ def load_context(
 ) -> tuple[Handle, int]:
     """A context of the model in a file, which owns it, and how many tokens it is for.
 
-    Raises what `load_weights` and `new_context` raise, and ModelFileError for a model that does
-    not generate text.
+    Raises what `loaded_weights` and `new_context` raise, and ModelFileError for a model that
+    does not generate text.
     """
-    model = load_weights(path, options, watch)
-    try:
+    with loaded_weights(path, options, watch) as model:
         lib = llama_cpp
         if lib.llama_model_has_encoder(model) or lib.llama_model_is_diffusion(model):
             raise ModelFileError(
@@ -102,9 +107,6 @@ def load_context(
         length = context_to_open(options.context_length, trained, path.name)
         params = llama_params.context_params(options, length)
         context = new_context(model, path.name, params)
-    except BaseException:
-        llama_cpp.llama_model_free(model)
-        raise
     return Handle(context, path.name), length
 
 

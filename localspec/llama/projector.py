@@ -173,10 +173,9 @@ class Projector:
             chunk = self._mtmd.mtmd_input_chunks_get(chunks, part.number)
             rows = self._encoded(chunk, len(part.cells), is_cancelled)
         self._rows[first] = rows
-        while sum(kept.nbytes for kept in self._rows.values()) > KEPT_ROW_BYTES:
-            if len(self._rows) == 1:
-                break
-            self._rows.popitem(last=False)
+        num_bytes = sum(kept.nbytes for kept in self._rows.values())
+        while num_bytes > KEPT_ROW_BYTES and len(self._rows) > 1:
+            num_bytes -= self._rows.popitem(last=False)[1].nbytes
         return rows
 
     def _encoded(self, chunk: Any, count: int, is_cancelled: Callable[[], bool]) -> Rows:
@@ -262,11 +261,7 @@ class Projector:
         """
         self._require_open()
         library = self._mtmd
-        pixels = (
-            None
-            if rgb is None
-            else ctypes.cast(ctypes.c_char_p(rgb), ctypes.POINTER(ctypes.c_uint8))
-        )
+        pixels = ctypes.cast(ctypes.c_char_p(rgb), ctypes.POINTER(ctypes.c_uint8))
         bitmap = library.mtmd_bitmap_init(picture.width, picture.height, pixels)
         chunks = library.mtmd_input_chunks_init()
         try:

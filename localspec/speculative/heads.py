@@ -35,16 +35,14 @@ from localspec.speculative.shared_vocabulary import SharedVocabulary
 _LEAST_CHANCE = 0.5
 
 
-class HeadModel(Model, Protocol):
-    """A head whose cache holds a part of its target's text, read with the target's rows.
+class RowReader(Protocol):
+    """A head, which reads a part of its target's text with the target's rows.
 
-    `truncate` also drops the entries that it made with rows of its own. read_size: tokens that
-    a decode without rows of logits has at least: fewer are padded, which leaves no entries.
-    num_layers: of several, each drafts one token.
+    read_size: tokens, or rows of the target, that a decode which drafts nothing has at least:
+    fewer are padded, which leaves no entries.
     """
 
     read_size: int
-    num_layers: int
 
     @property
     def begins_at(self) -> int:
@@ -52,7 +50,7 @@ class HeadModel(Model, Protocol):
 
     @property
     def readable(self) -> range:
-        """Positions of the text at which it can read: the row before is there."""
+        """Positions of the text at which it can read, or a draft can begin."""
 
     @property
     def max_draft_tokens(self) -> int:
@@ -63,6 +61,16 @@ class HeadModel(Model, Protocol):
 
     def rest(self, num_tokens: int) -> None:
         """Read nothing for so many tokens, whose rows its target need not give."""
+
+
+class HeadModel(RowReader, Model, Protocol):
+    """A head that drafts token by token, and caches what it has read.
+
+    `truncate` also drops the entries that it made with rows of its own. num_layers: of several,
+    each drafts one token.
+    """
+
+    num_layers: int
 
 
 class Head(DraftModel):
@@ -114,31 +122,16 @@ class Head(DraftModel):
         self._head.read_from(position)
 
 
-class BlockModel(Protocol):
-    """A head that computes the rows of a whole draft from a part of its target's text.
+class BlockModel(RowReader, Protocol):
+    """A head that computes the rows of a whole draft at once.
 
-    context_length: of text and draft. max_draft_tokens: of one draft. is_block: one decode
-    gives all rows, so a draft costs the same whatever its length. begins_at, num_cached: the
-    first token that it has read, and how many. read_size: rows of the target that are read at
-    once at least: fewer are padded.
+    context_length: of text and draft. is_block: one decode gives all rows, so a draft costs the
+    same whatever its length. num_cached: tokens that it has read.
     """
 
-    read_size: int
     context_length: int
-    max_draft_tokens: int
     is_block: bool
-    begins_at: int
     num_cached: int
-
-    @property
-    def readable(self) -> range:
-        """Positions of the text at which a draft can begin."""
-
-    def read_from(self, position: int) -> None:
-        """Forget everything, and continue at that position of the text."""
-
-    def rest(self, num_tokens: int) -> None:
-        """Read nothing for so many tokens, whose rows its target need not give."""
 
     def truncate(self, num_cached: int) -> None:
         """Forget all but the first tokens that it has read."""

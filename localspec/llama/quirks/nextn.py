@@ -34,7 +34,6 @@ HEAD_FUNCTIONS: dict[str, tuple[str, str, list[Any], Any]] = {
         None,
     ),
     "get_embeddings_layer_inp": ("j", f"PEAM{_MSVC}I@Z", [ctypes.c_uint32], _ROWS),
-    "get_ctx_other": ("", "PEAUllama_context@@PEAU1@@Z", [], _CONTEXT),
 }
 LAYER_FUNCTIONS = ("set_embeddings_layer_inp", "get_embeddings_layer_inp")
 
