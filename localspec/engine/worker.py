@@ -319,7 +319,6 @@ class Worker:
         if exchange.is_over:
             exchange.outbox.put([])
             return
-        exchange.is_over = True
         self._line = [entry for entry in self._line if entry[0] is not exchange]
         rest: list[Piece] = []
         try:
@@ -332,6 +331,7 @@ class Worker:
             if exchange in self.admitted:
                 self.admitted.remove(exchange)
             exchange.outbox.put(rest)
+            exchange.is_over = True  # only now: who ends it again must find its result
             self._admit()
 
     def _resume(self) -> None:

@@ -9,6 +9,7 @@ requests whose answers nobody waits for. None is the last request.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -55,9 +56,9 @@ class _Owner:
 class _ServedAnswer(Exchange):
     """An answer to a question of the other process, which makes the prompt."""
 
-    def __init__(self, options: AnswerOptions, say: Say) -> None:
+    def __init__(self, options: AnswerOptions, say: Say, on_over: Callable[[], object]) -> None:
         super().__init__(options)
-        self.say = say
+        self.say, self.on_over = say, on_over
         self.outbox = _Sent(self)
 
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
@@ -94,7 +95,8 @@ class _Sent(Outbox[ForReader]):
             self._add(item)
         else:
             self._send()
-            is_end = isinstance(item, list)
+            if is_end := isinstance(item, list):
+                self._answer.on_over()
             self._answer.say(
                 "done" if is_end else "failed",
                 (self._answer.result, item) if is_end else item,
@@ -183,7 +185,8 @@ class Served:
         self._num_asked += 1
         for each in gone_owners:
             self._owners.pop(each, None)
-        exchange = _ServedAnswer(options, asker.say)
+        on_over = functools.partial(self._answers.pop, asker.number, None)
+        exchange = _ServedAnswer(options, asker.say, on_over)
         exchange.owner = None if owner is None else self._owner(owner)
         exchange.is_asked, exchange.is_of_main = True, is_of_main
         self._engine._accept(exchange)
@@ -198,13 +201,13 @@ class Served:
 
     def end(self, asker: _Asker, num_read: int) -> None:
         """End an answer behind so many tokens; its result is the last that it says."""
-        exchange = self._answers.pop(asker.number, None)
+        exchange = self._answers.get(asker.number)
         if exchange is None:  # it was refused, or not asked for
             asker.say("done", (None, []))
-            return
-        exchange.num_read = num_read
-        exchange.cancellation.request()
-        self._engine._end(exchange)
+        elif not exchange.cancellation.is_requested:  # else it is being ended
+            exchange.num_read = num_read
+            exchange.cancellation.request()
+            self._engine._end(exchange)
 
     def cancel(self, _asker: _Asker, number: int | None) -> None:
         """End the measurement with that number, or idle work."""

@@ -278,7 +278,7 @@ class _RemoteAnswer:
         self._is_again = is_again
         self._prompt: Prompt | None = None
         self._pieces: list[Piece] = []  # that were told
-        self._is_ending = False
+        self._is_ending = self._is_concluded = False
 
     @property
     def is_awaited(self) -> bool:
@@ -357,10 +357,9 @@ class _RemoteAnswer:
         """Set the result, and tell the reader that it is over. Once."""
         exchange, engine = self._exchange, self._engine
         with engine._changing:
-            if exchange.is_over:
+            if self._is_concluded:
                 return
-            exchange.is_over = True
-            engine._answers.pop(exchange, None)
+            self._is_concluded = True
         try:
             if exchange.has_begun and self._prompt is not None:
                 read = self._pieces[: exchange.num_taken]
@@ -370,6 +369,9 @@ class _RemoteAnswer:
                 exchange.conclude()
         finally:
             exchange.outbox.put(rest)
+            with engine._changing:  # only now: who ends it again must find its result
+                exchange.is_over = True
+                engine._answers.pop(exchange, None)
 
 
 class RemoteVocabulary:
