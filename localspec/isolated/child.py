@@ -322,16 +322,21 @@ class Served:
 
 
 class _Pipe:
-    """The pipe to the other process, on which messages of several threads are whole."""
+    """The pipe to the other process, on which messages of several threads are whole.
+
+    is_silent: whether this process is ending, and its answers with it.
+    """
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
+        self.is_silent = False
         self._sending = threading.Lock()
 
     def send(self, number: int, kind: str, value: Any) -> None:
         """Send a message. Raises OSError if the other process is gone."""
         with self._sending:
-            self._pipe.send((number, kind, value))
+            if not self.is_silent:
+                self._pipe.send((number, kind, value))
 
     def answer(
         self, number: int, method: Callable[..., Any], *arguments: Any, **keywords: Any
@@ -367,9 +372,14 @@ def serve_engine(
     servers: addresses of RPC servers that its models are on.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application to handle
-    # A service is told to end in all of its processes; what is to be kept on disk is written.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     messages = _Pipe(pipe)
+
+    def end(*_signal: object) -> None:
+        messages.is_silent = True  # an answer that this ends is lost, not cancelled
+        sys.exit(0)
+
+    # A service is told to end in all of its processes; what is to be kept on disk is written.
+    signal.signal(signal.SIGTERM, end)
     with contextlib.suppress(EOFError, OSError):
         try:
             if servers:
