@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
@@ -46,6 +45,7 @@ from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.tools.tool import ToolUse
+from waiting import wait_until
 
 # engine
 
@@ -88,18 +88,27 @@ def lanes(engine: Engine) -> list[Lane]:
 
 
 @contextlib.contextmanager
-def held(worker: Worker, num_jobs: int) -> Iterator[None]:
-    """Lets a worker do nothing until so many jobs lie in its inbox."""
-    go_on = threading.Event()
-    worker._put(go_on.wait)
-    try:
+def held(worker: Worker, num_answers: int) -> Iterator[None]:
+    """Lets a worker begin so many answers together: they ask, and later come with a prompt."""
+    with contextlib.ExitStack() as undo:
+
+        def stop() -> threading.Event:
+            """Let it do nothing behind what it was given; once it does so."""
+            is_there, go_on = threading.Event(), threading.Event()
+            undo.callback(go_on.set)
+            worker._put(lambda: (is_there.set(), go_on.wait()))
+            is_there.wait()
+            return go_on
+
+        go_on = stop()
         yield
-        for _ in range(10_000):
-            if worker._inbox.qsize() >= num_jobs:
-                break
-            time.sleep(0.001)
-    finally:
-        go_on.set()
+        wait_until(lambda: worker._inbox.qsize() >= num_answers)
+        with ThreadPoolExecutor(1) as pool:
+            stopped = pool.submit(stop)
+            wait_until(lambda: worker._inbox.qsize() > num_answers)
+            go_on.set()
+            stopped.result()
+        wait_until(lambda: worker._inbox.qsize() >= num_answers)
 
 
 def worker_of(engine: Engine) -> Worker:

@@ -380,7 +380,8 @@ class Worker:
             self._read(*long[0], is_alone=not short)
             return
         # Drafts go before the target, where the texts meet again.
-        first = min((decode for _, decode in short), key=lambda d: _model(d).num_weight_bytes)
+        decodes = (decode for _, decode in short)
+        first = min(decodes, key=lambda d: (_model(d).num_weight_bytes, len(d.tokens)))
         handle = _model(first).handle
         self._write([each for each in short if _model(each[1]).handle is handle])
 
