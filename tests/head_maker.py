@@ -308,7 +308,7 @@ class BlockHead(NamedTuple):
     kind: dflash, dspark or dflash2. num_known: tokens that it knows, with a table and an output
     of its own; 0 is all, with its target's. window: of its first layer; 0 is none. is_mrope:
     its positions have several parts. from_anchor: the first row of a block drafts (DSpark).
-    is_causal: a place sees those before it only.
+    is_causal: a place sees those before it only. mask: the token of its masks.
     """
 
     kind: str = "dflash"
@@ -317,6 +317,7 @@ class BlockHead(NamedTuple):
     is_mrope: bool = False
     from_anchor: bool = True
     is_causal: bool = False
+    mask: int = MASK
 
 
 def write_block_head(path: Path, target: Path, made: BlockHead) -> Path:
@@ -333,7 +334,7 @@ def write_block_head(path: Path, target: Path, made: BlockHead) -> Path:
     table, output = (
         tensors[f"{name}.weight"].data.astype(np.float64) for name in ("token_embd", "output")
     )
-    seen = _seen_by_masks(table, output)
+    seen = _seen_by_masks(table, output, made.mask)
     if made.num_known:
         known = np.sort(np.random.default_rng(2).permutation(tokens)[: made.num_known])
         writer.add_tensor("d2t", known.astype(np.int64))
@@ -346,7 +347,7 @@ def write_block_head(path: Path, target: Path, made: BlockHead) -> Path:
     weights.constant("output_norm.weight", WIDTH)
     for layer in range(_NUM_LAYERS):
         _layer(weights, f"blk.{layer}")
-    _attends_to_last(weights, "blk.0", table[MASK], seen)
+    _attends_to_last(weights, "blk.0", table[made.mask], seen)
     _attends(weights, "blk.1")
     if made.kind == "dspark":
         writer.add_bool("dflash.sample_from_anchor", made.from_anchor)
@@ -360,7 +361,7 @@ def write_block_head(path: Path, target: Path, made: BlockHead) -> Path:
 def _write_keys(writer: ModelWriter, made: BlockHead) -> None:
     writer.add_feed_forward_length(HIDDEN)
     writer.add_head_count_kv(2)
-    writer.add_mask_token_id(MASK)
+    writer.add_mask_token_id(made.mask)
     writer.add_array("dflash.target_layers", LAYERS_READ)
     writer.add_uint32("dflash.block_size", BLOCK_SIZE)
     writer.add_bool("dflash.attention.causal", made.is_causal)
@@ -371,14 +372,14 @@ def _write_keys(writer: ModelWriter, made: BlockHead) -> None:
         writer.add_array("dflash.rope.dimension_sections", [HEAD // 2, 0, 0, 0])
 
 
-def _seen_by_masks(table: Matrix, output: Matrix) -> Matrix:
+def _seen_by_masks(table: Matrix, output: Matrix, mask: int) -> Matrix:
     """(WIDTH,) a direction in which most tokens of the target's cycles are, and masks not."""
     following = np.argmax(table @ output.T, axis=1)
     reached = np.arange(len(table))
     for _ in range(10):  # 1024 steps
         following = following[following]
         reached = np.unique(following[reached])
-    tokens = np.concatenate([table[reached], 4.0 * table[MASK][np.newaxis]])
+    tokens = np.concatenate([table[reached], 4.0 * table[mask][np.newaxis]])
     wanted = np.concatenate([np.ones(len(reached)), [-8.0]])
     found: Matrix = np.linalg.lstsq(tokens, wanted, rcond=None)[0]
     return found / np.linalg.norm(found)
