@@ -1,9 +1,9 @@
-"""Rounds of plain steps and of drafting steps within one answer, both of which are timed.
+"""Rounds within one answer, each of timed plain steps and then timed drafting steps.
 
-Both sides meet the same text and the same moment of the machine, and nothing is decoded twice.
-The first step of each side is not counted: it pays for the change, as a draft reads the tokens
-that were written meanwhile. A longer read, as of the prompt, belongs to the whole answer; each
-round counts its share of it by tokens.
+Plain and drafting steps meet similar text and machine load, and nothing is decoded twice.
+The first step of each side is not counted: it pays for the switch, for example when a draft
+reads the tokens of the plain steps. The time of a longer read, as of the prompt, is spread
+over the tokens of the whole answer.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from localspec.speculative.policy_api import (
 )
 
 _PLAIN_STEPS = 6
-_LONG_READ = 16  # tokens above which a draft reads more than plain steps and its own tokens
-_DRAFTING_STEPS = 3  # at least, and until _DRAFTING_TOKENS are written
+_LONG_READ = 16  # a draft that reads more tokens does not just catch up with plain steps
+_DRAFTING_STEPS = 3  # at least; more until _DRAFTING_TOKENS are produced
 _DRAFTING_TOKENS = 16
-# Tokens of an answer with a round: a first draft can be a whole one.
+# Tokens that an answer needs for a counted drafting step after the longest uncounted draft.
 SHORTEST_ANSWER = 1 + _PLAIN_STEPS + 1 + MAX_DRAFT_TOKENS + 1
 
 
 @dataclass(slots=True)
 class _Side:
-    """The steps of one side of a round; tokens and seconds are of all but the first."""
+    """The steps of one side of a round; tokens and seconds leave out the first step."""
 
     num_steps: int = 0
     num_tokens: int = 0
@@ -47,7 +47,7 @@ class _Side:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A measured round. drafting_s: seconds for num_tokens; plain_token_s: for one token."""
+    """A measured round. num_tokens, drafting_s: with drafts; plain_token_s: a plain token."""
 
     num_tokens: int
     plain_token_s: float
@@ -60,15 +60,15 @@ class Stretch:
 
 
 class Rounds(DraftPolicy):
-    """Rounds of plain steps and steps of a policy, which learns from its own alone."""
+    """Alternates plain steps with a policy's steps; the policy learns only from its own."""
 
     def __init__(self, policy: DraftPolicy) -> None:
         self._policy = policy
         self._plain, self._drafting = _Side(), _Side()
         self._is_prefill = True
         self._stretches: list[Stretch] = []
-        self._num_tokens = 0  # of the answer, behind the prompt's own
-        self._num_read = 0  # by a replay of this step
+        self._num_tokens = 0  # of the answer, without the prefill step's
+        self._num_read = 0  # tokens, by replays of this step
         self._reading_s = 0.0  # of long reads
 
     @property
@@ -128,7 +128,7 @@ class Rounds(DraftPolicy):
         return self._plain.num_steps < _PLAIN_STEPS
 
     def _last(self) -> list[Stretch]:
-        """The stretch at the end, if both sides have counted steps."""
+        """The current round's stretch, once it has counted drafting steps."""
         plain, drafting = self._plain, self._drafting
         if not drafting.num_tokens:
             return []

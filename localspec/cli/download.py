@@ -1,4 +1,4 @@
-"""`localspec download`, and the question of other commands whether to download."""
+"""`localspec download`, and other commands' offer to download missing files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STATES = {"checking": "checking the file", "waiting": "waiting"}
 @click.option(
     "--reuse/--no-reuse",
     default=None,
-    help="Use files of LM Studio, Ollama or llama.cpp. [default: ask; no on a pipe]",
+    help="Use files that LM Studio, Ollama or llama.cpp stored. [default: ask; no on a pipe]",
 )
 @option(
     "mmproj",
@@ -54,10 +54,10 @@ def download(
 ) -> None:
     """Download the files of presets, and print their paths.
 
-    Files that are on this machine already are used. An interrupted download resumes where it
-    stopped, and every file is checked against its sha256. A file that DIR already has is
-    compared, and never replaced. Also takes hf:owner/repo/file.gguf,
-    hf:owner/repo@revision/file.gguf and owner/repo:QUANT.
+    Files already on this machine are not downloaded again. An interrupted download resumes
+    where it stopped. Every file is checked against its sha256, also a file already in DIR,
+    which is never replaced. PRESET can also be hf:owner/repo/file.gguf,
+    hf:owner/repo@revision/file.gguf or owner/repo:QUANT.
 
     \b
         localspec download qwen2-7b
@@ -66,7 +66,7 @@ def download(
     """
     plan = _plan(presets, local_dir, mmproj=mmproj)
     for remote in plan.unchecked:
-        say(f"{remote.file.name} is in {plan.store.root} already and is compared")
+        say(f"{remote.file.name} is already in {plan.store.root}; its sha256 is checked")
     for remote in plan.missing:
         size = readable_bytes(remote.size_bytes)
         say(f"{remote.file.repo} {remote.file.file}: {size}")
@@ -86,21 +86,21 @@ def _plan(names: Sequence[str], local_dir: Path | None, *, mmproj: bool = True) 
 
 
 def _ask_reuse(plan: DownloadPlan) -> bool:
-    """Whether to use files of other programs: asked on a terminal, a note on a pipe."""
+    """Whether to use files of other programs: asks on a terminal, prints a note on a pipe."""
     for file, candidate in plan.elsewhere.items():
         say(f"{candidate.owner} has {file.name}: {candidate.path}")
     if not plan.elsewhere:
         return False
     if not is_terminal(sys.stdin):
-        say("To use it instead of downloading it again: --reuse")
+        say("To use these files instead of downloading them again: --reuse")
         return False
-    return click.confirm("Use it instead of downloading it again?", default=True, err=True)
+    return click.confirm("Use these files instead of a new download?", default=True, err=True)
 
 
 def offer_download(name: str) -> None:
-    """On a terminal, ask whether to download missing files of a preset or model, and do so.
+    """On a terminal, offer to download the missing files of a preset or model.
 
-    Elsewhere, and after a no, nothing happens: the error of loading says what to type.
+    Does nothing on a pipe or after a no: the error of loading then names the command to type.
     """
     if not is_missing(name) or not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         return
@@ -120,7 +120,7 @@ def _fetch(plan: DownloadPlan, *, reuse: bool) -> list[Path]:
     """
     if not is_terminal(sys.stderr):
         return run_download(plan, _say_when_done, reuse=reuse)
-    # Imported here, because every command imports this module.
+    # Imported here to keep every command's start fast: they all import this module.
     from rich.console import Console
     from rich.progress import (
         BarColumn,

