@@ -219,8 +219,8 @@ def test_a_library_that_does_not_fit_is_refused_in_a_sentence_each_time(
 @pytest.mark.process
 def test_the_chosen_folder_holds_for_libmtmd_too(tmp_path):
     used = loaded.library.folder
-    (tmp_path / "llama_cpp").symlink_to(used.parent, target_is_directory=True)
-    chosen = str(tmp_path / "llama_cpp" / used.name)
+    (tmp_path / "elsewhere").symlink_to(used.parent, target_is_directory=True)
+    chosen = str(tmp_path / "elsewhere" / used.name)
     code = "from localspec.llama import loaded; print(loaded.load_mtmd()._libmtmd._name)"
     assert said_by(code, chosen, tmp_path).startswith(chosen)
 
