@@ -25,6 +25,7 @@ from localspec.engine.prefill import measure_fast, prepare
 from localspec.engine.proposer_choice import answer_policy
 from localspec.engine.worker import LaneWork, Producing, Worker
 from localspec.errors import ContextError, EngineError, Interrupted, OptionError
+from localspec.llama.quirks.spinning import computed_apart
 from localspec.sampling.chain import Resolver
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
@@ -85,7 +86,7 @@ class Engine(BaseEngine):
         self._remembering = _Remembering(proposers, has_memory=memory)
         self._cache_pool = pool_of(self._lanes, room)
         chain = self._resolver.chain(sampling, 1)
-        measure_fast(self._decoder, chain, time.perf_counter)
+        computed_apart(lambda: measure_fast(self._decoder, chain, time.perf_counter))
         self._save_profile()
         self._worker = Worker(len(self._lanes))
         self._is_closed = False

@@ -200,7 +200,7 @@ def _open_all(
             draft = _open(_as_draft(source, target.context_length), share)
             undo.callback(draft.close)
             if draft.may_change_threads:
-                choose_threads(draft)
+                computed_apart(partial(choose_threads, draft))
         else:
             head = _open_head(source, target, share)
             undo.callback(head.close)
