@@ -66,7 +66,7 @@ def download(
     """
     plan = _plan(presets, local_dir, mmproj=mmproj)
     for remote in plan.unchecked:
-        say(f"{remote.file.name} is already in {plan.store.root}; its sha256 is checked")
+        say(f"{remote.file.name} is already in {plan.store.root} and is compared")
     for remote in plan.missing:
         size = readable_bytes(remote.size_bytes)
         say(f"{remote.file.repo} {remote.file.file}: {size}")
