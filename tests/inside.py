@@ -27,6 +27,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.lane import Lane
 from localspec.engine.models import Models
 from localspec.engine.worker import Worker
+from localspec.isolated.child import _ServedAnswer
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.isolated.process import ChildProcess
 from localspec.llama.head import LlamaHead
@@ -218,6 +219,11 @@ def measure(
 
 
 # isolated
+
+
+def served_answer(say: Callable[[str, Any], None]) -> Exchange:
+    """An answer in an engine's process, which says there what the other one is told."""
+    return _ServedAnswer(AnswerOptions(), say, lambda: None)
 
 
 def child_process(engine: IsolatedEngine) -> ChildProcess:

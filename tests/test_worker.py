@@ -15,6 +15,8 @@ import localspec
 from inside import worker_of
 from localspec.engine.worker import Worker
 from localspec.sampling.chain import SamplerChain
+from localspec.speculative.metrics import Provenance
+from localspec.streaming.reply import Piece
 from waiting import wait_until
 
 ENDLESS = localspec.SamplingParams(temperature=0, ignore_eos=True)
@@ -60,6 +62,18 @@ def test_an_answer_waits_for_a_reader_who_is_32_pieces_behind(engine):
         pieces += stream
     assert len(pieces) == 60
     assert stream.reply().text == "".join(piece.text for piece in pieces)
+
+
+def test_an_answer_that_pauses_has_sent_all_that_its_reader_waits_for():
+    """Its process sends several pieces together, and is told of several that were read."""
+    said = []
+    exchange = inside.served_answer(lambda _kind, pieces: said.extend(pieces))
+    exchange.num_taken = 16  # 31 were read, and the next to be told of is the 32nd
+    piece = Piece("a", (1,), Provenance.ACCEPTED)
+    for exchange.num_told in range(32, 49):
+        exchange.outbox.put(piece)
+    assert exchange.is_ahead
+    assert len(said) == 17
 
 
 @pytest.mark.parametrize("way", ["close", "cancel", "cancel all"])

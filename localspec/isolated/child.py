@@ -104,6 +104,9 @@ class _Sent(Outbox[ForReader]):
 
     def _add(self, piece: Piece) -> None:
         self._pieces.append(piece)
+        if self._answer.is_ahead:  # it pauses until the reader has these
+            self._send()
+            return
         # What a draft proposed comes before the token that ends the step.
         if piece.provenance is not Provenance.ACCEPTED:
             now_s = time.monotonic()
