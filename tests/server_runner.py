@@ -17,8 +17,12 @@ from localspec.engine.models import CacheDisk
 from localspec.server.app import Limits, Server
 from localspec.server.guard import AccessRules
 from localspec.server.running import Runner, listen
-from localspec.server.served_embedder import ServedEmbedder
-from localspec.server.served_models import AnsweredTexts, ServedModel, ServedModels
+from localspec.server.served_models import (
+    AnsweredTexts,
+    ServedEmbedder,
+    ServedModel,
+    ServedModels,
+)
 from waiting import wait_until
 
 

@@ -19,7 +19,11 @@ from gguf_maker import write_random_model
 from localspec.engine.embedder import Embedded
 from localspec.llama.options import BATCH_SIZE
 from localspec.presets.presets import user_presets
-from localspec.server.served_embedder import ServedEmbedder
+from localspec.server.answering import Service
+from localspec.server.embeddings import embeddings
+from localspec.server.fields import Fields
+from localspec.server.line import WaitingLine
+from localspec.server.served_models import ServedEmbedder, ServedModels
 from server_runner import running_server
 
 MEAN, LAST, RANK = 1, 3, 4
@@ -285,7 +289,7 @@ def test_without_a_model_for_it_the_server_says_what_to_do(server):
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
 def test_a_process_that_was_lost_is_started_again(embedding):
     assert embedding.ask("/v1/embeddings", input="x").status_code == 200
-    os.kill(embedding.models.embedder.isolated.process_id, signal.SIGKILL)
+    os.kill(embedding.models.embedder.engine.process_id, signal.SIGKILL)
     lost = embedding.ask("/v1/embeddings", input="x")
     assert lost.status_code == 500
     assert embedding.ask("/v1/embeddings", input="x").status_code == 200
@@ -298,7 +302,7 @@ class SlowProcess:
         self.reads, self.is_reading, self.parts = threading.Event(), False, []
         self.reads.set()
 
-    def call(self, _method, texts):
+    def call(self, _method, texts, dimensions):
         self.parts.append(list(texts))
         self.is_reading = True
         assert self.reads.wait(60)
@@ -320,25 +324,28 @@ async def until(is_so):
 def test_a_long_batch_lets_others_in_and_ends_with_its_client(mean, monkeypatch):
     process = SlowProcess()
     monkeypatch.setattr(
-        "localspec.server.served_embedder.IsolatedEmbedder", lambda _path: process
+        "localspec.server.served_models.IsolatedEmbedder", lambda _path: process
     )
 
     async def ask():
         served = ServedEmbedder(str(mean))
-        long = asyncio.create_task(served.call("embed", ["long"] * 1000))
+        models = ServedModels([], takes_any_name=True, embedder=served)
+        service = Service(models=models, line=WaitingLine(1), patience_s=60)
+        long = asyncio.create_task(embeddings(Fields({"input": ["long"] * 1000}))(service))
         await until(lambda: len(process.parts) > 2)
-        assert (await served.call("embed", ["other"])).values.tolist() == [[5]]
+        other = await embeddings(Fields({"input": "other"}))(service)
+        assert other["data"][0]["embedding"] == [5]
         process.reads.clear()
         await until(lambda: process.is_reading)
         num_parts = len(process.parts)
         long.cancel()
-        await asyncio.wait_for(served.close_unused(-1), 60)  # which does not wait for its turn
+        await asyncio.wait_for(models.close_unused(-1), 60)  # which does not wait for its turn
         process.reads.set()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(long, 60)
         assert len(process.parts) <= num_parts + 1 < 1000 / 16
-        assert served.isolated is process
-        await served.close()
-        assert served.isolated is None
+        assert served.engine is process
+        await models.close()
+        assert served.engine is None
 
     asyncio.run(ask())

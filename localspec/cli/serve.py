@@ -180,8 +180,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     from localspec.server.app import Limits, Server
     from localspec.server.guard import AccessRules
     from localspec.server.running import Runner, listen
-    from localspec.server.served_embedder import ServedEmbedder
-    from localspec.server.served_models import ServedModel, ServedModels
+    from localspec.server.served_models import ServedEmbedder, ServedModel, ServedModels
 
     say = _begin_log(in_json=log_json)
     keys = [] if api_key_file is None else _keys(api_key_file)

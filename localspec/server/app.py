@@ -25,7 +25,7 @@ from localspec.server import ollama
 from localspec.server.answering import Service
 from localspec.server.completions import ChatCompletion, Completion, Infill, LlamaCompletion
 from localspec.server.counters import PROMETHEUS
-from localspec.server.embeddings import Embeddings, OllamaEmbed, OllamaEmbeddings, Rerank
+from localspec.server.embeddings import embeddings, ollama_embed, ollama_embeddings, rerank
 from localspec.server.encoding import json_response, sent_bytes
 from localspec.server.form import RequestReader, engine_aside
 from localspec.server.guard import PAGE_PATH, AccessRules, BodyReader, Guard
@@ -37,8 +37,7 @@ from localspec.server.page import page_files, root
 from localspec.server.refusal import RequestError, refusal_of, refusal_response
 from localspec.server.request_log import RequestLog
 from localspec.server.responses import ResponseForm
-from localspec.server.served_embedder import ServedEmbedder
-from localspec.server.served_models import ServedModel, ServedModels
+from localspec.server.served_models import ServedFile, ServedModels
 from localspec.server.writing import PostEndpoint
 
 _NUM_THREADS = MOST_PARALLEL + 16
@@ -54,10 +53,10 @@ _POSTS: dict[str, RequestReader] = {
     "/v1/messages/count_tokens": partial(engine_aside, count_tokens),
     "/completion": LlamaCompletion,
     "/infill": Infill,
-    "/v1/embeddings": Embeddings,
-    "/v1/rerank": Rerank,
-    "/api/embed": OllamaEmbed,
-    "/api/embeddings": OllamaEmbeddings,
+    "/v1/embeddings": embeddings,
+    "/v1/rerank": rerank,
+    "/api/embed": ollama_embed,
+    "/api/embeddings": ollama_embeddings,
     "/tokenize": partial(engine_aside, tokenize),
     "/detokenize": partial(engine_aside, detokenize),
     "/apply-template": partial(engine_aside, apply_template),
@@ -149,8 +148,7 @@ class Server:
     def _stop_all(self) -> None:
         for each in list(self._service.answerings):
             each.stop()
-        if self._models.embedder is not None:
-            self._models.embedder.stop()
+        self._models.stop_embedding()
 
     def routes(self) -> list[BaseRoute]:
         """Every route, with all of its paths."""
@@ -200,8 +198,6 @@ class Server:
         while True:
             await asyncio.sleep(min(_IDLE_CHECKS_S, limits.unload_s, limits.keep_s))
             await self._models.keep_unused(limits.keep_s)
-            if self._models.embedder is not None:
-                await self._models.embedder.close_unused(limits.unload_s)
             if self._line.is_empty:
                 place = self._line.join(None)
                 try:
@@ -230,7 +226,7 @@ class Server:
         raise RequestError(f"there is no model {name!r:.80}", code="model_not_found")
 
 
-def _openai_model(model: ServedModel | ServedEmbedder) -> dict[str, Any]:
+def _openai_model(model: ServedFile[Any]) -> dict[str, Any]:
     """A model in the list, with its context in the fields of vLLM and llama-server."""
     return {
         "id": model.name,

@@ -88,16 +88,14 @@ class Counters:
 
 def _memory(models: ServedModels) -> Iterator[tuple[str, float]]:
     """Series of each model: whether it is loaded, and its planned memory."""
+    for model in models.listed:
+        yield _series("localspec_model_loaded", model=model.name), model.engine is not None
     for model in models.all:
-        name, engine, memory = model.name, model.engine, model.memory
-        yield _series("localspec_model_loaded", model=name), engine is not None
+        name, memory = model.name, model.memory
         yield _series("localspec_kept_bytes_limit", model=name), model.kept_bytes
-        if engine is not None and memory is not None:
+        if model.engine is not None and memory is not None:
             for place, number in (("main", memory.main_bytes), ("gpu", sum(memory.gpu_bytes))):
                 yield _series("localspec_model_bytes", model=name, place=place), number
-    if (embedder := models.embedder) is not None:
-        is_loaded = embedder.isolated is not None
-        yield _series("localspec_model_loaded", model=embedder.name), is_loaded
 
 
 def _series(name: str, **labels: object) -> str:

@@ -2,129 +2,155 @@
 
 from __future__ import annotations
 
-import abc
 import base64
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from localspec.errors import CrashedError
 from localspec.server.answering import Service
+from localspec.server.event_loop import in_thread
 from localspec.server.fields import Fields
+from localspec.server.form import Aside
+from localspec.server.refusal import stopping
 
 _MOST_INPUTS = 2048  # as at OpenAI
+_MOST_TEXTS = 16  # in one call, for which other requests wait; as many as in one decode
 
 
-class _EmbeddingAside(abc.ABC):
-    """A request for vectors or scores. A subclass reads it, and writes the response.
+class _Read(NamedTuple):
+    """The model's name, and what it made of the texts.
 
-    _call: a method of `Embedder` with its arguments but the texts; without any texts the model
-    is only loaded.
+    values: (inputs, dimensions) or (inputs,) float32. load_s, total_s: seconds that loading
+    took, and all of it.
     """
 
-    _call: tuple[str, ...] = ("embed",)
-    _texts: Sequence[Any]
-    _keywords: Mapping[str, Any] = {}
+    name: str
+    values: Any
+    num_tokens: int
+    load_s: float
+    total_s: float
 
-    def __init__(self, fields: Fields) -> None:
-        self._model_name = fields.text("model")
+    @property
+    def usage(self) -> dict[str, int]:
+        """Its tokens in OpenAI's fields."""
+        return {"prompt_tokens": self.num_tokens, "total_tokens": self.num_tokens}
 
-    async def __call__(self, service: Service) -> Any:
+
+def _aside(
+    fields: Fields,
+    texts: Sequence[Any],
+    written: Callable[[_Read], dict[str, Any]],
+    *call: str,
+    **keywords: Any,
+) -> Aside:
+    """A request for vectors or scores; without any texts the model is only loaded.
+
+    written: makes the response. call: a method of `Embedder`, and its arguments but the texts.
+    Other requests are read for between batches; a disconnect cancels the rest.
+    """
+    model_name = fields.text("model")
+
+    async def result(service: Service) -> dict[str, Any]:
         started_s = time.monotonic()
-        embedder = service.models.embedder_named(self._model_name)
-        was_loaded, num_texts = embedder.isolated is not None, len(self._texts)
-        found = await embedder.call(*self._call, self._texts or ["a"], **self._keywords)
-        num_tokens = found.num_tokens if num_texts else 0
-        service.counters.add_embedded(embedder.name, num_texts, num_tokens)
-        self._load_s = 0.0 if was_loaded else embedder.load_s
-        self._total_s = time.monotonic() - started_s
-        return self._written(embedder.name, found.values[:num_texts], num_tokens)
+        models, embedder = service.models, service.models.embedder_named(model_name)
+        was_loaded, found = embedder.engine is not None, []
+        given = texts or ["a"]
+        for first in range(0, len(given), _MOST_TEXTS):
+            part = given[first : first + _MOST_TEXTS]
+            async with embedder.turn, models.opened(embedder) as engine:
+                if service.line.is_closed:
+                    raise stopping()
+                try:
+                    read = partial(engine.call, *call, part, **keywords)
+                    found.append(await in_thread(read))
+                except CrashedError as error:
+                    await models.close_one(embedder)
+                    if service.line.is_closed:
+                        raise stopping() from error
+                    raise
+        num_tokens = sum(each.num_tokens for each in found) if texts else 0
+        service.counters.add_embedded(embedder.name, len(texts), num_tokens)
+        load_s = 0.0 if was_loaded else embedder.load_s
+        values = np.concatenate([each.values for each in found])[: len(texts)]
+        total_s = time.monotonic() - started_s
+        return written(_Read(embedder.name, values, num_tokens, load_s, total_s))
 
-    @abc.abstractmethod
-    def _written(self, name: str, values: Any, num_tokens: int) -> dict[str, Any]:
-        """The response. values: (inputs, dimensions) or (inputs,) float32."""
-
-
-class Embeddings(_EmbeddingAside):
-    """A request to /v1/embeddings."""
-
-    def __init__(self, fields: Fields) -> None:
-        super().__init__(fields)
-        self._texts = fields.prompts("input", _MOST_INPUTS)
-        self._keywords = {"dimensions": fields.whole("dimensions")}
-        self._format = fields.text("encoding_format") or "float"
-        if self._format not in ("float", "base64"):
-            fields.refuse("encoding_format", "Choose float or base64.")
-
-    def _written(self, name: str, values: Any, num_tokens: int) -> dict[str, Any]:
-        data = []
-        for index, each in enumerate(values):
-            vector = each.tolist()
-            if self._format == "base64":  # of little-endian float32
-                vector = base64.b64encode(each.astype("<f4").tobytes()).decode()
-            data.append({"object": "embedding", "index": index, "embedding": vector})
-        return {"object": "list", "data": data, "model": name, "usage": _usage(num_tokens)}
+    return result
 
 
-class OllamaEmbed(_EmbeddingAside):
-    """A request to /api/embed."""
+def embeddings(fields: Fields) -> Aside:
+    """Answer a request to /v1/embeddings."""
+    texts, form = fields.prompts("input", _MOST_INPUTS), fields.text("encoding_format")
+    if form not in (None, "float", "base64"):
+        fields.refuse("encoding_format", "Choose float or base64.")
 
-    def __init__(self, fields: Fields) -> None:
-        super().__init__(fields)
-        self._texts = fields.prompts("input", _MOST_INPUTS) if fields.any("input") else []
-        truncates = fields.flag("truncate") is not False
-        self._keywords = {"dimensions": fields.whole("dimensions"), "truncate": truncates}
+    def written(read: _Read) -> dict[str, Any]:
+        vectors = read.values.tolist()
+        if form == "base64":  # of little-endian float32
+            rows = read.values.astype("<f4")
+            vectors = [base64.b64encode(row.tobytes()).decode() for row in rows]
+        data = [
+            {"object": "embedding", "index": index, "embedding": vector}
+            for index, vector in enumerate(vectors)
+        ]
+        return {"object": "list", "data": data, "model": read.name, "usage": read.usage}
 
-    def _written(self, name: str, values: Any, num_tokens: int) -> dict[str, Any]:
+    return _aside(fields, texts, written, "embed", dimensions=fields.whole("dimensions"))
+
+
+def ollama_embed(fields: Fields) -> Aside:
+    """Answer a request to /api/embed."""
+    texts = fields.prompts("input", _MOST_INPUTS) if fields.any("input") else []
+    truncates = fields.flag("truncate") is not False
+    dimensions = fields.whole("dimensions")
+
+    def written(read: _Read) -> dict[str, Any]:
         return {
-            "model": name,
-            "embeddings": values.tolist(),
-            "total_duration": round(1e9 * self._total_s),
-            "load_duration": round(1e9 * self._load_s),
-            "prompt_eval_count": num_tokens,
+            "model": read.name,
+            "embeddings": read.values.tolist(),
+            "total_duration": round(1e9 * read.total_s),
+            "load_duration": round(1e9 * read.load_s),
+            "prompt_eval_count": read.num_tokens,
         }
 
-
-class OllamaEmbeddings(_EmbeddingAside):
-    """A request to /api/embeddings, which is older."""
-
-    def __init__(self, fields: Fields) -> None:
-        super().__init__(fields)
-        self._texts = list(filter(None, [fields.text("prompt")]))
-        self._keywords = {"truncate": True}
-
-    def _written(self, name: str, values: Any, num_tokens: int) -> dict[str, Any]:
-        return {"embedding": values[0].tolist() if len(values) else []}
+    return _aside(fields, texts, written, "embed", dimensions=dimensions, truncate=truncates)
 
 
-class Rerank(_EmbeddingAside):
-    """A request to /v1/rerank: which documents fit a query."""
+def ollama_embeddings(fields: Fields) -> Aside:
+    """Answer a request to /api/embeddings, which is older."""
+    texts = list(filter(None, [fields.text("prompt")]))
 
-    def __init__(self, fields: Fields) -> None:
-        super().__init__(fields)
-        query, given = fields.text("query"), fields.any("documents")
-        if not query:
-            fields.refuse("query", "Give a text.")
-        documents = given if isinstance(given, list) else []
-        texts = [each.get("text") if isinstance(each, dict) else each for each in documents]
-        if not 0 < len(texts) <= _MOST_INPUTS or not all(isinstance(x, str) for x in texts):
-            fields.refuse("documents", f"Give a list of 1 to {_MOST_INPUTS} texts.")
-        self._call, self._texts = ("rank", query), texts
-        self._top = fields.whole("top_n")
-        if self._top is not None and self._top < 1:
-            fields.refuse("top_n", "Give 1 or more.")
-        self._returns_documents = bool(fields.flag("return_documents"))
+    def written(read: _Read) -> dict[str, Any]:
+        return {"embedding": read.values[0].tolist() if texts else []}
 
-    def _written(self, name: str, values: Any, num_tokens: int) -> dict[str, Any]:
-        scores = values.tolist()
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._top]
-        results: list[dict[str, Any]] = []
-        for index in order:
-            results.append({"index": index, "relevance_score": scores[index]})
-            if self._returns_documents:
-                results[-1]["document"] = {"text": self._texts[index]}
-        usage = _usage(num_tokens)
-        return {"object": "list", "model": name, "results": results, "usage": usage}
+    return _aside(fields, texts, written, "embed", truncate=True)
 
 
-def _usage(num_tokens: int) -> dict[str, int]:
-    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+def rerank(fields: Fields) -> Aside:
+    """Answer a request to /v1/rerank: which documents fit a query."""
+    query, given = fields.text("query"), fields.any("documents")
+    if not query:
+        fields.refuse("query", "Give a text.")
+    documents = given if isinstance(given, list) else []
+    texts = [each.get("text") if isinstance(each, dict) else each for each in documents]
+    if not 0 < len(texts) <= _MOST_INPUTS or not all(isinstance(x, str) for x in texts):
+        fields.refuse("documents", f"Give a list of 1 to {_MOST_INPUTS} texts.")
+    top = fields.whole_from("top_n", 1, 2**31) or len(texts)
+    returns_documents = fields.flag("return_documents")
+
+    def written(read: _Read) -> dict[str, Any]:
+        scores = read.values.tolist()
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
+        results: list[dict[str, Any]] = [
+            {"index": index, "relevance_score": scores[index]} for index in order
+        ]
+        if returns_documents:
+            for each in results:
+                each["document"] = {"text": texts[each["index"]]}
+        return {"object": "list", "model": read.name, "results": results, "usage": read.usage}
+
+    return _aside(fields, texts, written, "rank", query)

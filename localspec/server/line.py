@@ -25,13 +25,13 @@ class WaitingLine:
     """First come, first served.
 
     The first has its turn, and with it those behind it that ask the same model, as many as that
-    answers at once. num_waiting: how many may wait behind these.
+    answers at once. num_waiting: how many may wait behind these. is_closed: nobody may join.
     """
 
     def __init__(self, num_waiting: int) -> None:
         self._num_waiting = num_waiting
         self._places: list[PlaceInLine] = []
-        self._is_closed = False
+        self.is_closed = False
 
     @property
     def is_empty(self) -> bool:
@@ -48,7 +48,7 @@ class WaitingLine:
 
         Raises RequestError if too many wait, or the line is closed.
         """
-        if self._is_closed:
+        if self.is_closed:
             raise stopping()
         place = PlaceInLine(model)
         self._places.append(place)
@@ -60,7 +60,7 @@ class WaitingLine:
 
     def join_free(self, model: ServedModel) -> PlaceInLine | None:
         """A place that has its turn at once; None if there is none, or others wait for it."""
-        if self._is_closed:
+        if self.is_closed:
             return None
         place = PlaceInLine(model)
         self._places.append(place)
@@ -72,7 +72,7 @@ class WaitingLine:
 
     def close(self) -> None:
         """Refuse whoever joins from now on."""
-        self._is_closed = True
+        self.is_closed = True
 
     def leave(self, place: PlaceInLine) -> None:
         """Give up the place, anywhere in the line. Idempotent."""

@@ -33,12 +33,9 @@ from localspec.server.question import (
     template_variables,
 )
 from localspec.server.refusal import RequestError
-from localspec.server.served_embedder import ServedEmbedder, ServedFile
-from localspec.server.served_models import ServedModel, ServedModels
+from localspec.server.served_models import ServedEmbedder, ServedFile, ServedModel, ServedModels
 from localspec.streaming.thought_families import FAMILIES
 from localspec.tools.tool import CallPiece
-
-_Listed = ServedModel | ServedEmbedder
 
 # Clients compare it with the first version that has what they need.
 OLLAMA_VERSION = "0.12.0"
@@ -78,17 +75,17 @@ def show(fields: Fields) -> Aside:
 
 
 def loaded(models: ServedModels, unload_s: float) -> dict[str, Any]:
-    """The loaded models. unload_s: seconds without a question after which one is closed."""
+    """The loaded models. unload_s: seconds without a request after which one is closed."""
     found = []
-    for model in models.all:
-        if model.engine is not None and (memory := model.memory) is not None:
-            part = _loaded(model, memory.needed_bytes, model.left_s(unload_s))
-            found.append({**part, "size_vram": sum(memory.gpu_bytes)})
-    embedder = models.embedder
-    if embedder is not None and embedder.isolated is not None:
-        # Where its layers lie is known in its process only, so there is no size_vram.
-        left_s = unload_s - embedder.idle_s
-        found.append(_loaded(embedder, embedder.needed_bytes, left_s))
+    for model in models.listed:
+        if model.engine is not None:
+            left_s = min(max(model.left_s(unload_s), 0.0), _LONGEST_S)
+            part = {**_tag(model), "size": model.needed_bytes}
+            part["expires_at"] = _utc(time.time() + left_s)
+            part["context_length"] = model.context_length
+            if model.gpu_bytes is not None:
+                part["size_vram"] = model.gpu_bytes
+            found.append(part)
     return {"models": found}
 
 
@@ -101,17 +98,7 @@ def not_offered(path: str) -> RequestError | None:
     return RequestError(f"/api/{name} is not offered by this server", hint, status=501)
 
 
-def _loaded(model: _Listed, size_bytes: int, left_s: float) -> dict[str, Any]:
-    """The entry of a loaded model. left_s: seconds until it may be closed."""
-    return {
-        **_tag(model),
-        "size": size_bytes,
-        "expires_at": _utc(time.time() + min(max(left_s, 0.0), _LONGEST_S)),
-        "context_length": model.context_length,
-    }
-
-
-def _tag(model: _Listed) -> dict[str, Any]:
+def _tag(model: ServedFile[Any]) -> dict[str, Any]:
     # Some clients add the tag to a name, and look for that in the list.
     name = model.name if ":" in model.name else f"{model.name}:latest"
     return {
@@ -124,7 +111,7 @@ def _tag(model: _Listed) -> dict[str, Any]:
     }
 
 
-def _capabilities(model: _Listed) -> list[str]:
+def _capabilities(model: ServedModel | ServedEmbedder) -> list[str]:
     if isinstance(model, ServedEmbedder):
         return [] if model.ranks else ["embedding"]
     template = model.chat_template
@@ -134,7 +121,7 @@ def _capabilities(model: _Listed) -> list[str]:
     return ["completion", "tools", *(name for name, has in more.items() if has)]
 
 
-def _model_details(model: ServedFile) -> dict[str, Any]:
+def _model_details(model: ServedFile[Any]) -> dict[str, Any]:
     number = model.num_parameters
     size = f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.1f}M"
     return {
@@ -147,7 +134,7 @@ def _model_details(model: ServedFile) -> dict[str, Any]:
     }
 
 
-def _model_digest(model: ServedFile) -> str:
+def _model_digest(model: ServedFile[Any]) -> str:
     """The file's sha256 if the preset pins it.
 
     Else a digest that changes with the file: hashing all of it takes too long for a list.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, Generic, TypeVar, get_args
 
+from localspec.engine.embedder import located_embedder
 from localspec.engine.models import CacheDisk
 from localspec.engine.sources import named_sources
 from localspec.errors import LocalspecError, MemoryLimitError, RpcError
@@ -17,20 +20,26 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.header_vocabulary import fim_tokens
 from localspec.gguf_file.projector import NO_PROJECTOR, projector_beside
+from localspec.gguf_file.shape import ModelShape, context_to_open
+from localspec.hub.hub_file import HubModel
 from localspec.isolated.isolated_engine import IsolatedEngine
+from localspec.isolated.process import IsolatedEmbedder
 from localspec.machine import memory_here
 from localspec.preflight.free_memory import PairMemory
+from localspec.preflight.memory import embedder_bytes
 from localspec.preflight.plan import served_kept_bytes, target_context_length
 from localspec.presets.preset import LocalModel, Preset, Role
+from localspec.presets.presets import load_presets, stands_for
 from localspec.presets.source import parse_source
 from localspec.sampling.params import SamplingParams
 from localspec.server.refusal import RequestError
-from localspec.server.served_embedder import ServedEmbedder, ServedFile
 from localspec.speculative.prefix import common_length
 
 _MOST_TEXTS = 32  # that are remembered; how many caches are kept depends on the memory
 # Tokens that a template writes at the end of a prompt, but not before an answer that is there.
 _ASKING = 16
+
+_Opened = TypeVar("_Opened", IsolatedEngine, IsolatedEmbedder)
 
 
 class AnsweredText:
@@ -81,7 +90,58 @@ class AnsweredTexts:
             return found
 
 
-class ServedModel(ServedFile):
+class ServedFile(abc.ABC, Generic[_Opened]):
+    """A model under its name, and what is open of it while it is loaded: its engine.
+
+    preset: the model's, if it has one. file_name: without its folders. created: Unix time of
+    the file. num_trained: tokens of context that the model was trained for. context_length:
+    those that it has here. width: numbers of a row. chat_template: its source, or "". pinned:
+    sha256 of its files, if the preset states them. keep_s: how long it stays loaded without a
+    request; None is the server's default. load_s: seconds that loading took. needed_bytes: the
+    memory that it takes while it is loaded; gpu_bytes: of that on GPUs, None if that is not
+    known here.
+    """
+
+    context_length: int
+    needed_bytes = 0
+    gpu_bytes: int | None = None
+
+    def __init__(self, name: str, header: Header, preset: Preset | None) -> None:
+        self.name = name
+        info = header.path.stat()
+        self.file_name = header.path.name
+        self.created, self.size_bytes = int(info.st_mtime), info.st_size
+        shape = ModelShape(header)
+        self.architecture = header.architecture
+        self.num_trained, self.width = shape.context_length, shape.width
+        self.num_parameters = sum(math.prod(tensor.shape) for tensor in header.tensors)
+        self.chat_template = str(header.metadata.get("tokenizer.chat_template", ""))
+        target = None if preset is None else preset.target
+        self.quantization = "" if target is None else target.quantization
+        files = target.files if isinstance(target, HubModel) else ()
+        self.pinned = [file.sha256 for file in files]
+        self.keep_s: float | None = None
+        self.load_s = 0.0
+        self.engine: _Opened | None = None
+        self.loading: asyncio.Task[_Opened] | None = None
+        self.num_users = 0
+        self.used_s = 0.0
+
+    def is_called(self, name: str | None) -> bool:
+        """Whether the model has that name. Ollama's clients add a tag to each."""
+        return name in (self.name, f"{self.name}:latest")
+
+    @abc.abstractmethod
+    def load(self) -> _Opened:
+        """Open the engine. Raises what loading raises."""
+
+    def left_s(self, unload_s: float) -> float:
+        """Seconds until it may be closed. unload_s: the server's default."""
+        idle_s = 0.0 if self.num_users else time.monotonic() - self.used_s
+        return (unload_s if self.keep_s is None else self.keep_s) - idle_s
+
+
+class ServedModel(ServedFile[IsolatedEngine]):
     """A model that answers, under its name, and its engine while it is loaded.
 
     model: whatever `localspec.load` takes: a preset or its name, a file, or a model of the hub.
@@ -90,9 +150,8 @@ class ServedModel(ServedFile):
     sampling: of answers that say nothing of it. end_texts: the texts of its begin and end
     tokens, or "". fim: its fill-in-the-middle tokens. kept_bytes: memory for caches of texts
     that wait. cache_disk: what may be kept on disk of texts, and of whom. remembers: `memory`
-    of `load`. is_on_servers: whether RPC servers hold layers of it. keep_s: how long it stays
-    loaded without a question; None is the server's default. memory, load_s: the memory and the
-    seconds that loading took. token_s: seconds per token of the last long prompt, or None.
+    of `load`. is_on_servers: whether RPC servers hold layers of it. memory: of the models, once
+    it was loaded. token_s: seconds per token of the last long prompt, or None.
 
     Raises PresetError if its files are not here, OptionError, and ModelFileError.
     """
@@ -129,20 +188,12 @@ class ServedModel(ServedFile):
         self.parallel = 1
         self.cache_disk = CacheDisk(0)
         self.remembers = True
-        self.keep_s: float | None = None
         self.memory: PairMemory | None = None
-        self.load_s = 0.0
         self.token_s: float | None = None
-        self.engine: IsolatedEngine | None = None
         self.texts = AnsweredTexts()
-        self.loading: asyncio.Task[IsolatedEngine] | None = None
-        self.num_users = 0
-        self.used_s = 0.0
         self.kept_s = 0.0  # which `used_s` it was when texts were last kept on disk
 
     def load(self) -> IsolatedEngine:
-        """Open the engine. Raises what `localspec.load` raises."""
-        started_s = time.monotonic()
         engine = IsolatedEngine(
             self._model,
             context_length=self.context_length,
@@ -159,7 +210,9 @@ class ServedModel(ServedFile):
         except BaseException:
             engine.close()
             raise
-        self.load_s = time.monotonic() - started_s
+        if self.memory is not None:
+            self.needed_bytes = self.memory.needed_bytes
+            self.gpu_bytes = sum(self.memory.gpu_bytes)
         return engine
 
     @property
@@ -177,10 +230,29 @@ class ServedModel(ServedFile):
         """Concurrent answers of the loaded model; before that, as many as were asked for."""
         return self.parallel if self.engine is None else self.engine.parallel
 
-    def left_s(self, unload_s: float) -> float:
-        """Seconds until it may be closed. unload_s: the server's default."""
-        idle_s = 0.0 if self.num_users else time.monotonic() - self.used_s
-        return (unload_s if self.keep_s is None else self.keep_s) - idle_s
+
+_RANK = 4  # the pooling_type of a reranker, in llama.cpp's numbers
+
+
+class ServedEmbedder(ServedFile[IsolatedEmbedder]):
+    """A model for vectors, under its name. model: a preset, or as for `load_embedder`.
+
+    ranks: whether it is a reranker. turn: held by the request that it reads for. Raises
+    PresetError if it is not here, and ModelFileError.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._path = located_embedder(model)
+        header = check_model_file(self._path, embeds=True)
+        preset = load_presets().get(stands_for(model))
+        super().__init__(self._path.stem if preset is None else preset.name, header, preset)
+        self.context_length = context_to_open(None, self.num_trained, self.file_name)
+        self.ranks = header.number(f"{self.architecture}.pooling_type") == _RANK
+        self.needed_bytes = embedder_bytes(header, self.context_length)
+        self.turn = asyncio.Lock()
+
+    def load(self) -> IsolatedEmbedder:
+        return IsolatedEmbedder(self._path)
 
 
 def _token_text(header: Header, role: str) -> str:
@@ -210,7 +282,7 @@ class ServedModels:
     """The models of a server, the default first.
 
     takes_any_name: whether an unknown name means a model that is here. embedder: for vectors,
-    if any.
+    if any. listed: all of them, with the embedder.
     """
 
     def __init__(
@@ -222,6 +294,8 @@ class ServedModels:
     ) -> None:
         self.all = tuple(models)
         self.embedder = embedder
+        others = () if embedder is None else (embedder,)
+        self.listed: tuple[ServedModel | ServedEmbedder, ...] = (*self.all, *others)
         for model in self.all:
             model.kept_bytes = served_kept_bytes(memory_here().total_bytes, len(self.all))
         self._takes_any_name = takes_any_name
@@ -252,11 +326,6 @@ class ServedModels:
             raise _unknown(name, [self.embedder.name])
         return self.embedder
 
-    @property
-    def listed(self) -> tuple[ServedModel | ServedEmbedder, ...]:
-        """All models, with the embedder."""
-        return self.all if self.embedder is None else (*self.all, self.embedder)
-
     def listed_named(self, name: str | None) -> ServedModel | ServedEmbedder:
         """The model of `named`, or the embedder if the name is its own. Raises RequestError."""
         for model in self.listed:
@@ -269,11 +338,13 @@ class ServedModels:
 
     def open_first(self) -> None:
         """Load the default before the server starts. Raises what loading raises."""
-        self.all[0].engine = self.all[0].load()
-        self.all[0].used_s = time.monotonic()
+        first, started_s = self.all[0], time.monotonic()
+        first.engine = first.load()
+        first.used_s = time.monotonic()
+        first.load_s = first.used_s - started_s
 
     @contextlib.asynccontextmanager
-    async def opened(self, model: ServedModel) -> AsyncGenerator[IsolatedEngine, None]:
+    async def opened(self, model: ServedFile[_Opened]) -> AsyncGenerator[_Opened, None]:
         """The engine of a model, open until the context is left, for a request that may begin.
 
         The model is loaded if need be. Others are closed for it where memory is short, or an
@@ -289,9 +360,9 @@ class ServedModels:
             model.num_users -= 1
             model.used_s = time.monotonic()
 
-    async def _load(self, model: ServedModel) -> None:
+    async def _load(self, model: ServedFile[_Opened]) -> None:
         while model.engine is None:
-            others = [m.loading for m in self.all if m is not model and m.loading is not None]
+            others = [m.loading for m in self.listed if m is not model and m.loading]
             if others:  # for a client that gave up; two at a time might not fit
                 await asyncio.wait(others)
                 continue
@@ -301,15 +372,17 @@ class ServedModels:
                 # Shielded: if the client gives up, the next one can use it.
                 await asyncio.shield(model.loading)
             except (MemoryLimitError, RpcError):  # an RPC server may serve another model
-                idle = [each for each in self.all if each.engine and not each.num_users]
+                idle = [each for each in self.listed if each.engine and not each.num_users]
                 if not idle:
                     raise
                 await self.close_one(min(idle, key=lambda each: each.used_s))
 
-    async def _open(self, model: ServedModel) -> IsolatedEngine:
+    async def _open(self, model: ServedFile[_Opened]) -> _Opened:
+        started_s = time.monotonic()
         try:
             model.engine = await asyncio.to_thread(model.load)
             model.used_s = time.monotonic()
+            model.load_s = model.used_s - started_s
             return model.engine
         finally:
             model.loading = None
@@ -319,7 +392,7 @@ class ServedModels:
 
         The caller is alone in the line.
         """
-        for model in self.all:
+        for model in self.listed:
             is_old = model.num_users == 0 and model.left_s(seconds) <= 0
             if model.engine is not None and is_old:
                 await self.close_one(model)
@@ -334,18 +407,23 @@ class ServedModels:
                 with contextlib.suppress(LocalspecError):  # the next question finds it out
                     await asyncio.to_thread(model.engine._keep_on_disk)
 
-    async def close_one(self, model: ServedModel) -> None:
-        """Free a model. The next question loads it again."""
-        engine, model.engine = model.engine, None
-        model.texts, model.keep_s = AnsweredTexts(), None
+    async def close_one(self, model: ServedFile[Any]) -> None:
+        """Free a model. The next request loads it again."""
+        engine, model.engine, model.keep_s = model.engine, None, None
+        if isinstance(model, ServedModel):
+            model.texts = AnsweredTexts()
         if engine is not None:
             await asyncio.to_thread(engine.close)
 
+    def stop_embedding(self) -> None:
+        """End what the embedder reads, in the midst of it."""
+        if self.embedder is not None and self.embedder.engine is not None:
+            self.embedder.engine.kill()
+
     async def close(self) -> None:
         """Free all models, including one that is being loaded."""
-        if self.embedder is not None:
-            await self.embedder.close()
-        for model in self.all:
+        self.stop_embedding()
+        for model in self.listed:
             if model.loading is not None:
                 await asyncio.wait([model.loading])
             with contextlib.suppress(LocalspecError):  # then it ends with this process
