@@ -16,7 +16,7 @@ import pytest
 
 from gguf_maker import write_random_model
 from localspec.presets.presets import find_preset
-from localspec.server import answering, writing
+from localspec.server import answering, form
 from localspec.server.answering import NewPiece, Service
 from localspec.server.app import Limits
 from localspec.server.completions import ChatCompletion, Completion, Infill, LlamaCompletion
@@ -354,9 +354,9 @@ def test_a_stream_that_has_nothing_to_show_gives_signs_of_life(monkeypatch, kind
         async def send(message):
             written.append(message.get("body", b""))
 
-        scope = {"path": "/", writing.CLIENT: "", writing.ANSWERING: None}
-        await writing.PostEndpoint(service, BodyReader(10_000, 10), kind)(scope, receive, send)
+        scope = {"path": "/", form.CLIENT: "", form.ANSWERING: None}
+        await form.PostEndpoint(service, BodyReader(10_000, 10), kind)(scope, receive, send)
 
-    monkeypatch.setattr(writing, "Answering", Held)
+    monkeypatch.setattr(form, "Answering", Held)
     asyncio.run(use())
     assert all(b"".join(written).split(b"|"))

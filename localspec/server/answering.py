@@ -61,26 +61,26 @@ class ReadingPrompt(NamedTuple):
         told = {"processed": self.num_decoded, "total": self.num_tokens}
         return {"prompt_progress": {**told, "cache": self.num_cached, "left_s": left_s}}
 
-    @property
-    def is_long(self) -> bool:
-        """Whether the rest is worth a line in the log."""
-        if self.left_s is None:
-            return self.num_tokens - self.num_decoded >= _LONG
-        return self.left_s >= _LONG_S
-
     def __str__(self) -> str:
-        number = f"{self.num_tokens - self.num_decoded:,}".replace(",", " ")
+        text = f"reading {self.num_tokens - self.num_decoded:,} tokens".replace(",", " ")
         if self.left_s is None:
-            return f"reading {number} tokens"
-        if self.left_s < 90:
-            return f"reading {number} tokens, about {self.left_s:.0f} seconds"
-        return f"reading {number} tokens, about {self.left_s / 60:.0f} minutes"
+            return text
+        is_short = self.left_s < 90
+        length = f"{self.left_s:.0f} seconds" if is_short else f"{self.left_s / 60:.0f} minutes"
+        return f"{text}, about {length}"
 
 
 class Waiting(NamedTuple):
     """Nothing happened for a while. position: in the line, from 1 on; 0 while answered."""
 
     position: int
+    num_tokens: int = 0  # of the prompt, of which nothing is known
+    num_cached: int = 0
+
+    @property
+    def field(self) -> dict[str, Any]:
+        """The field of a response that shows it, in every protocol."""
+        return {"queue_position": self.position}
 
 
 class NewPiece(NamedTuple):
@@ -241,11 +241,9 @@ class Answering:
                 answer = engine._answer(exchange)
                 task = asyncio.create_task(self._read(number, answer, exchange))
                 at_work[task] = place
-                if number == 0 and len(asks) > 1:
-                    task.add_done_callback(lambda _: self._has_begun.set())
-                    await self._has_begun.wait()
-                    if task.done():  # without a word; the others would fail, too
-                        await self._one_ended(at_work)
+                await self._has_begun.wait()
+                if number == 0 and task.done():  # without a word; the others would fail, too
+                    await self._one_ended(at_work)
             while at_work:
                 await self._one_ended(at_work)
         finally:
@@ -283,6 +281,7 @@ class Answering:
                     num_asked, num_cached = exchange.text.num_asked, exchange.num_cached
                     self._events.put(NewPiece(number, piece, num_asked, num_cached))
         finally:
+            self._has_begun.set()
             exchange.release()
             with contextlib.suppress(EngineError):  # it was refused, and has none
                 self.stats.append(answer.reply().stats)
@@ -293,8 +292,10 @@ class Answering:
 
     def on_reading(self, reading: ReadingPrompt) -> None:
         """Pass on how far a prompt is read, and log it where that takes long."""
-        if reading.is_long and time.monotonic() >= self._logs_s:
-            if reading.left_s is not None:  # else soon again
+        left, left_s = reading.num_tokens - reading.num_decoded, reading.left_s
+        is_long = left >= _LONG if left_s is None else left_s >= _LONG_S
+        if is_long and time.monotonic() >= self._logs_s:
+            if left_s is not None:  # else soon again
                 self._logs_s = time.monotonic() + _LOGGED_S
             logger.info("%s", reading)
         if reading.num_decoded > reading.num_cached:

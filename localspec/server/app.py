@@ -27,7 +27,7 @@ from localspec.server.completions import ChatCompletion, Completion, Infill, Lla
 from localspec.server.counters import PROMETHEUS
 from localspec.server.embeddings import embeddings, ollama_embed, ollama_embeddings, rerank
 from localspec.server.encoding import json_response, sent_bytes
-from localspec.server.form import RequestReader, engine_aside
+from localspec.server.form import PostEndpoint, RequestReader, engine_aside
 from localspec.server.guard import PAGE_PATH, AccessRules, BodyReader, Guard
 from localspec.server.line import WaitingLine
 from localspec.server.llama_server import apply_template, detokenize, props, tokenize
@@ -38,7 +38,6 @@ from localspec.server.refusal import RequestError, refusal_of, refusal_response
 from localspec.server.request_log import RequestLog
 from localspec.server.responses import ResponseForm
 from localspec.server.served_models import ServedFile, ServedModels
-from localspec.server.writing import PostEndpoint
 
 _NUM_THREADS = MOST_PARALLEL + 16
 _IDLE_CHECKS_S = 15.0  # between two checks for unused models

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import NO_VARIABLES
 from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
-from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
+from localspec.server.answering import Event, Finished, NewPiece
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import Form, own_fields, usage_of
@@ -85,10 +85,7 @@ class OpenAIForm(Form):
         if isinstance(event, Finished):
             choice = self._empty_choice(event.number, event)
             return self._chunk([choice], **self._own_fields(event.reply))
-        choice = self._empty_choice(0, None)
-        if isinstance(event, ReadingPrompt):
-            return self._chunk([choice], **event.field)
-        return self._chunk([choice], queue_position=event.position)
+        return self._chunk([self._empty_choice(0, None)], **event.field)
 
     def end(self, finished: Sequence[Finished]) -> str:
         usage = self._chunk([], usage=self._usage(finished)) if self._has_usage else ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import Message
-from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
+from localspec.server.answering import Event, Finished, NewPiece
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import EngineCall, Form, own_fields
@@ -81,11 +81,11 @@ class MessageForm(Form):
             stop = _stop_fields(event.reply)
             ended = _named_event("message_delta", delta=stop, **_costs(event.reply))
             return begun + switched + self._end_block() + ended
+        # An empty delta of the open block, as another block would end it amid a call's JSON.
         # Not a ping: a coding agent that gets nothing else for five minutes gives up.
-        if isinstance(event, ReadingPrompt):
-            begun = self._begin(event.num_tokens, event.num_cached)
-            return begun + self._say_nothing(event.field)
-        return self._begin(0, 0) + self._say_nothing({})
+        begun = self._begin(event.num_tokens, event.num_cached)
+        switched = self._switch_to("text", _NO_TEXT) if self._block is None else ""
+        return begun + switched + self._delta("", event.field)
 
     def end(self, finished: Sequence[Finished]) -> str:
         return _named_event("message_stop")
@@ -108,11 +108,6 @@ class MessageForm(Form):
             return switched + self._delta(call.json, {})
         name, block = ("thinking", _NO_THOUGHT) if piece.is_thought else ("text", _NO_TEXT)
         return self._switch_to(name, block) + self._delta(piece.text, {})
-
-    def _say_nothing(self, more: Mapping[str, Any]) -> str:
-        """An empty delta of the open block. Another block would end it amid a call's JSON."""
-        switched = self._switch_to("text", _NO_TEXT) if self._block is None else ""
-        return switched + self._delta("", more)
 
     def _delta(self, text: str, more: Mapping[str, Any]) -> str:
         """More text of the open block. more: fields of the event."""

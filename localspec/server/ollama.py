@@ -17,7 +17,7 @@ from localspec.chat.shown import noted
 from localspec.chat.template import Message
 from localspec.errors import OptionError
 from localspec.sampling.logprobs import TokenLogprobs
-from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt, Service
+from localspec.server.answering import Event, Finished, NewPiece, Service
 from localspec.server.completions import logprob_object
 from localspec.server.encoding import compact_json, sent_bytes
 from localspec.server.fields import Fields
@@ -210,8 +210,7 @@ class OllamaForm(Form):
         if isinstance(event, Finished):
             return _json_line({**self._part(""), **self._end_of(event)})
         if not isinstance(event, NewPiece):
-            more = event.field if isinstance(event, ReadingPrompt) else {}
-            return _json_line({**self._part(""), **more})
+            return _json_line({**self._part(""), **event.field})
         piece = event.piece
         calls = [] if piece.call is None else self._whole_calls(piece.call)
         if not piece.text and not calls and piece.logprobs is None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import NO_VARIABLES, Message
-from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
+from localspec.server.answering import Event, Finished, NewPiece
 from localspec.server.completions import logprob_object
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
@@ -104,8 +104,7 @@ class ResponseForm(Form):
                 begun += self._switch_to(_Item("message"))
             is_whole = self._item is not None and self._item.is_whole
             return begun + self._end_item("completed" if is_whole else _status(event.reply))
-        more = event.field if isinstance(event, ReadingPrompt) else {}
-        return begun or self._in_progress(more)
+        return begun or self._in_progress(event.field)
 
     def end(self, finished: Sequence[Finished]) -> str:
         response = self._response("completed", self._output, finished)
