@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import anyio
 
 from localspec.errors import EngineError
 from localspec.isolated.isolated_engine import IsolatedEngine
+from localspec.sampling.logprobs import TokenLogprobs
 from localspec.server.counters import Counters
 from localspec.server.line import PlaceInLine, WaitingLine
 from localspec.server.question import (
@@ -90,6 +91,11 @@ class NewPiece(NamedTuple):
     piece: Piece
     num_prompt_tokens: int
     num_cached: int
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs] | None:
+        """Those of its tokens, as `Reply` has them."""
+        return None if self.piece.logprobs is None else [self.piece.logprobs]
 
 
 class Finished(NamedTuple):
@@ -307,8 +313,10 @@ class Answering:
         self._service.answerings.discard(self)
         for stats in self.stats:
             self._service.counters.add_answer(stats)
-        if self.waited_s is not None:
-            self._service.counters.add_waits(self.waited_s, self.first_s)
+        for name, seconds in (("wait", self.waited_s), ("first_text", self.first_s)):
+            if seconds is not None:
+                self._service.counters.add(f"localspec_{name}_seconds_sum", seconds)
+                self._service.counters.add(f"localspec_{name}_seconds_count")
         self._events.put(None)
 
 

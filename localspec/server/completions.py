@@ -25,7 +25,7 @@ from localspec.server.question import (
     RawPrompt,
     answer_form,
     answer_options,
-    flagged_logprobs,
+    asked_logprobs,
     max_tokens,
     openai_tools,
     own_form,
@@ -33,7 +33,7 @@ from localspec.server.question import (
 )
 from localspec.server.refusal import RequestError
 from localspec.speculative.metrics import why_off
-from localspec.streaming.reply import Reply, StepFacts
+from localspec.streaming.reply import Reply
 from localspec.tools.tool import CallPiece
 
 _LOWEST_LOGPROB = -9999.0  # for an impossible token: JSON has no infinity
@@ -131,18 +131,16 @@ class Completion(OpenAIForm):
 
     def _whole_choice(self, finished: Finished) -> dict[str, Any]:
         reply = finished.reply
-        choice = self._empty_choice(finished.number, finished)
         logprobs = self._logprob_lists(finished.number, reply.logprobs)
-        return {**choice, "text": reply.text, "logprobs": logprobs}
+        whole = {"text": reply.text, "logprobs": logprobs}
+        return {**self._empty_choice(finished.number, finished), **whole}
 
     def _choice(self, new: NewPiece) -> dict[str, Any] | None:
-        piece = new.piece
-        if not piece.text and piece.logprobs is None:
+        if not new.piece.text and new.logprobs is None:
             return None
-        found = None if piece.logprobs is None else [piece.logprobs]
-        logprobs = self._logprob_lists(new.number, found)
-        choice = self._empty_choice(new.number, None)
-        return {**choice, "text": piece.text, "logprobs": logprobs}
+        logprobs = self._logprob_lists(new.number, new.logprobs)
+        more = {"text": new.piece.text, "logprobs": logprobs}
+        return {**self._empty_choice(new.number, None), **more}
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
         reason = None if finished is None else finished.reply.finish_reason
@@ -211,7 +209,7 @@ class ChatCompletion(OpenAIForm):
         options["max_tokens"] = max_tokens(
             fields, "max_completion_tokens", "max_tokens", "n_predict"
         )
-        options["logprobs"] = flagged_logprobs(fields)
+        options["logprobs"] = asked_logprobs(fields, is_asked=fields.flag("logprobs"))
         options["prediction"] = _prediction(fields)
         self._explains = bool(fields.flag("explain"))
         messages = checked_messages(fields.any("messages"))
@@ -247,13 +245,17 @@ class ChatCompletion(OpenAIForm):
         else:
             name = "reasoning_content" if piece.is_thought else "content"
             choice["delta"][name] = piece.text
-        choice["logprobs"] = _logprob_content(
-            None if piece.logprobs is None else [piece.logprobs]
-        )
+        choice["logprobs"] = _logprob_content(new.logprobs)
         if explains:
             choice["provenance"] = piece.provenance.value
-            if piece.step is not None:
-                choice["step"] = _step_object(piece.step, new.num_prompt_tokens)
+            if (step := piece.step) is not None:  # one begins
+                choice["step"] = {
+                    "prompt_tokens": new.num_prompt_tokens,
+                    "drafted": step.num_drafted,
+                    "accepted": step.num_accepted,
+                    "threads": step.num_threads,
+                    "draft_off": None if step.draft_off is None else why_off(step.draft_off),
+                }
         return choice
 
     def _own_fields(self, reply: Reply) -> dict[str, Any]:
@@ -306,17 +308,6 @@ def _explanation(reply: Reply) -> dict[str, Any]:
         "exact_steps": stats.exact_steps,
         "rule": reply.rule,
         "seed": reply.seed,
-    }
-
-
-def _step_object(step: StepFacts, prompt_tokens: int) -> dict[str, Any]:
-    """Facts about a step, for clients that ask what was drafted. draft_off is in words."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "drafted": step.num_drafted,
-        "accepted": step.num_accepted,
-        "threads": step.num_threads,
-        "draft_off": None if step.draft_off is None else why_off(step.draft_off),
     }
 
 

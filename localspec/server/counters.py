@@ -10,7 +10,6 @@ from localspec.server.served_models import ServedModels
 from localspec.speculative.metrics import Stats
 
 PROMETHEUS = "text/plain; version=0.0.4"
-_ACCEPTED_PER_POS = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
 _KINDS = ("accepted", "recovered", "bonus", "plain")
 
 
@@ -23,21 +22,9 @@ class Counters:
     def __init__(self) -> None:
         self._sums: defaultdict[str, float] = defaultdict(float)
 
-    def add_request(self, path: str, status: int) -> None:
-        """Count a request. path: one of the routes'."""
-        self._sums[_series("localspec_requests_total", path=path, status=status)] += 1
-
-    def add_waits(self, waited_s: float, first_s: float | None) -> None:
-        """Count how long a question waited to be answered, and for its first piece of text."""
-        for name, seconds in (("wait", waited_s), ("first_text", first_s)):
-            if seconds is not None:
-                self._sums[f"localspec_{name}_seconds_sum"] += seconds
-                self._sums[f"localspec_{name}_seconds_count"] += 1
-
-    def add_embedded(self, model: str, num_texts: int, num_tokens: int) -> None:
-        """Count texts, or documents, that the model for embeddings has read."""
-        self._sums[_series("localspec_embedded_texts_total", model=model)] += num_texts
-        self._sums[_series("localspec_embedded_tokens_total", model=model)] += num_tokens
+    def add(self, name: str, number: float = 1, **labels: object) -> None:
+        """Add to a series."""
+        self._sums[_series(name, **labels)] += number
 
     def add_answer(self, stats: Stats) -> None:
         """Count one answer, complete or not."""
@@ -52,21 +39,23 @@ class Counters:
             "spec_decode_num_accepted_tokens_total": stats.num_accepted,
             "spec_decode_num_drafts_total": sum(stats.steps_per_length[1:]),
         }.items():
-            self._sums[f"llamacpp:{name}"] += number
-        most = sum(number > 0 for number in stats.drafted_per_position)
-        drafted = dict(enumerate(stats.drafted_per_position[:most]))
-        accepted = dict(enumerate(stats.accepted_per_position[:most]))
+            self.add(f"llamacpp:{name}", number)
         by_kind = {kind: getattr(stats, f"num_{kind}") for kind in _KINDS}
         for name, label, counts in (
             ("localspec_tokens_total", "provenance", by_kind),
             ("localspec_drafted_tokens_total", "proposer", stats.drafted_per_proposer),
             ("localspec_accepted_tokens_total", "proposer", stats.accepted_per_proposer),
             ("localspec_undrafted_steps_total", "reason", stats.draft_off_steps),
-            ("localspec_drafted_tokens_per_pos_total", "position", drafted),
-            (_ACCEPTED_PER_POS, "position", accepted),
         ):
             for each, number in counts.items():
-                self._sums[_series(name, **{label: each})] += number
+                self.add(name, number, **{label: each})
+        for position, number in enumerate(stats.drafted_per_position):
+            if number:
+                kept, where = stats.accepted_per_position[position], {"position": position}
+                self.add("localspec_drafted_tokens_per_pos_total", number, **where)
+                self.add(
+                    "llamacpp:spec_decode_num_accepted_tokens_per_pos_total", kept, **where
+                )
 
     def text(self, models: ServedModels, num_answered: int, num_waiting: int) -> str:
         """All series. num_answered, num_waiting: requests that are answered, or wait."""
@@ -104,4 +93,4 @@ def _series(name: str, **labels: object) -> str:
         text = str(value.value if isinstance(value, enum.Enum) else value)
         text = text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         inner.append(f'{label}="{text}"')
-    return f"{name}{{{','.join(inner)}}}"
+    return f"{name}{{{','.join(inner)}}}" if inner else name

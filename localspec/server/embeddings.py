@@ -73,7 +73,9 @@ def _aside(
                         raise stopping() from error
                     raise
         num_tokens = sum(each.num_tokens for each in found) if texts else 0
-        service.counters.add_embedded(embedder.name, len(texts), num_tokens)
+        for what, number in (("texts", len(texts)), ("tokens", num_tokens)):
+            name = f"localspec_embedded_{what}_total"
+            service.counters.add(name, number, model=embedder.name)
         load_s = 0.0 if was_loaded else embedder.load_s
         values = np.concatenate([each.values for each in found])[: len(texts)]
         total_s = time.monotonic() - started_s

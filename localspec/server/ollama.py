@@ -28,14 +28,14 @@ from localspec.server.question import (
     Question,
     RawPrompt,
     answer_options,
-    flagged_logprobs,
+    asked_logprobs,
     openai_tools,
     template_variables,
 )
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedEmbedder, ServedFile, ServedModel, ServedModels
 from localspec.streaming.thought_families import FAMILIES
-from localspec.tools.tool import CallPiece
+from localspec.tools.tool import CallPiece, ToolCall, whole_calls
 
 # Clients compare it with the first version that has what they need.
 OLLAMA_VERSION = "0.12.0"
@@ -171,13 +171,13 @@ class OllamaForm(Form):
         options["stop"] = given.texts("stop")
         if (num_drafted := given.whole("draft_num_predict")) is not None:
             options["draft_tokens"] = num_drafted
-        options["logprobs"] = flagged_logprobs(fields)
+        options["logprobs"] = asked_logprobs(fields, is_asked=fields.flag("logprobs"))
         variables, keep_s = _variables(fields), _keep_s(fields)
         self.question = Question(fields, inputs, options, variables=variables, keep_s=keep_s)
         self.question.streams = fields.flag("stream") is not False and bool(inputs)
         self._num_ctx = given.whole("num_ctx")
         self._started_s = time.monotonic()
-        self._arguments: dict[int, str] = {}  # of each call, as far as they are here
+        self._calls: list[CallPiece] = []  # all pieces of them
 
     def begin(self, model: ServedModel) -> None:
         super().begin(model)
@@ -198,10 +198,7 @@ class OllamaForm(Form):
             return {**self._part(""), "done": True, "done_reason": reason}
         (answer,) = finished
         reply = answer.reply
-        calls = [
-            _ollama_call(number, call.id, call.name, call.arguments)
-            for number, call in enumerate(reply.tool_calls)
-        ]
+        calls = list(enumerate(reply.tool_calls))
         part = self._part(reply.text, reply.thoughts, calls, reply.logprobs)
         return {**part, **self._end_of(answer)}
 
@@ -211,33 +208,34 @@ class OllamaForm(Form):
             return _json_line({**self._part(""), **self._end_of(event)})
         if not isinstance(event, NewPiece):
             return _json_line({**self._part(""), **event.field})
-        piece = event.piece
-        calls = [] if piece.call is None else self._whole_calls(piece.call)
+        piece, calls = event.piece, list[tuple[int, ToolCall]]()
+        if piece.call is not None:
+            self._calls.append(piece.call)
+            if piece.call.is_last:  # in this protocol the arguments are an object
+                calls = [(piece.call.number, whole_calls(self._calls)[-1])]
         if not piece.text and not calls and piece.logprobs is None:
             return ""
         texts = ("", piece.text) if piece.is_thought else (piece.text, "")
-        logprobs = None if piece.logprobs is None else [piece.logprobs]
-        return _json_line(self._part(*texts, calls, logprobs))
+        return _json_line(self._part(*texts, calls, event.logprobs))
 
     def failure(self, error: RequestError) -> str:
         return _json_line({"error": error.sentence})
-
-    def _whole_calls(self, call: CallPiece) -> list[dict[str, Any]]:
-        """The call, once its arguments are complete: in this protocol they are an object."""
-        self._arguments[call.number] = self._arguments.get(call.number, "") + call.json
-        if not call.is_last:
-            return []
-        arguments = json.loads(self._arguments[call.number])
-        return [_ollama_call(call.number, call.id, call.name, arguments)]
 
     def _part(
         self,
         text: str,
         thoughts: str = "",
-        calls: Sequence[dict[str, Any]] = (),
+        calls: Sequence[tuple[int, ToolCall]] = (),
         logprobs: Sequence[TokenLogprobs] | None = None,
     ) -> dict[str, Any]:
-        more = {"thinking": thoughts, "tool_calls": list(calls)}
+        called = [
+            {
+                "id": call.id,
+                "function": {"index": number, "name": call.name, "arguments": call.arguments},
+            }
+            for number, call in calls
+        ]
+        more = {"thinking": thoughts, "tool_calls": called}
         part = self._text_part(text, {name: each for name, each in more.items() if each})
         if logprobs is not None:
             part["logprobs"] = [logprob_object(each) for each in logprobs]
@@ -394,11 +392,6 @@ def _keep_s(fields: Fields) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         fields.refuse("keep_alive", 'Give seconds, or a string such as "10m"; -1 is forever.')
     return math.inf if value < 0 else float(min(value, 1e18))
-
-
-def _ollama_call(number: int, call_id: str, name: str, arguments: Any) -> dict[str, Any]:
-    function = {"index": number, "name": name, "arguments": arguments}
-    return {"id": call_id, "function": function}
 
 
 def _json_line(value: Any) -> str:

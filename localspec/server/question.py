@@ -160,10 +160,10 @@ def max_tokens(fields: Fields, *names: str) -> int | None:
     return given[0] if given and given[0] != -1 else None
 
 
-def flagged_logprobs(fields: Fields) -> int | None:
-    """How many of the best tokens are wanted at each position, where a flag asks for any."""
+def asked_logprobs(fields: Fields, *, is_asked: bool | None) -> int | None:
+    """How many of the best tokens are wanted at each position; None if none are asked for."""
     num_top = fields.whole_from("top_logprobs", 0, MOST_LOGPROBS)
-    return num_top or 0 if fields.flag("logprobs") else None
+    return num_top or 0 if is_asked else None
 
 
 def _logit_bias(fields: Fields) -> dict[Any, Any] | None:

@@ -54,7 +54,7 @@ class RequestLog:
     def _note(self, scope: Scope, status: int, total_s: float) -> None:
         # A path that is none may hold whatever a client confused with one.
         path = scope["path"] if scope["path"] in self._paths else "other"
-        self._counters.add_request(path, status)
+        self._counters.add("localspec_requests_total", path=path, status=status)
         if scope["method"] not in ("POST", "DELETE", "PUT") and status < 400:
             return  # programs ask again and again which models there are
         line = {

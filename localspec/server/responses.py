@@ -16,10 +16,10 @@ from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import Form, own_fields, usage_of
 from localspec.server.question import (
-    MOST_LOGPROBS,
     Question,
     answer_form,
     answer_options,
+    asked_logprobs,
     flat_name,
     max_tokens,
     namespaced,
@@ -60,9 +60,8 @@ class ResponseForm(Form):
         options |= answer_form(fields.object("text").object("format"))
         options["max_tokens"] = max_tokens(fields, "max_output_tokens")
         options["stop"] = fields.texts("stop")
-        num_top = fields.whole_from("top_logprobs", 0, MOST_LOGPROBS)
         has_logprobs = _LOGPROBS in (fields.texts("include") or ())
-        options["logprobs"] = num_top or 0 if has_logprobs else None
+        options["logprobs"] = asked_logprobs(fields, is_asked=has_logprobs)
         messages = _input_messages(fields)
         effort = fields.object("reasoning").text("effort")
         variables = template_variables(fields, effort=effort)

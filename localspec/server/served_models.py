@@ -135,6 +135,14 @@ class ServedFile(abc.ABC, Generic[_Opened]):
     def load(self) -> _Opened:
         """Open the engine. Raises what loading raises."""
 
+    def timed_load(self) -> _Opened:
+        """The engine by `load`."""
+        started_s = time.monotonic()
+        engine = self.load()
+        self.used_s = time.monotonic()
+        self.load_s = self.used_s - started_s
+        return engine
+
     def left_s(self, unload_s: float) -> float:
         """Seconds until it may be closed. unload_s: the server's default."""
         idle_s = 0.0 if self.num_users else time.monotonic() - self.used_s
@@ -169,9 +177,10 @@ class ServedModel(ServedFile[IsolatedEngine]):
         found, preset = named_sources(model, {**roles, "mmproj": mmproj})
         path = Path(str(found["target"]))
         header = check_model_file(path)
-        super().__init__(
-            _served_name(model if preset is None else preset, path), header, preset
-        )
+        name = str(model) if preset is None else preset.name
+        if preset is None and isinstance(parse_source(name, "target"), LocalModel):
+            name = path.stem
+        super().__init__(name, header, preset)
         self._model = model
         self._rpc, self._exact = rpc, exact
         known = () if preset is None else preset.rpc
@@ -271,13 +280,6 @@ def _unknown(name: str, names: Sequence[str]) -> RequestError:
     )
 
 
-def _served_name(model: Preset | str, path: Path) -> str:
-    if isinstance(model, Preset):
-        return model.name
-    is_file = isinstance(parse_source(model, "target"), LocalModel)
-    return path.stem if is_file else model
-
-
 class ServedModels:
     """The models of a server, the default first.
 
@@ -338,10 +340,7 @@ class ServedModels:
 
     def open_first(self) -> None:
         """Load the default before the server starts. Raises what loading raises."""
-        first, started_s = self.all[0], time.monotonic()
-        first.engine = first.load()
-        first.used_s = time.monotonic()
-        first.load_s = first.used_s - started_s
+        self.all[0].engine = self.all[0].timed_load()
 
     @contextlib.asynccontextmanager
     async def opened(self, model: ServedFile[_Opened]) -> AsyncGenerator[_Opened, None]:
@@ -378,11 +377,8 @@ class ServedModels:
                 await self.close_one(min(idle, key=lambda each: each.used_s))
 
     async def _open(self, model: ServedFile[_Opened]) -> _Opened:
-        started_s = time.monotonic()
         try:
-            model.engine = await asyncio.to_thread(model.load)
-            model.used_s = time.monotonic()
-            model.load_s = model.used_s - started_s
+            model.engine = await asyncio.to_thread(model.timed_load)
             return model.engine
         finally:
             model.loading = None
