@@ -20,7 +20,7 @@ from localspec.server import answering, form
 from localspec.server.answering import NewPiece, Service
 from localspec.server.app import Limits
 from localspec.server.completions import ChatCompletion, Completion, Infill, LlamaCompletion
-from localspec.server.event_loop import in_thread
+from localspec.server.form import in_thread
 from localspec.server.guard import BodyReader
 from localspec.server.line import WaitingLine
 from localspec.server.messages import MessageForm

@@ -94,7 +94,7 @@ class NewPiece(NamedTuple):
 
     @property
     def logprobs(self) -> Sequence[TokenLogprobs] | None:
-        """Those of its tokens, as `Reply` has them."""
+        """Log-probabilities of its tokens, as a reply has them."""
         return None if self.piece.logprobs is None else [self.piece.logprobs]
 
 

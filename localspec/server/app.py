@@ -21,22 +21,16 @@ from starlette.types import ASGIApp
 
 from localspec.errors import LocalspecError
 from localspec.preflight.plan import MOST_PARALLEL
-from localspec.server import ollama
+from localspec.server import completions, embeddings, messages, ollama, responses
 from localspec.server.answering import Service
-from localspec.server.completions import ChatCompletion, Completion, Infill, LlamaCompletion
 from localspec.server.counters import PROMETHEUS
-from localspec.server.embeddings import embeddings, ollama_embed, ollama_embeddings, rerank
 from localspec.server.encoding import json_response, sent_bytes
 from localspec.server.form import PostEndpoint, RequestReader, engine_aside
 from localspec.server.guard import PAGE_PATH, AccessRules, BodyReader, Guard
 from localspec.server.line import WaitingLine
-from localspec.server.llama_server import apply_template, detokenize, props, tokenize
-from localspec.server.messages import MessageForm, count_tokens
-from localspec.server.ollama import OllamaChat, OllamaGenerate
 from localspec.server.page import page_files, root
 from localspec.server.refusal import RequestError, refusal_of, refusal_response
 from localspec.server.request_log import RequestLog
-from localspec.server.responses import ResponseForm
 from localspec.server.served_models import ServedFile, ServedModels
 
 _NUM_THREADS = MOST_PARALLEL + 16
@@ -45,23 +39,23 @@ LAST_ANSWER_S = 3.0  # for the running answers when the server stops; uvicorn wa
 
 # The kind of a request to each path.
 _POSTS: dict[str, RequestReader] = {
-    "/v1/chat/completions": ChatCompletion,
-    "/v1/completions": Completion,
-    "/v1/responses": ResponseForm,
-    "/v1/messages": MessageForm,
-    "/v1/messages/count_tokens": partial(engine_aside, count_tokens),
-    "/completion": LlamaCompletion,
-    "/infill": Infill,
-    "/v1/embeddings": embeddings,
-    "/v1/rerank": rerank,
-    "/api/embed": ollama_embed,
-    "/api/embeddings": ollama_embeddings,
-    "/tokenize": partial(engine_aside, tokenize),
-    "/detokenize": partial(engine_aside, detokenize),
-    "/apply-template": partial(engine_aside, apply_template),
+    "/v1/chat/completions": completions.ChatCompletion,
+    "/v1/completions": completions.Completion,
+    "/v1/responses": responses.ResponseForm,
+    "/v1/messages": messages.MessageForm,
+    "/v1/messages/count_tokens": partial(engine_aside, messages.count_tokens),
+    "/completion": completions.LlamaCompletion,
+    "/infill": completions.Infill,
+    "/v1/embeddings": embeddings.embeddings,
+    "/v1/rerank": embeddings.rerank,
+    "/api/embed": embeddings.ollama_embed,
+    "/api/embeddings": embeddings.ollama_embeddings,
+    "/tokenize": partial(engine_aside, completions.tokenize),
+    "/detokenize": partial(engine_aside, completions.detokenize),
+    "/apply-template": partial(engine_aside, completions.apply_template),
     "/api/show": ollama.show,
-    "/api/chat": OllamaChat,
-    "/api/generate": OllamaGenerate,
+    "/api/chat": ollama.OllamaChat,
+    "/api/generate": ollama.OllamaGenerate,
 }
 
 logger = logging.getLogger(__name__)
@@ -174,7 +168,9 @@ class Server:
             "/v1/models": self._list,
             "/v1/models/{name:path}": self._one,
             "/metrics": self._metrics,
-            "/props": lambda request: props(models.named(request.query_params.get("model"))),
+            "/props": lambda request: completions.props(
+                models.named(request.query_params.get("model"))
+            ),
             "/api/version": lambda _request: {"version": ollama.OLLAMA_VERSION},
             "/api/tags": lambda _request: ollama.tags(models),
             "/api/ps": lambda _request: ollama.loaded(models, unload_s),

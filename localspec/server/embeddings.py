@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,9 +12,8 @@ import numpy as np
 
 from localspec.errors import CrashedError
 from localspec.server.answering import Service
-from localspec.server.event_loop import in_thread
 from localspec.server.fields import Fields
-from localspec.server.form import Aside
+from localspec.server.form import Aside, in_thread
 from localspec.server.refusal import stopping
 
 _MOST_INPUTS = 2048  # as at OpenAI
@@ -40,57 +39,47 @@ class _Read(NamedTuple):
         return {"prompt_tokens": self.num_tokens, "total_tokens": self.num_tokens}
 
 
-def _aside(
-    fields: Fields,
-    texts: Sequence[Any],
-    written: Callable[[_Read], dict[str, Any]],
-    *call: str,
-    **keywords: Any,
-) -> Aside:
-    """A request for vectors or scores; without any texts the model is only loaded.
+async def _read(
+    service: Service, name: str | None, texts: Sequence[Any], *call: str, **keywords: Any
+) -> _Read:
+    """What the embedder of that name makes of texts; without any it is only loaded.
 
-    written: makes the response. call: a method of `Embedder`, and its arguments but the texts.
-    Other requests are read for between batches; a disconnect cancels the rest.
+    call: a method of `Embedder`, and its arguments but the texts. Other requests are read for
+    between batches; a disconnect cancels the rest.
     """
-    model_name = fields.text("model")
-
-    async def result(service: Service) -> dict[str, Any]:
-        started_s = time.monotonic()
-        models, embedder = service.models, service.models.embedder_named(model_name)
-        was_loaded, found = embedder.engine is not None, []
-        given = texts or ["a"]
-        for first in range(0, len(given), _MOST_TEXTS):
-            part = given[first : first + _MOST_TEXTS]
-            async with embedder.turn, models.opened(embedder) as engine:
+    started_s = time.monotonic()
+    models, embedder = service.models, service.models.embedder_named(name)
+    was_loaded, found = embedder.engine is not None, []
+    given = texts or ["a"]
+    for first in range(0, len(given), _MOST_TEXTS):
+        part = given[first : first + _MOST_TEXTS]
+        async with embedder.turn, models.opened(embedder) as engine:
+            if service.line.is_closed:
+                raise stopping()
+            try:
+                found.append(await in_thread(partial(engine.call, *call, part, **keywords)))
+            except CrashedError as error:
+                await models.close_one(embedder)
                 if service.line.is_closed:
-                    raise stopping()
-                try:
-                    read = partial(engine.call, *call, part, **keywords)
-                    found.append(await in_thread(read))
-                except CrashedError as error:
-                    await models.close_one(embedder)
-                    if service.line.is_closed:
-                        raise stopping() from error
-                    raise
-        num_tokens = sum(each.num_tokens for each in found) if texts else 0
-        for what, number in (("texts", len(texts)), ("tokens", num_tokens)):
-            name = f"localspec_embedded_{what}_total"
-            service.counters.add(name, number, model=embedder.name)
-        load_s = 0.0 if was_loaded else embedder.load_s
-        values = np.concatenate([each.values for each in found])[: len(texts)]
-        total_s = time.monotonic() - started_s
-        return written(_Read(embedder.name, values, num_tokens, load_s, total_s))
-
-    return result
+                    raise stopping() from error
+                raise
+    num_tokens = sum(each.num_tokens for each in found) if texts else 0
+    for what, number in (("texts", len(texts)), ("tokens", num_tokens)):
+        service.counters.add(f"localspec_embedded_{what}_total", number, model=embedder.name)
+    load_s = 0.0 if was_loaded else embedder.load_s
+    values = np.concatenate([each.values for each in found])[: len(texts)]
+    return _Read(embedder.name, values, num_tokens, load_s, time.monotonic() - started_s)
 
 
 def embeddings(fields: Fields) -> Aside:
     """Answer a request to /v1/embeddings."""
     texts, form = fields.prompts("input", _MOST_INPUTS), fields.text("encoding_format")
+    name, dimensions = fields.text("model"), fields.whole("dimensions")
     if form not in (None, "float", "base64"):
         fields.refuse("encoding_format", "Choose float or base64.")
 
-    def written(read: _Read) -> dict[str, Any]:
+    async def result(service: Service) -> dict[str, Any]:
+        read = await _read(service, name, texts, "embed", dimensions=dimensions)
         vectors = read.values.tolist()
         if form == "base64":  # of little-endian float32
             rows = read.values.astype("<f4")
@@ -101,16 +90,18 @@ def embeddings(fields: Fields) -> Aside:
         ]
         return {"object": "list", "data": data, "model": read.name, "usage": read.usage}
 
-    return _aside(fields, texts, written, "embed", dimensions=fields.whole("dimensions"))
+    return result
 
 
 def ollama_embed(fields: Fields) -> Aside:
     """Answer a request to /api/embed."""
     texts = fields.prompts("input", _MOST_INPUTS) if fields.any("input") else []
     truncates = fields.flag("truncate") is not False
-    dimensions = fields.whole("dimensions")
+    name, dimensions = fields.text("model"), fields.whole("dimensions")
 
-    def written(read: _Read) -> dict[str, Any]:
+    async def result(service: Service) -> dict[str, Any]:
+        options = {"dimensions": dimensions, "truncate": truncates}
+        read = await _read(service, name, texts, "embed", **options)
         return {
             "model": read.name,
             "embeddings": read.values.tolist(),
@@ -119,22 +110,23 @@ def ollama_embed(fields: Fields) -> Aside:
             "prompt_eval_count": read.num_tokens,
         }
 
-    return _aside(fields, texts, written, "embed", dimensions=dimensions, truncate=truncates)
+    return result
 
 
 def ollama_embeddings(fields: Fields) -> Aside:
     """Answer a request to /api/embeddings, which is older."""
-    texts = list(filter(None, [fields.text("prompt")]))
+    name, texts = fields.text("model"), list(filter(None, [fields.text("prompt")]))
 
-    def written(read: _Read) -> dict[str, Any]:
+    async def result(service: Service) -> dict[str, Any]:
+        read = await _read(service, name, texts, "embed", truncate=True)
         return {"embedding": read.values[0].tolist() if texts else []}
 
-    return _aside(fields, texts, written, "embed", truncate=True)
+    return result
 
 
 def rerank(fields: Fields) -> Aside:
     """Answer a request to /v1/rerank: which documents fit a query."""
-    query, given = fields.text("query"), fields.any("documents")
+    name, query, given = fields.text("model"), fields.text("query"), fields.any("documents")
     if not query:
         fields.refuse("query", "Give a text.")
     documents = given if isinstance(given, list) else []
@@ -144,7 +136,8 @@ def rerank(fields: Fields) -> Aside:
     top = fields.whole_from("top_n", 1, 2**31) or len(texts)
     returns_documents = fields.flag("return_documents")
 
-    def written(read: _Read) -> dict[str, Any]:
+    async def result(service: Service) -> dict[str, Any]:
+        read = await _read(service, name, texts, "rank", query)
         scores = read.values.tolist()
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
         results: list[dict[str, Any]] = [
@@ -155,4 +148,4 @@ def rerank(fields: Fields) -> Aside:
                 each["document"] = {"text": texts[each["index"]]}
         return {"object": "list", "model": read.name, "results": results, "usage": read.usage}
 
-    return _aside(fields, texts, written, "rank", query)
+    return result

@@ -23,11 +23,11 @@ _MOST_LOGGED = 1000  # names that a client makes up cost memory, too
 class Fields:
     """An object in a request. A field that is null counts as missing.
 
-    path: where it is in the request, as "stream_options."
+    values: as they are in it. path: where it is in the request, as "stream_options."
     """
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
-        self._values = values
+        self.values = values
         self._path = path
         self._read: set[str] = set()
 
@@ -37,7 +37,7 @@ class Fields:
     def any(self, name: str) -> Any:
         """The field, of any type."""
         self._read.add(name)
-        return self._values.get(name)
+        return self.values.get(name)
 
     def text(self, name: str) -> str | None:
         """A string."""
@@ -107,12 +107,12 @@ class Fields:
 
     def refuse(self, name: str, hint: str) -> NoReturn:
         """Raise RequestError for the value of a field."""
-        given = _shown(self._values[name]) if name in self._values else "missing"
+        given = _shown(self.values[name]) if name in self.values else "missing"
         raise RequestError(f"{self._path}{name} is {given}", hint, param=f"{self._path}{name}")
 
     def log_unread(self, route: str, logged: set[str]) -> None:
         """Log each field that was not read, once; `logged` has the lines so far."""
-        for name in self._values.keys() - self._read:
+        for name in self.values.keys() - self._read:
             line = f"{route} ignores the field {name[:80]!r}"
             if line not in logged and len(logged) < _MOST_LOGGED:
                 logged.add(line)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
+import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import anyio
 from starlette.requests import ClientDisconnect
@@ -18,7 +19,6 @@ from starlette.types import Receive, Scope, Send
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.answering import Answering, Event, Finished, Service, Waiting
 from localspec.server.encoding import EVENTS, json_response, sent_bytes, sse_event
-from localspec.server.event_loop import in_thread, unless_gone
 from localspec.server.fields import Fields, read_fields
 from localspec.server.guard import CLIENT, BodyReader
 from localspec.server.question import Question
@@ -31,6 +31,8 @@ from localspec.streaming.reply import Reply
 
 _MOST_OF_HEADER = 1000  # characters
 WRITE_S = 60.0  # for a client to take what is written, before it counts as gone
+
+_Outcome = TypeVar("_Outcome")
 
 
 class Form(abc.ABC):
@@ -87,6 +89,36 @@ def engine_aside(read: Callable[[Fields], EngineCall], fields: Fields) -> Aside:
 
 
 RequestReader = Callable[[Fields], Form | Aside]
+
+
+async def in_thread(call: Callable[[], _Outcome]) -> _Outcome:
+    """Run the call in a thread; its result. A task that is cancelled ends once that has."""
+    work = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # or asyncio logs that it was never retrieved
+        raise
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _Outcome]) -> _Outcome | None:
+    """The result of the work; None if the client disconnects first, which cancels it."""
+
+    async def until_gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(until_gone())
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.wait([task, gone])
+    return None if task.cancelled() else task.result()
 
 
 class PostEndpoint:

@@ -143,7 +143,9 @@ class BodyReader:
                     chunk = message.get("body", b"")
                     num_read += len(chunk)
                     if num_read <= self._num_bytes:
-                        self._hold(len(chunk))
+                        if self._num_held + len(chunk) > _BODIES_AT_ONCE * self._num_bytes:
+                            raise overloaded("too much is being sent at once")
+                        self._num_held += len(chunk)
                         chunks.append(chunk)
                     else:
                         self._num_held -= sum(map(len, chunks))
@@ -158,8 +160,3 @@ class BodyReader:
             told = f"the body did not arrive within {self._seconds:.0f} s"
             raise RequestError(told, code="timeout")
         return b"".join(chunks)
-
-    def _hold(self, num_bytes: int) -> None:
-        if self._num_held + num_bytes > _BODIES_AT_ONCE * self._num_bytes:
-            raise overloaded("too much is being sent at once")
-        self._num_held += num_bytes

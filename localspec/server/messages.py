@@ -153,7 +153,7 @@ def count_tokens(fields: Fields) -> EngineCall:
 
 def _tools(fields: Fields) -> dict[str, Any]:
     """The tools of Messages; Anthropic's own are ignored. Raises RequestError."""
-    given = fields.any("tools") if fields.objects("tools") else []
+    given = [each.values for each in fields.objects("tools")]
     tools = [tool for tool in given if tool.get("input_schema") is not None]
     ignored = [tool for tool in given if tool.get("input_schema") is None]
     choice = fields.object("tool_choice")

@@ -99,6 +99,8 @@ def not_offered(path: str) -> RequestError | None:
 
 
 def _tag(model: ServedFile[Any]) -> dict[str, Any]:
+    # It changes with the file: hashing all of that takes too long for a list.
+    digest = hashlib.sha256(sent_bytes(f"{model.name} {model.size_bytes} {model.created}"))
     # Some clients add the tag to a name, and look for that in the list.
     name = model.name if ":" in model.name else f"{model.name}:latest"
     return {
@@ -106,7 +108,7 @@ def _tag(model: ServedFile[Any]) -> dict[str, Any]:
         "model": name,
         "modified_at": _utc(model.created),
         "size": model.size_bytes,
-        "digest": _model_digest(model),
+        "digest": digest.hexdigest(),
         "details": _model_details(model),
     }
 
@@ -132,18 +134,6 @@ def _model_details(model: ServedFile[Any]) -> dict[str, Any]:
         "parameter_size": size,
         "quantization_level": model.quantization,
     }
-
-
-def _model_digest(model: ServedFile[Any]) -> str:
-    """The file's sha256 if the preset pins it.
-
-    Else a digest that changes with the file: hashing all of it takes too long for a list.
-    """
-    pinned = model.pinned
-    if len(pinned) == 1 and pinned[0] is not None:
-        return str(pinned[0])
-    known = f"{model.name} {model.size_bytes} {model.created} {pinned}"
-    return hashlib.sha256(sent_bytes(known)).hexdigest()
 
 
 def _utc(time_s: float) -> str:

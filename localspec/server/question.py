@@ -187,16 +187,19 @@ def openai_tools(fields: Fields) -> dict[str, Any]:
     Functions in a namespace have their `flat_name`. Other tools are ignored, and a choice of
     one of them: nothing here could run it.
     """
-    given = [_in_space(space, tool) for space, tool in _given_tools(fields)]
-    tools = [tool for tool in given if tool.get("type") in _FUNCTIONS]
-    ignored = [tool for tool in given if tool.get("type") not in _FUNCTIONS]
+    tools: list[Mapping[str, Any]] = []
+    ignored: list[object] = []
+    for space, tool in _given_tools(fields):
+        if tool.get("type") in _FUNCTIONS:
+            tools.append(_in_space(space, tool))
+        else:
+            ignored.append(tool["type"])
     choice = fields.any("tool_choice")
     kind = choice.get("type") if isinstance(choice, Mapping) else None
     if kind == "allowed_tools":
         choice = _allowed_functions(choice)
-    others = [tool["type"] for tool in ignored]
     is_parallel = fields.flag("parallel_tool_calls")
-    return tool_options(tools, choice, others, kind, is_parallel=is_parallel)
+    return tool_options(tools, choice, ignored, kind, is_parallel=is_parallel)
 
 
 def namespaced(fields: Fields) -> dict[str, dict[str, Any]]:
@@ -210,12 +213,12 @@ def namespaced(fields: Fields) -> dict[str, dict[str, Any]]:
 
 def _given_tools(fields: Fields) -> Iterator[tuple[object, Mapping[str, Any]]]:
     """Each tool, with the namespace that it is in, if any."""
-    for tool, raw in zip(fields.objects("tools"), fields.any("tools") or (), strict=True):
-        if raw.get("type") == "namespace":
-            for each in raw["tools"] if tool.objects("tools") else ():
-                yield raw.get("name"), each
+    for tool in fields.objects("tools"):
+        if tool.any("type") == "namespace":
+            for each in tool.objects("tools"):
+                yield tool.any("name"), each.values
         else:
-            yield None, raw
+            yield None, tool.values
 
 
 def flat_name(name: object, namespace: object) -> str:

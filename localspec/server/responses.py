@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import secrets
 import time
@@ -28,16 +29,21 @@ from localspec.server.question import (
 )
 from localspec.server.refusal import RequestError
 from localspec.streaming.reply import Piece, Reply
+from localspec.tools.tool import CallPiece, ToolCall
 
 logger = logging.getLogger(__name__)
 
 _LOGPROBS = "message.output_text.logprobs"  # in the field "include"
 _Kind = Literal["message", "reasoning"]
-# For each kind of item: the beginning of its ids, and the name of its deltas.
-_KINDS = {
-    "message": ("msg_", "output_text"),
-    "reasoning": ("rs_", "reasoning_text"),
-    "function_call": ("fc_", "function_call_arguments"),
+# For each kind of item: the beginning of its ids, the name of its deltas, its fields at first,
+# and those of its content's part.
+_KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "message": (
+        *("msg_", "output_text", {"role": "assistant", "content": []}),
+        {"text": "", "annotations": [], "logprobs": []},
+    ),
+    "reasoning": ("rs_", "reasoning_text", {"summary": [], "content": []}, {"text": ""}),
+    "function_call": ("fc_", "function_call_arguments", {"arguments": ""}, {}),
 }
 _WHOLE = ("name", "arguments", "text", "logprobs")  # of an item, when it ends
 _ONLY_THOUGHT = {"role", "content", "reasoning_content"}
@@ -76,21 +82,18 @@ class ResponseForm(Form):
         self._spaces = namespaced(fields)
 
     def body(self, finished: Sequence[Finished]) -> Any:
-        output: list[dict[str, Any]] = []
         for each in finished:
             reply = each.reply
-            items = [_Item("reasoning", text=reply.thoughts)] if reply.thoughts else []
-            if reply.text or not reply.tool_calls:
-                items.append(_Item("message", text=reply.text))
-                said = (reply.logprobs or ())[reply.num_thought_tokens :]
-                items[-1].part["logprobs"] += map(logprob_object, said)
-            status = _status(reply) if not reply.tool_calls else "completed"
+            if reply.thoughts:
+                self._add("reasoning", reply.thoughts)
+            said = (reply.logprobs or ())[reply.num_thought_tokens :]
+            self._logprobs = [*map(logprob_object, said)]
+            if reply.text:
+                self._add("message", reply.text)
             for number, call in enumerate(reply.tool_calls):
-                called = self._called(call.id, call.name)
-                items.append(_Item(number, called, text=call.json))
-            output += [item.ended() for item in items[:-1]]
-            output.append(items[-1].ended(status))
-        return self._response("completed", output, finished)
+                self._add(number, call.json, call)
+            self.text_for(each)
+        return self._response("completed", self._output, finished)
 
     def text_for(self, event: Event) -> str:
         begun = self._begin()
@@ -127,26 +130,31 @@ class ResponseForm(Form):
     def _say(self, piece: Piece) -> str:
         if piece.logprobs is not None and not piece.is_thought:
             self._logprobs.append(logprob_object(piece.logprobs))
-        call = piece.call
-        name: _Kind | int = "reasoning" if piece.is_thought else "message"
-        text, called = piece.text, {}
-        if call is not None:
-            name, text, called = call.number, call.json, self._called(call.id, call.name)
-        elif not text:
-            return ""
+        if (call := piece.call) is not None:
+            return self._add(call.number, call.json, call, is_whole=call.is_last)
+        name: _Kind = "reasoning" if piece.is_thought else "message"
+        return self._add(name, piece.text) if piece.text else ""
+
+    def _add(
+        self,
+        name: _Kind | int,
+        text: str,
+        call: ToolCall | CallPiece | None = None,
+        *,
+        is_whole: bool = True,
+    ) -> str:
+        """Add text to the item of that name, which ends any other. is_whole: of a call."""
         item, switched = self._item, ""
         if item is None or item.name != name:
-            item = _Item(name, called)
+            own = {} if call is None else self._spaces.get(call.name, {"name": call.name})
+            item = _Item(name, {} if call is None else {"call_id": call.id, **own})
             switched = self._switch_to(item)
-        item.is_whole = call is not None and call.is_last
+        item.is_whole = call is not None and is_whole
         if not text:
             return switched
-        item.add(text)
+        item.holder[item.text] += text
         more = {**self._position(item), "delta": text, **self._new_logprobs(item)}
         return switched + self._event(f"response.{item.delta}.delta", **more)
-
-    def _called(self, call_id: str, name: str) -> dict[str, Any]:
-        return {"call_id": call_id, **self._spaces.get(name, {"name": name})}
 
     def _new_logprobs(self, item: _Item) -> dict[str, Any]:
         if item.name != "message":
@@ -172,11 +180,15 @@ class ResponseForm(Form):
         if item is None:
             return ""
         self._new_logprobs(item)
-        more = {**self._position(item), **item.whole_text()}
+        whole = {name: item.holder[name] for name in _WHOLE if name in item.holder}
+        more, index = {**self._position(item), **whole}, len(self._output)
         done = self._event(f"response.{item.delta}.done", **more) + self._parted("done", item)
-        index, told = len(self._output), item.ended(status)
-        self._output.append(told)
-        return done + self._event("response.output_item.done", output_index=index, item=told)
+        item.json["status"] = status
+        if item.part:
+            item.json["content"] = [item.part]
+        self._output.append(item.json)
+        ended = self._event("response.output_item.done", output_index=index, item=item.json)
+        return done + ended
 
     def _parted(self, what: str, item: _Item) -> str:
         """The event that the part of an item starts or ends, if it has one."""
@@ -265,9 +277,10 @@ def _add_item(messages: list[Message], item: Fields) -> None:
     elif kind == "function_call":
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": None})
-        before = messages.pop()
-        calls = [*before.get("tool_calls", ()), _item_call(item)]
-        messages.append({**before, "tool_calls": calls})
+        before, name = messages.pop(), flat_name(item.text("name"), item.text("namespace"))
+        function = {"name": name, "arguments": item.any("arguments")}
+        call = {"id": item.text("call_id"), "function": function}
+        messages.append({**before, "tool_calls": [*before.get("tool_calls", ()), call]})
     elif kind == "function_call_output":
         call_id = item.text("call_id")
         messages.append(
@@ -277,56 +290,24 @@ def _add_item(messages: list[Message], item: Fields) -> None:
         logger.debug("an item of type %.80r is ignored", kind)
 
 
-def _item_call(item: Fields) -> dict[str, Any]:
-    name = flat_name(item.text("name"), item.text("namespace"))
-    function = {"name": name, "arguments": item.any("arguments")}
-    return {"id": item.text("call_id"), "function": function}
-
-
 class _Item:
     """An item of the output: a message, the thoughts before it, or a call of a tool.
 
     name: its kind, or the number of the call. called: a call's id, name and namespace. json:
-    the item for clients. part: its content's, which has the text; a call has none.
+    the item for clients. part: its content's; a call has none. holder, text: the object that
+    has its text, and the name that the text has there.
     """
 
     is_whole = False
 
-    def __init__(
-        self, name: _Kind | int, called: Mapping[str, Any] = NO_VARIABLES, text: str = ""
-    ) -> None:
+    def __init__(self, name: _Kind | int, called: Mapping[str, Any] = NO_VARIABLES) -> None:
         self.name = name
         kind = "function_call" if isinstance(name, int) else name
-        prefix, self.delta = _KINDS[kind]
-        self.json: dict[str, Any] = {"id": prefix + secrets.token_hex(24), "type": kind}
-        self.json["status"] = "in_progress"
-        self.part: dict[str, Any] = {}
-        if kind == "function_call":
-            self.json |= {**called, "arguments": ""}
-        elif kind == "reasoning":
-            self.json |= {"summary": [], "content": []}
-            self.part = {"type": self.delta, "text": ""}
-        else:
-            self.json |= {"role": "assistant", "content": []}
-            self.part = {"type": self.delta, "text": "", "annotations": [], "logprobs": []}
-        self.add(text)
-
-    def add(self, text: str) -> None:
-        """Add to the text, or a call's arguments."""
-        holder, name = (self.part, "text") if self.part else (self.json, "arguments")
-        holder[name] += text
-
-    def whole_text(self) -> dict[str, Any]:
-        """The fields of the event that has its whole text."""
-        holder = self.part or self.json
-        return {name: holder[name] for name in _WHOLE if name in holder}
-
-    def ended(self, status: str = "completed") -> dict[str, Any]:
-        """The complete item."""
-        self.json["status"] = status
-        if self.part:
-            self.json["content"] = [self.part]
-        return self.json
+        prefix, self.delta, own, part = copy.deepcopy(_KINDS[kind])
+        item_id = prefix + secrets.token_hex(24)
+        self.json = {"id": item_id, "type": kind, "status": "in_progress", **called, **own}
+        self.part = {"type": self.delta, **part} if part else {}
+        self.holder, self.text = (self.part, "text") if part else (self.json, "arguments")
 
 
 def _status(reply: Reply) -> str:

@@ -21,7 +21,6 @@ from localspec.gguf_file.header import Header
 from localspec.gguf_file.header_vocabulary import fim_tokens
 from localspec.gguf_file.projector import NO_PROJECTOR, projector_beside
 from localspec.gguf_file.shape import ModelShape, context_to_open
-from localspec.hub.hub_file import HubModel
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.isolated.process import IsolatedEmbedder
 from localspec.machine import memory_here
@@ -95,11 +94,10 @@ class ServedFile(abc.ABC, Generic[_Opened]):
 
     preset: the model's, if it has one. file_name: without its folders. created: Unix time of
     the file. num_trained: tokens of context that the model was trained for. context_length:
-    those that it has here. width: numbers of a row. chat_template: its source, or "". pinned:
-    sha256 of its files, if the preset states them. keep_s: how long it stays loaded without a
-    request; None is the server's default. load_s: seconds that loading took. needed_bytes: the
-    memory that it takes while it is loaded; gpu_bytes: of that on GPUs, None if that is not
-    known here.
+    those that it has here. width: numbers of a row. chat_template: its source, or "". keep_s:
+    how long it stays loaded without a request; None is the server's default. load_s: seconds
+    that loading took. needed_bytes: the memory that it takes while it is loaded; gpu_bytes: of
+    that on GPUs, None if that is not known here.
     """
 
     context_length: int
@@ -118,8 +116,6 @@ class ServedFile(abc.ABC, Generic[_Opened]):
         self.chat_template = str(header.metadata.get("tokenizer.chat_template", ""))
         target = None if preset is None else preset.target
         self.quantization = "" if target is None else target.quantization
-        files = target.files if isinstance(target, HubModel) else ()
-        self.pinned = [file.sha256 for file in files]
         self.keep_s: float | None = None
         self.load_s = 0.0
         self.engine: _Opened | None = None
