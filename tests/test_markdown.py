@@ -201,47 +201,6 @@ def test_colours_never_change_the_text(language, code, size):
     assert shown(text, size=size) == shown(text, colourful=False)
 
 
-STORY = """\
-Once **upon a time** there was a `very long` story.
-
-- One point of a list that is long enough to be wrapped here.
-- Two.
-
-```python
-def f(x):
-    return x
-```
-
-| a | b |
-|---|---|
-| c | d |
-
-The end.
-"""
-
-
-def test_an_answer_goes_on_as_what_it_was():
-    """Behind every character: code stays code, and nothing begins with a blank of its own."""
-    whole = shown(STORY, width=40)
-    for at in range(1, len(STORY)):
-        parts: list[str] = []
-        writer = MarkdownWriter(WrappedWriter(parts.append, lambda: 40, colourful=True))
-        writer.continue_after(STORY[:at])
-        assert parts == []
-        for character in STORY[at:]:
-            writer.push(character)
-        writer.finish()
-        raw = stays("".join(parts))
-        text = _STYLES.sub("", raw)
-        assert re.match(r"$|\S|  \w|    return", text)  # an indent of a point or of code
-        assert ("\x1b[35mreturn\x1b[0m" in raw) == (at < STORY.index("return x\n") + 8)
-        assert "```" not in text
-        rest = "".join(re.findall(r"\w+", STORY[at:]))
-        assert "".join(re.findall(r"\w+", text)).endswith(rest)
-        # It ends as the whole does, from the next lines on.
-        assert whole.endswith("\n".join([*text.splitlines()[3:], ""]))
-
-
 @given(st.text(st.sampled_from("ab *_`[]()!\\\n#>-|1.~日\u200d👩\x1b\r\u202e"), max_size=60))
 def test_nothing_is_lost_and_nothing_is_obeyed(text):
     """Letters come out in order; the only control codes are those of styles."""

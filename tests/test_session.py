@@ -46,11 +46,10 @@ def test_a_conversation_comes_back_as_it_was(engine):
     """Odd characters included, and its next answer is the one it would have had."""
     chat, other = engine.chat(system="S\ud800 ☃"), engine.chat()
     chat.send("Hello \x1b\u202e", seed=4, max_tokens=5).reply()
-    path = save_session("first-1", chat, pending="And then?")
+    path = save_session("first-1", chat)
     found = read_session("first-1")
     found.resume(other)
     assert other.messages == chat.messages
-    assert found.pending == "And then?"
     assert session_names() == ["first-1"]
     texts = [
         each.send("Tell me a story.", seed=4, max_tokens=30).reply().text
@@ -147,8 +146,6 @@ def shown_at(position, sha256):
         ({"messages": [{"role": "user", "content": 1}]}, "not what they should be"),
         ({"messages": [{"role": "user", "content": "x"}]}, "in turn|roles"),
         ({"num_asked": -1}, "not what they should be"),
-        ({"pending": None}, "not what they should be"),
-        ({"pending_pictures": ["../x"]}, "not what they should be"),
         ({"messages": shown_at(True, "0" * 64)}, "not what they should be"),
         ({"messages": shown_at(0, "../../etc/passwd")}, "not what they should be"),
     ],
@@ -227,19 +224,6 @@ def test_pictures_are_kept_and_come_back(chat, demo_vocabulary):
     assert again.messages == chat.messages
 
 
-def test_a_question_that_a_killed_process_left_keeps_its_pictures(chat):
-    """In the state that its file has while the answer is coming."""
-    save_session("seen", chat, pending="What is it?", pending_pictures=[RED, BLUE])
-    assert len(files()) == 2
-    found = read_session("seen")
-    assert (found.pending, found.shown()) == ("What is it?", [RED, BLUE])
-    files()[0].unlink()
-    with pytest.raises(SessionError, match="picture of the session is missing"):
-        found.shown()
-    save_session("seen", chat)
-    assert files() == []
-
-
 def test_a_picture_is_written_once_and_removed_with_its_turn(chat):
     chat.replace([*shown_turns(RED, BLUE), *shown_turns(RED)])
     save_session("seen", chat)
@@ -271,7 +255,7 @@ def test_a_picture_that_is_missing_or_another_is_an_error(chat, content):
 CUT = "So:\n```py\nprint('é')"  # an answer that ended within its code
 
 
-def keep(name: str, *texts: str, system: str = "", pending: str = "") -> None:
+def keep(name: str, *texts: str, system: str = "") -> None:
     """Write a session of these questions and answers."""
     messages = [{"role": "system", "content": system}] if system else []
     messages += [
@@ -279,7 +263,7 @@ def keep(name: str, *texts: str, system: str = "", pending: str = "") -> None:
     ]
     path = session_file(name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(Session(name, messages, len(texts) // 2, 0, pending).as_json())
+    path.write_bytes(Session(name, messages, len(texts) // 2, 0).as_json())
 
 
 run = partial(command_line.run, "sessions")
@@ -313,12 +297,11 @@ def test_the_list_says_what_there_is():
 
 
 def test_show_prints_what_was_said():
-    keep("a", "Two\nlines?", "An *answer*\x1b[2J.", system="Be brief.", pending="And?")
+    keep("a", "Two\nlines?", "An *answer*\x1b[2J.", system="Be brief.")
     result = run("show", "a")
     assert result.stdout == (
-        "System message: Be brief.\n\n> Two\n  lines?\n\nAn *answer*␛[2J.\n\n> And?\n\n"
+        "System message: Be brief.\n\n> Two\n  lines?\n\nAn *answer*␛[2J.\n\n"
     )
-    assert "not answered yet" in result.stderr
     path = session_file("a")
     path.write_text(path.read_text("utf-8").replace("assistant", "narrator"), "utf-8")
     assert "\n\nnarrator: An *answer*␛[2J.\n\n" in run("show", "a").stdout
@@ -326,11 +309,10 @@ def test_show_prints_what_was_said():
 
 def test_export_writes_markdown_or_json_to_a_file_or_to_stdout(folder):
     """JSON is a session again."""
-    keep("a", "Why?", CUT, "And?", "half \ud800 of a pair, \x9b", system="S", pending="Then?")
+    keep("a", "Why?", CUT, "And?", "half \ud800 of a pair, \x9b", system="S")
     expected = (
         "# a\n\n## System message\n\nS\n\n## You\n\nWhy?\n\n## Model\n\n" + CUT + "\n```\n\n"
-        "## You\n\nAnd?\n\n## Model\n\nhalf ? of a pair, \x9b\n\n"
-        "## You (not answered)\n\nThen?\n"
+        "## You\n\nAnd?\n\n## Model\n\nhalf ? of a pair, \x9b\n"
     )
     assert run("export", "a").stdout == expected
     result = run("export", "a", folder / "a.md")
@@ -340,7 +322,6 @@ def test_export_writes_markdown_or_json_to_a_file_or_to_stdout(folder):
     assert run("export", "a", "--json").stdout == (folder / "a.json").read_text("utf-8")
     (folder / "a.json").rename(session_file("b"))
     assert read_session("b").messages == read_session("a").messages
-    assert read_session("b").pending == "Then?"
 
 
 def test_export_replaces_only_a_file_and_only_when_told(folder):

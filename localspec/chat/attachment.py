@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
-import mimetypes
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,16 +16,8 @@ MAX_ATTACHED_BYTES = 8_000_000  # of one file: more than any context holds
 # A file as `attached` writes it: no line of its text has as many backticks.
 _ATTACHED = re.compile(r"[^\n]+:\n(?P<fence>`{3,})\n(?:.*?\n)?(?P=fence)\n\n", re.DOTALL)
 
-FIRST_BYTES = 4096  # of a file: enough to know it by
-_READABLE = re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP", re.DOTALL)
-# Some PDFs have characters of text alone, so text is searched, too.
+_PICTURE = re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP", re.DOTALL)
 _PDF = re.compile(rb"%PDF-\d")
-_KINDS = {
-    "application/pdf": ("a PDF", "Convert it to text first, with pdftotext, say."),
-    "image": ("an image", "Describe it, or give the text that stands in it."),
-    "audio": ("an audio file", "Give what is said in it as text."),
-    "video": ("a video", "Give what is said in it as text."),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,62 +32,25 @@ class Attachment:
 def read_attachment(path: Path, *, sees: bool = False) -> Attachment:
     """The file's text, or its picture where the model sees.
 
-    Raises OptionError for a file that is missing, too large or neither; for audio, videos and
-    PDFs, and images that cannot be shown, the error names the kind of file.
+    Raises OptionError for a file that is missing, too large or neither.
     """
     data = read_bytes(path, MAX_ATTACHED_BYTES)
-    if sees and is_readable_picture(data):
+    if _PICTURE.match(data) and b"\0" in data:  # a text may begin like a picture
+        if not sees:
+            raise _unseen(path.name)
         return Attachment(path.name, picture=Picture.read(path))
-    refuse_media(path, data)
     if len(data) > MAX_ATTACHED_BYTES:
         raise OptionError(
             f"{path} has more than {MAX_ATTACHED_BYTES} bytes", "Attach the part that matters."
         )
+    if _PDF.match(data):  # some have characters of text alone
+        raise OptionError(f"{path} is a PDF", "Convert it to text first, with pdftotext, say.")
     try:
         return Attachment(path.name, text_of(data))
     except ValueError as error:
         raise OptionError(
             f"{path} is not text: {error}", "Convert it to text first, preferably in UTF-8."
         ) from error
-
-
-def is_readable_picture(data: bytes) -> bool:
-    """Whether a file that begins like this is a picture that `Picture.read` may read."""
-    return _READABLE.match(data) is not None
-
-
-def refuse_media(path: Path, data: bytes) -> None:
-    """Raise OptionError for a file that is an image, audio, a video or a PDF.
-
-    data: its first FIRST_BYTES bytes, or more. They tell PDFs and readable pictures; for other
-    files that are not text, the ending of the name tells the kind.
-    """
-    kind = _kind(path, data[:FIRST_BYTES])
-    if kind is not None:
-        what, hint = _KINDS[kind]
-        raise OptionError(f"{path.name} is {what}; this model reads text", hint)
-
-
-def _kind(path: Path, first: bytes) -> str | None:
-    if _PDF.match(first):
-        return "application/pdf"
-    if _is_utf8(first):
-        return None
-    if is_readable_picture(first):
-        return "image"
-    with contextlib.suppress(ValueError):  # a video's ending may be a text's, too
-        text_of(first)
-        return None
-    guessed = mimetypes.guess_type(path.name)[0] or ""
-    return next((kind for kind in _KINDS if guessed.startswith(kind)), None)
-
-
-def _is_utf8(first: bytes) -> bool:
-    """Whether the bytes are UTF-8, whose last character may be cut off."""
-    try:
-        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(first)
-    except UnicodeDecodeError:
-        return False
 
 
 def without_files(question: str) -> tuple[str, str]:
@@ -125,20 +78,19 @@ def pictures_in(attachments: Sequence[Attachment]) -> list[Picture]:
     return [each.picture for each in attachments if each.picture is not None]
 
 
-def as_attachment(picture: Picture) -> Attachment:
-    """An attachment for a picture whose file is not known."""
-    return Attachment(f"image of {picture.width} by {picture.height} pixels", picture=picture)
-
-
 def require_sight(attachments: Sequence[Attachment], vision: Vision | None) -> None:
     """Raise OptionError for a picture among attachments of a model without vision."""
     for each in attachments:
         if each.picture is not None and vision is None:
-            raise OptionError(
-                f"{each.name} is an image; this model reads text",
-                "Give the model's projector (mmproj=…), describe the image, or give the text "
-                "that stands in it.",
-            )
+            raise _unseen(each.name)
+
+
+def _unseen(name: str) -> OptionError:
+    return OptionError(
+        f"{name} is an image; this model reads text",
+        "Give the model's projector (mmproj=…), describe the image, or give the text that "
+        "stands in it.",
+    )
 
 
 # Longer marks first: that of UTF-32 begins as that of UTF-16 does.

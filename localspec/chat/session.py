@@ -43,16 +43,13 @@ _JOINERS = "\u200c\u200d"  # belong to words of Persian and of Indian languages
 class Session:
     """A conversation by name, as `Chat.replace` takes it.
 
-    messages: as JSON holds them, their pictures by SHA-256. pending: a question whose answer
-    was never finished, or ""; pending_pictures: SHA-256 of those that it showed.
+    messages: as JSON holds them, their pictures by SHA-256.
     """
 
     name: str
     messages: list[dict[str, Any]]
     num_asked: int
     num_forgotten: int
-    pending: str
-    pending_pictures: tuple[str, ...] = ()
 
     @property
     def num_turns(self) -> int:
@@ -79,10 +76,6 @@ class Session:
             chat.replace(messages, num_asked=self.num_asked, num_forgotten=self.num_forgotten)
         except OptionError as error:
             raise _unreadable(path, str(error)) from error
-
-    def shown(self) -> list[Picture]:
-        """The pictures of the pending question. Raises SessionError if one is missing."""
-        return [_read_picture(session_file(self.name), each) for each in self.pending_pictures]
 
 
 def known_name(name: str) -> str:
@@ -153,27 +146,20 @@ def remove_sessions(names: Sequence[str]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def save_session(
-    name: str, chat: Chat, *, pending: str = "", pending_pictures: Sequence[Picture] = ()
-) -> Path:
+def save_session(name: str, chat: Chat) -> Path:
     """Write the conversation over an older one of that name; returns the path.
-
-    pending, pending_pictures: a question that is being answered, and what it shows.
 
     Whatever happens, the file holds either the old or the new one. Raises SessionError.
     """
     path = session_file(name)
     try:
         messages = [_as_json(path, message) for message in chat.transcript]
-        shown = tuple(_keep_picture(path, picture) for picture in pending_pictures)
-        session = Session(
-            name, messages, chat.num_asked, chat.num_forgotten, pending, pending_pictures=shown
-        )
+        session = Session(name, messages, chat.num_asked, chat.num_forgotten)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, session.as_json(), durable=True)
     except OSError as error:
         raise _unwritable(path, error) from error
-    _drop_other_pictures(path, messages, shown)
+    _drop_other_pictures(path, messages)
     return path
 
 
@@ -232,28 +218,30 @@ def _session(name: str, path: Path, content: Any) -> Session:
             "Use the localspec that wrote it, or another name.",
         )
     try:
-        messages, pending = content["messages"], content["pending"]
+        messages = content["messages"]
         counts = content["num_asked"], content["num_forgotten"]
-        shown = tuple(content.get("pending_pictures", ()))
         texts = [message[key] for message in messages for key in ("role", "content")]
         positions = [
             (position["sha256"], position["at"], len(message["content"]))
             for message in messages
             for position in message.get("pictures", ())
         ]
-        digests = [*shown, *(digest for digest, _, _ in positions)]
         is_right = (
             isinstance(messages, list)
-            and all(isinstance(text, str) for text in (*texts, pending))
+            and all(isinstance(text, str) for text in texts)
             and all(map(is_count, counts))
-            and all(map(_DIGEST.fullmatch, digests))  # they become names of files
-            and all(type(at) is int and 0 <= at <= length for _, at, length in positions)
+            and all(
+                _DIGEST.fullmatch(digest)  # becomes the name of a file
+                and type(at) is int
+                and 0 <= at <= length
+                for digest, at, length in positions
+            )
         )
     except DAMAGES:
         is_right = False
     if not is_right:
-        raise _unreadable(path, "its messages, counts or pending are not what they should be")
-    return Session(name, messages, *counts, pending, shown)
+        raise _unreadable(path, "its messages or counts are not what they should be")
+    return Session(name, messages, *counts)
 
 
 def _pictures_folder(session: Path) -> Path:
@@ -303,16 +291,14 @@ def _read_picture(session: Path, digest: str) -> Picture:
     return picture
 
 
-def _drop_other_pictures(
-    session: Path, messages: Sequence[Mapping[str, Any]], pending: Sequence[str]
-) -> None:
-    """Delete pictures that are in no message and not pending, as far as that is possible."""
+def _drop_other_pictures(session: Path, messages: Sequence[Mapping[str, Any]]) -> None:
+    """Delete pictures that are in no message, as far as that is possible."""
     kept = {
         position["sha256"] for message in messages for position in message.get("pictures", ())
     }
     with contextlib.suppress(OSError):
         for path in _pictures_folder(session).glob("*.png"):
-            if path.stem not in kept.union(pending):
+            if path.stem not in kept:
                 path.unlink()
 
 

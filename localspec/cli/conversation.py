@@ -12,7 +12,6 @@ from filelock import FileLock
 
 from localspec.chat.attachment import (
     Attachment,
-    as_attachment,
     attached,
     pictures_in,
     require_sight,
@@ -32,7 +31,6 @@ from localspec.chat.turns import longer_context
 from localspec.cli.screen import error_lines, note
 from localspec.engine.base import BaseEngine
 from localspec.errors import CacheError, ContextError, SessionError
-from localspec.pictures.picture import Picture
 from localspec.streaming.answer import Answer
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.reply import Reply
@@ -48,8 +46,7 @@ class Conversation:
     write: shows an answer, and returns its reply. think: how thoughts are shown.
     is_quiet: whether the status line below answers is left out.
     attachments: files for the next question. is_editing: whether the next question replaces
-    the last one and its answer. pending: a question that a killed process left unanswered, and
-    pending_pictures: what it showed.
+    the last one and its answer.
     last: the latest reply. lock: the session's lock, held while the session is in use.
     keeps_caches: whether the caches are saved at the end, too. text_so_far: of the
     answer that is being continued. is_saved: whether the session's file is up to date.
@@ -64,8 +61,6 @@ class Conversation:
     think: ThoughtView = "dim"
     is_quiet: bool = False
     session: str | None = None
-    pending: str = ""
-    pending_pictures: list[Picture] = field(default_factory=list)
     is_editing: bool = False
     attachments: list[Attachment] = field(default_factory=list)
     last: Reply | None = None
@@ -93,7 +88,7 @@ class Conversation:
             question, ask = files + question, self.chat.edit
             self.is_editing = False
         try:
-            self._answer(ask(question, self.options, images=images), text)
+            self._answer(ask(question, self.options, images=images))
         finally:
             if [message["content"] for message in self.chat.messages[-2:-1]] == [question]:
                 self.attachments.clear()
@@ -127,46 +122,33 @@ class Conversation:
 
     def retry(self) -> None:
         """Answer the last question again."""
-        self._answer(self.chat.retry(self.options), "")
+        self._answer(self.chat.retry(self.options))
 
     def continue_answer(self) -> None:
         """Continue the last answer where it was cut."""
         answer = self.chat.continue_answer(self.options)
         self.text_so_far = self.chat.messages[-1]["content"]
         try:
-            self._answer(answer, "")
+            self._answer(answer)
         finally:
             self.text_so_far = ""
 
-    def _answer(self, answer: Answer, question: str) -> None:
+    def _answer(self, answer: Answer) -> None:
         num_forgotten = self.chat.num_forgotten
-        pending = self.pending, self.pending_pictures
-        if question:
-            self.pending, self.pending_pictures = "", []  # replaced by what is asked now
-        # Whatever happens during the answer, the question is not lost.
-        self.save(pending=question)
         try:
             self.last = self.write(self, answer)
-        except ContextError:
-            self.pending, self.pending_pictures = pending  # it was not asked
-            raise
         finally:
             self.save()
         if num_forgotten == 0 and self.chat.num_forgotten:
             note("The context is full: from now on the oldest turns are dropped.")
 
-    def save(self, *, pending: str = "") -> None:
-        """Write the session, if there is one. An error is shown once.
-
-        pending: the question that is being answered, with the pictures that are attached.
-        """
+    def save(self) -> None:
+        """Write the session, if there is one. An error is shown once."""
         if self.session is None:
             return
         self.is_saved = False
-        shown = pictures_in(self.attachments) if pending else self.pending_pictures
-        pending = pending or self.pending
         try:
-            save_session(self.session, self.chat, pending=pending, pending_pictures=shown)
+            save_session(self.session, self.chat)
             self.is_saved, self.shown_error = True, ""
         except SessionError as error:
             before, self.shown_error = self.shown_error, error_lines(error)
@@ -200,8 +182,7 @@ class Conversation:
         if is_other and session_file(name).exists() and not may_replace():
             return False
         with self._held(name):
-            shown = self.pending_pictures
-            save_session(name, self.chat, pending=self.pending, pending_pictures=shown)
+            save_session(name, self.chat)
             if is_other:
                 # The caches of the replaced session: useless now, and perhaps large.
                 with contextlib.suppress(OSError):
@@ -221,9 +202,6 @@ class Conversation:
             session = read_session(name)
             if session is not None:
                 session.resume(self.chat)
-                self.pending, self.pending_pictures = session.pending, session.shown()
-                if self.engine.vision is not None:
-                    self.attachments += map(as_attachment, self.pending_pictures)
         if session is not None:
             try:
                 self.engine.load_caches(self.chat, caches_file(name))

@@ -91,9 +91,6 @@ def show_session(*, name: str) -> None:
         prefix = "> " if message["role"] == "user" else f"{_speaker(message)}: "
         text = printable(_said(message)).replace("\n", "\n  ")
         write(f"{prefix}{text}\n\n", None)
-    if session.pending:
-        write(f"> {printable(session.pending)}\n\n", None)
-        note("(not answered yet)")
 
 
 @sessions.command("export")
@@ -268,8 +265,6 @@ def _as_markdown(session: Session) -> str:
     parts = [f"# {session.name}"]
     for message in session.messages:
         parts += [f"## {_speaker(message)}", _closed(_said(message).strip())]
-    if session.pending:
-        parts += [f"## {_SPEAKERS['user']} (not answered)", _closed(session.pending.strip())]
     return "\n\n".join(parts) + "\n"
 
 

@@ -21,14 +21,14 @@ from localspec.cli.screen import note, show_legend, stats_lines
 from localspec.cli.sessions import note_resumed, session_lines
 from localspec.cli.terminal.line_editor import Values, can_edit
 from localspec.errors import OptionError, perhaps
-from localspec.pictures.picture import Picture
 from localspec.sampling.params import SamplingParams, check_has_distribution
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import rule_name
 
 # A path such as /etc/hosts is a message, and so is a line that begins with a space.
 _COMMAND = re.compile(r"(/(?:[a-z]+|\?))(?:\s+(.*))?", re.DOTALL)
-_ALIASES = {"/?": "/help", **dict.fromkeys((*LEAVE, "exit", "quit"), "/quit")}
+_ALIASES = {"/?": "/help", "/image": "/file"}
+_ALIASES |= dict.fromkeys((*LEAVE, "exit", "quit"), "/quit")
 _BETWEEN = re.compile(r"[\s=]+")  # a setting and its value
 _MAX_COPIED = 74_000  # bytes; many terminals ignore a longer sequence
 _SHOWN = 60  # characters of a text that is quoted
@@ -288,13 +288,8 @@ def _show(conversation: Conversation, _argument: str) -> None:
         note("Answers are rendered as Markdown again.")
 
 
-def attach_file(conversation: Conversation, path: Path) -> None:
+def attach(conversation: Conversation, attachment: Attachment) -> None:
     """Attach a text or a picture to the next message, and note its size."""
-    sees = conversation.engine.vision is not None
-    _attach(conversation, read_attachment(path, sees=sees))
-
-
-def _attach(conversation: Conversation, attachment: Attachment) -> None:
     conversation.attach(attachment)
     size, picture = f"{len(attachment.text)} characters", attachment.picture
     vision = conversation.engine.vision
@@ -304,18 +299,12 @@ def _attach(conversation: Conversation, attachment: Attachment) -> None:
     note(f"{attachment.name} ({size}) is attached to the next message.")
 
 
-def _image(conversation: Conversation, argument: str) -> None:
-    if not argument:
-        raise OptionError("no image is named", "Give its path: /image PATH.")
-    path = Path(os.path.expanduser(argument))
-    _attach(conversation, Attachment(path.name, picture=Picture.read(path)))
-
-
 def _file(conversation: Conversation, argument: str) -> None:
     if argument == "none":
         conversation.attachments.clear()
     elif argument:
-        attach_file(conversation, Path(os.path.expanduser(argument)))
+        path, sees = Path(os.path.expanduser(argument)), conversation.engine.vision is not None
+        attach(conversation, read_attachment(path, sees=sees))
         return
     note("Files for the next message: " + (conversation.file_names() or "none"))
 
@@ -347,6 +336,5 @@ COMMANDS = {
     "/file": ChatCommand(
         _file, "[PATH|none]", "attach a text or an image to the next message", None
     ),
-    "/image": ChatCommand(_image, "PATH", "attach an image to the next message", None),
     "/quit": ChatCommand(_quit, "", "leave; also /exit, /bye, exit and quit"),
 }

@@ -16,20 +16,21 @@ from urllib.request import url2pathname
 
 import click
 
-from localspec.chat.attachment import FIRST_BYTES, is_readable_picture, refuse_media
+from localspec.chat.attachment import read_attachment
 from localspec.chat.chat import Chat
 from localspec.cli.answer import PlainView, note_limits
 from localspec.cli.conversation import Conversation
 from localspec.cli.screen import error_lines, note, status_line
 from localspec.cli.standard_streams import echo_off
-from localspec.cli.terminal.chat_commands import COMMANDS, Leave, attach_file, run_command
+from localspec.cli.terminal.chat_commands import COMMANDS, Leave, attach, run_command
 from localspec.cli.terminal.line_editor import LineEditor
 from localspec.cli.terminal.markdown import RenderedView
 from localspec.cli.waiting import cancel_on_interrupt, told_to_end, waiting
 from localspec.engine.base import BaseEngine
 from localspec.errors import ContextError, LocalspecError
+from localspec.speculative.metrics import Provenance
 from localspec.streaming.answer import Answer
-from localspec.streaming.reply import Reply
+from localspec.streaming.reply import Piece, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -75,22 +76,18 @@ def _prefilled(conversation: Conversation, was_emptied: bool) -> str:  # noqa: F
     if conversation.is_editing:
         note("Enter asks it again, in place of the old one; Ctrl-C keeps the old one.")
         return conversation.edited_text()
-    if conversation.pending:
-        shown = f", with {conversation.file_names()}" if conversation.attachments else ""
-        note(f"This question was not answered; Enter asks it again{shown}.")
-    return conversation.pending
+    return ""
 
 
 def show_answer(conversation: Conversation, answer: Answer) -> Reply:
-    """Show an answer as it comes, and its status line.
+    """Show an answer as it comes, and its status line. One that goes on is shown whole.
 
     Ctrl-C stops it at once and keeps the text so far.
     """
-    view = (
-        PlainView(show_draft=True)
-        if conversation.show_draft
-        else RenderedView(conversation.think, conversation.text_so_far)
-    )
+    view: PlainView | RenderedView = PlainView(show_draft=True)
+    if not conversation.show_draft:
+        view = RenderedView(conversation.think)
+        view.push(Piece(conversation.text_so_far, (), Provenance.PLAIN))
     pieces, reading = iter(answer), "Reading {} of {} tokens …"
     with cancel_on_interrupt(answer.cancel), echo_off(), answer:
         with waiting(lambda: reading.format(*conversation.engine._reading_progress)):
@@ -138,23 +135,15 @@ def _takes_dropped(conversation: Conversation, text: str) -> bool:
     """Attach files dropped on the terminal, which types their paths, if one is a picture.
 
     False if the text is a message: anything but paths, or paths of texts alone. Raises
-    OptionError for an image, audio, video or PDF that the model cannot take.
+    OptionError for a file that the model cannot take.
     """
-    begins = {path: _first_bytes(path) for path in _dropped_files(text)}
     sees = conversation.engine.vision is not None
-    if sees and any(map(is_readable_picture, begins.values())):
-        for path in begins:
-            attach_file(conversation, path)
-        return True
-    for path, begin in begins.items():
-        refuse_media(path, begin)
-    return False
-
-
-def _first_bytes(path: Path) -> bytes:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        return file.read(FIRST_BYTES)
-    return b""
+    found = [read_attachment(path, sees=sees) for path in _dropped_files(text)]
+    if all(each.picture is None for each in found):
+        return False
+    for each in found:
+        attach(conversation, each)
+    return True
 
 
 def _dropped_files(text: str) -> list[Path]:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 import click
 import platformdirs
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import Application
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -108,7 +104,7 @@ def _session(commands: Mapping[str, Values]) -> PromptSession[str]:
     if isinstance(output, Vt100_Output):
         # The cursor's row is not needed, and not every terminal reports it.
         output.enable_cpr = False
-    session: PromptSession[str] = PromptSession(
+    return PromptSession(
         history=_history(),
         multiline=True,
         prompt_continuation="  ",
@@ -120,12 +116,6 @@ def _session(commands: Mapping[str, Values]) -> PromptSession[str]:
         enable_suspend=True,
         output=output,
     )
-    if hasattr(signal, "SIGWINCH") and threading.current_thread() is threading.main_thread():
-        # The signal reports each resize. Polling would report it again up to half a second
-        # later, and a redraw during the next resize would show the message twice.
-        session.app.terminal_size_polling_interval = None
-    _NarrowedWindow(session.app)
-    return session
 
 
 class _CommandCompleter(Completer):
@@ -189,38 +179,3 @@ def _key_bindings() -> KeyBindings:
         event.current_buffer.insert_text("\n")
 
     return bindings
-
-
-class _NarrowedWindow:
-    """Erases the rows of a message that a narrower window has wrapped.
-
-    On a resize prompt_toolkit goes up as many rows as it drew, and draws again. Most terminals
-    have by then wrapped those rows into more rows, and the first ones would stay. A terminal
-    that cuts rows off instead loses as many rows above, the first of which is blank.
-    """
-
-    def __init__(self, application: Application[Any]) -> None:
-        # Of the rows down to the cursor, as they were drawn. The window's own width may be
-        # another one by the time that they stand there.
-        self._widths: list[int] = []
-        application.before_render += self._erase
-        application.after_render += self._remember
-
-    def _remember(self, application: Application[Any]) -> None:
-        screen = application.renderer.last_rendered_screen
-        if screen is None:  # the message is finished
-            self._widths = []
-            return
-        cursor = screen.get_cursor_position(application.layout.current_window)
-        rows = [screen.data_buffer[y] for y in range(cursor.y)]
-        widths = [[x for x, cell in row.items() if cell.char.strip()] for row in rows]
-        self._widths = [max(row, default=0) + 1 for row in widths] + [cursor.x + 1]
-
-    def _erase(self, application: Application[Any]) -> None:
-        columns = application.output.get_size().columns
-        num_more = sum((width - 1) // columns for width in self._widths)
-        if num_more:
-            # A key may be drawn before the resize is heard of.
-            application.renderer.erase(leave_alternate_screen=False)
-            application.output.cursor_up(num_more)
-            application.output.erase_down()

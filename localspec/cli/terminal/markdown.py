@@ -141,29 +141,9 @@ class MarkdownWriter:
         self._table: list[str] = []
         self._stands_apart = True  # whether nothing or a blank line stands above
         self._is_behind_code = False
-        self._is_hidden = False
-
-    def continue_after(self, text: str) -> None:
-        """Continue this text, which is on the screen already.
-
-        A word or a line of code that was cut is repeated whole on a new line.
-        """
-        self._out.hide()
-        self.push(text)
-        self._is_hidden = True
 
     def push(self, text: str) -> None:
         """More of the answer."""
-        if self._is_hidden and (new := text.lstrip()):
-            self._push(text.removesuffix(new))
-            self._write_code()
-            self._out.show()
-            self._is_hidden, self._is_behind_code, self._stands_apart = False, False, True
-            text = new
-        self._push(text)
-        self._write_code()
-
-    def _push(self, text: str) -> None:
         while text:
             piece, newline, text = text.partition("\n")
             self._line += piece
@@ -171,6 +151,7 @@ class MarkdownWriter:
                 self._end_line()
             elif self._is_started or self._start_line():
                 self._write_decided()
+        self._write_code()
 
     def finish(self) -> None:
         """The answer has ended: write the text that is held back, and end the line."""
@@ -399,12 +380,9 @@ def _sizes(columns: Sequence[Sequence[str]], left: int) -> list[int]:
 
 
 class RenderedView:
-    """Markdown rendered, and thoughts as `think` says. On a dumb terminal plain text.
+    """Markdown rendered, and thoughts as `think` says. On a dumb terminal plain text."""
 
-    text_so_far: the text so far of an answer that is continued.
-    """
-
-    def __init__(self, think: ThoughtView, text_so_far: str = "") -> None:
+    def __init__(self, think: ThoughtView) -> None:
         self._think = think
         self._has_thought = False
         self._has_said = False
@@ -412,9 +390,6 @@ class RenderedView:
         self._is_plain = os.environ.get("TERM") == "dumb"
         self._out = terminal_writer(err=False)
         self._markdown = MarkdownWriter(self._out)
-        self._continues = bool(text_so_far)
-        if text_so_far:
-            self._markdown.continue_after(printable(text_so_far))
 
     def push(self, piece: Piece) -> None:
         """Show one more piece."""
@@ -454,8 +429,6 @@ class RenderedView:
         self._out.lines(shown, style)
 
     def _show_said(self, text: str) -> None:
-        if self._continues and self._is_plain and not self._has_said:
-            text = text.lstrip()
         if not text:
             return
         if self._has_thought and not self._has_said:

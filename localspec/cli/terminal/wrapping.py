@@ -32,7 +32,7 @@ class WrappedWriter:
     ) -> None:
         self.width = width
         self.colourful = colourful
-        self._out = self._write = write
+        self._write = write
         self._column = 0
         self._num_passing = 0  # characters of the passing text
         self._indent = ""
@@ -79,16 +79,6 @@ class WrappedWriter:
         self._flush_word()
         self._write("\n")
         self._column, self._indent, self._gap = 0, "", ""
-
-    def hide(self) -> None:
-        """Write nothing from now on: the text is on the screen already."""
-        self._write = lambda _text: None
-
-    def show(self) -> None:
-        """Write again, at the start of a line. An unfinished word is written whole."""
-        self._write = self._out
-        self._write(self._indent)
-        self._column, self._gap = len(self._indent), ""
 
     def _may_break_before(self, character: str) -> bool:
         """Whether a line may end here: scripts of wide characters have no spaces.
