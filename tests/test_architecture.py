@@ -109,7 +109,6 @@ def test_nothing_imports_the_top_of_the_house():
         ("rich", {"cli.download", "cli.terminal.markdown", "cli.terminal.wrapping"}),
         ("pygments", {"cli.terminal.markdown"}),
         ("prompt_toolkit", {"cli.terminal.line_editor"}),
-        ("matplotlib", {"cli.bench_report"}),
         ("starlette", {n for n in MODULES if n.split(".")[0] == "server"}),
         ("uvicorn", {"server.running"}),
         ("PIL", {"pictures.picture"}),

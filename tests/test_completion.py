@@ -54,7 +54,7 @@ def test_presets_those_on_this_machine_first(hub: StandinHub, words, tmp_path, d
     assert names(*words, "nothing begins so") == []
 
 
-@pytest.mark.parametrize("words", [("serve",), ("bench", "--plot")], ids=" ".join)
+@pytest.mark.parametrize("words", [("serve",), ("chat", "--grammar")], ids=" ".join)
 def test_files_are_left_to_the_shell(words):
     assert completed(*words, "no")[0] == ("file", "no")
 

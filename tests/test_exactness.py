@@ -267,7 +267,7 @@ def test_verify_counts_rows_that_are_equal(q8_target, demo_draft):
             watch=Watch(lambda _stage, _seconds_left: None),
             options=AnswerOptions(),
         )
-        text = report_text(report, engine, details=False)
+        text = report_text(report)
     rounding = report.rounding
     assert report.ended_by is None
     assert rounding.num_equal == rounding.num_rows > 100

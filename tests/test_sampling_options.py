@@ -9,9 +9,11 @@ from typing import Any
 
 import jsonschema
 import pytest
+from click.types import FloatParamType
 from command_line import run
 
 import localspec
+from localspec.cli import main
 from localspec.cli.options import changed_sampling
 from localspec.errors import OptionError
 
@@ -166,3 +168,20 @@ def test_what_is_not_kept_to_is_told(unkept, command, given):
 def test_what_is_not_kept_to_is_an_error_if_asked_for(unkept):
     assert 'cannot be enforced: "uniqueItems"' in refusal(*unkept, "--strict")
     assert "--strict needs --json-schema" in refusal("--strict")
+
+
+def test_no_option_takes_a_number_without_end():
+    """NaN passes comparisons, and a check of NaN seconds ended at once."""
+    commands = [main.commands[name] for name in ("verify", "bench", "generate")]
+    numbers = {
+        (command.name, param.opts[0])
+        for command in commands
+        for param in command.params
+        if isinstance(param.type, FloatParamType)
+    }
+    assert {("verify", "--seconds"), ("bench", "--seconds"), ("generate", "--top-p")} <= numbers
+    for name, flag in numbers:
+        for number in ("nan", "inf", "-inf"):
+            done = run(name, f"{flag}={number}")
+            assert (done.exit_code, done.stdout) == (2, ""), (name, flag, number)
+            assert re.search("not a finite number|not in the range", done.stderr)

@@ -75,7 +75,7 @@ def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(pair):
         before = compared
         told = json.loads(json.dumps(to_json(report)))
         assert (told["partial"], told["ended_by"]) == (True, "interrupt")
-        first, *_ = report_text(report, pair, details=True).splitlines()
+        first, *_ = report_text(report).splitlines()
         assert first.startswith("Not enough evidence for a verdict, stopped after ")
         num_accepted = report.greedy.num_accepted + report.seeded.num_accepted
         words = f": {num_accepted} of {num_accepted} drafted tokens are the target's own."
@@ -236,7 +236,7 @@ def test_the_demo_pair_is_lossless_and_the_verdict_comes_first(stories, monkeypa
         r"computed at 100 places: none is off by more than \de-1\d\.",
         law,
     )
-    assert "--details" in more
+    assert "--json" in more
     [report] = reports
     assert report.finding is report.identity is report.distribution is Finding.LOSSLESS
     assert (report.identity_bugs, report.step_law.bugs) == ([], [])

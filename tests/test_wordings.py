@@ -49,11 +49,10 @@ def run(*arguments: object) -> Result:
         ("models verify demo nope", "no preset 'nope'"),
         ("generate x --target absent.gguf", "does not exist"),
         ("download FILE", "is on this machine: there is nothing to fetch"),
-        ("bench --plot nope/x.png", "the folder does not exist"),
         # what cannot be
         ("generate", "Give a PROMPT"),
         ("chat --keep-caches", "--keep-caches needs --session"),
-        ("generate x --temperature nan", "temperature is nan"),
+        ("generate x --temperature nan", "nan is not a finite number"),
         ("generate x --mirostat 2", "mirostat cannot be set"),
         ("generate x --ban 'several tokens'", "--ban 'several tokens' is"),
         ("generate x --ctx 99999", "trained for 2048"),

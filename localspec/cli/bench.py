@@ -9,7 +9,6 @@ import click
 
 from localspec.checks.prompts import built_in_tasks, own_tasks
 from localspec.cli import exit_codes
-from localspec.cli.flags import option
 from localspec.cli.help import Command
 from localspec.cli.json_output import json_option, write_json
 from localspec.cli.options import PairOptions, model_argument, pair_options, shared
@@ -30,23 +29,13 @@ _DEFAULT_TOKENS = 128
 )
 @shared("seconds", default=90)
 @json_option("object with everything measured")
-@option("details", heading="Output", is_flag=True, help="Show all measurements, too.")
-@option(
-    "plot",
-    heading="Output",
-    type=click.Path(path_type=Path),
-    metavar="FILE.png|.html",
-    help="Plot costs and speed-ups into this file.",
-)
 @pair_options
 def bench(
     options: PairOptions,
     *,
     prompts: str,
     seconds: float,
-    details: bool,
     as_json: bool,
-    plot: Path | None,
 ) -> None:
     """Measure the speed-up over plain decoding, by kind of text.
 
@@ -59,16 +48,14 @@ def bench(
 
     \b
         localspec bench
-        localspec bench T.gguf --draft D.gguf --plot costs.png
+        localspec bench T.gguf --draft D.gguf
         localspec bench --prompts mine.txt --temperature 0 --seconds 180
     """
     # Imported here, because shell completion must not load an engine.
     from localspec.checks.bench import Outcome, run_bench
     from localspec.checks.limit import EndedBy
-    from localspec.cli.bench_report import bench_text, check_plot, write_plot
+    from localspec.cli.bench_report import bench_text
 
-    if plot is not None:
-        check_plot(plot)
     tasks = built_in_tasks() if prompts == "builtin" else own_tasks(Path(prompts))
     if options.max_tokens is None:
         options = replace(options, max_tokens=_DEFAULT_TOKENS)
@@ -87,9 +74,7 @@ def bench(
         if as_json:
             write_json(found)
         else:
-            click.echo(bench_text(found, engine, details=details))
-    if plot is not None:
-        write_plot(found, plot)
+            click.echo(bench_text(found))
     if found.ended_by is EndedBy.INTERRUPT:
         raise click.Abort
     if found.outcome is Outcome.TOO_LITTLE:

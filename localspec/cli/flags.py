@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -106,7 +107,21 @@ def field_type(owner: type, field: str) -> dict[str, Any]:
         return {"flags": [f"{flag}/--no-{flag.removeprefix('--')}"], "default": None}
     if kind is bool:
         return {"is_flag": True}
+    if kind is float:
+        return {"type": Number()}
     return {"type": click.Choice(get_args(kind)) if get_origin(kind) is Literal else kind}
+
+
+class Number(click.FloatRange):
+    """A finite number, since NaN is in every range of click's."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 class Parsed(click.ParamType[Any]):

@@ -15,6 +15,7 @@ from localspec.cli.completion import complete_model, complete_preset, complete_t
 from localspec.cli.download import offer_download
 from localspec.cli.flags import (
     Decorator,
+    Number,
     Parsed,
     field_type,
     flags_of,
@@ -98,7 +99,7 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
         ),
         "seconds": _row(
             "The time limit, once the models are loaded. Then the results so far are printed.",
-            type=click.FloatRange(min=1),
+            type=Number(min=1),
             show_default=True,
         ),
     },

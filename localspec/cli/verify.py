@@ -10,7 +10,7 @@ import click
 
 from localspec.checks.prompts import built_in_texts, check_lengths, read_prompts
 from localspec.cli import exit_codes
-from localspec.cli.flags import option, read_option_file
+from localspec.cli.flags import read_option_file
 from localspec.cli.help import Command
 from localspec.cli.json_output import json_option, write_json
 from localspec.cli.options import PairOptions, model_argument, pair_options, shared
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 @shared("seconds", default=180)
 @shared("json_schema", help="Check answers constrained to the JSON schema in this file.")
 @json_option("object with everything found")
-@option("details", heading="Output", is_flag=True, help="Show rounding and counts, too.")
 @pair_options
 def verify(
     options: PairOptions,
@@ -41,7 +40,6 @@ def verify(
     prompts: Path | None,
     seconds: float,
     json_schema: Path | None,
-    details: bool,
     as_json: bool,
 ) -> None:
     """Check that drafting does not change the output.
@@ -79,7 +77,7 @@ def verify(
         if as_json:
             write_json(report)
         else:
-            click.echo(report_text(report, engine, details=details))
+            click.echo(report_text(report))
     if report.ended_by is EndedBy.INTERRUPT:
         raise click.Abort
     if report.finding is Finding.NOT_LOSSLESS:

@@ -7,14 +7,11 @@ import math
 from localspec.checks.identity import ENOUGH_ACCEPTED
 from localspec.checks.limit import EndedBy
 from localspec.checks.selfcheck import Finding, Report
-from localspec.checks.step_law import BOUND, ENOUGH_PLACES, RULES
+from localspec.checks.step_law import ENOUGH_PLACES
 from localspec.cli.screen import duration, fitted
-from localspec.engine.base import BaseEngine
-
-_MORE = "For rounding and counts: --details."
 
 
-def report_text(report: Report, engine: BaseEngine, *, details: bool) -> str:
+def report_text(report: Report) -> str:
     """The report as text."""
     rounding, lines = report.rounding, [_headline(report)]
     if rounding.num_rows:
@@ -26,8 +23,7 @@ def report_text(report: Report, engine: BaseEngine, *, details: bool) -> str:
     lines += [f"Bug: {line}" for line in report.bugs]
     if report.finding is Finding.NOT_ENOUGH:
         lines.append(_seconds_needed(report))
-    more = ["", *_details(report, engine)] if details else [_MORE]
-    return fitted("\n".join((*lines, *more)))
+    return fitted("\n".join((*lines, "For rounding and counts: --json.")))
 
 
 def _headline(report: Report) -> str:
@@ -90,30 +86,3 @@ def _seconds_needed(report: Report) -> str:
         why = "How long a verdict takes is not known yet: too little was compared."
         return f"{why} Try --seconds {tens}."
     return f"A verdict needs about {duration(needed)} here: --seconds {tens}."
-
-
-def _details(report: Report, engine: BaseEngine) -> list[str]:
-    rounding, bound = report.rounding, report.rounding.bound
-    lines = [
-        engine.description,
-        f"Vocabulary: {engine.shared_vocabulary or 'no draft model'}",
-        f"Rounding: a batch of several tokens moves a logit by up to "
-        f"{rounding.largest_difference:.2g}; the best token changed in "
-        f"{rounding.num_argmax_changed} of {rounding.num_rows} rows (widest gap "
-        f"{rounding.widest_gap_changed:.2g}).",
-    ]
-    for name, found in (("Greedy", report.greedy), ("Seeded", report.seeded)):
-        num_bugs = len(found.bugs(bound))
-        lines.append(
-            f"{name} text: {found.num_tokens} tokens in {found.num_texts} texts, "
-            f"{found.num_accepted} of them drafted and kept; "
-            f"{len(found.divergences) - num_bugs} near ties were decided differently, "
-            f"{num_bugs} differences beyond rounding."
-        )
-    law = report.step_law
-    lines.append(
-        f"Steps: {law.num_outcomes} outcomes by the rules {' and '.join(RULES)}, compared with "
-        f"{law.num_rows} rows at {law.num_places} places; largest difference "
-        f"{law.largest_difference:.2g}, bound {BOUND:.0g}."
-    )
-    return lines

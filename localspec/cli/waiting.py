@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import sys
 import threading
@@ -28,8 +27,6 @@ Measured = TypeVar("Measured")
 _PATIENCE_S = 0.5
 _REFRESH_S = 0.2
 _PIPE_S = 5.0  # between two lines where no terminal shows one
-_SHORTEST_BAR, _LONGEST_BAR = 4, 20  # characters
-_BAR_COLUMNS = 40  # of a terminal that has a bar
 _terminal = threading.Lock()
 _length = [0]  # characters of the longest text on the line
 
@@ -121,16 +118,12 @@ def measured(
     """The function's result for the engine; after Ctrl-C or the limit, the result so far."""
     line = ProgressLine(seconds, time.monotonic)
     watch = Watch(line.report)
-
-    def describe() -> str:
-        return line.text(num_columns(err=True) - 1 if is_terminal(sys.stderr) else 0)
-
     keywords |= {"watch": watch, "seconds": seconds}
     done: SimpleQueue[Future[Measured]] = SimpleQueue()
     with (
         ThreadPoolExecutor(1) as pool,
         cancel_on_interrupt(watch.cancellation.request),
-        waiting(describe, _PIPE_S),
+        waiting(line.text, _PIPE_S),
     ):
         # In a thread, so that this one can hear Ctrl-C even within a long decode.
         pool.submit(engine._measure, function, *arguments, **keywords).add_done_callback(
@@ -140,7 +133,7 @@ def measured(
 
 
 class ProgressLine:
-    """The progress line: a bar, the time spent, the time left, and the stage."""
+    """The progress line: the time spent, the time left, and the stage."""
 
     def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
         self._limit_s = limit_s
@@ -154,26 +147,15 @@ class ProgressLine:
         if (stage, seconds_left) != self._reported:
             self._reported, self._reported_s = (stage, seconds_left), self._clock()
 
-    def text(self, width: int) -> str:
-        """The current line. Can be called from any thread.
-
-        width: columns to fill with a bar, 0 for no bar. The line may be longer.
-        """
+    def text(self) -> str:
+        """The current line. Can be called from any thread."""
         now = self._clock()
         stage, seconds_left = self._reported
         spent_s = now - self._started_s
-        text = clock_time(spent_s)
         left_s = max(0.0, self._limit_s - spent_s)
         how = "at most"
         if seconds_left is not None:
             probable_s = max(0.0, seconds_left - (now - self._reported_s))
             if probable_s < left_s:
                 how, left_s = "about", probable_s
-        if math.isfinite(left_s):  # --seconds inf is no limit
-            text += f", {how} {clock_time(left_s)} left"
-        text += f" · {stage}"
-        if width < _BAR_COLUMNS:
-            return text
-        size = max(_SHORTEST_BAR, min(_LONGEST_BAR, width - len(text) - len("[] ")))
-        share = spent_s / (spent_s + left_s) if spent_s else 0.0
-        return f"[{'#' * round(share * size):-<{size}}] {text}"
+        return f"{clock_time(spent_s)}, {how} {clock_time(left_s)} left · {stage}"
