@@ -198,7 +198,7 @@ def test_types_are_libllamas():
 @pytest.mark.skipif(sys.platform == "win32", reason="the peak is not known there")
 @pytest.mark.parametrize("name", ["demo", "tiny"])
 def test_the_estimate_is_what_a_process_takes(tmp_path, demo_target, demo_draft, name):
-    """But for what the process takes for itself, some 5 MB."""
+    """But for a few MB, in lists and in what the allocator keeps."""
     pair, context_length = (demo_target, demo_draft), 2048
     if name == "tiny":
         pair = make_pair(PairSpec("tiny", "tiny", "Q8_0", "Q4_K_M", TEXT), tmp_path)
@@ -207,7 +207,7 @@ def test_the_estimate_is_what_a_process_takes(tmp_path, demo_target, demo_draft,
     )
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         measured = pool.apply(measured_peak_bytes, (*pair, context_length))
-    assert 0 < measured - estimated.peak_bytes < 8_000_000
+    assert 0 < measured - estimated.peak_bytes < 5_000_000
 
 
 # --- where layers go ---

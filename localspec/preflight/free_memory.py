@@ -43,7 +43,7 @@ from localspec.preflight.memory import (
 from localspec.presets.preset import Role
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS
 
-_PROCESS_BYTES = 9 << 20  # code that is paged in: measured
+_PROCESS_BYTES = 14 << 20  # code that is paged in, modules that are imported: measured
 # Memory that attention without the fused kernel may take more: 32 heads need as much in
 # contexts of up to 32768 tokens.
 _MOST_BYTES = 128 << 20
