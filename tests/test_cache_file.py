@@ -10,8 +10,8 @@ import pytest
 from command_line import run
 
 import localspec
-from localspec.chat.session import caches_file
 from localspec.engine.cache_file import PooledCache, head_line, read_caches, write_caches
+from localspec.engine.cache_store import kept_files
 from localspec.errors import CacheError
 from localspec.llama.cache_state import CacheState
 
@@ -161,10 +161,9 @@ def test_nothing_is_kept_of_a_conversation_that_said_nothing(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_a_session_of_the_command_line_keeps_them(own_folders):
-    given = "chat --session s --keep-caches --temperature 0 --draft-tokens 3 --threads 1"
-    for question in QUESTIONS[:2]:
-        result = run(*given.split(), stdin=f"{question}\n")
-        assert result.exit_code == 0, result.output
-        assert caches_file("s").stat().st_size > 10_000
-    assert run("chat", "--keep-caches").exit_code == 2
+def test_a_chat_of_the_command_line_keeps_them(own_folders):
+    given = "chat --keep-caches --temperature 0 --max-tokens 20 --threads 1"
+    result = run(*given.split(), stdin="Hello! " * 70)
+    assert result.exit_code == 0, result.output
+    [path] = kept_files()
+    assert path.stat().st_size > 10_000

@@ -8,7 +8,7 @@ import pytest
 
 import localspec
 from gguf_maker import write_random_model
-from localspec.chat.session import caches_file, save_session, session_file
+from localspec.engine.cache_store import kept_files
 from localspec.policy.profile import profiles_folder
 from standin_hub import DRAFT, SMALL, StandinHub
 
@@ -70,22 +70,19 @@ def test_a_preset_made_in_code_is_downloaded(hub: StandinHub):
     assert localspec.free_disk("demo", "files") == 0
 
 
-def use(preset: localspec.Preset, session: str) -> None:
-    """Run a pair so that costs and a session's caches are kept."""
-    with localspec.load(preset, num_threads=1) as engine:
-        chat = engine.chat(template="chatml")
-        chat.send("Hello!", max_tokens=5).reply()
-        save_session(session, chat)
-        assert engine.save_caches(chat, caches_file(session))
+def use(preset: localspec.Preset) -> None:
+    """Run a pair so that costs and a conversation's caches are kept."""
+    with localspec.load(preset, num_threads=1, cache_disk=10**9) as engine:
+        engine.chat(template="chatml").send("Hello! " * 70, max_tokens=5).reply()
 
 
 def test_kept_caches_and_costs_are_those_of_the_models(tmp_path, demo_target, preset):
-    use(preset, "mine")
-    use(localspec.find_preset("demo"), "other")
-    session_file("mine").with_name("two words.json").write_text("{}")  # no session's name
+    use(preset)
+    [mine] = kept_files()
+    use(localspec.find_preset("demo"))
     kept = localspec.disk_usage(preset)
     assert kept.files == {}
-    assert kept.caches == {caches_file("mine"): caches_file("mine").stat().st_size}
+    assert kept.caches == {mine: mine.stat().st_size}
     assert len(kept.costs) == 1
     assert kept.num_bytes == sum(kept.caches.values()) + sum(kept.costs.values())
     alone = localspec.Preset(name="x", target=preset.target, context_length=256)
@@ -95,7 +92,7 @@ def test_kept_caches_and_costs_are_those_of_the_models(tmp_path, demo_target, pr
     assert localspec.free_disk(preset, "files", "caches") == sum(kept.caches.values())
     assert localspec.disk_usage(preset).num_bytes == 0
     assert preset.target.path.exists()
-    assert caches_file("other").exists()
+    assert len(kept_files()) == 1
     assert len(list(profiles_folder().glob("*.json"))) == 1
 
 

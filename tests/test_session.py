@@ -19,7 +19,6 @@ from localspec import Picture
 from localspec.chat.chat import Chat
 from localspec.chat.session import (
     Session,
-    caches_file,
     known_name,
     lock_session,
     read_session,
@@ -111,7 +110,6 @@ def test_any_letters_are_a_name(engine, name):
     assert session_names() == [name]
     assert read_session(name).messages == [{"role": "system", "content": "S"}]
     lock_session(name).release()
-    assert caches_file(name).name == f"{name}.caches"
     remove_sessions([name])
     assert session_names() == []
 
@@ -274,8 +272,7 @@ def test_the_list_says_what_there_is():
         assert "no sessions yet" in run(*arguments).stdout
     assert run("list", "--json").stdout == "[]\n"
     keep("french", "Bonjour?", "Bonjour!", "Ça va?", "Oui.", system="S")
-    keep("work", "Hi", "Hello")
-    caches_file("work").write_bytes(bytes(5_000_000))
+    keep("work", "Hi" * 2_500_000, "Hello")
     session_file("bad").write_text("{}")
     session_file("bad").with_name("no:name.json").write_text("{}")
     lock = lock_session("french")
@@ -339,16 +336,13 @@ def test_export_replaces_only_a_file_and_only_when_told(folder):
     assert "No such file" in result.stderr
 
 
-def test_remove_deletes_the_session_and_its_caches():
+def test_remove_deletes_the_session():
     for name in ("a", "b", "c"):
         keep(name, "Why?", "So.")
-        caches_file(name).write_bytes(b"x")
     result = run("remove", "a", "b", "a", "--yes")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "2 sessions removed" in result.stderr
     assert session_names() == ["c"]
-    assert not caches_file("a").exists()
-    assert caches_file("c").exists()
     session_file("c").write_text("{}")  # one that cannot be read, too
     assert run("remove", "c", "--yes").exit_code == 0
     assert session_names() == []

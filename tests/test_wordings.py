@@ -51,7 +51,6 @@ def run(*arguments: object) -> Result:
         ("download FILE", "is on this machine: there is nothing to fetch"),
         # what cannot be
         ("generate", "Give a PROMPT"),
-        ("chat --keep-caches", "--keep-caches needs --session"),
         ("generate x --temperature nan", "nan is not a finite number"),
         ("generate x --mirostat 2", "mirostat cannot be set"),
         ("generate x --ban 'several tokens'", "--ban 'several tokens' is"),

@@ -1,9 +1,8 @@
 """A conversation on disk: written whole or not at all, read back or refused.
 
 One JSON file holds the messages and nothing of the models. Their pictures are PNG files in a
-folder next to it, named by their content, so that each is written once. The caches can be kept
-there, too (see `cache_file`); without them the messages of a resumed conversation are
-decoded once. Thoughts are not part of a conversation.
+folder next to it, named by their content, so that each is written once. Thoughts are not part
+of a conversation.
 """
 
 from __future__ import annotations
@@ -94,11 +93,6 @@ def session_file(name: str) -> Path:
     return path if path.exists() else _kept_files().get(known_name(name), path)
 
 
-def caches_file(name: str) -> Path:
-    """The file that the session's caches are kept in. Raises OptionError for a bad name."""
-    return session_file(name).with_suffix(".caches")
-
-
 def session_names() -> list[str]:
     """Names of the sessions that are there, sorted."""
     return sorted(_kept_files())
@@ -115,10 +109,9 @@ def check_exists(name: str) -> None:
 
 
 def session_bytes(name: str) -> int:
-    """Bytes that the session's file, its pictures and its caches take on disk."""
-    pictures = _pictures_folder(session_file(name)).glob("*.png")
-    files = [path for path in _files(name) if path.exists()]
-    return sum(path.stat().st_size for path in (*files, *pictures))
+    """Bytes that the session's file and its pictures take on disk."""
+    path = session_file(name)
+    return sum(each.stat().st_size for each in (path, *_pictures_folder(path).glob("*.png")))
 
 
 def is_open(name: str) -> bool:
@@ -131,7 +124,7 @@ def is_open(name: str) -> bool:
 
 
 def remove_sessions(names: Sequence[str]) -> None:
-    """Delete the sessions, their pictures and their caches.
+    """Delete the sessions and their pictures.
 
     Raises SessionError if one of them is open, and then none is deleted; OSError, and
     OptionError for a bad name.
@@ -140,10 +133,10 @@ def remove_sessions(names: Sequence[str]) -> None:
         for name in names:
             locks.callback(lock_session(name).release)
         for name in names:
-            if (pictures := _pictures_folder(session_file(name))).exists():
+            path = session_file(name)
+            if (pictures := _pictures_folder(path)).exists():
                 shutil.rmtree(pictures)
-            for path in _files(name):
-                path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
 def save_session(name: str, chat: Chat) -> Path:
@@ -199,11 +192,6 @@ def lock_session(name: str) -> FileLock:
     except OSError as error:
         raise _unwritable(path, error) from error
     return lock
-
-
-def _files(name: str) -> tuple[Path, Path]:
-    """The session goes last: while it is there its caches can be removed."""
-    return caches_file(name), session_file(name)
 
 
 def _session(name: str, path: Path, content: Any) -> Session:

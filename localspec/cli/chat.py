@@ -12,7 +12,13 @@ from localspec.cli import exit_codes
 from localspec.cli.answer import note_limits, write_answer
 from localspec.cli.completion import complete_session
 from localspec.cli.help import Command
-from localspec.cli.options import PairOptions, constraint_options, model_argument, pair_options
+from localspec.cli.options import (
+    CACHE_DISK,
+    PairOptions,
+    constraint_options,
+    model_argument,
+    pair_options,
+)
 from localspec.cli.screen import error_lines, in_flags, note, show_legend
 from localspec.cli.sessions import note_resumed
 from localspec.cli.standard_streams import is_terminal, piped_lines
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--keep-caches",
     is_flag=True,
-    help="Save the session's caches, too: it resumes at once, but takes more disk space.",
+    help="Keep caches on disk, up to 8 GB: a conversation then resumes at once.",
 )
 @click.option(
     "--quiet", is_flag=True, help="No status line below answers; /stats shows everything."
@@ -69,9 +75,7 @@ def chat(
         localspec chat --session french --system "You teach me French."
         localspec chat big.gguf --draft small.gguf --show-draft
     """
-    if keep_caches and session is None:
-        raise click.UsageError("--keep-caches needs --session.")
-    with options.open_engine() as engine:
+    with options.open_engine(cache_disk=CACHE_DISK if keep_caches else 0) as engine:
         # Imported here, because it loads NumPy, which libllama has to come before.
         from localspec.cli.conversation import Conversation
 
@@ -89,7 +93,6 @@ def chat(
             write=write,
             show_draft=options.show_draft,
             is_quiet=quiet,
-            keeps_caches=keep_caches,
         )
         is_resumed = session is not None and conversation.resume(session, must_exist=False)
         if options.system is not None:

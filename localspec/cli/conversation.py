@@ -19,7 +19,6 @@ from localspec.chat.attachment import (
 )
 from localspec.chat.chat import Chat
 from localspec.chat.session import (
-    caches_file,
     check_exists,
     known_name,
     lock_session,
@@ -30,7 +29,7 @@ from localspec.chat.session import (
 from localspec.chat.turns import longer_context
 from localspec.cli.screen import error_lines, note
 from localspec.engine.base import BaseEngine
-from localspec.errors import CacheError, ContextError, SessionError
+from localspec.errors import ContextError, SessionError
 from localspec.streaming.answer import Answer
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.reply import Reply
@@ -48,9 +47,8 @@ class Conversation:
     attachments: files for the next question. is_editing: whether the next question replaces
     the last one and its answer.
     last: the latest reply. lock: the session's lock, held while the session is in use.
-    keeps_caches: whether the caches are saved at the end, too. text_so_far: of the
-    answer that is being continued. is_saved: whether the session's file is up to date.
-    shown_error: the last error of saving that was shown.
+    text_so_far: of the answer that is being continued. is_saved: whether the session's file is
+    up to date. shown_error: the last error of saving that was shown.
     """
 
     engine: BaseEngine
@@ -65,7 +63,6 @@ class Conversation:
     attachments: list[Attachment] = field(default_factory=list)
     last: Reply | None = None
     lock: FileLock | None = None
-    keeps_caches: bool = False
     text_so_far: str = ""
     is_saved: bool = False
     shown_error: str = ""
@@ -156,20 +153,10 @@ class Conversation:
                 click.echo(self.shown_error, err=True)
 
     def leave(self) -> None:
-        """Write the session if that failed before, and the caches if they are to be kept.
-
-        Errors are shown.
-        """
+        """Write the session if that failed before. An error is shown."""
         if not self.is_kept:
             self.shown_error = ""
             self.save()
-        if self.session is None or not self.keeps_caches:
-            return
-        try:
-            self.engine.save_caches(self.chat, caches_file(self.session))
-        except (OSError, CacheError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            note(f"The caches could not be saved: {why}.")
 
     def keep_as(self, name: str, *, may_replace: Callable[[], bool]) -> bool:
         """Save as a session, now and after every answer. False if another was not replaced.
@@ -178,15 +165,10 @@ class Conversation:
         OptionError.
         """
         name = known_name(name)
-        is_other = name != self.session
-        if is_other and session_file(name).exists() and not may_replace():
+        if name != self.session and session_file(name).exists() and not may_replace():
             return False
         with self._held(name):
             save_session(name, self.chat)
-            if is_other:
-                # The caches of the replaced session: useless now, and perhaps large.
-                with contextlib.suppress(OSError):
-                    caches_file(name).unlink(missing_ok=True)
         return True
 
     def resume(self, name: str, *, must_exist: bool) -> bool:
@@ -202,11 +184,6 @@ class Conversation:
             session = read_session(name)
             if session is not None:
                 session.resume(self.chat)
-        if session is not None:
-            try:
-                self.engine.load_caches(self.chat, caches_file(name))
-            except CacheError as error:
-                note(f"The session has to be decoded again: {error}.")
         return session is not None
 
     @contextlib.contextmanager

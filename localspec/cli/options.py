@@ -67,6 +67,8 @@ class _ProposerChoice(click.Choice):  # type: ignore[type-arg]
 
 
 SERVED_CONTEXT = "Context in tokens. [default: the preset's, or the model's own up to 8192]"
+# Bytes: enough for some days of agents' conversations, whose prompts take minutes to read.
+CACHE_DISK = 8_000_000_000
 MODEL_NAMES = "a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT"
 _MODEL = {"metavar": "MODEL", "shell_complete": complete_model}
 _FILE = {"type": click.Path(path_type=Path), "metavar": "FILE"}
@@ -294,11 +296,11 @@ class PairOptions:
     max_tokens: int | None
     show_draft: bool
 
-    def open_engine(self, *, memory: bool = True) -> BaseEngine:
+    def open_engine(self, *, memory: bool = True, cache_disk: int = 0) -> BaseEngine:
         """Load the pair; with RPC servers in a process of its own, since they may crash it.
 
-        memory: as for `localspec.load`; a measurement, which repeats its prompts, has none.
-        Raises the errors of `localspec.load` and `choose_model`.
+        memory, cache_disk: as for `localspec.load`; a measurement, which repeats its prompts,
+        has no memory. Raises the errors of `localspec.load` and `choose_model`.
         """
         # Imported here: completion must not load an engine.
         from localspec.engine.loading import load
@@ -311,6 +313,7 @@ class PairOptions:
         if self.target is None and not is_target:
             offer_download(first or DEFAULT_PRESET)
         arguments: LoadKeywords = {**loading, "target": self.target, "memory": memory}
+        arguments["cache_disk"] = cache_disk
         open_it: Callable[..., BaseEngine] = load
         if servers_used(first, arguments):
             open_it = IsolatedEngine

@@ -20,7 +20,7 @@ from localspec.cli.completion import complete_model
 from localspec.cli.download import offer_download
 from localspec.cli.flags import read_option_file
 from localspec.cli.help import Command
-from localspec.cli.options import SERVED_CONTEXT, shared
+from localspec.cli.options import CACHE_DISK, SERVED_CONTEXT, shared
 from localspec.cli.screen import SIZE, in_flags, printable, readable_bytes
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
@@ -65,8 +65,6 @@ _OPENCODE = Template("""\
     "npm": "@ai-sdk/openai-compatible",
     "options": {"baseURL": "$address/v1", "apiKey": "$key"},
     "models": {"$model": {"limit": {"context": $context, "output": $output}}}}}}""")
-# Enough for some days of agents' conversations, whose prompts take minutes to read.
-_CACHE_DISK = 8_000_000_000
 _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an answer
 
 
@@ -260,7 +258,7 @@ def _prepare(
     """Set the models' caches and parallel answers. Raises OptionError for a double name."""
     from localspec.engine.models import CacheDisk
 
-    usual = _CACHE_DISK if access.is_of_one else 0
+    usual = CACHE_DISK if access.is_of_one else 0
     disk = CacheDisk(usual if cache_disk is None else cache_disk, "".join(access.keys[:1]))
     for model in served.all:
         model.cache_disk = disk

@@ -70,7 +70,7 @@ def sessions(context: click.Context) -> None:
 @sessions.command("list")
 @json_option("array with everything known")
 def list_sessions(*, as_json: bool) -> None:
-    """List sessions: turns, last use, size with saved caches, whether open in a chat."""
+    """List sessions: turns, last use, size, whether open in a chat."""
     if as_json:
         write_json([_session_json(name) for name in session_names()])
         return
@@ -129,9 +129,9 @@ def export_session(*, name: str, file: Path | None, as_json: bool, overwrite: bo
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def remove_named(*, names: tuple[str, ...], yes: bool) -> None:
-    """Delete sessions and their saved caches.
+    """Delete sessions. If one of them is open in a chat, none is deleted.
 
-    If one of them is open in a chat, none is deleted.
+    Caches that 'localspec chat --keep-caches' keeps are deleted by 'localspec sessions wipe'.
     """
     chosen = list(dict.fromkeys(map(known_name, names)))
     for name in chosen:
@@ -146,7 +146,7 @@ def remove_named(*, names: tuple[str, ...], yes: bool) -> None:
 @sessions.command("wipe")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def wipe(*, yes: bool) -> None:
-    """Delete the caches that 'localspec serve' keeps of conversations on this machine.
+    """Delete the caches that serve, and chat --keep-caches, keep of conversations here.
 
     The next answer of each reads it again. A server that is running goes on, and keeps what is
     asked from then on.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from localspec.chat.session import caches_file, session_names
 from localspec.engine.cache_file import identities_in
 from localspec.engine.cache_store import file_sizes, kept_files
 from localspec.errors import LocalspecError, OptionError
@@ -58,7 +56,7 @@ def disk_usage(preset: str | Preset) -> DiskUsage:
         return DiskUsage(files=files, caches={}, costs={})
     return DiskUsage(
         files=files,
-        caches=file_sizes(p for p in _caches() if _are_of(identities_in(p), contents)),
+        caches=file_sizes(p for p in kept_files() if _are_of(identities_in(p), contents)),
         costs=file_sizes(
             path
             for path, identity, _ in kept_profiles()
@@ -113,14 +111,6 @@ def _paths(preset: Preset) -> list[Path]:
         return list(locate(preset).values())
     except LocalspecError:
         return []
-
-
-def _caches() -> Iterator[Path]:
-    """The kept caches of all conversations: of servers, and of sessions."""
-    yield from kept_files()
-    for name in session_names():
-        with contextlib.suppress(OptionError):  # a file there that is not a session
-            yield caches_file(name)
 
 
 def _are_of(identities: Sequence[str], contents: Sequence[str]) -> bool:
