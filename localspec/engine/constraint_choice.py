@@ -14,6 +14,7 @@ from localspec.errors import ConstraintError, OptionError
 from localspec.streaming.options import AnswerOptions, spec_of
 from localspec.streaming.thinking import HeadTrigger, Thoughts, ThoughtsEnd
 from localspec.streaming.thought_families import Following
+from localspec.tools.arguments import JsonArguments
 
 if TYPE_CHECKING:
     from localspec.sampling.constraint import Constraint
@@ -95,7 +96,7 @@ def _are_json(calls: Calls) -> bool:
     """Whether all that their grammar is of is JSON, but for the marks around it."""
     form, use = calls.form, calls.use
     is_free = form.is_bare and not use.must and use.answer_schema is None
-    return form.notation == "json" and not calls.have_frame and not is_free
+    return form.arguments is JsonArguments and not calls.have_frame and not is_free
 
 
 def _asked(

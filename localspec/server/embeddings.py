@@ -42,7 +42,7 @@ class _Read(NamedTuple):
 async def _read(
     service: Service, name: str | None, texts: Sequence[Any], *call: str, **keywords: Any
 ) -> _Read:
-    """What the embedder of that name makes of texts; without any it is only loaded.
+    """Have the embedder of that name read texts; without any it is only loaded.
 
     call: a method of `Embedder`, and its arguments but the texts. Other requests are read for
     between batches; a disconnect cancels the rest.

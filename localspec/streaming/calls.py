@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 
 from localspec.streaming.thinking import Part
-from localspec.tools.arguments import READERS, ArgumentReader
-from localspec.tools.forms import Written, read_unmarked
+from localspec.tools.arguments import ArgumentReader
+from localspec.tools.forms import read_unmarked
 from localspec.tools.grammar import Calls
 from localspec.tools.partial_text import ObjectEnd, first_of, num_unfinished
-from localspec.tools.tool import CallPiece, Tool
+from localspec.tools.tool import CallPiece, Tool, ToolCall
 
 _STARTS = ("```", "<tools>")  # with which calls may begin behind a text
 _FENCES = ("```json", "<tools>", "</tools>")
@@ -232,7 +232,7 @@ class CallStream:
         self._tried = max(self._tried, len(self._held) - len(closing))
         return None
 
-    def _whole(self, written: list[Written]) -> list[Part]:
+    def _whole(self, written: list[ToolCall]) -> list[Part]:
         if self._form.is_single or not self._use.is_parallel:
             written = written[:1]
         parts = []
@@ -253,8 +253,7 @@ class CallStream:
             self._held = self._held[found.end() :]
             call_id = self._id_of(self._number)
             self._open = CallPiece(self._number, call_id, found["name"], "", is_last=False)
-            reader = READERS[self._form.notation]
-            self._arguments = reader(self._tools[found["name"]], is_kept=True)
+            self._arguments = self._form.arguments(self._tools[found["name"]], is_kept=True)
             self._number += 1
             return [Part("", is_thought=False, call=self._open)]
         if not self._held:
@@ -366,7 +365,7 @@ class _UnmarkedCalls:
         is_begin = any(each.startswith(value) for each in self._begins)
         self.is_possible = not unfinished and (is_begin or self._end is not None)
 
-    def read(self, *, is_last: bool) -> tuple[list[Written], str] | None:
+    def read(self, *, is_last: bool) -> tuple[list[ToolCall], str] | None:
         """The calls so far and the text behind them; None if the text begins otherwise.
 
         is_last: nothing follows, so that an object needs no fence.

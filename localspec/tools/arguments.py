@@ -250,10 +250,3 @@ def _typed(text: str, schema: object, root: Mapping[str, Any], *, is_text: bool 
     # A text stands there without quotes, and may look like another value, as 1e5 does.
     is_odd = isinstance(value, str) or (isinstance(value, float) and "e" in text.lower())
     return text if is_odd or not fits(value, schema, root) else value
-
-
-READERS: Mapping[str, type[ArgumentReader]] = {  # by the notation of a form
-    "json": JsonArguments,
-    "gemma": GemmaArguments,
-    "tags": TagArguments,
-}

@@ -10,28 +10,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
-from localspec.tools.arguments import ArgumentReader, GemmaArguments, TagArguments
+from localspec.tools.arguments import (
+    ArgumentReader,
+    GemmaArguments,
+    JsonArguments,
+    TagArguments,
+)
 from localspec.tools.schemas import fits
-from localspec.tools.tool import Tool, json_text, json_value
+from localspec.tools.tool import Tool, ToolCall, json_text, json_value
+
+# Gets the text between a form's opening and closing, and the tools. Gives the calls in it, with
+# the model's own ids or "", or None for a text that is not a call of these tools.
+Reader = Callable[[str, Sequence[Tool]], list[ToolCall] | None]
 
 
-class Written(NamedTuple):
-    """A call as a model wrote it. json: its arguments. id: the model's own name for it."""
-
-    name: str
-    json: str
-    id: str | None = None
-
-
-# Gets the text between a form's opening and closing, and the tools. Gives the calls in it, or
-# None for a text that is not a call of these tools.
-Reader = Callable[[str, Sequence[Tool]], list[Written] | None]
-
-
-def read_objects(text: str, tools: Sequence[Tool]) -> list[Written] | None:
+def read_objects(text: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
     """An object with name and arguments (or parameters), or a list of such."""
     found = _parsed(text)
     calls = []
@@ -43,7 +39,7 @@ def read_objects(text: str, tools: Sequence[Tool]) -> list[Written] | None:
     return calls or None
 
 
-def _of_object(value: object, tools: Sequence[Tool]) -> Written | None:
+def _of_object(value: object, tools: Sequence[Tool]) -> ToolCall | None:
     if not isinstance(value, dict):
         return None
     function = value.get("function")
@@ -52,9 +48,9 @@ def _of_object(value: object, tools: Sequence[Tool]) -> Written | None:
     return _call(given.get("name"), arguments, tools)
 
 
-def read_named(text: str, tools: Sequence[Tool]) -> list[Written] | None:
+def read_named(text: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
     """Mistral's name[ARGS]{…}, perhaps with an id; further ones behind [TOOL_CALLS]."""
-    calls: list[Written] = []
+    calls: list[ToolCall] = []
     rest = text
     while rest.strip() or not calls:
         named, _, arguments = rest.removeprefix("[TOOL_CALLS]").partition("[ARGS]")
@@ -64,16 +60,16 @@ def read_named(text: str, tools: Sequence[Tool]) -> list[Written] | None:
         written = _call(name.strip(), value, tools)
         if written is None or (rest and not rest.startswith("[TOOL_CALLS]")):
             return None
-        calls.append(written._replace(id=own_id.strip() or None))
+        calls.append(replace(written, id=own_id.strip()))
     return calls
 
 
-def read_unmarked(text: str, tools: Sequence[Tool]) -> list[Written] | None:
+def read_unmarked(text: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
     """Objects with a tool's name and arguments that fit, perhaps in a fence each, or lists of
     such: as models write calls that do not keep to their family's form. An object may begin
     with two braces, as Qwen2.5-Coder's template shows it.
     """
-    calls: list[Written] = []
+    calls: list[ToolCall] = []
     schemas = {tool.name: tool.parameters for tool in tools}
     rest = text
     while rest := _FENCES.sub("", rest):
@@ -98,25 +94,25 @@ _FENCES = re.compile(r"\A\s*(?:(?:```(?:json)?|</?tools>)\s*)*", re.IGNORECASE)
 _DOUBLED = re.compile(r"\A\{\s*(?=\{)")
 
 
-def read_message(text: str, tools: Sequence[Tool]) -> list[Written] | None:
+def read_message(text: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
     """A recipient, a line's end, and the arguments: as gpt-oss's messages are handed on."""
     name, _, arguments = text.partition("\n")
     written = _call(name, _parsed(arguments), tools)
     return None if written is None else [written]
 
 
-def read_gemma(text: str, tools: Sequence[Tool]) -> list[Written] | None:
+def read_gemma(text: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
     """Gemma 4's call:name{key:value,…}, whose strings stand between <|"|>."""
     found = re.fullmatch(r"\s*call:([^\s{]+)\s*(\{.*\})\s*", text, re.DOTALL)
-    return (
-        None if found is None else _read_arguments(GemmaArguments, found[1], [found[2]], tools)
-    )
+    if found is None:
+        return None
+    return _read_arguments(GemmaArguments, found[1], [found[2]], tools)
 
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\n?(.*?)\n?(</function>)\s*", re.DOTALL)
 
 
-def read_tags(text: str, tools: Sequence[Tool]) -> list[Written] | None:
+def read_tags(text: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
     """Qwen3-Coder's <function=name> with a <parameter=…> for each argument."""
     found = _FUNCTION.fullmatch(text)
     if found is None:
@@ -126,7 +122,7 @@ def read_tags(text: str, tools: Sequence[Tool]) -> list[Written] | None:
 
 def _read_arguments(
     kind: type[ArgumentReader], name: str, texts: Sequence[str], tools: Sequence[Tool]
-) -> list[Written] | None:
+) -> list[ToolCall] | None:
     """The call of that name, whose arguments are these texts, one after the other."""
     tool = next((tool for tool in tools if tool.name == name), None)
     if tool is None:
@@ -140,12 +136,12 @@ def _read_arguments(
     return None if written is None else [written]
 
 
-def _call(name: object, arguments: object, tools: Sequence[Tool]) -> Written | None:
+def _call(name: object, arguments: object, tools: Sequence[Tool]) -> ToolCall | None:
     if isinstance(arguments, str):
         arguments = _parsed(arguments)  # some write the object as a text
     if not isinstance(arguments, dict) or name not in [tool.name for tool in tools]:
         return None
-    return Written(str(name), json_text(arguments))
+    return ToolCall("", str(name), json_text(arguments))
 
 
 def _parsed(text: str) -> Any:
@@ -168,9 +164,6 @@ def _first_value(text: str) -> tuple[Any, str]:
 _DECODER = json.JSONDecoder()
 
 
-Notation = Literal["json", "gemma", "tags"]  # of arguments
-
-
 @dataclass(frozen=True, slots=True)
 class CallForm:
     """How the models of a family write calls.
@@ -180,8 +173,9 @@ class CallForm:
     module; NAME stands for the tool's. marks: texts in these that may be entries of the
     vocabulary. is_bare: an answer may begin with a call without an opening. recipient: matches
     the header of a message that is a call; its groups are the name, and the space in front of
-    it. forgets: a text before which models leave out the opening. is_single: templates take one
-    call per message. has_ids: templates only take ids of nine letters and digits.
+    it. arguments: reads them in the form's notation. forgets: a text before which models leave
+    out the opening. is_single: templates take one call per message. has_ids: templates only
+    take ids of nine letters and digits.
     """
 
     signs: tuple[str, ...]
@@ -193,7 +187,7 @@ class CallForm:
     closing: str = ""
     end: str = ""
     between: str = ""
-    notation: Notation = "json"
+    arguments: type[ArgumentReader] = JsonArguments
     marks: tuple[str, ...] = ()
     is_bare: bool = False
     recipient: str = ""
@@ -254,7 +248,7 @@ FORMS = (
         between="</tool_call>\n<tool_call>\n",
         after="</tool_call>",
         read=read_tags,
-        notation="tags",
+        arguments=TagArguments,
         forgets="<function=NAME>",
         marks=("<tool_call>", "</tool_call>"),
     ),
@@ -268,7 +262,7 @@ FORMS = (
         between="<tool_call|><|tool_call>",
         after="<tool_call|>",
         read=read_gemma,
-        notation="gemma",
+        arguments=GemmaArguments,
         marks=("<|tool_call>", "<tool_call|>", '<|"|>'),
     ),
     # gpt-oss: a message whose header names the recipient

@@ -8,15 +8,17 @@ that holds the notation's end of a text cannot be written.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from localspec.errors import ConstraintError
-from localspec.tools.arguments import QUOTE, in_tags
+from localspec.tools.arguments import QUOTE, GemmaArguments, TagArguments, in_tags
 from localspec.tools.forms import CallForm
 from localspec.tools.schemas import (
     ONE_LINE,
@@ -87,9 +89,9 @@ def call_grammar(
         opened = "" if form.recipient else spell.of(form.start.replace("NAME", tool.name))
         rules.append(f"call_{number}: {opened} args_{number} {spell.of(form.end)}".rstrip())
         name, schema = f"args_{number}", schema_of(tool)
-        if form.notation == "gemma":
+        if form.arguments is GemmaArguments:
             rules += gemma_rules(name, schema, spell)
-        elif form.notation == "tags":
+        elif form.arguments is TagArguments:
             named = schema if properties_of(schema) else _kinds(tool.parameters) or schema
             rules += tag_rules(name, named)
         else:
@@ -124,7 +126,7 @@ def _start(
     # out for the vocabulary's entry.
     begin = r"\s*".join(map(re.escape, form.sign))
     opened = " | ".join(f"TEXT? {spell.of(opening)} calls" for opening in form.openings)
-    entries = "|".join(re.escape(each) for each in form.openings if spell.has(each))
+    entries = "|".join(re.escape(each) for each in form.openings if each in spell.tokens)
     spelled = f" & ~/(.|\\n)*({entries})(.|\\n)*/" if entries else ""
     text = f"/(.|\\n)*/ & ~/\\s*{begin}(.|\\n)*/{spelled}"
     return [f"start: calls | TEXT | {opened}", f"TEXT: {text}"], ()
@@ -169,6 +171,9 @@ def _messages(use: ToolUse, spell: GrammarTexts) -> tuple[list[str], tuple[str, 
     ], ()
 
 
+_NO_TEXTS = ["object", "array", "number", "boolean", "null"]
+
+
 def _kinds(schema: Schema) -> Schema:
     """The properties that a schema names, each kept only to being a text or none."""
     values = {
@@ -178,17 +183,11 @@ def _kinds(schema: Schema) -> Schema:
     return {"properties": values} if values else {}
 
 
-_NO_TEXTS = ["object", "array", "number", "boolean", "null"]
-
-
-_DEFINITIONS = ("$defs", "definitions")
-
-
 class GrammarTexts:
     """How texts stand in a grammar. tokens: ids of marks that are entries of the vocabulary."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
-        self._tokens = tokens
+        self.tokens = tokens
         marks = sorted(tokens, key=len, reverse=True)
         self._parts = re.compile("(" + "|".join(map(re.escape, marks)) + ")") if marks else None
 
@@ -196,18 +195,14 @@ class GrammarTexts:
         """The text, with its marks as entries; "" for none."""
         parts = self._parts.split(text) if self._parts is not None else [text]
         return " ".join(
-            f"<[{self._tokens[part]}]>" if part in self._tokens else json.dumps(part)
+            f"<[{self.tokens[part]}]>" if part in self.tokens else json.dumps(part)
             for part in parts
             if part
         )
 
-    def has(self, mark: str) -> bool:
-        """Whether the mark is an entry."""
-        return mark in self._tokens
-
     def until(self, name: str, end: str) -> str:
         """A rule of that name: any text up to and with `end`."""
-        if self.has(end):
+        if end in self.tokens:
             # `tools.arguments` cannot tell an end that is spelled out from the entry.
             text, spelled = f"{name.upper()}_TEXT", re.escape(end).replace("/", "\\/")
             holding = f"~/(.|\\n)*{spelled}(.|\\n)*/"
@@ -269,7 +264,7 @@ def _tagged(rule: str, value: object, root: Schema) -> list[str]:
     rules = []
     if free:
         written.append(f'"\\n" {rule}_json {json.dumps(_CLOSING)}')
-        definitions = {word: root[word] for word in _DEFINITIONS if word in root}
+        definitions = {word: root[word] for word in ("$defs", "definitions") if word in root}
         rules.append(json_rule(f"{rule}_json", {**definitions, "anyOf": free}))
     return [f"{rule}_value: {' | '.join(written)}", *rules] if written else []
 
@@ -294,17 +289,22 @@ def gemma_rules(name: str, schema: Schema, spell: GrammarTexts) -> list[str]:
         f'{name}_pair: (/[A-Za-z0-9_.$-]+/ | {name}_string) ":" {name}_any',
     ]
     writer = _GemmaWriter(name, schema, quote)
-    arguments = writer.value(schema)
-    if arguments is None:
-        raise _unwritable(name)
+    try:
+        arguments = writer.value(schema)
+    except _UnwritableError as error:
+        raise _unwritable(name) from error
     return [f"{name}: {arguments}", *writer.rules, *rules]
+
+
+class _UnwritableError(Exception):
+    """A value holds the end of a text, or no value fits."""
 
 
 class _GemmaWriter:
     """Writes the rules of one tool's arguments.
 
-    Each schema has one rule, however many refer to it, so a schema may refer to itself. None
-    is the rule of a value that cannot be written.
+    Each schema has one rule, however many refer to it, so a schema may refer to itself. Raises
+    _UnwritableError for a value that cannot be written.
     """
 
     def __init__(self, name: str, root: Schema, quote: str) -> None:
@@ -314,75 +314,75 @@ class _GemmaWriter:
         self._quote = quote
         self._names: dict[int, str | None] = {}  # of rules, by the identity of their schema
 
-    def value(self, schema: object) -> str | None:
+    def value(self, schema: object) -> str:
         """The name of the rule for a value of the schema."""
         schema = resolved(schema, self._root)
-        if schema is False:
-            return None
-        if not isinstance(schema, Mapping):
-            return f"{self._name}_any"
-        if id(schema) not in self._names:
+        if isinstance(schema, Mapping) and id(schema) not in self._names:
             name = self._names[id(schema)] = f"{self._name}_{len(self._names)}"
-            written = self._written(schema)
-            if written is None:
+            try:
+                self.rules.append(f"{name}: {self._written(schema)}")
+            except _UnwritableError:
                 self._names[id(schema)] = None
-            else:
-                self.rules.append(f"{name}: {written}")
-        return self._names[id(schema)]
+        found = self._names.get(id(schema), f"{self._name}_any")
+        if schema is False or found is None:
+            raise _UnwritableError
+        return found
 
-    def _written(self, schema: Schema) -> str | None:
+    def _written(self, schema: Schema) -> str:
         if (values := choices(schema)) is not None:
-            return _either(map(self._constant, values))
-        if (options := alternatives(schema)) is not None:
-            return _either(self.value(each) for each in options)
-        kinds = types_of(schema) or ["anything"]
-        return _either(self._of_type(kind, schema) for kind in kinds)
+            options = _writable(self._constant, values)
+        elif (schemas := alternatives(schema)) is not None:
+            options = _writable(self.value, schemas)
+        else:
+            kinds = types_of(schema) or ["anything"]
+            options = _writable(partial(self._of_type, schema), kinds)
+        if not options:
+            raise _UnwritableError
+        return f"({' | '.join(options)})"
 
-    def _of_type(self, kind: object, schema: Schema) -> str | None:
+    def _of_type(self, schema: Schema, kind: object) -> str:
         if kind == "object":
             return self._object(schema)
         if kind == "array":
-            item = self.value(schema.get("items"))
-            return '"[]"' if item is None else f'"[" ({item} ("," {item})*)? "]"'
+            items = _writable(self.value, [schema.get("items")])
+            return f'"[" ({items[0]} ("," {items[0]})*)? "]"' if items else '"[]"'
         if kind == "string":
             return f"{self._name}_string"
         if kind in ("integer", "number", "boolean", "null"):
             return f"%json {json.dumps({**schema, 'type': kind})}"
         return f"{self._name}_any"
 
-    def _constant(self, value: object) -> str | None:
+    def _constant(self, value: object) -> str:
         if isinstance(value, str):
+            if QUOTE in value:
+                raise _UnwritableError
             text = f"{json.dumps(value)} " if value else ""
-            return None if QUOTE in value else f"{self._quote} {text}{self._quote}"
+            return f"{self._quote} {text}{self._quote}"
         if isinstance(value, list):
-            return _listed("[", map(self._constant, value), "]")
+            return f'"[" {_COMMA.join(map(self._constant, value))} "]"'
         if isinstance(value, Mapping):
-            pairs = (_pair(self._key(key), self._constant(value[key])) for key in value)
-            return _listed("{", pairs, "}")
+            pairs = [f"{self._key(key)} {self._constant(value[key])}" for key in value]
+            return f'"{{" {_COMMA.join(pairs)} "}}"'
         return json.dumps(json.dumps(value))
 
-    def _key(self, key: str) -> str | None:
+    def _key(self, key: str) -> str:
         """A name and its colon; quoted if it would end elsewhere."""
         if key and key == key.strip() and not key.startswith((QUOTE, "}")) and ":" not in key:
             return json.dumps(f"{key}:")
-        quoted = self._constant(key)
-        return None if quoted is None else f'{quoted} ":"'
+        return f'{self._constant(key)} ":"'
 
-    def _object(self, schema: Schema) -> str | None:
+    def _object(self, schema: Schema) -> str:
         properties = properties_of(schema)
         if not properties:
             is_empty = schema.get("additionalProperties") is False
             return '"{}"' if is_empty else f"{self._name}_object"
-        required, others = [], []
-        for key, value in properties.items():
-            pair = _pair(self._key(key), self.value(value))
-            if key in schema.get("required", ()):
-                required.append(pair)
-            elif pair is not None:
-                others.append(pair)
-        if None in required:
-            return None
-        first, rest = ' "," '.join(filter(None, required)), " | ".join(others)
+
+        def pair(key: str) -> str:
+            return f"{self._key(key)} {self.value(properties[key])}"
+
+        required = [key for key in properties if key in schema.get("required", ())]
+        first = _COMMA.join(map(pair, required))
+        rest = " | ".join(_writable(pair, [key for key in properties if key not in required]))
         if not rest:
             return f'"{{" {first} "}}"'
         if first:
@@ -390,18 +390,14 @@ class _GemmaWriter:
         return f'"{{" (({rest}) ("," ({rest}))*)? "}}"'
 
 
-def _pair(key: str | None, value: str | None) -> str | None:
-    return None if key is None or value is None else f"{key} {value}"
+_COMMA = ' "," '
+_Item = TypeVar("_Item")
 
 
-def _either(options: Iterable[str | None]) -> str | None:
-    written = [option for option in options if option is not None]
-    return f"({' | '.join(written)})" if written else None
-
-
-def _listed(opening: str, items: Iterable[str | None], closing: str) -> str | None:
-    written = list(items)
-    if None in written:
-        return None
-    inside = ' "," '.join(filter(None, written))
-    return f"{json.dumps(opening)} {inside} {json.dumps(closing)}"
+def _writable(write: Callable[[_Item], str], items: Iterable[_Item]) -> list[str]:
+    """Texts of the items that can be written."""
+    found = []
+    for each in items:
+        with contextlib.suppress(_UnwritableError):
+            found.append(write(each))
+    return found
