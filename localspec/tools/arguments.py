@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from localspec.tools.partial_text import ObjectEnd, num_unfinished
@@ -49,15 +49,22 @@ class JsonArguments(ArgumentReader):
 
 
 class _Stepwise(ArgumentReader):
-    """Takes the text in steps. Each gives more of the JSON, or None to wait for more text."""
+    """Takes the text in steps."""
 
-    _step: Callable[[], str | None]  # the next one
-    _at = 0  # the position in the rest at which it begins
+    _at = 0  # the position in the rest at which the next one begins
+
+    def __init__(self, tool: Tool, *, is_kept: bool) -> None:
+        super().__init__(tool, is_kept=is_kept)
+        self._steps = self._parts()
+
+    @abc.abstractmethod
+    def _parts(self) -> Iterator[str | None]:
+        """Parts of the JSON, and None wherever more text has to come first."""
 
     def push(self, text: str) -> str:
         self.rest += text
         found = []
-        while not self.is_over and (more := self._step()) is not None:
+        while not self.is_over and (more := next(self._steps)) is not None:
             found.append(more)
         self.rest, self._at = self.rest[self._at :], 0
         return "".join(found)
@@ -71,12 +78,18 @@ class _Stepwise(ArgumentReader):
         text, self._at = self.rest[self._at : end], end
         return json_text(text)[1:-1]
 
-    def _safe_end(self, marks: tuple[str, ...]) -> int:
-        """The end of the text that belongs to no unfinished mark."""
-        return len(self.rest) - num_unfinished(marks, self.rest[self._at :])
+    def _string(self, end: re.Pattern[str], marks: tuple[str, ...]) -> Iterator[str | None]:
+        """A text up to its end, which is one of the marks."""
+        yield '"'
+        while (found := end.search(self.rest, self._at)) is None:
+            size = num_unfinished(marks, self.rest[self._at :])
+            yield self._quoted(len(self.rest) - size) or None
+        text, self._at = self._quoted(found.start()), found.end()
+        yield f'{text}"'
 
 
 _KEY_END, _VALUE_END = re.compile(":"), re.compile(r"[,:\[\]{}]")  # without quotes
+_QUOTE_END = re.compile(re.escape(QUOTE))
 
 
 class GemmaArguments(_Stepwise):
@@ -85,47 +98,38 @@ class GemmaArguments(_Stepwise):
     Text in a wrong position gives no JSON.
     """
 
-    def __init__(self, tool: Tool, *, is_kept: bool) -> None:
-        super().__init__(tool, is_kept=is_kept)
-        self._open = ""  # the brackets
-        self._separator = ""  # before the next item
-        self._is_key = False  # what comes next
-        self._step = self._item
-
-    def _item(self) -> str | None:
-        self._skip_space()
-        begun = self.rest[self._at : self._at + len(QUOTE)]
-        if not begun or (begun != QUOTE and QUOTE.startswith(begun)):
-            return None
-        mark, separator = begun[0], self._separator
-        if begun == QUOTE:
-            found, size, self._step, self._is_key = '"', len(QUOTE), self._string, False
-        elif mark == "}" or (mark == "]" and not self._is_key):
-            found, size, separator, self._is_key = mark, 1, "", False
-            self._open = self._open[:-1]
-            self.is_over = not self._open
-        elif self._is_key or mark not in "{[:,":
-            end = (_KEY_END if self._is_key else _VALUE_END).search(self.rest, self._at)
-            if end is None:
-                return None
-            text, size = self.rest[self._at : end.start()].strip(), end.start() - self._at
-            found = json_text(text if self._is_key else json_value(text))
-            self._is_key = False
-        else:
-            found, size = {":": ": ", ",": ""}.get(mark, mark), 1
-            self._open += mark if mark in "{[" else ""
-            self._is_key = mark != ":" and self._open[-1:] == "{"
-        self._at += size
-        self._separator = ", " if mark == "," and not found else ""
-        return separator + found
-
-    def _string(self) -> str | None:
-        end = self.rest.find(QUOTE, self._at)
-        if end < 0:
-            return self._quoted(self._safe_end((QUOTE,))) or None
-        text, self._step = self._quoted(end), self._item
-        self._at += len(QUOTE)
-        return f'{text}"'
+    def _parts(self) -> Iterator[str | None]:
+        brackets, separator, is_key = "", "", False  # before the next item; whether it is a key
+        while not self.is_over:
+            self._skip_space()
+            begun = self.rest[self._at : self._at + len(QUOTE)]
+            if not begun or (begun != QUOTE and QUOTE.startswith(begun)):
+                yield None
+                continue
+            if begun == QUOTE:
+                self._at += len(QUOTE)
+                yield separator
+                yield from self._string(_QUOTE_END, (QUOTE,))
+                separator, is_key = "", False
+                continue
+            mark, size = begun[0], 1
+            if mark == "}" or (mark == "]" and not is_key):
+                found, separator, is_key, brackets = mark, "", False, brackets[:-1]
+                self.is_over = not brackets
+            elif is_key or mark not in "{[:,":
+                end = (_KEY_END if is_key else _VALUE_END).search(self.rest, self._at)
+                if end is None:
+                    yield None
+                    continue
+                text, size = self.rest[self._at : end.start()].strip(), end.start() - self._at
+                found, is_key = json_text(text if is_key else json_value(text)), False
+            else:
+                found = {":": ": ", ",": ""}.get(mark, mark)
+                brackets += mark if mark in "{[" else ""
+                is_key = mark != ":" and brackets[-1:] == "{"
+            self._at += size
+            yield separator + found
+            separator = ", " if mark == "," and not found else ""
 
 
 def in_tags(value: object) -> str:
@@ -147,79 +151,60 @@ class TagArguments(_Stepwise):
     Where no grammar keeps them, all of the parameters come at once.
     """
 
-    def __init__(self, tool: Tool, *, is_kept: bool) -> None:
-        super().__init__(tool, is_kept=is_kept)
+    def _parts(self) -> Iterator[str | None]:
+        named, separator = properties_of(self._schema), "{"
         # Known names are looked for first: they may hold what no other name can.
-        known = sorted(properties_of(self._schema), key=len, reverse=True)
+        known = sorted(named, key=len, reverse=True)
         names = "|".join([*map(re.escape, known), r"[^>\n]+"])
-        self._opening = re.compile(f"<parameter=({names})>")
-        self._step = self._tag
-        self._separator = "{"  # before the next argument
-        self._value_schema: object = None
-        self._is_text: bool | None = None
-        self._end = _END if is_kept else _LAST_END
-        self._object = ObjectEnd()  # of a value that is JSON
+        opening = re.compile(f"<parameter=({names})>")
+        while True:
+            self._skip_space()
+            if self.rest.startswith(_FUNCTION_END, self._at):
+                self._at, self.is_over = self._at + len(_FUNCTION_END), True
+                yield "{}" if separator == "{" else "}"
+            found = opening.match(self.rest, self._at)
+            has_line_end = found is not None and self.rest.startswith("\n", found.end())
+            if found is None or (self._is_kept and not has_line_end):  # the tag may go on
+                yield None
+                continue
+            self._at = found.end() + has_line_end
+            key = found[1] if found[1] in named else found[1].strip()
+            yield f"{separator}{json_text(key)}: "
+            yield from self._value(named.get(key))
+            separator = ", "
 
-    def _tag(self) -> str | None:
-        self._skip_space()
-        if self.rest.startswith(_FUNCTION_END, self._at):
-            self._at, self.is_over = self._at + len(_FUNCTION_END), True
-            return "{}" if self._separator == "{" else "}"
-        found = self._opening.match(self.rest, self._at)
-        if found is None:
-            return None
-        has_line_end = self.rest.startswith("\n", found.end())
-        if self._is_kept and not has_line_end:  # the tag may go on
-            return None
-        self._at = found.end() + has_line_end
-        key = found[1] if found[1] in properties_of(self._schema) else found[1].strip()
-        self._value_schema = properties_of(self._schema).get(key)
-        self._is_text = takes_text(self._value_schema, self._schema)
-        separator, self._separator, self._step = self._separator, ", ", self._value
-        return f"{separator}{json_text(key)}: "
-
-    def _value(self) -> str | None:
-        begun = self.rest[self._at :].lstrip()
-        if not self._is_text and (not begun or any(each.startswith(begun) for each in _WORDS)):
-            return None
+    def _value(self, schema: object) -> Iterator[str | None]:
+        is_text = takes_text(schema, self._schema)
+        end, begun = _END if self._is_kept else _LAST_END, self.rest[self._at :].lstrip()
+        while not is_text and (not begun or any(each.startswith(begun) for each in _WORDS)):
+            yield None
+            begun = self.rest[self._at :].lstrip()
         may_be_json = begun[:1] in '[{"-0123456789' or begun.startswith(_WORDS)
-        if self._is_text or (self._is_text is None and not may_be_json):
-            self._step = self._text
-            return '"'
-        if self._is_kept and self._is_text is False and begun[0] in "[{":
-            self._object = ObjectEnd()
-            self._step = self._flow
-        else:
-            self._step = self._whole
-        return ""
+        if is_text or (is_text is None and not may_be_json):
+            yield from self._string(end, _ENDS)
+            return
+        if self._is_kept and is_text is False and begun[0] in "[{":  # which no tag in it ends
+            value = ObjectEnd()
+            while not value.is_over:
+                text = self.rest[self._at :]
+                size = value.push(text)
+                self._at += size
+                yield text[:size] or None
+            while (found := end.match(self.rest, self._at)) is None:
+                yield None
+            self._at = found.end()
+            return
+        while (written := self._whole(end, is_json=is_text is False)) is None:
+            yield None
+        yield json_text(_typed(written, schema, self._schema, is_text=is_text))
 
-    def _text(self) -> str | None:
-        end = self._end.search(self.rest, self._at)
-        if end is None:
-            return self._quoted(self._safe_end(_ENDS)) or None
-        text = self._quoted(end.start())
-        self._at, self._step = end.end(), self._tag
-        return f'{text}"'
-
-    def _flow(self) -> str | None:
-        """More of an object or a list, which no tag in it ends."""
-        if self._object.is_over:
-            end = self._end.match(self.rest, self._at)
-            if end is not None:
-                self._at, self._step = end.end(), self._tag
-            return None if end is None else ""
-        text = self.rest[self._at :]
-        size = self._object.push(text)
-        self._at += size
-        return text[:size] or None
-
-    def _whole(self) -> str | None:
-        for end in self._end.finditer(self.rest, self._at):
-            written = self.rest[self._at : end.start()]
-            if self._is_text is not False or not _is_cut(written):
-                self._at, self._step = end.end(), self._tag
-                value = _typed(written, self._value_schema, self._schema, is_text=self._is_text)
-                return json_text(value)
+    def _whole(self, end: re.Pattern[str], *, is_json: bool) -> str | None:
+        """The text up to its end, once that is here."""
+        for found in end.finditer(self.rest, self._at):
+            written = self.rest[self._at : found.start()]
+            if not is_json or not _is_cut(written):
+                self._at = found.end()
+                return written
         return None
 
 

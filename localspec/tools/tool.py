@@ -210,10 +210,8 @@ def _checked(number: int, tool: object) -> Tool:
 
 def _chosen(choice: object) -> tuple[object, tuple[Any, ...] | None]:
     """A choice as auto, none or required, and the names of the tools that it is among."""
-    if choice in (None, "auto"):
-        return "auto", None
-    if choice in ("none", "required"):
-        return choice, None
+    if choice in (None, "auto", "none", "required"):
+        return choice or "auto", None
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         given = choice.get("allowed_tools", choice)
         if isinstance(given, Mapping) and isinstance(given.get("tools"), list):
