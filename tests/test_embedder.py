@@ -19,10 +19,9 @@ from gguf_maker import write_random_model
 from localspec.engine.embedder import Embedded
 from localspec.llama.options import BATCH_SIZE
 from localspec.presets.presets import user_presets
-from localspec.server.answering import Service
+from localspec.server.answering import Service, WaitingLine
 from localspec.server.embeddings import embeddings
 from localspec.server.fields import Fields
-from localspec.server.line import WaitingLine
 from localspec.server.served_models import ServedEmbedder, ServedModels
 from server_runner import running_server
 

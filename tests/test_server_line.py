@@ -17,12 +17,11 @@ import pytest
 from gguf_maker import write_random_model
 from localspec.presets.presets import find_preset
 from localspec.server import answering, form
-from localspec.server.answering import NewPiece, Service
+from localspec.server.answering import NewPiece, Service, WaitingLine
 from localspec.server.app import Limits
 from localspec.server.completions import ChatCompletion, Completion, Infill, LlamaCompletion
 from localspec.server.form import in_thread
 from localspec.server.guard import BodyReader
-from localspec.server.line import WaitingLine
 from localspec.server.messages import MessageForm
 from localspec.server.ollama import OllamaChat, OllamaGenerate
 from localspec.server.refusal import RequestError

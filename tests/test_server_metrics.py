@@ -78,7 +78,7 @@ def logged(caplog):
     """The lines of two requests, which may come a moment after their answers."""
 
     def lines():
-        return [each.message for each in caplog.records if each.name.endswith("request_log")]
+        return [each.message for each in caplog.records if each.name.endswith("server.app")]
 
     wait_until(lambda: len(lines()) >= 2)
     return lines()

@@ -59,7 +59,7 @@ def _checked(name: str, text: object, *, is_strict: bool) -> ConstraintSpec:
     if not text.strip():
         raise ConstraintError(f"{name} is empty", "Write one, or leave it out.")
     require_unicode(name, text, ConstraintError)
-    is_in_gbnf = name == "grammar" and is_gbnf(text)
+    is_in_gbnf = name == "grammar" and _RULE.search(text) is not None
     num_bytes, most = len(text.encode()), MAX_GBNF_BYTES if is_in_gbnf else MAX_BYTES
     if num_bytes > most:
         raise ConstraintError(
@@ -222,34 +222,32 @@ def changed_schema(schema: Mapping[str, Any], change: Callable[[Node], None]) ->
     deeply.
     """
     try:
-        return _changed(schema, change)
+        changed: Node = _changed(schema, change)
     except RecursionError as error:
         raise ConstraintError(
             "the JSON schema is nested too deeply", "Make it flatter."
         ) from error
+    return changed
 
 
-def _changed(schema: Mapping[str, Any], change: Callable[[Node], None]) -> Node:
+def _changed(value: Any, change: Callable[[Node], None]) -> Any:
+    if isinstance(value, list | tuple):
+        return [_changed(each, change) for each in value]
+    if not isinstance(value, Mapping):
+        return value
     node: Node = {}
-    for keyword, value in schema.items():
-        if keyword in _NAMED and isinstance(value, Mapping):
-            node[keyword] = {name: _part(each, change) for name, each in value.items()}
+    for keyword, part in value.items():
+        if keyword in _NAMED and isinstance(part, Mapping):
+            node[keyword] = {name: _changed(each, change) for name, each in part.items()}
         else:
-            node[keyword] = value if keyword in _DATA else _part(value, change)
+            node[keyword] = part if keyword in _DATA else _changed(part, change)
     change(node)
     return node
 
 
-def _part(value: Any, change: Callable[[Node], None]) -> Any:
-    if isinstance(value, Mapping):
-        return _changed(value, change)
-    if isinstance(value, list | tuple):
-        return [_part(each, change) for each in value]
-    return value
-
-
 # The converter's time grows with the square of it: seconds for the worst of this size.
 MAX_GBNF_BYTES = 32 << 10
+# Of GBNF: name ::= …
 _RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _PART = re.compile(
     r'(?P<text>"(?:\\.|[^"\\])*")|(?P<set>\[(?:\\.|[^\]\\])*\])|\#[^\n]*|(?P<any>\.)', re.DOTALL
@@ -257,11 +255,6 @@ _PART = re.compile(
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([\[\]])|.)", re.DOTALL)
 # Characters that mean something else in a character set of Rust's.
 _SIGN = re.compile(r"(?P<first>\A\[\^?)-|(?P<twice>[&~-])(?P=twice)")
-
-
-def is_gbnf(grammar: str) -> bool:
-    """Whether a grammar has a rule of GBNF: name ::= …"""
-    return _RULE.search(grammar) is not None
 
 
 def for_converter(gbnf: str) -> str:

@@ -1,11 +1,12 @@
-"""The application: its routes, and the protocol behind each."""
+"""The application: its routes, the protocol behind each, and the log of requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable
+import time
+from collections.abc import AsyncGenerator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -17,24 +18,23 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localspec.errors import LocalspecError
 from localspec.preflight.plan import MOST_PARALLEL
 from localspec.server import completions, embeddings, messages, ollama, responses
-from localspec.server.answering import Service
-from localspec.server.counters import PROMETHEUS
-from localspec.server.encoding import json_response, sent_bytes
-from localspec.server.form import PostEndpoint, RequestReader, engine_aside
+from localspec.server.answering import Answering, Service, WaitingLine
+from localspec.server.counters import PROMETHEUS, Counters
+from localspec.server.encoding import compact_json, json_response, sent_bytes
+from localspec.server.form import ANSWERING, PostEndpoint, RequestReader, engine_aside
 from localspec.server.guard import PAGE_PATH, AccessRules, BodyReader, Guard
-from localspec.server.line import WaitingLine
 from localspec.server.page import page_files, root
 from localspec.server.refusal import RequestError, refusal_of, refusal_response
-from localspec.server.request_log import RequestLog
 from localspec.server.served_models import ServedFile, ServedModels
 
 _NUM_THREADS = MOST_PARALLEL + 16
 _IDLE_CHECKS_S = 15.0  # between two checks for unused models
+_GONE = 499  # a client that left before the response began; nginx's number for it
 LAST_ANSWER_S = 3.0  # for the running answers when the server stops; uvicorn waits longer
 
 # The kind of a request to each path.
@@ -99,11 +99,7 @@ class Server:
         self._limits = limits
         self._logs_json = logs_json
         self._line = WaitingLine(limits.num_waiting)
-        self._service = Service(
-            models=models,
-            line=self._line,
-            patience_s=limits.patience_s,
-        )
+        self._service = Service(models=models, line=self._line, patience_s=limits.patience_s)
         self._bodies = BodyReader(limits.body_bytes, limits.body_s)
 
     def app(self, access: AccessRules) -> ASGIApp:
@@ -149,11 +145,11 @@ class Server:
         if self._has_page:
             routes.append(Route("/", root, methods=["GET"]))
             routes.append(Mount(PAGE_PATH, page_files))
-        found: list[tuple[str, str, Any]] = []
-        for path, value in self._gets().items():
-            found.append(("GET", path, partial(_get, value)))
-        for path, kind in _POSTS.items():
-            found.append(("POST", path, PostEndpoint(self._service, self._bodies, kind)))
+        found: list[tuple[str, str, Any]] = [
+            ("POST", path, PostEndpoint(self._service, self._bodies, kind))
+            for path, kind in _POSTS.items()
+        ]
+        found += [("GET", path, partial(_get, value)) for path, value in self._gets().items()]
         for method, path, endpoint in found:
             # People leave /v1 out of a base address, and programs add it.
             for each in {path, path.removeprefix("/v1")}:
@@ -166,7 +162,7 @@ class Server:
             "/": _health,  # programs look for a server, or for Ollama, by its address alone
             "/v1/health": _health,
             "/v1/models": self._list,
-            "/v1/models/{name:path}": self._one,
+            "/v1/models/{name:path}": self._list,
             "/metrics": self._metrics,
             "/props": lambda request: completions.props(
                 models.named(request.query_params.get("model"))
@@ -208,13 +204,11 @@ class Server:
         text = self._service.counters.text(self._models, num_answered, num_waiting)
         return Response(sent_bytes(text), headers={"content-type": PROMETHEUS})
 
-    def _list(self, _request: Request) -> dict[str, Any]:
-        return {"object": "list", "data": list(map(_openai_model, self._models.listed))}
-
-    def _one(self, request: Request) -> dict[str, Any]:
-        name = request.path_params["name"]
-        if not name:  # the list, with a slash behind it
-            return self._list(request)
+    def _list(self, request: Request) -> dict[str, Any]:
+        """All models, or the one that the path names."""
+        if not (name := request.path_params.get("name")):  # or a slash behind the list's path
+            data = list(map(_openai_model, self._models.listed))
+            return {"object": "list", "data": data}
         for model in self._models.listed:
             if model.is_called(name):
                 return _openai_model(model)
@@ -260,3 +254,68 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     return refusal_response(request.url.path, refusal_of(error))
+
+
+class RequestLog:
+    """Hands requests to `app`, counts them, and logs what was posted and what was refused.
+
+    paths: those that are counted by name. in_json: whether a line is an object, for programs.
+    No line has a key or a text.
+    """
+
+    def __init__(
+        self, app: ASGIApp, counters: Counters, paths: Collection[str], *, in_json: bool
+    ) -> None:
+        self._app = app
+        self._counters = counters
+        self._paths = paths
+        self._in_json = in_json
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_s, status = time.monotonic(), _GONE
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            self._note(scope, status, time.monotonic() - started_s)
+
+    def _note(self, scope: Scope, status: int, total_s: float) -> None:
+        # A path that is none may hold whatever a client confused with one.
+        path = scope["path"] if scope["path"] in self._paths else "other"
+        self._counters.add("localspec_requests_total", path=path, status=status)
+        if scope["method"] not in ("POST", "DELETE", "PUT") and status < 400:
+            return  # programs ask again and again which models there are
+        asked = {"method": scope["method"], "path": path, "status": status}
+        facts = {"total_s": round(total_s, 3), **_facts(scope.get(ANSWERING))}
+        if self._in_json:
+            text = compact_json({**asked, **facts})
+        else:
+            told = [f"{name} {each}" for name, each in facts.items() if each is not None]
+            text = ", ".join([f"{scope['method']} {path} {status}", *told])
+        logger.info("%s", text, extra={"is_object": self._in_json})
+
+
+def _facts(answering: Answering | None) -> dict[str, Any]:
+    if answering is None:
+        return {}
+    stats = answering.stats
+    return {
+        "model": answering.model.name,
+        "wait_s": None if answering.waited_s is None else round(answering.waited_s, 3),
+        "first_s": None if answering.first_s is None else round(answering.first_s, 3),
+        "prompt_tokens": sum(each.prompt_tokens for each in stats),
+        "cached_tokens": sum(each.cached_prompt_tokens for each in stats),
+        "tokens": sum(each.completion_tokens for each in stats),
+        "drafted": sum(each.num_draft_tokens for each in stats),
+        "accepted": sum(each.num_accepted for each in stats),
+        "is_complete": answering.is_complete,
+    }

@@ -217,7 +217,9 @@ class ChatCompletion(OpenAIForm):
             fields, "max_completion_tokens", "max_tokens", "n_predict"
         )
         options["logprobs"] = asked_logprobs(fields, is_asked=fields.flag("logprobs"))
-        options["prediction"] = _prediction(fields)
+        if (predicted := fields.object("prediction").any("content")) is not None:
+            (said,) = checked_messages([{"role": "user", "content": predicted}])
+            options["prediction"] = str(said["content"])
         self._explains = bool(fields.flag("explain"))
         messages = checked_messages(fields.any("messages"))
         super().__init__(fields, [messages], options, variables=chat_variables(fields))
@@ -326,13 +328,6 @@ def _function_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 def chat_variables(fields: Fields) -> dict[str, Any]:
     """Variables of the chat template that a request sets. Raises RequestError."""
     return template_variables(fields, effort=fields.text("reasoning_effort"))
-
-
-def _prediction(fields: Fields) -> str | None:
-    content = fields.object("prediction").any("content")
-    if content is None:
-        return None
-    return str(checked_messages([{"role": "user", "content": content}])[0]["content"])
 
 
 def _logprob_content(found: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:

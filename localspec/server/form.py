@@ -23,12 +23,12 @@ from localspec.server.fields import Fields, read_fields
 from localspec.server.guard import CLIENT, BodyReader
 from localspec.server.question import Question
 from localspec.server.refusal import RequestError, openai_error, refusal_of, refusal_response
-from localspec.server.request_log import ANSWERING
 from localspec.server.served_models import ServedModel
 from localspec.speculative.metrics import Stats, why_mostly_off
 from localspec.speculative.policy_api import ProposerKind
 from localspec.streaming.reply import Reply
 
+ANSWERING = "localspec.answering"  # in the scope of a request: its `Answering`
 _MOST_OF_HEADER = 1000  # characters
 WRITE_S = 60.0  # for a client to take what is written, before it counts as gone
 
@@ -134,11 +134,7 @@ class PostEndpoint:
             body = await self._bodies.read(receive)
             # In a thread, since a request can be long.
             asked = await in_thread(partial(self._read, scope["path"], body))
-            if isinstance(asked, Form):
-                work = self._answer(asked, scope, send)
-            else:
-                work = self._result(asked)
-            response = await unless_gone(receive, work)
+            response = await unless_gone(receive, self._answer(asked, scope, send))
         except Exception as error:
             response = refusal_response(scope["path"], refusal_of(error))
         if response is not None:
@@ -150,15 +146,17 @@ class PostEndpoint:
         fields.log_unread(path, self._service.logged)
         return asked
 
-    async def _result(self, aside: Aside) -> Response:
-        return json_response(await aside(self._service))
-
-    async def _answer(self, form: Form, scope: Scope, send: Send) -> Response | None:
-        """The response to a question; None if it was streamed, even if that failed midway."""
+    async def _answer(self, form: Form | Aside, scope: Scope, send: Send) -> Response | None:
+        """The response; None if it was streamed, even if that failed midway."""
+        if not isinstance(form, Form):
+            return json_response(await form(self._service))
         form.question.client = scope[CLIENT]
         answering = scope[ANSWERING] = Answering(self._service, form.question)
         form.begin(answering.model)
-        headers = _headers(answering.position, form.question.not_kept)
+        headers = {"x-localspec-queue": str(answering.position)}
+        if form.question.not_kept:
+            text = json.dumps(", ".join(form.question.not_kept))[1:-1]  # in ASCII
+            headers["x-localspec-not-kept"] = text[:_MOST_OF_HEADER]
         writer = _StreamWriter(send, headers, form.content_type)
         finished: list[Finished] = []
         try:
@@ -186,15 +184,6 @@ class PostEndpoint:
         with contextlib.suppress(ClientDisconnect):
             await writer.write("", is_last=True)
         return None
-
-
-def _headers(position: int, not_kept: Sequence[str]) -> dict[str, str]:
-    """The headers of an answer: its position in line, and parts of its schema not kept to."""
-    headers = {"x-localspec-queue": str(position)}
-    if not_kept:
-        text = json.dumps(", ".join(not_kept))[1:-1]  # in ASCII
-        headers["x-localspec-not-kept"] = text[:_MOST_OF_HEADER]
-    return headers
 
 
 class _StreamWriter:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localspec.chat.messages import checked_messages
-from localspec.chat.template import Message
+from localspec.chat.template import NO_VARIABLES, Message
 from localspec.server.answering import Event, Finished, NewPiece
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
@@ -29,7 +30,7 @@ from localspec.streaming.reply import Piece, Reply
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 _NO_TEXT = {"type": "text", "text": ""}  # blocks as they start
 _NO_THOUGHT = {"type": "thinking", "thinking": "", "signature": ""}
-# Types of blocks that are no text; see `_is_text` for what Anthropic's servers did themselves.
+# Types of blocks that are no text, and of what Anthropic's servers did themselves.
 _OWN = ("thinking", "redacted_thinking", "tool_use", "tool_result")
 _THEIRS = ("server_tool_use", "mcp_tool_use")
 
@@ -105,11 +106,11 @@ class MessageForm(Form):
     def _say(self, piece: Piece) -> str:
         if (call := piece.call) is not None:
             switched = self._switch_to(call.number, _tool_use(call.id, call.name))
-            return switched + self._delta(call.json, {})
+            return switched + self._delta(call.json)
         name, block = ("thinking", _NO_THOUGHT) if piece.is_thought else ("text", _NO_TEXT)
-        return self._switch_to(name, block) + self._delta(piece.text, {})
+        return self._switch_to(name, block) + self._delta(piece.text)
 
-    def _delta(self, text: str, more: Mapping[str, Any]) -> str:
+    def _delta(self, text: str, more: Mapping[str, Any] = NO_VARIABLES) -> str:
         """More text of the open block. more: fields of the event."""
         kind, name = f"{self._block}_delta", str(self._block)
         if isinstance(self._block, int):
@@ -189,18 +190,21 @@ def _messages_in(content: object, role: str) -> list[Message]:
     if not isinstance(content, list):
         return [{"role": role, "content": content}]
 
-    def of_kind(kind: str) -> list[Any]:
-        return [block for block in content if _kind_of(block) == kind]
-
-    results = [_result_in(block) for block in of_kind("tool_result")]
+    blocks = defaultdict[str, list[Any]](list)
+    for block in content:
+        kind = str(block.get("type")) if isinstance(block, dict) else ""
+        # Calls and results of other servers are left out; anything else is text or an image.
+        if not (kind in _THEIRS or kind.endswith("_tool_result")):
+            blocks[kind if kind in _OWN else "text"].append(block)
+    results = [_result_in(block) for block in blocks["tool_result"]]
     calls = [
         {"id": each.get("id"), "name": each.get("name"), "arguments": each.get("input")}
-        for each in of_kind("tool_use")
+        for each in blocks["tool_use"]
     ]
-    text = _plain([block for block in content if _is_text(_kind_of(block))])
+    text = _plain(blocks["text"])
     if results and not (text or calls):
         return results
-    thought = "\n".join(str(block.get("thinking")) for block in of_kind("thinking"))
+    thought = "\n".join(str(block.get("thinking")) for block in blocks["thinking"])
     called = {"tool_calls": calls, "reasoning_content": thought} if calls else {}
     return [*results, {"role": role, "content": text, **called}]
 
@@ -211,12 +215,6 @@ def _result_in(block: Mapping[str, Any]) -> Message:
         parts = content if isinstance(content, list) else [{**_NO_TEXT, "text": content or ""}]
         content = [{**_NO_TEXT, "text": "The tool failed:"}, *parts]
     return {"role": "tool", "content": content, "tool_call_id": block.get("tool_use_id")}
-
-
-def _is_text(kind: object) -> bool:
-    """Whether a block is text or an image; neither are other servers' calls and results."""
-    is_theirs = kind in _THEIRS or str(kind).endswith("_tool_result")
-    return kind not in _OWN and not is_theirs
 
 
 def _plain(content: object) -> object:
@@ -245,10 +243,6 @@ def _texts_within(block: object) -> list[Any] | None:
     if isinstance(within, str):
         return [{**_NO_TEXT, "text": within}]
     return within if isinstance(within, list) else None
-
-
-def _kind_of(block: object) -> object:
-    return block.get("type") if isinstance(block, dict) else None
 
 
 def _variables(fields: Fields) -> dict[str, Any]:

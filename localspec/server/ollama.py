@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import hashlib
 import json
 import math
@@ -10,7 +9,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, ClassVar
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.shown import noted
@@ -147,9 +146,13 @@ _DURATION = re.compile(rf"[-+]?(?:0|(?:{_DURATION_PART.pattern})+)")
 
 
 class OllamaForm(Form):
-    """A request in Ollama's protocol, and its answer in lines of JSON."""
+    """A request in Ollama's protocol, and its answer in lines of JSON.
+
+    is_chat: whether the text of an answer stands in a message.
+    """
 
     content_type = "application/x-ndjson"
+    is_chat: ClassVar[bool]
 
     def __init__(
         self, fields: Fields, inputs: Sequence[Input], tools: Mapping[str, Any]
@@ -172,14 +175,6 @@ class OllamaForm(Form):
     def begin(self, model: ServedModel) -> None:
         super().begin(model)
         self._was_loaded = model.engine is not None
-
-    @abc.abstractmethod
-    def _text_part(self, text: str, more: dict[str, Any]) -> dict[str, Any]:
-        """More text of the answer. more: thoughts and calls, if there are any."""
-
-    def _context_behind(self, text: str) -> dict[str, Any]:
-        """The field that the client sends back to continue the conversation, if any."""
-        return {}
 
     def body(self, finished: Sequence[Finished]) -> Any:
         """The answer, or without a question whether the model was loaded or unloaded."""
@@ -225,16 +220,27 @@ class OllamaForm(Form):
             }
             for number, call in calls
         ]
-        more = {"thinking": thoughts, "tool_calls": called}
-        part = self._text_part(text, {name: each for name, each in more.items() if each})
+        found = {"thinking": thoughts, "tool_calls": called}
+        more = {name: each for name, each in found.items() if each}
+        message = {"role": "assistant", "content": text, **more}
+        said = {"message": message} if self.is_chat else {"response": text, **more}
+        part: dict[str, Any] = {
+            "model": self._model.name,
+            "created_at": _utc(time.time()),
+            **said,
+        }
         if logprobs is not None:
             part["logprobs"] = [logprob_object(each) for each in logprobs]
-        now = _utc(time.time())
-        return {"model": self._model.name, "created_at": now, **part, "done": False}
+        return {**part, "done": False}
 
     def _end_of(self, finished: Finished) -> dict[str, Any]:
         """The further fields of the last piece: why the answer ended, and its costs."""
         reply, stats = finished.reply, finished.reply.stats
+        (given,), context = self.question.inputs, {}
+        if not self.is_chat and not isinstance(given, RawPrompt | FimPrompt):
+            # What the client sends back to continue the conversation, see `_said_before`.
+            said = [*map(noted, given), {"role": "assistant", "content": reply.text}]
+            context = {"context": list(sent_bytes(compact_json(said)))}
         load_s = 0.0 if self._was_loaded else self._model.load_s
         wanted, here, warning = self._num_ctx or 0, self._model.context_length, {}
         if wanted > here:  # Ollama would load the model again
@@ -249,7 +255,7 @@ class OllamaForm(Form):
             "prompt_eval_duration": _ns(stats.time_to_first_token_s),
             "eval_count": stats.completion_tokens,
             "eval_duration": max(_ns(stats.decode_time_s), 1),  # clients divide by it
-            **self._context_behind(reply.text),
+            **context,
             **own_fields(reply),
             **warning,
         }
@@ -258,35 +264,25 @@ class OllamaForm(Form):
 class OllamaChat(OllamaForm):
     """A request to /api/chat, and its answer."""
 
+    is_chat = True
+
     def __init__(self, fields: Fields) -> None:
         messages = fields.objects("messages")
         given = [_message_of(each) for each in messages]
         inputs = [checked_messages(given)] if given else []
         super().__init__(fields, inputs, openai_tools(fields))
 
-    def _text_part(self, text: str, more: dict[str, Any]) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, **more}}
-
 
 class OllamaGenerate(OllamaForm):
     """A request to /api/generate, and its answer."""
+
+    is_chat = False
 
     def __init__(self, fields: Fields) -> None:
         if fields.text("template"):
             fields.refuse("template", "Leave it out, or set raw and put it around the prompt.")
         given = _generate_input(fields)
         super().__init__(fields, [] if given is None else [given], {})
-
-    def _text_part(self, text: str, more: dict[str, Any]) -> dict[str, Any]:
-        return {"response": text, **more}
-
-    def _context_behind(self, text: str) -> dict[str, Any]:
-        """The field "context", for `_said_before`; none for a prompt without a template."""
-        (given,) = self.question.inputs
-        if isinstance(given, RawPrompt | FimPrompt):
-            return {}
-        said = [*map(noted, given), {"role": "assistant", "content": text}]
-        return {"context": list(sent_bytes(compact_json(said)))}
 
 
 def _generate_input(fields: Fields) -> Input | None:

@@ -9,6 +9,7 @@ import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
@@ -177,11 +178,8 @@ class ServedModel(ServedFile[IsolatedEngine]):
         if preset is None and isinstance(parse_source(name, "target"), LocalModel):
             name = path.stem
         super().__init__(name, header, preset)
-        self._model = model
-        self._rpc, self._exact = rpc, exact
         known = () if preset is None else preset.rpc
         self.is_on_servers = bool(known if rpc is None else rpc)
-        self._mmproj = mmproj
         self.sampling = SamplingParams() if preset is None else preset.sampling
         self.end_texts = [_token_text(header, role) for role in ("bos", "eos")]
         self.fim = fim_tokens(header)
@@ -189,6 +187,10 @@ class ServedModel(ServedFile[IsolatedEngine]):
         self._may_see = projector not in (None, NO_PROJECTOR)
         usual = None if preset is None else preset.context_length
         self.context_length = target_context_length(header, context_length or usual)
+        length = self.context_length
+        self._load = partial(
+            IsolatedEngine, model, context_length=length, rpc=rpc, exact=exact, mmproj=mmproj
+        )
         self.kept_bytes = 0
         self.parallel = 1
         self.cache_disk = CacheDisk(0)
@@ -199,12 +201,7 @@ class ServedModel(ServedFile[IsolatedEngine]):
         self.kept_s = 0.0  # which `used_s` it was when texts were last kept on disk
 
     def load(self) -> IsolatedEngine:
-        engine = IsolatedEngine(
-            self._model,
-            context_length=self.context_length,
-            rpc=self._rpc,
-            exact=self._exact,
-            mmproj=self._mmproj,
+        engine = self._load(
             kept_bytes=self.kept_bytes,
             parallel=self.parallel,
             memory=self.remembers,
