@@ -26,7 +26,6 @@ BENCH = ("bench", "--seconds", "3600")
     ("arguments", "stage", "words"),
     [
         (VERIFY, "Enumerating steps", "Not enough evidence for a verdict, stopped"),
-        (BENCH, "timing decodes, [0-9]+ of ", "Not enough text for a verdict"),
         (BENCH, "writing edit; ", " times plain ("),
     ],
 )

@@ -8,12 +8,10 @@ import localspec.llama.loaded  # noqa: F401  libllama before NumPy
 
 import enum
 import math
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from localspec.checks.limit import EndedBy, limited
@@ -26,27 +24,24 @@ from localspec.checks.ratio_estimate import (
 )
 from localspec.checks.rounds import SHORTEST_ANSWER, Rounds, Stretch
 from localspec.engine.engine import Engine
+from localspec.engine.prefill import time_decodes
 from localspec.errors import ContextError, Interrupted, OptionError
 from localspec.machine import cores_here, num_busy_cores, peak_memory_bytes
 from localspec.policy.adaptive import AdaptiveDraftPolicy
-from localspec.policy.cost import LARGEST_STEP
+from localspec.policy.cost import LARGEST_STEP, Costs
 from localspec.policy.speedup import Curve, break_even_acceptance
+from localspec.sampling.chain import Resolver, SamplerChain
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.metrics import Stats
-from localspec.speculative.model import Model
 from localspec.speculative.policy_api import DraftOff, DraftPolicy, ProposerKind
-from localspec.speculative.proposers import DraftModel
 from localspec.streaming.cancellation import Cancellation, Watch
 
-COST_ROUNDS = 5  # at most, of timing decodes
+_COST_ROUNDS = 2  # at most, of timing a few sizes of decodes
 _COSTS_SHARE = 0.1  # of the time limit, for timing decodes
 NARROW = 1.05  # an interval that reaches less far needs no more text
 NOT_FEW = 8  # stretches from which a narrow interval counts
-_NUM_CACHED = 64  # tokens in front of a timed decode
-_UNSTEADY = 2.0  # a median that is so many times the fastest: other programs ran in between
-_IMPOSSIBLE = 0.8  # of the time for one token: no decode of several tokens takes less
+_NUM_CACHED = 64  # tokens in front of a timed decode, at most
 _BUSY_CORES = 0.5  # beyond the cores that our threads leave free
-_DRAFTED = 8  # tokens that a timed draft decodes one by one
 
 
 class Outcome(enum.Enum):
@@ -73,25 +68,15 @@ def _outcome(estimate: RatioEstimate | None, num_drafted: int) -> Outcome:
 class DecodeCosts:
     """The costs of decodes on a machine.
 
-    target_s: seconds of the target's decode of 1, 2, 3 … tokens. proposer_s: seconds of a token
-    of each proposer that was timed. are_steady: whether the same decode took about as long each
-    time; if not, other programs were busy, and these costs are wrong.
+    plain_s: seconds of a target-only step. ratios: of decodes of 1, 2, 3 … tokens, in such
+    steps. shares: a token of each proposer that was timed, in such steps. are_steady: whether
+    no other programs were busy; if some were, these costs are wrong.
     """
 
-    target_s: tuple[float, ...]
-    proposer_s: Mapping[ProposerKind, float] = field(default_factory=dict)
+    plain_s: float
+    ratios: tuple[float, ...]
+    shares: Mapping[ProposerKind, float] = field(default_factory=dict)
     are_steady: bool = True
-
-    @property
-    def ratios(self) -> tuple[float, ...]:
-        """The time of a decode of n tokens ÷ that of one token, for n = 1, 2, 3 …"""
-        return tuple(seconds / self.target_s[0] for seconds in self.target_s)
-
-    @property
-    def shares(self) -> dict[ProposerKind, float]:
-        """A token of each proposer that was timed, and of the lookup, in target-only steps."""
-        timed = {kind: seconds / self.target_s[0] for kind, seconds in self.proposer_s.items()}
-        return {ProposerKind.LOOKUP: 0.0, **timed}
 
 
 @dataclass(slots=True)
@@ -164,7 +149,8 @@ class Bench:
 
     kinds: in the order in which they are asked, also those with too little text. left_out:
     prompts of each kind that need tools which the model cannot call, or do not fit its context.
-    costs: None if timing decodes was interrupted. ended_by: None if all intervals are narrow.
+    costs: None if nothing drafts, or timing was interrupted. ended_by: None if all intervals
+    are narrow.
     """
 
     kinds: tuple[KindSpeed, ...]
@@ -205,15 +191,16 @@ class Bench:
     def break_even(self) -> dict[ProposerKind, float | None]:
         """The lowest acceptance rate at which each proposer pays; None if it never does.
 
-        Has the lookup, whose tokens cost nothing, and the draft model. Empty if only decodes of
-        one token were timed, or costs are wrong.
+        Has the lookup, whose tokens cost nothing, and others that were timed. Empty if only
+        decodes of one token were timed, or costs are wrong.
         """
         if self.costs is None or not self.costs.are_steady or len(self.costs.ratios) < 2:
             return {}
         steps = (0.0, *self.costs.ratios)
+        shares = {ProposerKind.LOOKUP: 0.0, **self.costs.shares}
         return {
             kind: break_even_acceptance(Curve(steps, share), len(steps) - 2)
-            for kind, share in self.costs.shares.items()
+            for kind, share in shares.items()
         }
 
 
@@ -242,7 +229,7 @@ def run_bench(
         )
     with limited(engine, watch, seconds) as limit:
         run = _BenchRun(engine, engine._draft_policy, asked, seconds, watch, limit.ended)
-        run.measure_costs()
+        run.measure_costs(tasks[0].text)
         run.compare(tasks)
     engine._save_profile()
     return run.found(limit.by)
@@ -298,18 +285,17 @@ class _BenchRun:
     def _spent_s(self) -> float:
         return time.perf_counter() - self.started_s
 
-    def measure_costs(self) -> None:
-        """Time decodes, as often as a share of the time allows."""
-
-        def show(done: int, of: int) -> None:
-            self.watch.progress(f"timing decodes, {done} of {of} at most", None)
-
-        def is_enough() -> bool:
-            return self._spent_s() > _COSTS_SHARE * self.seconds
-
+    def measure_costs(self, text: str) -> None:
+        """Time decodes after a text, as long as a share of the time allows."""
+        self.watch.progress("timing decodes", None)
+        most = max(1, min(_NUM_CACHED, self.engine.context_length - LARGEST_STEP))
+        tokens = self.engine.tokenize(text)[:most]
+        chain = Resolver(self.engine.vocabulary).chain(self.engine.sampling, len(tokens))
         with self.ended.obeyed(self.engine.cancel):
             self.costs = self.engine.exclusively(
-                lambda loop: measure_steps(loop, COST_ROUNDS, show, is_enough)
+                lambda loop: measure_costs(
+                    loop, chain, tokens, lambda: self._spent_s() > _COSTS_SHARE * self.seconds
+                )
             )
 
     def compare(self, tasks: Sequence[Task]) -> None:
@@ -352,76 +338,35 @@ class _BenchRun:
             raise Interrupted("the measurement was ended")
 
 
-def measure_steps(
+def measure_costs(
     loop: SpeculativeDecoder,
-    num_rounds: int,
-    show: Callable[[int, int], None] = lambda _done, _all: None,
+    chain: SamplerChain,
+    tokens: list[int],
     is_enough: Callable[[], bool] = lambda: False,
-) -> DecodeCosts:
-    """Time every size num_rounds times, in turn, after a text that is removed afterwards.
+) -> DecodeCosts | None:
+    """Time what is not known yet of decodes after a text, which is removed afterwards.
 
-    The loop's text must be empty. An adaptive policy of the loop learns the costs, also the
-    draft's. show: called before each size with how many are done, of how many. is_enough:
-    called before each but the first; the largest sizes may be missing then. Raises Interrupted.
+    An adaptive policy of the loop learns it, as in idle time. is_enough: ends it between two
+    rounds. None if nothing drafts, or the text's caches cannot be cut. Raises Interrupted.
     """
-    target = loop.target
-    draft = next((p for p in loop.proposers if isinstance(p, DraftModel)), None)
-    policy = loop.draft_policy
-    learner = policy if isinstance(policy, AdaptiveDraftPolicy) else None
     cores = cores_here()
     is_quiet = num_busy_cores() < cores.allowed - cores.usable + _BUSY_CORES
-    num_cached = min(_NUM_CACHED, target.context_length - LARGEST_STEP)
-    sizes = range(1, min(LARGEST_STEP, target.max_outputs) + 1)
-    target_s: dict[int, list[float]] = {size: [] for size in sizes}
-    draft_s: list[float] = []
+    policy = loop.draft_policy
+    costs = Costs(dict.fromkeys([each.kind for each in loop.proposers], 0.0))
+    if isinstance(policy, AdaptiveDraftPolicy):
+        costs = policy.costs
     try:
-        for done, size in enumerate([*sizes] * num_rounds):
-            if done and is_enough():
+        for _ in range(_COST_ROUNDS):
+            time_decodes(loop, tokens, costs, chain, time.perf_counter)
+            if is_enough():
                 break
-            show(done, num_rounds * len(sizes))
-            # A target-only step at the same moment, to compare with.
-            seconds = {1: _timed(target, num_cached, 1)}
-            if size > 1:
-                seconds[size] = _timed(target, num_cached, size)
-            elif draft is not None:
-                most = draft.context_length - LARGEST_STEP
-                draft_s.append(_timed_draft(draft, min(num_cached, most)))
-            for num_tokens, taken_s in seconds.items():
-                target_s[num_tokens].append(taken_s)
-            if learner is not None:
-                learner.costs.learn_plain(seconds[1])
-                if size > 1:
-                    learner.costs.learn_size(size, seconds[size] / seconds[1])
+        # The cost of a block is that of any number of tokens.
+        by_token = {each.kind for each in loop.proposers if not each.state(tokens).is_block}
     finally:
         loop.truncate(0)
-    medians = tuple(map(statistics.median, takewhile(bool, target_s.values())))
-    is_even = medians[0] < _UNSTEADY * min(target_s[1])
-    are_steady = is_quiet and is_even and min(medians) > _IMPOSSIBLE * medians[0]
-    if draft is None:
-        return DecodeCosts(medians, are_steady=are_steady)
-    draft_token_s = statistics.median(draft_s)
-    if learner is not None:
-        learner.costs.learn_draft(draft.kind, 1, 1, draft_token_s)
-    return DecodeCosts(medians, {draft.kind: draft_token_s}, are_steady)
-
-
-def _timed(model: Model, num_cached: int, size: int) -> float:
-    model.truncate(min(model.num_cached, num_cached))
-    if missing := num_cached - model.num_cached:
-        model.decode([1] * missing, 0)
-    started = time.perf_counter()
-    model.decode([1] * size, size)
-    return time.perf_counter() - started
-
-
-def _timed_draft(draft: DraftModel, num_cached: int) -> float:
-    """Seconds per token, after a text of num_cached that the target has cached."""
-    text = [1] * num_cached
-    draft.truncate(num_cached)
-    draft.state([*text, 1])
-    if missing := num_cached - draft.begins_at - draft.model.num_cached:
-        draft.model.decode(text[:missing], 0)
-    started = time.perf_counter()
-    for length in range(num_cached, num_cached + _DRAFTED):
-        draft.rows([1] * (length + 1), 1)
-    return (time.perf_counter() - started) / _DRAFTED
+    if costs.plain_s is None:
+        return None
+    largest = max(costs.measured_sizes(), default=1)
+    timed = {kind: costs.tokens[kind].kept() for kind in by_token}
+    shares = {kind: share for kind, share in timed.items() if share is not None}
+    return DecodeCosts(costs.plain_s, tuple(costs.ratios()[1 : largest + 1]), shares, is_quiet)

@@ -65,7 +65,7 @@ def _why(found: Bench) -> list[str]:
         pays = f"never pays with up to {len(found.costs.ratios) - 1} a step"
         if edge is not None:
             pays = pays_from(edge)
-        share = found.costs.shares[kind]
+        share = found.costs.shares.get(kind, 0.0)
         lines.append(f"So {PROPOSER_NAMES[kind]} ({share:.2f} a token) {pays}.")
     return lines
 

@@ -86,6 +86,18 @@ def measure_fast(
         decoder.truncate(0)
 
 
+def time_decodes(
+    decoder: SpeculativeDecoder,
+    tokens: list[int],
+    costs: Costs,
+    chain: SamplerChain,
+    clock: Callable[[], float],
+) -> None:
+    """Make `tokens` the text, and time decodes after it that costs lack. Raises Interrupted."""
+    _read_ahead(decoder, tokens)
+    _measure_costs(decoder, costs, chain, clock)
+
+
 def _judge_drafts(decoder: SpeculativeDecoder, policy: AdaptiveDraftPolicy) -> None:
     """Ask a draft that rested what it would have proposed in the answer.
 

@@ -26,11 +26,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import localspec
-from localspec.checks.bench import measure_steps
+from localspec.checks.bench import measure_costs
 from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.speedup import Curve, expected_speedup
+from localspec.sampling.chain import Resolver
 from localspec.speculative.metrics import Stats
 from localspec.speculative.policy_api import DraftPolicy, FixedDraftPolicy, ProposerKind
 from localspec.speculative.proposers import DraftModel
@@ -42,7 +43,6 @@ from shape_pair.shapes import SHAPES
 GREEDY = localspec.SamplingParams(temperature=0)
 AGREEMENTS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 SEGMENT = 64
-NUM_STEP_ROUNDS = 3
 NUM_CHAT_TURNS = 4
 
 
@@ -173,11 +173,13 @@ def grid(asked: argparse.Namespace) -> None:
     for agreement in asked.agreements:
         with opened(asked, agreement) as engine:
             engine._draft_policy = policy = fresh(engine)
+            chain = Resolver(engine.vocabulary).chain(GREEDY, len(prompts[0]))
             # The policy learns them.
-            costs = engine.exclusively(lambda loop: measure_steps(loop, NUM_STEP_ROUNDS))
+            costs = engine.exclusively(partial(measure_costs, chain=chain, tokens=prompts[0]))
+            assert costs is not None  # the draft drafts
             curve = Curve((0.0, *costs.ratios), costs.shares.get(ProposerKind.DRAFT, 0.0))
             by_speed = sorted(
-                range(len(costs.target_s)),
+                range(len(costs.ratios)),
                 key=lambda k: -expected_speedup(curve, agreement, k),
             )
             chat = engine.chat(template="chatml")
@@ -198,7 +200,7 @@ def grid(asked: argparse.Namespace) -> None:
             steps = enumerate(found[k].steps_per_length)
             lengths = ", ".join(f"{length}: {count}" for length, count in steps if count)
             print(
-                f"| {agreement} | {1 / costs.target_s[0]:.1f} tokens/s | {k} "
+                f"| {agreement} | {1 / costs.plain_s:.1f} tokens/s | {k} "
                 f"| {expected_speedup(curve, agreement, k):.2f} times plain, predicted "
                 f"| {lengths} | {shown(found[k].total)} | {shown(found[k].decoding)} |",
                 flush=True,
