@@ -75,7 +75,7 @@ def test_values_commands_and_options(words, expected):
     assert names(*words) == expected
 
 
-@pytest.mark.parametrize("words", [("chat", "--session"), ("sessions", "show")], ids=" ".join)
+@pytest.mark.parametrize("words", [("chat", "--session"), ("sessions", "export")], ids=" ".join)
 def test_sessions(tmp_path, monkeypatch, words):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert names(*words, "") == []

@@ -104,7 +104,7 @@ def check_exists(name: str) -> None:
         raise OptionError(
             f"there is no session {name!r}",
             f"{perhaps(name, session_names())}'localspec sessions' lists them, and so does "
-            "/sessions in a chat.",
+            "/load in a chat.",
         )
 
 

@@ -1,10 +1,10 @@
-"""`localspec sessions`: lists, shows, exports and removes saved conversations."""
+"""`localspec sessions`: lists, exports and removes saved conversations."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+import textwrap
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,7 @@ from localspec.chat.session import (
     session_file,
     session_names,
 )
-from localspec.cli.answer import text_writer
 from localspec.cli.completion import complete_session
-from localspec.cli.flags import option
 from localspec.cli.help import Group
 from localspec.cli.json_output import json_option, write_json
 from localspec.cli.screen import counted, note, printable, readable_bytes, say
@@ -42,7 +40,7 @@ _SPEAKERS = {"system": "System message", "user": "You", "assistant": "Model"}  #
 _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
 
 _ELSEWHERE = {
-    "ls": "localspec sessions",
+    **dict.fromkeys(("show", "cat"), "localspec sessions export NAME"),
     **dict.fromkeys(("rm", "delete"), "localspec sessions remove NAME"),
     **dict.fromkeys(("open", "load", "resume"), "localspec chat --session NAME"),
 }
@@ -51,14 +49,14 @@ _ELSEWHERE = {
 @click.group(cls=Group, invoke_without_command=True, elsewhere=_ELSEWHERE)
 @click.pass_context
 def sessions(context: click.Context) -> None:
-    """List, show, export and remove saved conversations.
+    """List, export and remove saved conversations.
 
     'localspec chat --session NAME' starts or continues a session, and /save NAME in a chat
     saves the conversation as one.
 
     \b
         localspec sessions
-        localspec sessions show french
+        localspec sessions export french
         localspec sessions export french french.md
         localspec sessions remove french
         localspec sessions wipe
@@ -78,32 +76,10 @@ def list_sessions(*, as_json: bool) -> None:
         click.echo(line)
 
 
-@sessions.command("show")
-@click.argument("name", shell_complete=complete_session)
-def show_session(*, name: str) -> None:
-    """Print a conversation as the chat shows it."""
-    session = _session(name)
-    write = text_writer(err=False)
-    for message in session.messages:
-        if message["role"] == "assistant":
-            _show_answer(message["content"], write)
-            continue
-        prefix = "> " if message["role"] == "user" else f"{_speaker(message)}: "
-        text = printable(_said(message)).replace("\n", "\n  ")
-        write(f"{prefix}{text}\n\n", None)
-
-
 @sessions.command("export")
 @click.argument("name", shell_complete=complete_session)
 @click.argument("file", required=False, type=click.Path(path_type=Path))
-@option(
-    "as_json",
-    flags=["--json"],
-    heading="Output",
-    is_flag=True,
-    help="Write JSON, the format of saved sessions, not Markdown; implied by a FILE that ends "
-    "in .json.",
-)
+@json_option("object, the format of saved sessions; so does a FILE that ends in .json")
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 def export_session(*, name: str, file: Path | None, as_json: bool, overwrite: bool) -> None:
     """Write a conversation to FILE, or to stdout."""
@@ -166,39 +142,17 @@ def _confirm(question: str) -> None:
 
 
 def session_lines() -> list[str]:
-    """A line for every session: turns, last use, size, and whether it is open."""
-    rows = []
+    """A line for every session: last use, turns, size, name, and whether it is open."""
+    lines = []
     for each in map(_session_json, session_names()):
-        turns = (
-            "unreadable" if each["num_turns"] is None else counted(each["num_turns"], "turn")
+        used = f"{datetime.fromisoformat(each['last_used']):%Y-%m-%d %H:%M}"
+        turns = each["num_turns"]
+        said = "unreadable" if turns is None else counted(turns, "turn")
+        mark = ", open" if each["is_open"] else ""
+        lines.append(
+            f"{used}  {said:>10}  {readable_bytes(each['size_bytes']):>9}  {each['name']}{mark}"
         )
-        size = readable_bytes(each["size_bytes"])
-        used = _ago(datetime.fromisoformat(each["last_used"]), datetime.now().astimezone())
-        rows.append((each["name"], turns, used, size, "open" if each["is_open"] else ""))
-    if not rows:
-        return ["There are no sessions yet; 'localspec chat --session NAME' starts one."]
-    # Imported here, because every command imports this module.
-    from localspec.cli.terminal.wrapping import cell_len
-
-    names, *others = zip(*rows, strict=True)
-    width = max(map(cell_len, names))
-    turns_of, used_of, size_of = (max(map(len, column)) for column in others[:3])
-    return [
-        f"{name}{' ' * (width - cell_len(name))}  {turns:>{turns_of}}  {used:{used_of}}  "
-        f"{size:>{size_of}}  {mark}".rstrip()
-        for name, turns, used, size, mark in rows
-    ]
-
-
-def _ago(then: datetime, now: datetime) -> str:
-    """How long ago, in words; the date from a week on."""
-    seconds = (now - then).total_seconds()
-    if seconds >= 7 * 86_400:
-        return f"{then:%Y-%m-%d}"
-    for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60)):
-        if seconds >= size:
-            return f"{counted(int(seconds // size), unit)} ago"
-    return "just now"
+    return lines or ["There are no sessions yet; 'localspec chat --session NAME' starts one."]
 
 
 def note_resumed(conversation: Conversation) -> None:
@@ -209,13 +163,11 @@ def note_resumed(conversation: Conversation) -> None:
     if not num_turns:
         note(said)
         return
-    _, question = without_files(messages[-2]["content"])
+    question = without_files(messages[-2]["content"])[1]
     answer = " ".join(messages[-1]["content"].split())
     if len(answer) > _SHOWN:  # its end leads to the next question
         answer = "… " + answer[-_SHOWN:].partition(" ")[2]
-    question = " ".join(question.split())
-    if len(question) > _SHOWN:
-        question = question[:_SHOWN].rpartition(" ")[0] + " …"
+    question = textwrap.shorten(question, _SHOWN, placeholder=" …")
     note(f"{said} The last one:\n> {question}\n{answer}")
 
 
@@ -244,21 +196,6 @@ def _session_json(name: str) -> dict[str, Any]:
         "is_open": is_open(name),
         "path": str(path),
     }
-
-
-def _show_answer(text: str, write: Callable[[str, str | None], None]) -> None:
-    if not is_terminal(sys.stdout):
-        write(f"{printable(text)}\n\n", None)
-        return
-    # Imported here: a pipe does not need the libraries that draw.
-    from localspec.cli.terminal.markdown import RenderedView
-    from localspec.speculative.metrics import Provenance
-    from localspec.streaming.reply import Piece
-
-    view = RenderedView("show")
-    view.push(Piece(text, (), Provenance.PLAIN))
-    view.finish()
-    click.echo()
 
 
 def _as_markdown(session: Session) -> str:

@@ -6,6 +6,7 @@ import base64
 import os
 import re
 import shutil
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from localspec.speculative.rules import rule_name
 
 # A path such as /etc/hosts is a message, and so is a line that begins with a space.
 _COMMAND = re.compile(r"(/(?:[a-z]+|\?))(?:\s+(.*))?", re.DOTALL)
-_ALIASES = {"/?": "/help", "/image": "/file"}
+_ALIASES = {"/?": "/help", "/image": "/file", "/sessions": "/load"}
 _ALIASES |= dict.fromkeys((*LEAVE, "exit", "quit"), "/quit")
 _BETWEEN = re.compile(r"[\s=]+")  # a setting and its value
 _MAX_COPIED = 74_000  # bytes; many terminals ignore a longer sequence
@@ -207,8 +208,8 @@ def _quit(_conversation: Conversation, _argument: str) -> None:
 
 
 def _undo(conversation: Conversation, _argument: str) -> None:
-    question = " ".join(conversation.chat.undo().split())
-    note(f"Took back: {question[:_SHOWN]}{'…' if len(question) > _SHOWN else ''}")
+    question = textwrap.shorten(conversation.chat.undo(), _SHOWN, placeholder=" …")
+    note(f"Took back: {question}")
 
 
 def _save(conversation: Conversation, argument: str) -> None:
@@ -222,13 +223,9 @@ def _save(conversation: Conversation, argument: str) -> None:
         note("Nothing was saved. /load continues that session.")
 
 
-def _sessions(_conversation: Conversation, _argument: str) -> None:
-    note("\n".join(session_lines()))
-
-
 def _load(conversation: Conversation, argument: str) -> None:
     if not argument:
-        _sessions(conversation, argument)
+        note("\n".join(session_lines()))
         return
     is_kept = conversation.is_saved or not conversation.chat.transcript
     if not is_kept and not _agrees(
@@ -327,8 +324,7 @@ COMMANDS = {
     ),
     "/undo": ChatCommand(_undo, "", "take the last turn back"),
     "/save": ChatCommand(_save, "[NAME]", "save the conversation as a session", session_names),
-    "/load": ChatCommand(_load, "[NAME]", "continue a session", session_names),
-    "/sessions": ChatCommand(_sessions, "", "list saved conversations"),
+    "/load": ChatCommand(_load, "[NAME]", "continue a session, or list all", session_names),
     "/draft": ChatCommand(_draft, "[on|off]", "turn drafting on or off", lambda: ("on", "off")),
     "/clear": ChatCommand(_clear, "", "drop all turns"),
     "/copy": ChatCommand(_copy, "", "copy the last answer to the clipboard"),
