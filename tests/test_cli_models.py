@@ -53,7 +53,7 @@ def test_models_lists_files_that_were_used_or_lie_in_usual_folders(
     assert [line.split(maxsplit=2) for line in listed.splitlines()] == [
         ["20.0", "kB", str(here / "c.gguf")],
         ["40.0", "kB", str(studio / "b-00001-of-00002.gguf")],
-        ["4", "B", str(here / "d.gguf")],
+        ["4", "bytes", str(here / "d.gguf")],
         ["12.3", "MB", str(used)],
     ]
     used.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import logging
@@ -11,7 +10,6 @@ import sys
 from typing import Any
 
 import click
-import platformdirs
 
 from localspec._version import __version__
 from localspec.cli import exit_codes
@@ -28,7 +26,6 @@ from localspec.cli.models import models
 from localspec.cli.screen import error_lines, note, printable
 from localspec.cli.serve import serve
 from localspec.cli.sessions import sessions
-from localspec.cli.standard_streams import is_terminal
 from localspec.cli.verify import verify
 from localspec.cli.waiting import line_gone
 from localspec.errors import LocalspecError, OptionError
@@ -70,25 +67,9 @@ class _WarningNotes(logging.Handler):
     """Shows warnings as notes if no other handler does, as `logging.lastResort`."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show the warning, unless it is about the pair and a person has seen it before."""
-        text = printable(record.getMessage())
-        if not (getattr(record, "is_of_pair", False) and _was_seen(text)):
-            with line_gone():
-                note(text)
-
-
-def _was_seen(text: str) -> bool:
-    """Whether a terminal has shown the text before. If one shows it now, note that."""
-    path = platformdirs.user_state_path("localspec", appauthor=False) / "seen_warnings"
-    line = text.replace("\n", " ")
-    with contextlib.suppress(OSError, UnicodeError):  # then it is shown again
-        if path.exists() and line in path.read_text(encoding="utf-8").split("\n"):
-            return True
-        if is_terminal(sys.stderr):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(f"{line}\n")
-    return False
+        """Show the warning."""
+        with line_gone():
+            note(record.getMessage())
 
 
 # Commands of Ollama, LM Studio and llama.cpp.

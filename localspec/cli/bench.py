@@ -19,21 +19,14 @@ _DEFAULT_TOKENS = 128
 
 @click.command(cls=Command)
 @model_argument
-@click.option(
-    "--prompts",
-    type=click.Path(),
-    metavar="FILE|builtin",
-    default="builtin",
-    show_default=True,
-    help="Prompts of your own, one per line.",
-)
+@shared("prompts")
 @shared("seconds", default=90)
 @json_option("object with everything measured")
 @pair_options
 def bench(
     options: PairOptions,
     *,
-    prompts: str,
+    prompts: Path | None,
     seconds: float,
     as_json: bool,
 ) -> None:
@@ -56,7 +49,7 @@ def bench(
     from localspec.checks.limit import EndedBy
     from localspec.cli.bench_report import bench_text
 
-    tasks = built_in_tasks() if prompts == "builtin" else own_tasks(Path(prompts))
+    tasks = built_in_tasks() if prompts is None else own_tasks(prompts)
     if options.max_tokens is None:
         options = replace(options, max_tokens=_DEFAULT_TOKENS)
     with options.open_engine(memory=False) as engine:

@@ -29,17 +29,13 @@ def complete_preset(
     _context: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Presets, those on this machine first."""
-    states = {}
+    states: dict[str, str] = {}
     with _quietly:
         for name, preset in load_presets().items():
             if name.startswith(incomplete):
                 states[name] = preset_state(preset).state
-    return [
-        CompletionItem(name, help=meaning)
-        for wanted, meaning in _STATES.items()
-        for name, state in states.items()
-        if state == wanted
-    ]
+    in_order = sorted(states.items(), key=lambda item: list(_STATES).index(item[1]))
+    return [CompletionItem(name, help=_STATES[state]) for name, state in in_order]
 
 
 def complete_model(

@@ -70,7 +70,6 @@ def _blocks(found: Installation, heads: str, conversations: str) -> list[tuple[s
         ("Cache", [f"{cache.path}: {size}, {disk} of disk free"]),
         ("Profiles", [profiles]),
         ("Conversations", [conversations]),
-        ("Exact", [_exact(found)]),
         ("Presets", [presets]),
     ]
 
@@ -98,27 +97,15 @@ def _heads(missing: tuple[str, ...], for_layers: tuple[str, ...]) -> str:
     return "trained heads can draft here (MTP, EAGLE-3, DFlash)"
 
 
-def _exact(found: Installation) -> str:
-    """How many models --exact works with, and which weights it slows down here."""
-    tested = "no model was loaded with --exact yet"
-    if found.num_exact:
-        tested = f"--exact works with {counted(found.num_exact, 'model')} tested here"
-    uneven = ", ".join(sorted(found.room.uneven))
-    return f"{tested}; with it, {uneven} weights are not repacked" if uneven else tested
-
-
 def _cores_in_words(cores: Cores) -> str:
     """The number of cores that a model uses, and the reasons against the others."""
-    reasons = [
-        f"{number} {'is ' + one if number == 1 else 'are ' + several}"
-        for number, one, several in (
-            (cores.logical - cores.allowed, "closed to this process", "closed to this process"),
-            (cores.efficiency, "an efficiency core", "efficiency cores"),
-            (cores.hyperthreads, "a hyperthread", "hyperthreads"),
-        )
-        if number
-    ]
+    others = {
+        "excluded core": cores.logical - cores.allowed,  # not open to this process
+        "efficiency core": cores.efficiency,
+        "hyperthread": cores.hyperthreads,
+    }
+    reasons = [counted(number, what) for what, number in others.items() if number]
     if cores.is_bound_by_quota:
         reasons.append(f"the container's quota is {cores.quota:g}")
-    counted = f"{cores.usable} of {cores.logical} core{'' if cores.logical == 1 else 's'}"
-    return f"{counted}: {', '.join(reasons)}" if reasons else counted
+    used = f"{cores.usable} of {counted(cores.logical, 'core')}"
+    return f"{used}; not used: {', '.join(reasons)}" if reasons else used

@@ -126,22 +126,21 @@ def _fetch(plan: DownloadPlan, *, reuse: bool) -> list[Path]:
         BarColumn,
         DownloadColumn,
         Progress,
-        TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
     bars = Progress(
-        TextColumn("{task.fields[name]}"),
+        "{task.description}",
         BarColumn(bar_width=None),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[state]}"),
+        "{task.fields[state]}",
         console=Console(stderr=True),
     )
     tasks = {
-        remote.file: bars.add_task("", total=remote.size_bytes, name=remote.file.name, state="")
+        remote.file: bars.add_task(remote.file.name, total=remote.size_bytes, state="")
         for remote in (*plan.unchecked, *plan.missing)
     }
 

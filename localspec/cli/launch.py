@@ -164,7 +164,9 @@ def _server(model: str | None, context_length: int | None, port: int) -> Iterato
         with waiting(lambda: "Starting the server …"):
             while (found := _models_at(port)) is None:
                 if process.poll() is not None:
-                    raise _failed(log)
+                    log.seek(0)
+                    said = log.read().decode(errors="replace").strip()
+                    raise LocalspecError(f"the server did not start:\n{said}")
                 time.sleep(_LOOK_S)
         yield _chosen(found, None, None, port)
 
@@ -255,18 +257,6 @@ def _started(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], IO
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _failed(log: IO[bytes]) -> LocalspecError:
-    """The error of a server that could not start."""
-    log.seek(0)
-    said = log.read().decode(errors="replace").splitlines()
-    lines = {kind: rest for kind, _, rest in (line.partition(": ") for line in said)}
-    error = lines.get("Error") or (said[-1] if said else "")
-    return LocalspecError(
-        f"the server did not start: {error}",
-        lines.get("Hint") or "Try it by itself: localspec serve",
-    )
 
 
 def _run(command: Sequence[str], variables: dict[str, str | None]) -> int:

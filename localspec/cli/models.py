@@ -54,14 +54,7 @@ _KINDS = {HubModel: "hub", PackagedModel: "packaged", LocalModel: "local"}
 _STATES = ("ready", "partial", "absent")  # in the order of the list
 
 
-_ELSEWHERE = {
-    **dict.fromkeys(("list", "ls"), "localspec models"),
-    **dict.fromkeys(("show", "info"), "localspec explain PRESET"),
-    **dict.fromkeys(("pull", "get", "download"), "localspec download PRESET"),
-    **dict.fromkeys(("rm", "delete"), "localspec models remove PRESET"),
-    **dict.fromkeys(("use", "set"), "localspec models default PRESET"),
-    "MODEL": "localspec explain MODEL",
-}
+_ELSEWHERE = {"MODEL": "localspec explain MODEL"}
 
 
 @click.group(cls=Group, invoke_without_command=True, elsewhere=_ELSEWHERE)

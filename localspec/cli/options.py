@@ -31,7 +31,7 @@ from localspec.presets.presets import DEFAULT_PRESET
 from localspec.presets.source import choose_model
 from localspec.rpc_address import checked_addresses
 from localspec.sampling.params import SamplingParams
-from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, Drafting, ProposerName, RuleName
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerName, RuleName
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
@@ -52,18 +52,6 @@ def _bias(text: str) -> tuple[int, float]:
 def _row(help: str, **more: Any) -> dict[str, Any]:
     """An option's help, and other keywords for click."""
     return {"help": help, **more}
-
-
-class _ProposerChoice(click.Choice):  # type: ignore[type-arg]
-    """A proposer. Other names that the library understands work, but are not listed."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        try:
-            return Drafting(proposer=value).proposer
-        except OptionError:
-            return super().convert(value, param, ctx)
 
 
 SERVED_CONTEXT = "Context in tokens. [default: the preset's, or the model's own up to 8192]"
@@ -98,6 +86,9 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
         ),
         "choices": _row(
             "The answer is one of the choices. Repeatable.", **_MANY, flags=["--choice"]
+        ),
+        "prompts": _row(
+            "A file with prompts of your own, one per line. [default: built-in ones]", **_FILE
         ),
         "seconds": _row(
             "The time limit, once the models are loaded. Then the results so far are printed.",
@@ -136,7 +127,7 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
         "proposer": _row(
             "What drafts: auto (whichever pays), the draft model, a trained head, lookup (text "
             "that repeats), or none.",
-            type=_ProposerChoice(get_args(ProposerName)),
+            type=click.Choice(get_args(ProposerName)),
             **_AUTO,
         ),
         "draft_tokens": _row(

@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 
 import click
+from rich.filesize import decimal
 
 from localspec.cli.flags import Parsed, usual_flag
 from localspec.cli.standard_streams import is_terminal, num_columns, use_colour
@@ -127,20 +128,22 @@ def status_line(stats: Stats, context_length: int, columns: int) -> str:
     reason = (why_mostly_off(stats) or "").partition(":")[0]
     rate = stats.tokens_per_s
     exact = f"exact ({stats.exact_steps})" if stats.exact_steps else "exact"
-    # Rank and text: the highest ranks are left out first if the line is short.
-    parts = [
-        (0, f"{stats.completion_tokens} tokens{drafted}"),
-        (1, "" if rate is None else f"{rate:.0f} tokens/s"),
-        (3, reason),
-        (4, _threads_of(stats)),
-        (5, exact if stats.exact else ""),
-        (2, f"context {used:.0%} full"),
-    ]
-    width = min(_STATUS_COLUMNS, columns - 1)
-    for last in range(len(parts), -1, -1):
-        line = " · ".join(part for rank, part in parts if part and rank <= last)
-        if len(line) <= width:
+    # What matters most comes first: a part that does not fit is left out, with those after it.
+    parts = (
+        "" if rate is None else f"{rate:.0f} tokens/s",
+        f"context {used:.0%} full",
+        reason,
+        _threads_of(stats),
+        exact if stats.exact else "",
+    )
+    line, width = (
+        f"{stats.completion_tokens} tokens{drafted}",
+        min(_STATUS_COLUMNS, columns - 1),
+    )
+    for part in filter(None, parts):
+        if len(longer := f"{line} · {part}") > width:
             break
+        line = longer
     return line
 
 
@@ -156,17 +159,6 @@ def _threads_of(stats: Stats) -> str | None:
         return None
     why = "the machine is busy" if was_busy else "more are no faster"
     return f"{count} of {usable} threads: {why}"
-
-
-def _thread_lines(stats: Stats) -> list[str]:
-    """The share of steps for each number of threads, if there were several numbers."""
-    counts = sorted(stats.steps_per_threads.items(), reverse=True)
-    held_up = _threads_of(stats)
-    if len(counts) < 2 and held_up is None:
-        return []
-    num_steps = sum(stats.steps_per_threads.values())
-    shares = ", ".join(f"{count} in {steps / num_steps:.0%}" for count, steps in counts)
-    return [f"threads of a step: {shares}" + (f" ({held_up})" if held_up else "")]
 
 
 def stats_lines(stats: Stats, context_length: int) -> list[str]:
@@ -198,7 +190,8 @@ def stats_lines(stats: Stats, context_length: int) -> list[str]:
         f"seconds: draft {stats.draft_time_s:.2f}, target {stats.target_time_s:.2f}, "
         f"sampler {stats.sampler_time_s:.2f}, total {stats.total_time_s:.2f}"
     )
-    lines += _thread_lines(stats)
+    if (threads := _threads_of(stats)) is not None:
+        lines.append(threads)
     if (outlook := stats.outlook) is not None:
         edge = outlook.break_even
         pays = "never pays" if edge is None else f"pays from {edge:.0%} on"
@@ -242,13 +235,7 @@ def counted(number: int, noun: str) -> str:
 
 def readable_bytes(num_bytes: int | None) -> str:
     """A size in decimal units: 4.7 GB."""
-    if num_bytes is None:
-        return "unknown"
-    size, units = float(num_bytes), ["B", "kB", "MB", "GB"]
-    while size >= 1000 and len(units) > 1:
-        size /= 1000
-        units.pop(0)
-    return f"{size:.1f} {units[0]}" if units[0] != "B" else f"{num_bytes} B"
+    return "unknown" if num_bytes is None else decimal(num_bytes)
 
 
 def pays_from(acceptance: float) -> str:

@@ -60,11 +60,6 @@ Codex, in ~/.codex/config.toml:
 opencode, in opencode.json:
   $opencode
 """)
-_OPENCODE = Template("""\
-{"model": "localspec/$model", "provider": {"localspec": {
-    "npm": "@ai-sdk/openai-compatible",
-    "options": {"baseURL": "$address/v1", "apiKey": "$key"},
-    "models": {"$model": {"limit": {"context": $context, "output": $output}}}}}}""")
 _OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an answer
 
 
@@ -301,12 +296,10 @@ def _at_once(model: ServedModel) -> str:
     told = f"Answers at once: {model.num_slots}, each with the whole context"
     if model.num_slots == model.parallel:
         return f"{told}."
+    why = f"more caches of {model.context_length} tokens do not fit; use a smaller --ctx"
     if model.is_on_servers:
-        return f"{told}, not {model.parallel}: a model on RPC servers gives one at a time."
-    return (
-        f"{told}, not {model.parallel}: more caches of {model.context_length} tokens do not "
-        "fit in the memory for them. A smaller --ctx allows more."
-    )
+        why = "a model on RPC servers gives one at a time"
+    return f"{told}, not {model.parallel}: {why}."
 
 
 def require_server() -> None:
@@ -336,10 +329,11 @@ def _is_loopback(host: str) -> bool:
 
 def opencode_settings(address: str, model: str, context_length: int, key: str) -> str:
     """The content of opencode.json for a server."""
-    return _OPENCODE.substitute(
-        address=address,
-        model=json.dumps(model, ensure_ascii=False)[1:-1],
-        context=context_length,
-        output=context_length // _OUTPUT_SHARE,
-        key=key,
-    )
+    limit = {"context": context_length, "output": context_length // _OUTPUT_SHARE}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{address}/v1", "apiKey": key},
+        "models": {model: {"limit": limit}},
+    }
+    settings = {"model": f"localspec/{model}", "provider": {"localspec": provider}}
+    return json.dumps(settings, ensure_ascii=False)

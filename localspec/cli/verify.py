@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @model_argument
-@click.option(
-    "--prompts",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="A file with prompts of your own, one per line.",
-)
+@shared("prompts")
 @shared("seconds", default=180)
 @shared("json_schema", help="Check answers constrained to the JSON schema in this file.")
 @json_option("object with everything found")

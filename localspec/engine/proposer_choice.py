@@ -54,9 +54,7 @@ def shared_with_draft(
         return shared_vocabulary(target.vocabulary, draft.vocabulary)
     except PairError:
         maps = TokenMaps(target.vocabulary, draft.vocabulary)
-        logger.warning(
-            "%s and its target have %s", draft.name, maps.common, extra={"is_of_pair": True}
-        )
+        logger.info("%s and its target have %s", draft.name, maps.common)
         return maps
 
 

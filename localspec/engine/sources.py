@@ -231,7 +231,7 @@ def _warn_of_sizes(target: Source, draft: Source) -> None:
     if target.header is not None and draft.header is not None:
         warning = size_warning(target.header, draft.header)
         if warning:
-            logger.warning("%s", warning, extra={"is_of_pair": True})
+            logger.warning("%s", warning)
 
 
 def _can_compute_head(source: Source) -> bool:

@@ -23,7 +23,7 @@ from localspec.cli.conversation import Conversation
 from localspec.cli.screen import error_lines, note, status_line
 from localspec.cli.standard_streams import echo_off
 from localspec.cli.terminal.chat_commands import COMMANDS, Leave, attach, run_command
-from localspec.cli.terminal.line_editor import LineEditor
+from localspec.cli.terminal.line_editor import LineEditor, can_edit
 from localspec.cli.terminal.markdown import RenderedView
 from localspec.cli.waiting import cancel_on_interrupt, told_to_end, waiting
 from localspec.engine.base import BaseEngine
@@ -84,8 +84,8 @@ def show_answer(conversation: Conversation, answer: Answer) -> Reply:
 
     Ctrl-C stops it at once and keeps the text so far.
     """
-    view: PlainView | RenderedView = PlainView(show_draft=True)
-    if not conversation.show_draft:
+    view: PlainView | RenderedView = PlainView(show_draft=conversation.show_draft)
+    if not conversation.show_draft and can_edit():
         view = RenderedView(conversation.think)
         view.push(Piece(conversation.text_so_far, (), Provenance.PLAIN))
     pieces, reading = iter(answer), "Reading {} of {} tokens …"

@@ -1,17 +1,15 @@
 """Markdown on a terminal while it is written: text is only ever appended.
 
 Nothing on the screen is rewritten, so that a resize, a narrow window or a slow connection
-cannot leave a mess, but for a few words that stand for a table while it comes. Text that is
-still ambiguous is held back: a marker until its partner or the end of the line, a line of code
-until it ends, a table until it is complete. The text has no control characters
-(`screen.printable`), and text that is not Markdown is unchanged.
+cannot leave a mess. Text that is still ambiguous is held back: a marker until its partner or
+the end of the line, a line of code until it ends, a table until it is complete. The text has
+no control characters (`screen.printable`), and text that is not Markdown is unchanged.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -186,7 +184,6 @@ class MarkdownWriter:
             return True
         if line.lstrip().startswith("|"):
             self._table.append(line)
-            self._out.passing(f"(a table, line {len(self._table)} …)")
             return True
         if _RULE.fullmatch(line):
             self._flush_table()
@@ -318,7 +315,6 @@ class MarkdownWriter:
         rows, self._table = self._table, []
         if not rows:
             return
-        self._out.passing("")
         self._leave_code(rows[0])
         for line in _table_lines([_cells(row) for row in rows], self._width() - 1) or rows:
             self._out.lines(f"{line}\n", Style())
@@ -380,14 +376,13 @@ def _sizes(columns: Sequence[Sequence[str]], left: int) -> list[int]:
 
 
 class RenderedView:
-    """Markdown rendered, and thoughts as `think` says. On a dumb terminal plain text."""
+    """Markdown rendered, and thoughts as `think` says."""
 
     def __init__(self, think: ThoughtView) -> None:
         self._think = think
         self._has_thought = False
         self._has_said = False
         self._blank = ""  # at the end of the thoughts so far
-        self._is_plain = os.environ.get("TERM") == "dumb"
         self._out = terminal_writer(err=False)
         self._markdown = MarkdownWriter(self._out)
 
@@ -401,10 +396,10 @@ class RenderedView:
 
     def finish(self) -> None:
         """End the line."""
-        if self._is_plain or not self._has_said:
-            self._out.newline()
-        else:
+        if self._has_said:
             self._markdown.finish()
+        else:
+            self._out.newline()
 
     def _show_thought(self, text: str) -> None:
         if self._has_said or not self._has_thought:
@@ -416,7 +411,7 @@ class RenderedView:
             self.finish()
             self._markdown = MarkdownWriter(self._out)
             self._has_thought, self._has_said, self._blank = False, False, ""
-        style = Style() if self._think == "show" or self._is_plain else Style(dim=True)
+        style = Style(dim=self._think != "show")
         if self._think == "hide":
             # At once, not held back as an unfinished word.
             self._out.verbatim("" if self._has_thought else "(thinking)", style)
@@ -436,7 +431,4 @@ class RenderedView:
             self._out.newline()
             self._out.newline()
         self._has_said = True
-        if self._is_plain:
-            self._out.lines(text, Style())
-        else:
-            self._markdown.push(text)
+        self._markdown.push(text)
