@@ -188,18 +188,13 @@ def openai_options(fields: Fields) -> dict[str, Any]:
 
 def _inputs(fields: Fields) -> list[Input]:
     """The prompts, each to be filled in before the same `suffix` if there is one."""
-    prompts, after = raw_prompts(fields), fields.text("suffix")
+    prompts, after = fields.prompts("prompt", MOST_ANSWERS), fields.text("suffix")
     if not after:
-        return [*prompts]
-    texts = [each.prompt for each in prompts if isinstance(each.prompt, str)]
+        return [*map(RawPrompt, prompts)]
+    texts = [each for each in prompts if isinstance(each, str)]
     if len(texts) < len(prompts):
         fields.refuse("prompt", "Give texts, where there is a suffix.")
     return [FimPrompt(text, after) for text in texts]
-
-
-def raw_prompts(fields: Fields) -> list[RawPrompt]:
-    """The prompts of a request, each a text or token ids."""
-    return [RawPrompt(each) for each in fields.prompts("prompt", MOST_ANSWERS)]
 
 
 class ChatCompletion(OpenAIForm):
@@ -376,10 +371,10 @@ class LlamaCompletion(Form):
         value = fields.any("prompt")
         if isinstance(value, list) and {type(each) for each in value} == {int, str}:
             return RawPrompt(value)
-        prompts = raw_prompts(fields)
+        prompts = fields.prompts("prompt", MOST_ANSWERS)
         if len(prompts) != 1:
             fields.refuse("prompt", "Give one: a string, token ids, or both in one list.")
-        return prompts[0]
+        return RawPrompt(prompts[0])
 
     def body(self, finished: Sequence[Finished]) -> Any:
         return {**self._last(finished[-1]), "content": self._shown(finished[-1].reply.text)}

@@ -6,10 +6,11 @@ import base64
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from localspec.engine.embedder import Embedded
 from localspec.errors import CrashedError
 from localspec.server.answering import Service
 from localspec.server.fields import Fields
@@ -20,32 +21,18 @@ _MOST_INPUTS = 2048  # as at OpenAI
 _MOST_TEXTS = 16  # in one call, for which other requests wait; as many as in one decode
 
 
-class _Read(NamedTuple):
-    """The model's name, and what it made of the texts.
-
-    values: (inputs, dimensions) or (inputs,) float32. load_s, total_s: seconds that loading
-    took, and all of it.
-    """
-
-    name: str
-    values: Any
-    num_tokens: int
-    load_s: float
-    total_s: float
-
-    @property
-    def usage(self) -> dict[str, int]:
-        """Its tokens in OpenAI's fields."""
-        return {"prompt_tokens": self.num_tokens, "total_tokens": self.num_tokens}
+def _usage(num_tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
 async def _read(
     service: Service, name: str | None, texts: Sequence[Any], *call: str, **keywords: Any
-) -> _Read:
+) -> tuple[str, Embedded, dict[str, int]]:
     """Have the embedder of that name read texts; without any it is only loaded.
 
-    call: a method of `Embedder`, and its arguments but the texts. Other requests are read for
-    between batches; a disconnect cancels the rest.
+    call: a method of `Embedder`, and its arguments but the texts. Gives the model's name, what
+    it made of the texts, and the nanoseconds that this took, in Ollama's fields. Other requests
+    are read for between batches; a disconnect cancels the rest.
     """
     started_s = time.monotonic()
     models, embedder = service.models, service.models.embedder_named(name)
@@ -66,9 +53,10 @@ async def _read(
     num_tokens = sum(each.num_tokens for each in found) if texts else 0
     for what, number in (("texts", len(texts)), ("tokens", num_tokens)):
         service.counters.add(f"localspec_embedded_{what}_total", number, model=embedder.name)
-    load_s = 0.0 if was_loaded else embedder.load_s
     values = np.concatenate([each.values for each in found])[: len(texts)]
-    return _Read(embedder.name, values, num_tokens, load_s, time.monotonic() - started_s)
+    load_s, total_s = 0.0 if was_loaded else embedder.load_s, time.monotonic() - started_s
+    took = {"total_duration": round(1e9 * total_s), "load_duration": round(1e9 * load_s)}
+    return embedder.name, Embedded(values, num_tokens), took
 
 
 def embeddings(fields: Fields) -> Aside:
@@ -79,8 +67,8 @@ def embeddings(fields: Fields) -> Aside:
         fields.refuse("encoding_format", "Choose float or base64.")
 
     async def result(service: Service) -> dict[str, Any]:
-        read = await _read(service, name, texts, "embed", dimensions=dimensions)
-        vectors = read.values.tolist()
+        model, read, _ = await _read(service, name, texts, "embed", dimensions=dimensions)
+        vectors: list[Any] = read.values.tolist()
         if form == "base64":  # of little-endian float32
             rows = read.values.astype("<f4")
             vectors = [base64.b64encode(row.tobytes()).decode() for row in rows]
@@ -88,7 +76,8 @@ def embeddings(fields: Fields) -> Aside:
             {"object": "embedding", "index": index, "embedding": vector}
             for index, vector in enumerate(vectors)
         ]
-        return {"object": "list", "data": data, "model": read.name, "usage": read.usage}
+        usage = _usage(read.num_tokens)
+        return {"object": "list", "data": data, "model": model, "usage": usage}
 
     return result
 
@@ -101,14 +90,9 @@ def ollama_embed(fields: Fields) -> Aside:
 
     async def result(service: Service) -> dict[str, Any]:
         options = {"dimensions": dimensions, "truncate": truncates}
-        read = await _read(service, name, texts, "embed", **options)
-        return {
-            "model": read.name,
-            "embeddings": read.values.tolist(),
-            "total_duration": round(1e9 * read.total_s),
-            "load_duration": round(1e9 * read.load_s),
-            "prompt_eval_count": read.num_tokens,
-        }
+        model, read, took = await _read(service, name, texts, "embed", **options)
+        told = {"embeddings": read.values.tolist(), "prompt_eval_count": read.num_tokens}
+        return {"model": model, **told, **took}
 
     return result
 
@@ -118,7 +102,7 @@ def ollama_embeddings(fields: Fields) -> Aside:
     name, texts = fields.text("model"), list(filter(None, [fields.text("prompt")]))
 
     async def result(service: Service) -> dict[str, Any]:
-        read = await _read(service, name, texts, "embed", truncate=True)
+        _, read, _ = await _read(service, name, texts, "embed", truncate=True)
         return {"embedding": read.values[0].tolist() if texts else []}
 
     return result
@@ -137,7 +121,7 @@ def rerank(fields: Fields) -> Aside:
     returns_documents = fields.flag("return_documents")
 
     async def result(service: Service) -> dict[str, Any]:
-        read = await _read(service, name, texts, "rank", query)
+        model, read, _ = await _read(service, name, texts, "rank", query)
         scores = read.values.tolist()
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
         results: list[dict[str, Any]] = [
@@ -146,6 +130,7 @@ def rerank(fields: Fields) -> Aside:
         if returns_documents:
             for each in results:
                 each["document"] = {"text": texts[each["index"]]}
-        return {"object": "list", "model": read.name, "results": results, "usage": read.usage}
+        usage = _usage(read.num_tokens)
+        return {"object": "list", "model": model, "results": results, "usage": usage}
 
     return result

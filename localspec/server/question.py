@@ -289,8 +289,7 @@ def own_form(fields: Fields) -> dict[str, Any]:
     schema, grammar = fields.any("json_schema"), fields.text("grammar")
     if schema is not None and not isinstance(schema, Mapping):
         fields.refuse("json_schema", "Give a JSON schema.")
-    found = {"json_schema": schema, "grammar": grammar or None}
-    return {name: value for name, value in found.items() if value is not None}
+    return {"json_schema": schema, "grammar": grammar or None}
 
 
 def templated(

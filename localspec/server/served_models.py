@@ -56,11 +56,6 @@ class AnsweredText:
         self.num_asked = 0  # tokens of the prompt
         self.num_stable = 0  # tokens that a prompt repeats which continues the text
 
-    def is_continued_by(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt repeats all of this text, perhaps without its thoughts."""
-        num_needed = max(self.num_stable - _ASKING, self.num_stable // 2)
-        return common_length(self.tokens, prompt) >= num_needed
-
 
 class AnsweredTexts:
     """The texts that were answered last, in the order of their last use. From any thread."""
@@ -76,11 +71,19 @@ class AnsweredTexts:
         beginning takes, nor the same question when it is asked again meanwhile.
         """
         with self._choosing:
-            own = [text for text in self._texts if text.client == client]
-            unused = [text for text in own if not text.is_in_use]
-            candidates = [text for text in unused if text.is_continued_by(prompt)]
+            repeated = {
+                text: common_length(text.tokens, prompt)
+                for text in self._texts
+                if text.client == client and not text.is_in_use
+            }
+            # A prompt repeats all of a text that it continues, perhaps without its thoughts.
+            candidates = [
+                text
+                for text, number in repeated.items()
+                if number >= max(text.num_stable - _ASKING, text.num_stable // 2)
+            ]
             if candidates:
-                found = max(candidates, key=lambda text: common_length(text.tokens, prompt))
+                found = max(candidates, key=lambda text: repeated[text])
                 self._texts.remove(found)
             else:
                 found = AnsweredText(client)
