@@ -10,7 +10,6 @@ import ctypes
 import itertools
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +58,14 @@ class LlamaEmbedder(LlamaContext):
         self.width = int(count(model))
         template: bytes | None = llama_cpp.llama_model_chat_template(model, _PAIR)
         self._pair = None if template is None else template.decode("utf-8", "replace")
-        self._begin, self._end = _around(vocab)
+        # What libllama puts around a text of this vocabulary, as around this one.
+        inner, ids = self.vocabulary.tokenize("a", parse_special=False), (ctypes.c_int32 * 16)()
+        add_special, parse_special = True, False
+        count = llama_cpp.llama_tokenize(vocab, b"a", 1, ids, 16, add_special, parse_special)
+        whole = ids[: max(count, 0)]
+        starts = [at for at in range(len(whole)) if whole[at : at + len(inner)] == inner]
+        self._begin = whole[: starts[0]] if starts else []
+        self._end = whole[starts[0] + len(inner) :] if starts else []
         self._eos = llama_cpp.llama_vocab_eos(vocab)
         self._sep = llama_cpp.llama_vocab_sep(vocab)
 
@@ -117,15 +123,11 @@ class LlamaEmbedder(LlamaContext):
         """
         require_unwritten(self.mapped)
         found = np.zeros((len(texts), self.width), dtype=np.float32)
-        first = 0
+        most, first = min(_MOST_TEXTS, self._batch_size), 0
         while first < len(texts):
-            last, num_tokens = first, 0
-            while (
-                last < len(texts)
-                and last - first < min(_MOST_TEXTS, self._batch_size)
-                and num_tokens + len(texts[last]) <= self.context_length
-            ):
-                num_tokens, last = num_tokens + len(texts[last]), last + 1
+            last, left = first + 1, self.context_length - len(texts[first])
+            while last < min(len(texts), first + most) and len(texts[last]) <= left:
+                last, left = last + 1, left - len(texts[last])
             self._pool(texts[first:last], found[first:last])
             first = last
         return found
@@ -149,18 +151,3 @@ class LlamaEmbedder(LlamaContext):
                 if at == len(texts[number]) - 1:
                     pointer = llama_cpp.llama_get_embeddings_seq(self.handle.context, number)
                     out[number] = np.ctypeslib.as_array(pointer, (self.width,))
-
-
-def _around(vocab: Any) -> tuple[list[int], list[int]]:
-    """The tokens that libllama puts before and behind a text of this vocabulary."""
-    found = []
-    for special in (False, True):
-        ids = (ctypes.c_int32 * 16)()
-        parse_special = False
-        count = llama_cpp.llama_tokenize(vocab, b"a", 1, ids, len(ids), special, parse_special)
-        found.append(ids[: max(count, 0)])
-    inner, whole = found
-    for start in range(len(whole) - len(inner) + 1):
-        if whole[start : start + len(inner)] == inner:
-            return whole[:start], whole[start + len(inner) :]
-    return [], []
