@@ -28,13 +28,8 @@ _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")  # it goes into the prompt as
 # The key of the text in parts of each kind. A reference names a tool that was found.
 _TEXT_PARTS = dict.fromkeys(("text", "input_text", "output_text"), "text")
 _TEXT_PARTS |= {"refusal": "refusal", "tool_reference": "tool_name"}
-# Kinds of parts, by what their type has in it.
-_OTHER_PARTS = {
-    "audio": "audio",
-    "video": "a video",
-    "file": "a file",
-    "document": "a document",
-}
+# Kinds of parts, each a word in their type.
+_OTHER_PARTS = ("audio", "video", "file", "document")
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
 _NO_RESULT = {"role": "tool", "content": "[There is no result of this call.]"}
 
@@ -175,9 +170,8 @@ def _found_in(number: int, part: object, *, is_asked: bool) -> str | Given:
                 raise OptionError(
                     f"message {number} has an image in it: {error}", error.hint
                 ) from error
-        for word, what in _OTHER_PARTS.items():
-            if word not in kind:
-                continue
+        if word := next((word for word in _OTHER_PARTS if word in kind), None):
+            what = word if word == "audio" else f"a {word}"
             if not is_asked:
                 return f"[{what.capitalize()} was here, which this model cannot read.]"
             raise OptionError(
