@@ -102,14 +102,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 # What these start belongs to no test: a process of ours tries whether this machine's kernels
-# are right, the standard library asks others what machine this is, and matplotlib once which
-# fonts there are.
-_MAY_START = {
-    "localspec.llama.quirks.own_process",
-    "platform",
-    "ctypes.util",
-    "matplotlib.font_manager",
-}
+# are right, and the standard library asks others what machine this is.
+_MAY_START = {"localspec.llama.quirks.own_process", "platform", "ctypes.util"}
 
 
 class _Processes:

@@ -198,6 +198,15 @@ def test_a_warning_of_a_pair_is_a_note(monkeypatch, demo_target, demo_draft):
     assert f"{demo_target.name} drafts for {demo_draft.name}" in said
 
 
+def test_a_text_without_blanks_is_quoted_too(chat):
+    long = "日本語の文章には空白がありません。" * 20
+    with chat(session="s") as person:
+        person.says(long)
+    with chat() as person:
+        assert f"\n> {long[:240]}…\n" in person.says("/load s")
+        assert f"Took back: {long[:60]}…" in person.says("/undo")
+
+
 def test_a_session_goes_on_and_says_where(chat):
     """Under a name of any letters, however they are written."""
     long = "word " * 100 + "end"
@@ -210,7 +219,7 @@ def test_a_session_goes_on_and_says_where(chat):
         begin = r"Continuing Grüße 日本語: 1 turn\. The last one:\n> word (word )+…\n"
         assert re.search(begin, said)
         assert len(said) < 900
-        assert f"Took back: {long[:50]}" in person.says("/undo")
+        assert f"Took back: {long[:60]}" in person.says("/undo")
 
 
 def test_another_session_is_not_replaced_without_a_question(chat, monkeypatch):

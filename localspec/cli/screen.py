@@ -136,10 +136,8 @@ def status_line(stats: Stats, context_length: int, columns: int) -> str:
         _threads_of(stats),
         exact if stats.exact else "",
     )
-    line, width = (
-        f"{stats.completion_tokens} tokens{drafted}",
-        min(_STATUS_COLUMNS, columns - 1),
-    )
+    line = f"{stats.completion_tokens} tokens{drafted}"
+    width = min(_STATUS_COLUMNS, columns - 1)
     for part in filter(None, parts):
         if len(longer := f"{line} · {part}") > width:
             break
@@ -231,6 +229,12 @@ def _flag(argument: re.Match[str]) -> str:
 def counted(number: int, noun: str) -> str:
     """1 round, 2 rounds."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def excerpt(text: str, length: int) -> str:
+    """The beginning of a text, in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= length else f"{line[:length]}…"
 
 
 def readable_bytes(num_bytes: int | None) -> str:

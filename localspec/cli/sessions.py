@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import textwrap
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ from localspec.chat.session import (
 from localspec.cli.completion import complete_session
 from localspec.cli.help import Group
 from localspec.cli.json_output import json_option, write_json
-from localspec.cli.screen import counted, note, printable, readable_bytes, say
+from localspec.cli.screen import counted, excerpt, note, printable, readable_bytes, say
 from localspec.cli.standard_streams import is_terminal
 from localspec.errors import OptionError, SessionError
 
@@ -163,12 +162,11 @@ def note_resumed(conversation: Conversation) -> None:
     if not num_turns:
         note(said)
         return
-    question = without_files(messages[-2]["content"])[1]
+    _, question = without_files(messages[-2]["content"])
     answer = " ".join(messages[-1]["content"].split())
     if len(answer) > _SHOWN:  # its end leads to the next question
-        answer = "… " + answer[-_SHOWN:].partition(" ")[2]
-    question = textwrap.shorten(question, _SHOWN, placeholder=" …")
-    note(f"{said} The last one:\n> {question}\n{answer}")
+        answer = f"…{answer[-_SHOWN:]}"
+    note(f"{said} The last one:\n> {excerpt(question, _SHOWN)}\n{answer}")
 
 
 def _session(name: str) -> Session:

@@ -6,7 +6,6 @@ import base64
 import os
 import re
 import shutil
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from localspec.chat.attachment import Attachment, read_attachment
 from localspec.chat.session import session_names
 from localspec.cli.conversation import LEAVE, Conversation, ThoughtView
 from localspec.cli.options import SAMPLING_KEYWORDS
-from localspec.cli.screen import note, show_legend, stats_lines
+from localspec.cli.screen import excerpt, note, show_legend, stats_lines
 from localspec.cli.sessions import note_resumed, session_lines
 from localspec.cli.terminal.line_editor import Values, can_edit
 from localspec.errors import OptionError, perhaps
@@ -208,8 +207,7 @@ def _quit(_conversation: Conversation, _argument: str) -> None:
 
 
 def _undo(conversation: Conversation, _argument: str) -> None:
-    question = textwrap.shorten(conversation.chat.undo(), _SHOWN, placeholder=" …")
-    note(f"Took back: {question}")
+    note(f"Took back: {excerpt(conversation.chat.undo(), _SHOWN)}")
 
 
 def _save(conversation: Conversation, argument: str) -> None:
