@@ -171,18 +171,17 @@ class PostEndpoint:
                     await writer.write(text)
             if not form.question.streams:
                 return json_response(form.body(finished), headers=headers)
-            await writer.write(form.end(finished))
+            last = form.end(finished)
         except ClientDisconnect:
             return None
         except Exception as error:
             if not writer.has_begun:
                 raise
-            with contextlib.suppress(ClientDisconnect):
-                await writer.write(form.failure(refusal_of(error)))
+            last = form.failure(refusal_of(error))
         finally:
             await answering.aclose()
         with contextlib.suppress(ClientDisconnect):
-            await writer.write("", is_last=True)
+            await writer.write(last, is_last=True)
         return None
 
 
