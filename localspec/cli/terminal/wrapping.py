@@ -6,8 +6,7 @@ from collections.abc import Callable
 from unicodedata import category
 
 import click
-from rich.cells import cell_len as cell_len
-from rich.cells import get_character_cell_size
+from rich.cells import cell_len, get_character_cell_size
 from rich.color import ColorSystem
 from rich.style import Style as Style
 
