@@ -40,7 +40,6 @@ from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
 from localspec.speculative.metrics import why_off
 from localspec.streaming.reply import Reply
-from localspec.tools.tool import CallPiece
 from localspec.vocabulary import with_bos
 
 _LOWEST_LOGPROB = -9999.0  # for an impossible token: JSON has no infinity
@@ -244,8 +243,12 @@ class ChatCompletion(OpenAIForm):
         if not (piece.text or piece.logprobs or piece.call or explains):
             return None
         choice = self._empty_choice(new.number, None)
-        if piece.call is not None:
-            choice["delta"]["tool_calls"] = [self._call(new.number, piece.call)]
+        if (call := piece.call) is not None:
+            told: dict[str, Any] = {"function": {"arguments": call.json}}
+            if (new.number, call.number) not in self._started_calls:
+                self._started_calls.add((new.number, call.number))
+                told = _function_call(call.id, call.name, call.json)
+            choice["delta"]["tool_calls"] = [{"index": call.number, **told}]
         else:
             name = "reasoning_content" if piece.is_thought else "content"
             choice["delta"][name] = piece.text
@@ -272,13 +275,6 @@ class ChatCompletion(OpenAIForm):
         self._has_role.add(number)
         reason = None if finished is None else _finish_reason(finished.reply)
         return {"index": number, "delta": delta, "logprobs": None, "finish_reason": reason}
-
-    def _call(self, answer: int, call: CallPiece) -> dict[str, Any]:
-        """More of a call; its id and name come with the first part."""
-        if (answer, call.number) in self._started_calls:
-            return {"index": call.number, "function": {"arguments": call.json}}
-        self._started_calls.add((answer, call.number))
-        return {"index": call.number, **_function_call(call.id, call.name, call.json)}
 
 
 def _explanation(reply: Reply) -> dict[str, Any]:

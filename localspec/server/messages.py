@@ -223,8 +223,7 @@ def _plain(content: object) -> object:
         return content
     found: list[Any] = []
     for block in content:
-        within = _texts_within(block)
-        if within is None:
+        if (within := _texts_within(block)) is None:
             found.append(block)
         else:
             found += [{**_NO_TEXT, "text": str(block.get("title") or "")}, *within]

@@ -32,10 +32,9 @@ def read_objects(text: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
     found = _parsed(text)
     calls = []
     for each in found if isinstance(found, list) else [found]:
-        written = _of_object(each, tools)
-        if written is None:
+        if (call := _of_object(each, tools)) is None:
             return None
-        calls.append(written)
+        calls.append(call)
     return calls or None
 
 
@@ -77,14 +76,11 @@ def read_unmarked(text: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
         value, behind = _first_value(inner)
         rest = behind if inner == rest else behind.removeprefix("}")
         objects = value if isinstance(value, list) else [value]
-        found = [_of_object(each, tools) for each in objects]
-        for each in found:
-            if each is None:
+        for each in objects:
+            call = _of_object(each, tools)
+            if call is None or not fits(call.arguments, schemas[call.name], schemas[call.name]):
                 return None
-            schema = schemas[each.name]
-            if not fits(json.loads(each.json), schema, schema):
-                return None
-            calls.append(each)
+            calls.append(call)
         if not objects:
             return None
     return calls or None

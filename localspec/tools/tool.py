@@ -123,9 +123,9 @@ def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
             f"{perhaps(unknown[0], names) if unknown else ''}Choose auto, none, required, or a "
             "tool's name.",
         )
-    if word == "auto":
-        return ToolUse(checked, only=only, is_parallel=is_parallel is not False)
-    return ToolUse(checked, must=True, only=only, is_parallel=is_parallel is True)
+    must = word == "required"
+    may_be_several = not must if is_parallel is None else is_parallel
+    return ToolUse(checked, must=must, only=only, is_parallel=may_be_several)
 
 
 def checked_tools(tools: object) -> tuple[Tool, ...]:
