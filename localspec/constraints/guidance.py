@@ -45,15 +45,20 @@ def is_installed() -> bool:
 
 
 @functools.lru_cache(maxsize=64)  # texts of up to spec.MAX_BYTES
+def _judged(spec: ConstraintSpec) -> tuple[bool, list[str]]:
+    """Whether llguidance refuses the constraint; why, or what it warns of."""
+    from llguidance import LLMatcher
+
+    return LLMatcher.validate_grammar_with_warnings(_compiled(spec))
+
+
 def problem_with(spec: ConstraintSpec) -> ConstraintError | None:
     """The error of a constraint that no answer can be kept to; None if one seems possible.
 
     Raises ImportError without llguidance.
     """
-    from llguidance import LLMatcher
-
-    message = LLMatcher.validate_grammar(_compiled(spec))
-    return _refused(spec, message) if message else None
+    is_refused, messages = _judged(spec)
+    return _refused(spec, "\n".join(messages)) if is_refused else None
 
 
 @functools.lru_cache(maxsize=16)
@@ -64,17 +69,13 @@ def not_kept(spec: ConstraintSpec | None) -> tuple[str, ...]:
     """
     if spec is None or spec.kind != "json_schema" or not is_installed():
         return ()
-    from llguidance import LLMatcher
-
     try:
-        schema, passed_over = readable_schema(spec)
+        is_refused, messages = _judged(spec)
     except ConstraintError:
         return ()
-    compiled = LLMatcher.grammar_from_json_schema(json.dumps(schema))
-    is_refused, messages = LLMatcher.validate_grammar_with_warnings(compiled)
     if is_refused:
         return ()
-    found = {*passed_over}
+    found = {*readable_schema(spec).passed_over}
     for message in messages:
         keywords = _KEYWORDS.search(message)
         if keywords:
