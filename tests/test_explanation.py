@@ -85,7 +85,7 @@ def test_a_pair_that_does_not_fit_together_is_explained(tmp_path, demo_target):
     )
     head = write_head_model(tmp_path / "head.gguf", demo_target, "qwen35", part="head")
     for option, words in (
-        (f"--draft={other}", "of their 4096 and 4096 tokens have the same bytes"),
+        (f"--draft={other}", "3096 of 4096 tokens differ: 1000 is b"),
         (f"--draft={other}", "needs tokens like its 4096 and at most"),
         (f"--head={head}", "NO PAIR    a head only drafts for the model"),
     ):

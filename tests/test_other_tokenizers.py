@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,62 +10,41 @@ import pytest
 from command_line import run
 
 import localspec
-from gguf_maker import write_random_model, write_renumbered, write_spm_model
+from gguf_maker import write_random_model, write_spm_model
 from localspec.errors import PairError
-from localspec.gguf_file.check import check_model_file
 from localspec.presets.folder_import import search_folder
-from localspec.presets.pairing import compare_vocabularies, have_one_tokenizer
 from localspec.speculative.shared_vocabulary import shared_vocabulary
 
 
 @pytest.fixture(scope="module")
-def drafts(tmp_path_factory, demo_draft) -> dict[str, Path]:
-    """The demo pair's draft with other ids, of another kind, and without some words."""
-    folder = tmp_path_factory.mktemp("drafts")
-    return {
-        "ids": write_renumbered(folder / "ids.gguf", demo_draft),
-        "spm": write_renumbered(folder / "spm.gguf", demo_draft, sentencepiece=True),
-        "lost": write_renumbered(folder / "lost.gguf", demo_draft, num_lost=900),
-        "random": write_spm_model(folder / "random.gguf"),
-    }
+def other(tmp_path_factory) -> Path:
+    """A small model of another tokenizer than the demo pair's."""
+    return write_spm_model(tmp_path_factory.mktemp("other") / "other.gguf")
 
 
-def test_what_headers_say_is_what_the_models_have_and_a_load_logs(demo_target, drafts, caplog):
-    caplog.set_level(logging.INFO)
-    target = check_model_file(demo_target)
-    for name, draft in drafts.items():
-        found = compare_vocabularies(target, check_model_file(draft))
-        assert not have_one_tokenizer(target, check_model_file(draft))
-        with localspec.load(target=demo_target, draft=draft) as engine:
-            assert engine.shared_vocabulary == found, name
-        assert f"{draft.name} and its target have {found}" in caplog.text
-
-
-def test_explain_says_what_two_tokenizers_have_in_common(demo_target, drafts):
-    options = ["explain", "--target", str(demo_target), "--draft", str(drafts["lost"])]
-    told = run(*options)
-    assert told.exit_code == 0
-    assert "Tokens     other tokenizers, 3196 tokens in common: 78% of the" in told.stdout
-    assert "NO PAIR" not in told.stdout
-    found = json.loads(run(*options, "--json").stdout)
-    assert found["vocabulary"] == {"number": 3196, "target_size": 4096, "draft_size": 4096}
+def test_another_tokenizer_is_refused_with_what_differs_before_and_at_the_load(
+    demo_target, other
+):
+    why = "the draft does not fit the target: their tokenizers are of different types (2, 1)"
+    with pytest.raises(PairError) as caught:
+        localspec.load(target=demo_target, draft=other)
+    assert str(caught.value).startswith(why)
+    assert 'proposer="lookup"' in caught.value.hint
+    told = run("explain", "--target", str(demo_target), "--draft", str(other))
+    assert (told.exit_code, "NO PAIR" in told.stdout) == (1, True)
+    assert why in told.stdout.replace("\n           ", " ")
 
 
 @pytest.mark.usefixtures("own_config")
-def test_import_takes_another_tokenizer_only_where_no_model_has_the_same(
-    tmp_path, demo_target, drafts
-):
-    shutil.copy(drafts["random"], tmp_path / "other.gguf")
+def test_import_gives_no_draft_of_another_tokenizer(tmp_path, demo_target, other):
+    shutil.copy(other, tmp_path / "other.gguf")
     write_random_model(tmp_path / "large.gguf", demo_target, width=256)
     named = {one.name: one for one in search_folder(tmp_path).proposals}
-    assert named["large"].draft == tmp_path / "other.gguf"
-    assert named["other"].draft is None
-    shown = run("models", "import", tmp_path).stderr
-    assert "other.gguf (other tokenizers, " in shown
+    assert named["large"].draft is None
+    assert named["large"].why_no_draft == "no other model here has its tokenizer"
     write_random_model(tmp_path / "same.gguf", demo_target, width=64)
     named = {one.name: one for one in search_folder(tmp_path).proposals}
-    assert (named["large"].draft, named["large"].common) == (tmp_path / "same.gguf", None)
-    assert run("models", "import", tmp_path, "--yes").exit_code == 0
+    assert named["large"].draft == tmp_path / "same.gguf"
 
 
 @dataclass

@@ -16,7 +16,6 @@ from vision_maker import (
 
 import localspec
 from engines import Owner
-from gguf_maker import write_spm_model
 from localspec.streaming.prompt import Prompt
 
 SAMPLED = localspec.SamplingParams(
@@ -54,10 +53,6 @@ def files_of_draft(folder, name):
     found = {"target": target, "mmproj": mmproj, "proposer": "draft"}
     if proposer == "draft":
         return found | {"draft": target}
-    if proposer == "translated":
-        return found | {
-            "draft": write_spm_model(folder / "other.gguf", more=("th", "he", "qu"))
-        }
     return found | {"proposer": "lookup"}
 
 
@@ -66,7 +61,6 @@ def files_of_draft(folder, name):
     params=[
         *HEADS,
         *("gemma3 draft", "gemma3 lookup", "qwen2vl_merger draft", "qwen3vl_merger lookup"),
-        "idefics3 translated",
     ],
 )
 def files(request, tmp_path_factory):

@@ -17,7 +17,6 @@ from localspec.machine import memory_here
 from localspec.preflight.plan import MOST_PARALLEL, served_kept_bytes
 from localspec.presets.pairing import LARGEST_SHARE
 from localspec.presets.source import choose_model
-from localspec.speculative.shared_vocabulary import CommonTokens, SharedVocabulary
 
 if TYPE_CHECKING:
     from localspec.preflight.explanation import (
@@ -92,7 +91,7 @@ def explanation_text(found: Explanation) -> str:
     if found.draft is not None:
         facts.append(("Draft", _model_lines(found.draft)))
         if found.vocabulary is not None:
-            facts.append(("Tokens", [_tokens(found.vocabulary)]))
+            facts.append(("Tokens", [str(found.vocabulary)]))
         if found.size_warning:
             facts.append(("Sizes", [found.size_warning]))
     if found.head is not None:
@@ -179,12 +178,7 @@ def _draft_here(found: Explanation) -> list[str]:
     draft = found.draft_here
     if draft is None or not found.target.can_roll_back:
         return []
-    tokens = [] if draft.common is None else [_tokens(draft.common)]
-    return [f"could be --draft {shlex.quote(str(draft.path))}", *tokens]
-
-
-def _tokens(found: SharedVocabulary | CommonTokens) -> str:
-    return found.with_expectation() if isinstance(found, CommonTokens) else str(found)
+    return [f"could be --draft {shlex.quote(str(draft))}"]
 
 
 def _rollback(found: Explanation) -> str:

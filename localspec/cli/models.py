@@ -240,9 +240,8 @@ def import_models(*, folder: Path, yes: bool) -> None:
     """Add presets for the GGUF files in a folder and its subfolders.
 
     Folders of LM Studio and Ollama work, too. The draft of a model is the smallest one with the
-    same tokenizer, if it has at most a third of its size, or else the smallest with enough
-    tokens in common, if it has at most a sixth. The presets are shown before they are added; no
-    file is copied or moved.
+    same tokenizer, if it has at most a third of its size. The presets are shown before they are
+    added; no file is copied or moved.
 
     \b
         localspec models import ~/models
@@ -284,7 +283,6 @@ def _found_lines(found: FolderContent) -> list[str]:
     lines = []
     for one in found.proposals:
         draft = f"no draft: {one.why_no_draft}" if one.draft is None else f"draft {one.draft}"
-        draft += f" ({one.common.with_expectation()})" if one.common else ""
         draft += f", sees images with {one.mmproj}" if one.mmproj else ""
         lines.append(f"{one.name}: {one.target}, {readable_bytes(one.size_bytes)}, {draft}")
     lines += [f"{path} is a preset already: {name}" for path, name in found.known.items()]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from localspec.exactness import Exactness
     from localspec.pictures.vision import Vision
     from localspec.speculative.policy_api import Drafting
-    from localspec.speculative.shared_vocabulary import CommonTokens, SharedVocabulary
+    from localspec.speculative.shared_vocabulary import SharedVocabulary
 
 Found = TypeVar("Found")
 
@@ -63,7 +63,7 @@ class BaseEngine(Producer, abc.ABC):
     """The Jinja source in the target's file, if it has one."""
     drafting: Drafting
     """As the engine was loaded."""
-    shared_vocabulary: SharedVocabulary | CommonTokens | None
+    shared_vocabulary: SharedVocabulary | None
     """The tokens that target and draft share; None without a draft."""
     exactness: Exactness
     """Sizes of the target's decodes that equal single decodes to the bit."""

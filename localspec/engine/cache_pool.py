@@ -13,41 +13,24 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from localspec.engine.cache_file import PooledCache
 from localspec.engine.cache_store import COPIED_PER_DECODED, CacheStore
 from localspec.errors import CacheError, Interrupted
-from localspec.llama.cache_state import CacheState
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.prefix import common_length
 from localspec.speculative.proposers import DraftModel
 from localspec.streaming.cancellation import CancelCheck, never
 
+if TYPE_CHECKING:
+    from localspec.llama.model import LlamaModel
+
 # Of a text that lies in another place. Without that it would have been copied in any case, for
 # the sake of any common beginning.
 _COPIED_BESIDE = 128
 _FEW = 32  # tokens that are read rather than an answer be apart from those at work
-
-
-class SavesState(Protocol):
-    """A model whose cache can be taken out and put back."""
-
-    def state_bytes(self) -> int:
-        """Bytes that `save_state` would copy now; 0 if nothing is cached."""
-
-    def save_state(self) -> CacheState:
-        """A copy of what is cached. Raises CacheError if that fails."""
-
-    def restore_state(self, state: CacheState) -> None:
-        """Make that what is cached. Raises CacheError, and leaves the cache empty."""
-
-    def outline(self) -> CacheState:
-        """The result of `save_state` without the entries: for `reach`."""
-
-    def reach(self, state: CacheState, num_tokens: int) -> int:
-        """How many tokens are left of a state that is restored and cut to num_tokens."""
 
 
 class CopiedHead(Protocol):
@@ -71,7 +54,7 @@ class TextPlace:
     def __init__(
         self,
         decoder: SpeculativeDecoder,
-        models: Sequence[SavesState],
+        models: Sequence[LlamaModel],
         head: CopiedHead | None = None,
     ) -> None:
         self.decoder = decoder

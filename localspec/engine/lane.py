@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from localspec.engine.cache_pool import CachePool, SavesState, TextPlace
+from localspec.engine.cache_pool import CachePool, TextPlace
 from localspec.engine.cache_store import CacheStore
 from localspec.engine.models import CacheRoom, Models
 from localspec.engine.proposer_choice import (
@@ -17,21 +15,16 @@ from localspec.engine.proposer_choice import (
 )
 from localspec.engine.worker import LaneWork
 from localspec.errors import CacheError
-from localspec.llama.cache_state import CacheState
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.speculative.lookup import Lookup
 from localspec.speculative.loop import SpeculativeDecoder
-from localspec.speculative.own_text import Reading, TokenMaps
 from localspec.speculative.policy_api import Drafting, DraftPolicy, FixedDraftPolicy
-from localspec.speculative.proposers import Proposer
-from localspec.speculative.translated import TranslatedDraft
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from localspec.llama.model import LlamaModel
-    from localspec.speculative.shared_vocabulary import CommonTokens, SharedVocabulary
+    from localspec.speculative.shared_vocabulary import SharedVocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +36,7 @@ class Lane(TextPlace):
     """
 
     def __init__(self, models: Models, decoder: SpeculativeDecoder, work: LaneWork) -> None:
-        super().__init__(decoder, saved_caches(models, decoder.proposers), models.head)
+        super().__init__(decoder, models.saved, models.head)
         self.own_models = models
         self.work = work
         self.own_policy = decoder.draft_policy
@@ -116,11 +109,11 @@ def pool_of(lanes: Sequence[Lane], room: CacheRoom) -> CachePool[Lane]:
 
 def open_lanes(
     models: Models, drafting: Drafting
-) -> tuple[list[Lane], SharedVocabulary | CommonTokens | None, Profile | None]:
+) -> tuple[list[Lane], SharedVocabulary | None, Profile | None]:
     """A lane for each text that all contexts hold; the vocabulary that target and draft share;
     where what is learned is kept.
 
-    Raises PairError if they share too little.
+    Raises PairError if their tokenizers differ.
     """
     shared = shared_with_draft(models, drafting)
     lanes: list[Lane] = []
@@ -132,56 +125,4 @@ def open_lanes(
         policies, profile = choose_policies(own, drafting, proposers, work.was_alone)
         decoder = SpeculativeDecoder(own.target, proposers, *policies, off, work.now)
         lanes.append(Lane(own, decoder, work))
-    return lanes, shared.common if isinstance(shared, TokenMaps) else shared, profile
-
-
-def saved_caches(models: Models, proposers: Sequence[Proposer]) -> list[SavesState]:
-    """The caches that are kept of texts that wait, the target's first."""
-    drafts = [proposer for proposer in proposers if isinstance(proposer, TranslatedDraft)]
-    if models.draft is None or not drafts:
-        return list(models.saved)
-    return [models.target, TranslatedCache(models.draft, drafts[0])]
-
-
-class TranslatedCache:
-    """A `SavesState`. Its states begin with the tokens, the target's and the draft's own.
-
-    model: whose cache it is. draft: the proposer that reads with it.
-    """
-
-    def __init__(self, model: LlamaModel, draft: TranslatedDraft) -> None:
-        self._model = model
-        self._draft = draft
-        self._translated = draft.translated
-
-    def state_bytes(self) -> int:
-        # One that has not read all of the text would be believed to have.
-        is_whole = self._draft.begins_at == 0 and self._translated.num_cached > 0
-        return self._model.state_bytes() if is_whole else 0
-
-    def outline(self) -> CacheState:
-        return self._model.outline()
-
-    def reach(self, state: CacheState, num_tokens: int) -> int:
-        return min(state.num_cached, num_tokens)
-
-    def save_state(self) -> CacheState:
-        state = self._model.save_state()
-        read = self._translated.text.reading(self._model.num_cached)
-        numbers = [len(read.tokens), len(read.own), *read.tokens, *read.own, *read.own_ends]
-        head = np.array(numbers, dtype=np.int64).view(np.uint8)
-        return CacheState(self._translated.num_cached, np.concatenate([head, state.data]))
-
-    def restore_state(self, state: CacheState) -> None:
-        num_tokens, num_own = _numbers(state, 0, 2)
-        tokens = _numbers(state, 2, num_tokens)
-        own = _numbers(state, 2 + num_tokens, num_own)
-        own_ends = _numbers(state, 2 + num_tokens + num_own, num_own)
-        begin = 8 * (2 + num_tokens + 2 * num_own)
-        self._model.restore_state(CacheState(num_own, state.data[begin:]))
-        self._translated.text.go_on(Reading(tokens, own, own_ends))
-
-
-def _numbers(state: CacheState, first: int, count: int) -> list[int]:
-    numbers: list[int] = state.data[8 * first : 8 * (first + count)].view(np.int64).tolist()
-    return numbers
+    return lanes, shared, profile

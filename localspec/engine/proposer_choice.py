@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from localspec.engine.models import Models
-from localspec.errors import DAMAGES, OptionError, PairError
+from localspec.errors import DAMAGES, OptionError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.policy.threads import AdaptiveThreads
 from localspec.speculative.heads import Blocks, Head
 from localspec.speculative.lookup import Lookup
-from localspec.speculative.own_text import OwnText, TokenMaps
 from localspec.speculative.policy_api import (
     Drafting,
     DraftOff,
@@ -26,7 +25,6 @@ from localspec.speculative.policy_api import (
 )
 from localspec.speculative.proposers import DraftModel, Forced, Proposer
 from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
-from localspec.speculative.translated import TranslatedDraft, TranslatedModel
 
 if TYPE_CHECKING:
     from localspec.llama.head import LlamaHead
@@ -40,26 +38,19 @@ _THREADS_MARGIN = 0.9  # of the time with fewer threads, that more must not exce
 logger = logging.getLogger(__name__)
 
 
-def shared_with_draft(
-    models: Models, drafting: Drafting
-) -> SharedVocabulary | TokenMaps | None:
+def shared_with_draft(models: Models, drafting: Drafting) -> SharedVocabulary | None:
     """The tokens that the vocabularies of target and draft share; None without a draft.
 
-    Raises PairError if that is too little.
+    Raises PairError if their tokenizers differ.
     """
     target, draft, _, _ = models
     if drafting.is_off or draft is None:
         return None
-    try:
-        return shared_vocabulary(target.vocabulary, draft.vocabulary)
-    except PairError:
-        maps = TokenMaps(target.vocabulary, draft.vocabulary)
-        logger.info("%s and its target have %s", draft.name, maps.common)
-        return maps
+    return shared_vocabulary(target.vocabulary, draft.vocabulary)
 
 
 def choose_proposers(
-    models: Models, drafting: Drafting, shared: SharedVocabulary | TokenMaps | None
+    models: Models, drafting: Drafting, shared: SharedVocabulary | None
 ) -> tuple[list[Proposer], DraftOff | None]:
     """The proposers for a text, the preferred first; why there are none.
 
@@ -74,10 +65,7 @@ def choose_proposers(
     proposers: list[Proposer] = []
     if head is not None:
         proposers.append(_of_head(head, is_end))
-    if draft is not None and isinstance(shared, TokenMaps):
-        model = TranslatedModel(draft, OwnText(shared, draft.vocabulary))
-        proposers.append(TranslatedDraft(model, is_end))
-    elif draft is not None and isinstance(shared, SharedVocabulary):
+    if draft is not None and shared is not None:
         proposers.append(DraftModel(draft, shared, is_end))
     if drafting.needs_forced:
         proposers.append(Forced(is_end))

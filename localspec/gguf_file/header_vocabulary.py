@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from localspec.gguf_file.header import Header
@@ -20,8 +19,6 @@ _ADD_BOS = frozenset(
         "llama3", "midm-2.0", "pixtral", "tekken",
     }
 )  # fmt: skip
-_WITH_SPACE_MARKS = frozenset({"llama", "gemma4"})  # "▁" is a space, and <0x0A> a byte
-_BYTE = re.compile(rb"<0x([0-9A-F]{2})>")
 
 
 class HeaderVocabulary:
@@ -32,7 +29,6 @@ class HeaderVocabulary:
         stated = header.metadata.get
         model = str(stated("tokenizer.ggml.model"))
         self.kind = _KINDS.get(model, 0)
-        self._has_space_marks = model in _WITH_SPACE_MARKS
         self.size = len(self._tokens)
         bos = stated("tokenizer.ggml.bos_token_id")
         self.bos = bos if isinstance(bos, int) else -1
@@ -43,39 +39,10 @@ class HeaderVocabulary:
         """The text of every id, in order: (size,)."""
         return self._tokens
 
-    def spelled_out(self) -> list[bytes]:
-        """Bytes of every token, control tokens by their entries: (size,)."""
-        if self._has_space_marks:
-            return [
-                bytes.fromhex(byte[1].decode())
-                if (byte := _BYTE.fullmatch(entry))
-                else entry.replace("▁".encode(), b" ")
-                for entry in self._tokens
-            ]
-        if self.kind != _BPE:
-            return self._tokens
-        bytes_of = _bytes_by_sign()
-        return [_in_bytes(entry, bytes_of) for entry in self._tokens]
-
     def _default_add_bos(self, header: Header) -> bool:
         if self.kind == _BPE:
             return header.metadata.get("tokenizer.ggml.pre") in _ADD_BOS
         return self.kind in (_SPM, _WPM)
-
-
-def _bytes_by_sign() -> dict[int, int]:
-    """The signs by which GPT-2's vocabulary and its heirs write single bytes."""
-    as_they_are = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in as_they_are]
-    return dict(zip(as_they_are, as_they_are, strict=True)) | dict(enumerate(others, 0x100))
-
-
-def _in_bytes(entry: bytes, bytes_of: dict[int, int]) -> bytes:
-    """The bytes of a token; an entry outside the byte alphabet is kept as UTF-8."""
-    try:
-        return bytes([bytes_of[ord(sign)] for sign in entry.decode()])
-    except (KeyError, UnicodeDecodeError):
-        return entry
 
 
 # libllama's keys of the tokens that fill in a text between two others (FIM), and their texts,

@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from localspec.errors import DAMAGES, LocalspecError, ModelFileError, PairError, known_keywords
 from localspec.exactness import Exactness
@@ -55,12 +56,12 @@ from localspec.presets.located import (
     read_model_headers,
     used_models,
 )
-from localspec.presets.pairing import DraftHere, compare_vocabularies, draft_here, size_warning
+from localspec.presets.pairing import compare_vocabularies, draft_here, size_warning
 from localspec.presets.preset import LocalModel, Preset, PresetModel, Role
 from localspec.presets.presets import common_servers, load_presets
 from localspec.presets.source import chosen_pair
 from localspec.speculative.policy_api import ProposerKind
-from localspec.speculative.shared_vocabulary import CommonTokens, SharedVocabulary
+from localspec.speculative.shared_vocabulary import SharedVocabulary
 
 _Name = str | os.PathLike[str]
 _ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -140,15 +141,15 @@ class ExpectedGain:
 class Explanation:
     """All that is known of a pair.
 
-    vocabulary: what target and draft share, or two tokenizers have in common; misfit: why they
-    are not a pair. size_warning: why the draft is too large to pay, in a sentence, or empty.
+    vocabulary: what target and draft share; misfit: why they are not a pair. size_warning:
+    why the draft is too large to pay, in a sentence, or empty.
     largest_context: tokens that fit into the memory that is free now. gpu_layers: the most
     layers of the target on GPUs that fit at this context, if more were asked for; None without
     GPUs, if no number fits, or if the number was left open. at_once: how many answers run at
     once. gains: None if costs of decoding were not measured
     here. break_even: the lowest acceptance rate that pays, None if none does. variants: other
     presets of the same models. smaller: a preset that fits, if this pair does not. draft_here:
-    what could draft on this machine, if nothing was named that drafts.
+    a model on this machine that could draft, if nothing was named that drafts.
     """
 
     description: str
@@ -156,7 +157,7 @@ class Explanation:
     draft: ModelFacts | None
     head: HeadReport | None
     projector: ProjectorReport | None
-    vocabulary: SharedVocabulary | CommonTokens | None
+    vocabulary: SharedVocabulary | None
     misfit: str
     size_warning: str
     memory: PairMemory
@@ -168,7 +169,7 @@ class Explanation:
     break_even: float | None
     variants: dict[str, str]
     smaller: str | None
-    draft_here: DraftHere | None
+    draft_here: Path | None
 
     @property
     def fits(self) -> bool:
@@ -362,7 +363,7 @@ def _head_report(
 
 def _compared(
     found: dict[Role, FoundHeader],
-) -> tuple[SharedVocabulary | CommonTokens | None, str]:
+) -> tuple[SharedVocabulary | None, str]:
     if "draft" not in found:
         return None, ""
     try:

@@ -26,7 +26,6 @@ from localspec.presets.located import list_models
 from localspec.presets.pairing import choose_draft
 from localspec.presets.preset import LocalModel
 from localspec.presets.presets import load_presets
-from localspec.speculative.shared_vocabulary import CommonTokens
 
 _MOST_KEPT = 100  # paths of files that were used
 _MAX_MANIFEST = 1 << 20  # bytes: Ollama's have some hundreds
@@ -38,8 +37,8 @@ _OLLAMA_PROJECTOR = "application/vnd.ollama.image.projector"
 class ProposedPreset:
     """A preset that could be added: its name, and the files of its models.
 
-    mmproj: the projector that is named with it, as Ollama's. common: what target and draft have
-    in common, if their tokenizers differ. why_no_draft: why it has no draft, in words.
+    mmproj: the projector that is named with it, as Ollama's. why_no_draft: why it has no
+    draft, in words.
     """
 
     name: str
@@ -47,7 +46,6 @@ class ProposedPreset:
     size_bytes: int
     draft: Path | None
     mmproj: Path | None
-    common: CommonTokens | None
     why_no_draft: str
 
 
@@ -169,9 +167,8 @@ def _proposals(
             name=name,
             target=path,
             size_bytes=target.weights_bytes,
-            draft=None if isinstance(chosen, str) else chosen.path,
+            draft=None if isinstance(chosen, str) else chosen,
             mmproj=projectors.get(path),
-            common=None if isinstance(chosen, str) else chosen.common,
             why_no_draft=chosen if isinstance(chosen, str) else "",
         )
 

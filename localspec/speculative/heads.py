@@ -11,7 +11,7 @@ from typing import Protocol
 
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import Distribution, Logits
-from localspec.speculative.model import Decoding, Model
+from localspec.speculative.model import Decode, Decoding, Model
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     REPLAY_TOKENS,
@@ -113,7 +113,7 @@ class Head(DraftModel):
 
     def _reading(self, missing: Sequence[int], most: int) -> Decoding[None]:
         self._head.read_size = max(self._head.read_size, most)
-        yield from self._decoding(missing, 0)
+        yield Decode(self.model, missing, 0)
 
     def read_from(self, position: int) -> None:
         # As close to the position as it can.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -169,10 +169,10 @@ class DraftModel(Proposer):
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         # Only new tokens are checked: a resting draft is asked before each step of a long text.
-        if not self.knows(tokens[self._num_known :]):
+        if max(tokens[self._num_known :], default=0) >= self.model.vocab_size:
             return ProposerState(0, draft_off=DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
         self._num_known = len(tokens)
-        room = self._room(tokens)
+        room = self.context_length - len(tokens)
         if room <= 0:
             return ProposerState(0, draft_off=DraftOff.DRAFT_CONTEXT_FULL)
         num_missing = len(tokens) - self.begins_at - self.model.num_cached
@@ -220,20 +220,16 @@ class DraftModel(Proposer):
         num_rows = min(self._num_unjudged(tokens), len(probs), self.model.max_outputs)
         if not missing:
             return ReplayScores([], 0)
-        rows = yield from self._rows_together(missing, num_rows)
+        rows = yield from self._shared_rows(missing, num_rows)
         self._num_judged = len(tokens)
         first = len(tokens) - num_rows
         before, after, probs = tokens[:first], tokens[first:], probs[len(probs) - num_rows :]
         chances = []
-        for index, row in rows:
+        for index, row in enumerate(rows):
             distribution = chain.draft_distribution(row, before, after[:index])
             judged = chance(distribution, after[index], probs[index])
             chances.append((confidence_in(row, distribution), judged))
         return ReplayScores(chances, len(missing))
-
-    def _room(self, tokens: Sequence[int]) -> int:
-        """How many tokens it can propose before its context is full."""
-        return self.context_length - len(tokens)
 
     def _missing(self, tokens: Sequence[int]) -> Sequence[int]:
         return tokens[self.begins_at + self.model.num_cached :]
@@ -247,10 +243,6 @@ class DraftModel(Proposer):
         begin = max(self.begins_at + self.model.num_cached + 1, self._num_judged)
         return max(len(tokens) - begin, 0)
 
-    def knows(self, tokens: Sequence[int]) -> bool:
-        """Whether every one of the tokens is in the draft's vocabulary."""
-        return max(tokens, default=0) < self.model.vocab_size
-
     def rows(self, tokens: Sequence[int], num_rows: int) -> Logits:
         """Logits (num_rows, shared vocabulary) after the last num_rows of `tokens`.
 
@@ -259,20 +251,11 @@ class DraftModel(Proposer):
         """
         return result_of(self._shared_rows(self._missing(tokens), num_rows))
 
-    def _rows_together(
-        self, missing: Sequence[int], num_rows: int
-    ) -> Decoding[Iterable[tuple[int, Logits]]]:
-        """Decode tokens at once; rows after the last num_rows of them, each with its index."""
-        return enumerate((yield from self._shared_rows(missing, num_rows)))
-
     def _shared_rows(self, missing: Sequence[int], num_rows: int) -> Decoding[Logits]:
         """The rows of a decode, with the shared vocabulary alone."""
-        rows = (yield from self._decoding(missing, num_rows))[:, : self._shared_size]
+        rows = (yield Decode(self.model, missing, num_rows))[:, : self._shared_size]
         rows[:, self._different] = -np.inf
         return rows
-
-    def _decoding(self, missing: Sequence[int], num_rows: int) -> Decoding[Logits]:
-        return (yield Decode(self.model, missing, num_rows))
 
     def _reading(self, missing: Sequence[int], most: int) -> Decoding[None]:
         """Read all but the last token ahead, so that each decode with a row has one token.
@@ -281,7 +264,7 @@ class DraftModel(Proposer):
         libllama keeps the graph of decodes without rows beside that of decodes with some. most:
         tokens that a step keeps at most.
         """
-        yield from self._decoding(missing, 1 if len(missing) == 1 else 0)
+        yield Decode(self.model, missing, 1 if len(missing) == 1 else 0)
 
     def read_from(self, position: int) -> None:
         self.model.truncate(0)
@@ -293,11 +276,7 @@ class DraftModel(Proposer):
         if num_tokens <= self.begins_at:
             self.read_from(0)
         else:
-            self._keep(num_tokens - self.begins_at)
-
-    def _keep(self, num_tokens: int) -> None:
-        """Keep the first num_tokens that the model has read, counted from `begins_at`."""
-        self.model.truncate(min(self.model.num_cached, num_tokens))
+            self.model.truncate(min(self.model.num_cached, num_tokens - self.begins_at))
 
 
 def chance(distribution: Distribution, token: int, prob: float) -> float:

@@ -61,7 +61,6 @@ from comparison.report import header_facts
 from localspec.checks.prompts import KINDS
 from localspec.errors import OptionError
 from localspec.machine import memory_here, num_usable_cores
-from localspec.speculative.shared_vocabulary import CommonTokens
 
 TARGET = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
 DRAFT = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
@@ -167,11 +166,6 @@ def opened(
         undo.callback(weights[1].close)
     sides = Sides(weights[0], weights[1] if len(weights) > 1 else None, names)
     undo.callback(sides.close)
-    if any(isinstance(each.shared_vocabulary, CommonTokens) for each in sides.engines.values()):
-        raise OptionError(
-            f"{asked.draft.name} has another tokenizer than {asked.target.name}",
-            "The sides share the reading of prompts, by token ids: use localspec bench.",
-        )
     return sides
 
 
