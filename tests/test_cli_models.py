@@ -21,11 +21,22 @@ from localspec.presets.presets import (
 from standin_hub import COMMIT, DRAFT, REPO, TARGET, StandinHub
 
 
-def test_explain_without_network_says_why(hub: StandinHub, monkeypatch):
+def test_explain_without_network_says_what_is_known_here(hub: StandinHub, monkeypatch):
+    run("download", "qwen2-7b")
+    named = run("explain", "qwen2-7b").stdout  # from the headers
+    run("models", "remove", "qwen2-7b", "--yes")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     found = run("explain", "qwen2-7b")
-    assert (found.exit_code, found.stdout) == (1, "")
+    assert found.exit_code == 0, found.output
+    assert found.stdout.splitlines()[0] == named.splitlines()[0]
+    assert re.search(rf"^Target +{re.escape(TARGET)}, .* to download$", found.stdout, re.M)
+    assert re.search(rf"^Draft +{re.escape(DRAFT)}, .* to download$", found.stdout, re.M)
+    assert re.search(
+        r"^Memory +all files [\d.]+ .B, free memory [\d.]+ GB$", found.stdout, re.M
+    )
     assert "offline mode is on" in found.stderr
+    assert run("explain", "qwen2-7b", "--json").exit_code == 1
+    assert run("explain", "hf:o/m/x.gguf").exit_code == 1
 
 
 def test_models_lists_files_that_were_used_or_lie_in_usual_folders(

@@ -11,11 +11,16 @@ from localspec.cli import exit_codes
 from localspec.cli.help import Command
 from localspec.cli.json_output import json_option, write_json
 from localspec.cli.options import model_argument, shared
-from localspec.cli.screen import in_flags, pays_from, readable_bytes, titled
+from localspec.cli.screen import in_flags, note, pays_from, readable_bytes, titled
 from localspec.cli.waiting import waiting
+from localspec.errors import DownloadError
+from localspec.hub.hub_file import HubModel
 from localspec.machine import memory_here
 from localspec.preflight.plan import MOST_PARALLEL, served_kept_bytes
+from localspec.presets.located import missing_files, preset_state, size_of
 from localspec.presets.pairing import LARGEST_SHARE
+from localspec.presets.preset import Preset
+from localspec.presets.presets import load_presets, stands_for
 from localspec.presets.source import choose_model
 
 if TYPE_CHECKING:
@@ -70,14 +75,35 @@ def explain(
     if parallel is not None:
         asked |= {"parallel": parallel}
         asked |= {"kept_bytes": served_kept_bytes(memory_here().total_bytes)}
-    with waiting(lambda: "Looking at the models …"):
-        found = explanation.explain(first, target=target, **asked)
+    try:
+        with waiting(lambda: "Looking at the models …"):
+            found = explanation.explain(first, target=target, **asked)
+    except DownloadError as error:
+        preset = None if first is None else load_presets().get(stands_for(first))
+        if preset is None or is_target or as_json:
+            raise
+        click.echo(titled(_known_blocks(preset)))
+        note(f"The headers of the files say more, but {error}. {error.hint}")
+        return
     if as_json:
         write_json(found)
     else:
         click.echo(explanation_text(found))
     if not found.is_pair:
         raise click.exceptions.Exit(exit_codes.FAILED)
+
+
+def _known_blocks(preset: Preset) -> list[tuple[str, list[str]]]:
+    """The facts about a preset whose headers cannot be read."""
+    blocks = [("Pair", [preset.description])]
+    for role, model in preset.by_role().items():
+        files = model.files if isinstance(model, HubModel) else [model.path]
+        names = ", ".join(file.name for file in files)
+        size = _size(size_of(model), is_here=not missing_files(model))
+        blocks.append((role.capitalize(), [f"{names}, {size}"]))
+    whole, free = preset_state(preset).size_bytes, memory_here().available_bytes
+    sizes = f"all files {readable_bytes(whole)}, free memory {readable_bytes(free)}"
+    return [*blocks, ("Memory", [sizes])]
 
 
 def _size(num_bytes: int | None, *, is_here: bool) -> str:
