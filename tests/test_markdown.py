@@ -111,6 +111,13 @@ def test_richs_markup_is_text():
             assert word in raw
 
 
+def test_a_table_that_is_being_written_shows_how_far_it_is():
+    parts: list[str] = []
+    writer = MarkdownWriter(WrappedWriter(parts.append, lambda: 80, colourful=False))
+    writer.push("| a | b |\n|---|---|\n")
+    assert "".join(parts).endswith("(a table, line 2 …)\r")
+
+
 @pytest.mark.parametrize("width", range(10, 100, 5))
 def test_a_table_keeps_its_words_whole(width):
     """In columns as wide as they must be; where those do not fit a cell is a line."""

@@ -1,9 +1,10 @@
 """Markdown on a terminal while it is written: text is only ever appended.
 
 Nothing on the screen is rewritten, so that a resize, a narrow window or a slow connection
-cannot leave a mess. Text that is still ambiguous is held back: a marker until its partner or
-the end of the line, a line of code until it ends, a table until it is complete. The text has
-no control characters (`screen.printable`), and text that is not Markdown is unchanged.
+cannot leave a mess, but for a few words that stand for a table while it comes. Text that is
+still ambiguous is held back: a marker until its partner or the end of the line, a line of code
+until it ends, a table until it is complete. The text has no control characters
+(`screen.printable`), and text that is not Markdown is unchanged.
 """
 
 from __future__ import annotations
@@ -184,6 +185,7 @@ class MarkdownWriter:
             return True
         if line.lstrip().startswith("|"):
             self._table.append(line)
+            self._out.passing(f"(a table, line {len(self._table)} …)")
             return True
         if _RULE.fullmatch(line):
             self._flush_table()
@@ -315,6 +317,7 @@ class MarkdownWriter:
         rows, self._table = self._table, []
         if not rows:
             return
+        self._out.passing("")
         self._leave_code(rows[0])
         for line in _table_lines([_cells(row) for row in rows], self._width() - 1) or rows:
             self._out.lines(f"{line}\n", Style())

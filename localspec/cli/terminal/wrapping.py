@@ -33,6 +33,7 @@ class WrappedWriter:
         self.colourful = colourful
         self._write = write
         self._column = 0
+        self._num_passing = 0  # characters of the passing text
         self._indent = ""
         self._gap = ""  # blank space before the word
         self._word: list[tuple[str, Style]] = []  # characters that no line ends between
@@ -65,6 +66,12 @@ class WrappedWriter:
     def verbatim(self, text: str, style: Style) -> None:
         """Whole lines, not wrapped: the terminal breaks those that are too long."""
         self._write("\n".join(self._styled(line, style) for line in text.split("\n")))
+
+    def passing(self, text: str) -> None:
+        """Show a text in place of the last one, until anything else is written there."""
+        text = text[: self.width() - 1]
+        self._write(f"{text:<{self._num_passing}}\r")
+        self._num_passing = len(text)
 
     def newline(self) -> None:
         """End the line."""
