@@ -26,7 +26,7 @@ from localspec.server import completions, embeddings, messages, ollama, response
 from localspec.server.answering import Answering, Service, WaitingLine
 from localspec.server.counters import PROMETHEUS, Counters
 from localspec.server.encoding import compact_json, json_response, sent_bytes
-from localspec.server.form import ANSWERING, PostEndpoint, RequestReader, engine_aside
+from localspec.server.form import ANSWERING, PostEndpoint, RequestReader
 from localspec.server.guard import PAGE_PATH, AccessRules, BodyReader, Guard
 from localspec.server.page import page_files, root
 from localspec.server.refusal import RequestError, refusal_of, refusal_response
@@ -43,16 +43,16 @@ _POSTS: dict[str, RequestReader] = {
     "/v1/completions": completions.Completion,
     "/v1/responses": responses.ResponseForm,
     "/v1/messages": messages.MessageForm,
-    "/v1/messages/count_tokens": partial(engine_aside, messages.count_tokens),
+    "/v1/messages/count_tokens": messages.count_tokens,
     "/completion": completions.LlamaCompletion,
     "/infill": completions.Infill,
     "/v1/embeddings": embeddings.embeddings,
     "/v1/rerank": embeddings.rerank,
     "/api/embed": embeddings.ollama_embed,
     "/api/embeddings": embeddings.ollama_embeddings,
-    "/tokenize": partial(engine_aside, completions.tokenize),
-    "/detokenize": partial(engine_aside, completions.detokenize),
-    "/apply-template": partial(engine_aside, completions.apply_template),
+    "/tokenize": completions.tokenize,
+    "/detokenize": completions.detokenize,
+    "/apply-template": completions.apply_template,
     "/api/show": ollama.show,
     "/api/chat": ollama.OllamaChat,
     "/api/generate": ollama.OllamaGenerate,

@@ -18,7 +18,7 @@ from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
 from localspec.server.answering import Event, Finished, NewPiece
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
-from localspec.server.form import EngineCall, Form, own_fields, usage_of
+from localspec.server.form import Aside, Form, engine_aside, own_fields, usage_of
 from localspec.server.question import (
     CLIENTS_NAMES,
     MOST_ANSWERS,
@@ -422,7 +422,7 @@ class Infill(LlamaCompletion):
         return FimPrompt(f"{before}{begun}", after or "", files)
 
 
-def tokenize(fields: Fields) -> EngineCall:
+def tokenize(fields: Fields) -> Aside:
     """Answer a request to /tokenize: the token ids of a text, with their pieces if wanted."""
     text, special = fields.text("content") or "", fields.flag("parse_special") is not False
     has_bos, has_pieces = fields.flag("add_special"), fields.flag("with_pieces")
@@ -443,24 +443,28 @@ def tokenize(fields: Fields) -> EngineCall:
         pairs = zip(tokens, pieces, strict=True)
         return {"tokens": [{"id": token, "piece": piece} for token, piece in pairs]}
 
-    return compute
+    return engine_aside(fields, compute)
 
 
-def detokenize(fields: Fields) -> EngineCall:
+def detokenize(fields: Fields) -> Aside:
     """Answer a request to /detokenize: the text of token ids."""
     ids = fields.any("tokens")
     if not isinstance(ids, list):
         fields.refuse("tokens", "Give a list of token ids.")
-    return lambda engine: {"content": engine.detokenize(ids, special=True)}
+    return engine_aside(
+        fields, lambda engine: {"content": engine.detokenize(ids, special=True)}
+    )
 
 
-def apply_template(fields: Fields) -> EngineCall:
+def apply_template(fields: Fields) -> Aside:
     """Answer a request to /apply-template: the prompt made from messages."""
     messages = checked_messages(fields.any("messages"))
     prompt = templated(messages, openai_tools(fields), chat_variables(fields))
-    return lambda engine: {
-        "prompt": engine.detokenize(without_cells(prompt(engine)), special=True)
-    }
+
+    def compute(engine: IsolatedEngine) -> dict[str, Any]:
+        return {"prompt": engine.detokenize(without_cells(prompt(engine)), special=True)}
+
+    return engine_aside(fields, compute)
 
 
 def props(model: ServedModel) -> dict[str, Any]:

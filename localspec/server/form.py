@@ -71,24 +71,18 @@ class Form(abc.ABC):
 # Gives the JSON for a request that needs no answer of a model. Raises RequestError, and what
 # loading raises.
 Aside = Callable[[Service], Awaitable[Any]]
-EngineCall = Callable[[IsolatedEngine], Any]
+RequestReader = Callable[[Fields], Form | Aside]
 
 
-def engine_aside(read: Callable[[Fields], EngineCall], fields: Fields) -> Aside:
-    """A request whose result the engine computes, without a decode.
-
-    read: makes a function of the fields, which is called in a thread of its own.
-    """
-    name, compute = fields.text("model"), read(fields)
+def engine_aside(fields: Fields, compute: Callable[[IsolatedEngine], Any]) -> Aside:
+    """A request whose result an engine computes without a decode, in a thread of its own."""
+    name = fields.text("model")
 
     async def result(service: Service) -> Any:
         async with service.opened(name) as engine:
             return await in_thread(partial(compute, engine))
 
     return result
-
-
-RequestReader = Callable[[Fields], Form | Aside]
 
 
 async def in_thread(call: Callable[[], _Outcome]) -> _Outcome:
