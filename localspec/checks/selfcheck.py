@@ -79,19 +79,9 @@ class Report:
         ]
 
     @property
-    def distribution_bugs(self) -> list[str]:
-        """Steps that do not give the target's distribution, one per line."""
-        return self.step_law.bugs
-
-    @property
     def bugs(self) -> list[str]:
         """All that is wrong, one per line."""
         return [*self.identity_bugs, *self.step_law.bugs]
-
-    @property
-    def rounding_bound(self) -> float:
-        """Tokens closer than this, in logits, are near ties."""
-        return self.rounding.bound
 
     @property
     def law_bound(self) -> float:
@@ -113,24 +103,22 @@ class Report:
     def identity(self) -> Finding:
         """The finding on greedy and seeded text."""
         is_enough = self.greedy.is_enough and self.seeded.is_enough
-        return _finding(has_bugs=bool(self.identity_bugs), is_enough=is_enough)
+        return _finding(self.identity_bugs, is_enough=is_enough)
 
     @property
     def distribution(self) -> Finding:
         """The finding on sampled text."""
-        return _finding(has_bugs=bool(self.step_law.bugs), is_enough=self.step_law.is_enough)
+        return _finding(self.step_law.bugs, is_enough=self.step_law.is_enough)
 
     @property
     def finding(self) -> Finding:
         """The finding on all text: lossless only if both are."""
-        both = (self.identity, self.distribution)
-        return _finding(
-            has_bugs=Finding.NOT_LOSSLESS in both, is_enough=Finding.NOT_ENOUGH not in both
-        )
+        is_enough = Finding.NOT_ENOUGH not in (self.identity, self.distribution)
+        return _finding(self.bugs, is_enough=is_enough)
 
 
-def _finding(*, has_bugs: bool, is_enough: bool) -> Finding:
-    if has_bugs:
+def _finding(bugs: list[str], *, is_enough: bool) -> Finding:
+    if bugs:
         return Finding.NOT_LOSSLESS
     return Finding.LOSSLESS if is_enough else Finding.NOT_ENOUGH
 

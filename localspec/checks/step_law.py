@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 
@@ -129,15 +130,14 @@ class StepLawCheck:
         loop = SpeculativeDecoder(
             target, [remembered], policy, FixedThreads(1), None, lambda: 0.0
         )
-        targets: dict[tuple[int, ...], list[Distribution]] = {}
 
         def step(numbers: Enumeration) -> tuple[int, ...]:
             loop.start(tokens[:-1])
-            chain = _Once(self.make_chain(params, prompt, said[:-1]), targets)
+            chain = self.make_chain(params, prompt, said[:-1])
             made = make_rule(rule, is_greedy=False, seed=None, randomness=numbers)
             steps = loop.steps(Request(chain, made, num_draft_tokens + 2, self.is_end))
-            next(steps)  # An answer's first step never drafts; it gives the text's last token.
-            return tuple(next(steps).tokens)
+            # An answer's first step never drafts; it gives the text's last token.
+            return tuple(token for second in islice(steps, 1, 2) for token in second.tokens)
 
         def own(emitted: tuple[int, ...]) -> dict[int, float]:
             """Token → probability of a plain step behind that; there is none behind an end."""
@@ -164,7 +164,7 @@ class StepLawCheck:
         num_tokens: int,
     ) -> None:
         """Compare the next token's law behind all that a step emits with a plain step's."""
-        behind: dict[tuple[int, ...], dict[int, float]] = {}
+        behind: dict[tuple[int, ...], dict[int, float]] = {(): defaultdict(float)}
         for emitted, prob in law.items():
             for length, token in enumerate(emitted):
                 weights = behind.setdefault(emitted[:length], defaultdict(float))
@@ -184,27 +184,6 @@ class StepLawCheck:
                     f"steps of {what} draft tokens give a token with a probability that is "
                     f"{difference:.2g} off, behind {num_tokens} tokens and {list(emitted)}"
                 )
-
-
-class _Once(SamplerChain):
-    """A chain that computes the target's distributions once, and then remembers them.
-
-    targets: tokens that the answer has, and draft tokens → distributions.
-    """
-
-    def __init__(
-        self, chain: SamplerChain, targets: dict[tuple[int, ...], list[Distribution]]
-    ) -> None:
-        vars(self).update(vars(chain))
-        self._targets = targets
-
-    def distributions(
-        self, rows: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
-    ) -> list[Distribution]:
-        key = len(tokens), *draft_tokens
-        if key not in self._targets:
-            self._targets[key] = super().distributions(rows, tokens, draft_tokens)
-        return self._targets[key]
 
 
 class _RowsBehind:

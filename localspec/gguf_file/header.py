@@ -235,10 +235,7 @@ class _HeaderReader:
         kind, count = self._scalar("<I"), self._scalar("<Q")
         if kind != _STRING:
             return self._numbers(self._format(kind), count)
-        begin = self._at
-        self._skip_strings(count)
-        if key == _TOKENS:
-            self._tokens = self._strings(begin, count)
+        self._read_strings(count, are_tokens=key == _TOKENS)
         return None
 
     def _format(self, kind: int) -> str:
@@ -252,28 +249,24 @@ class _HeaderReader:
             return None
         return struct.unpack_from(f"<{count}{kind[1]}", self._data, begin)
 
-    def _skip_strings(self, count: int) -> None:
+    def _read_strings(self, count: int, *, are_tokens: bool) -> None:
+        """Skip strings, or take them as the tokens."""
         if count * 8 > self._size:
             raise self._damaged(f"it claims an array of {count} strings")
         # The hot loop of the check: 300 000 strings in a large vocabulary.
         at, data, length_at = self._at, self._data, _LENGTH.unpack_from
+        tokens: list[bytes] = []
         try:
             for _ in range(count):
-                at += 8 + length_at(data, at)[0]
+                begin = at + 8
+                at = begin + length_at(data, at)[0]
+                if are_tokens:
+                    tokens.append(data[begin:at])
         except (struct.error, OverflowError):
             at = max(at, len(data) + 1)
         self._at = at
         self._skip(0)
-
-    def _strings(self, at: int, count: int) -> list[bytes]:
-        """Strings that `_skip_strings` has checked."""
-        data, length_at = self._data, _LENGTH.unpack_from
-        strings = []
-        for _ in range(count):
-            begin = at + 8
-            at = begin + length_at(data, at)[0]
-            strings.append(data[begin:at])
-        return strings
+        self._tokens = self._tokens or tokens
 
     def _tensor(self) -> Tensor:
         """The next tensor, without its size; its offset counts from the end of the header."""

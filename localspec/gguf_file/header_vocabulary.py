@@ -78,22 +78,17 @@ class FimTokens(NamedTuple):
 
 def fim_tokens(header: Header) -> FimTokens | None:
     """The fill-in tokens of a model; None if it has none for prefix, suffix and middle."""
-    found = {role: _stated(header, role) for role in _FIM_KEYS}
-    if missing := {role for role, token in found.items() if token is None}:
-        roles = {text.encode(): role for role in missing for text in _FIM_TEXTS[role].split()}
-        for token, text in enumerate(header.tokens):
-            role = roles.get(text)
-            if role is not None and found[role] is None:
-                found[role] = token
-    prefix, suffix, middle = found["prefix"], found["suffix"], found["middle"]
+    prefix, suffix, middle, repo, file = (_fim_token(header, role) for role in _FIM_KEYS)
     if prefix is None or suffix is None or middle is None:
         return None
-    return FimTokens(prefix, suffix, middle, found["repo"], found["file"])
+    return FimTokens(prefix, suffix, middle, repo, file)
 
 
-def _stated(header: Header, role: str) -> int | None:
+def _fim_token(header: Header, role: str) -> int | None:
+    """The first token that the header states, or else that has a known text."""
     for key in _FIM_KEYS[role]:
         token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
         if isinstance(token, int) and 0 <= token < len(header.tokens):
             return token
-    return None
+    texts = set(_FIM_TEXTS[role].encode().split())
+    return next((token for token, text in enumerate(header.tokens) if text in texts), None)

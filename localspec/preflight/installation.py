@@ -14,7 +14,7 @@ from localspec._version import __version__
 from localspec.errors import PresetError, RpcError
 from localspec.hub.api import is_offline
 from localspec.hub.cache import HubCache, free_bytes
-from localspec.llama.devices import Device, gpus_of_drivers, hiding_variable
+from localspec.llama.devices import Device, hiding_variable
 from localspec.llama.placement import unused_gpu, usable_gpus
 from localspec.llama.rpc_servers import RpcServer, ask_servers
 from localspec.machine import Cores, Memory, cores_here, memory_here
@@ -57,11 +57,11 @@ class Installation:
     packages: versions by name. library: where libllama is from. build: libllama's own
     description. amx_is_left_out: whether its AMX kernels are not used because they are wrong.
     processor_flags: the processor's features, as the system names them; empty if they are not
-    known. has_nvidia: whether there is an NVIDIA GPU, or its driver. unused_gpu: a GPU that
-    libllama cannot compute on, and why, or "". devices: also of RPC servers. rpc_faults:
-    message and hint for each fault of a server. room: free memory of this machine.
-    presets_fault: message and hint if the user's presets are malformed. num_profiles: pairs and
-    settings whose costs are known; num_exact: models and settings that were found exact.
+    known. unused_gpu: a GPU that libllama cannot compute on, and why, or "". devices: also of
+    RPC servers. rpc_faults: message and hint for each fault of a server. room: free memory of
+    this machine. presets_fault: message and hint if the user's presets are malformed.
+    num_profiles: pairs and settings whose costs are known; num_exact: models and settings that
+    were found exact.
     """
 
     version: str
@@ -72,7 +72,6 @@ class Installation:
     build: str
     amx_is_left_out: bool
     processor_flags: frozenset[str]
-    has_nvidia: bool
     unused_gpu: str
     devices: tuple[Device, ...]
     rpc_faults: tuple[tuple[str, str], ...]
@@ -90,7 +89,7 @@ class Installation:
     @property
     def problems(self) -> list[Problem]:
         """All problems, the most serious first."""
-        finders = (_faults, _build, _limits, _leftovers)
+        finders = (_faults, _build, _limits)
         return [problem for find in finders for problem in find(self)]
 
 
@@ -114,14 +113,13 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
         build=system_info(),
         amx_is_left_out=amx_is_left_out,
         processor_flags=_processor_flags(),
-        has_nvidia=any("NVIDIA" in name for name in gpus_of_drivers()),
         unused_gpu="" if usable_gpus(devices()) else unused_gpu((), None),
         devices=(*devices(), *(device for server in servers for device in server.devices)),
         rpc_faults=rpc_faults,
         cores=cores_here(),
         memory=memory_here(),
         room=free_memory(),
-        cache=_cache_state(),
+        cache=_cache_state(HubCache()),
         num_profiles=sum(not exact for exact in kept),
         num_exact=sum(kept),
         profiles_folder=profiles_folder(),
@@ -157,8 +155,7 @@ def _processor_flags() -> frozenset[str]:
     return frozenset()
 
 
-def _cache_state() -> HubCacheState:
-    cache = HubCache()
+def _cache_state(cache: HubCache) -> HubCacheState:
     root = cache.root
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     return HubCacheState(
@@ -224,7 +221,7 @@ def _build(found: Installation) -> Iterator[Problem]:
 
 
 def _limits(found: Installation) -> Iterator[Problem]:
-    """Cores, memory and disk that are closed or full."""
+    """Cores, memory and disk that are closed or full, and unfinished downloads."""
     cores, memory = found.cores, found.memory
     if cores.allowed < cores.logical or cores.is_bound_by_quota:
         given = cores.usable if cores.is_bound_by_quota else cores.allowed
@@ -249,10 +246,6 @@ def _limits(found: Installation) -> Iterator[Problem]:
             "Make room (localspec models remove PRESET), or choose another place: "
             "HF_HUB_CACHE=DIR.",
         )
-
-
-def _leftovers(found: Installation) -> Iterator[Problem]:
-    """Unfinished downloads."""
     for path, size in found.cache.unfinished.items():
         yield Problem(
             f"a download stopped after {size / 1e6:.1f} MB: {path}",
