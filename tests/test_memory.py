@@ -417,7 +417,9 @@ def test_a_context_that_cannot_fit_is_refused_with_one_that_does(tmp_path, demo_
     """The caches would take 256 GB at the context that the model was trained for."""
     path = tmp_path / "long.gguf"
     long_model = write_random_model(path, demo_target, context_length=1 << 30)
-    with pytest.raises(MemoryLimitError, match=r"long.gguf need \d+\.\d GB at a") as caught:
+    with pytest.raises(
+        MemoryLimitError, match=r"long.gguf need \d+\.\d GB of main memory \("
+    ) as caught:
         localspec.load(target=long_model, context_length=1 << 30)
     assert 0 < int(re.search(r"up to (\d+) tokens", caught.value.hint)[1]) < 1 << 30
     models = [Planned(check_model_file(long_model))]
@@ -502,8 +504,7 @@ def test_what_lacks_on_a_gpu_is_said_with_the_layers_that_fit(header, monkeypatc
     with pytest.raises(MemoryLimitError) as caught:
         check_fit(plan_here([Planned(header, all_of_them)]))
     assert re.fullmatch(
-        r"target.gguf need 0\.\d GB on CUDA0 at a context of 2048 tokens; free are "
-        r"0\.\d GB on CUDA0",
+        r"target.gguf need 0\.\d GB on CUDA0 \(0\.\d GB free\) at a context of 2048 tokens",
         str(caught.value),
     )
     assert "5 layers on GPUs (num_gpu_layers=…)" in caught.value.hint

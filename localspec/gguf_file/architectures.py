@@ -9,14 +9,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 
-class State(Enum):
-    """How many layers have a recurrent state."""
-
-    NONE = "none"
-    SOME = "some"
-    ALL = "all"
-
-
 class HeadGraph(Enum):
     """How a head is computed, if it can be.
 
@@ -45,7 +37,8 @@ HEADS_APART = (HeadGraph.LAYERS, HeadGraph.BLOCK, HeadGraph.OUTPUT)
 class Architecture:
     """The properties of an architecture; the defaults are those of one that is not listed.
 
-    has_snapshots: libllama can keep the last states (llm_arch_supports_rs_rollback).
+    has_state: some layers have a recurrent state; is_recurrent: all of them. has_snapshots:
+    libllama can keep the last states (llm_arch_supports_rs_rollback).
     is_head: its files hold a head and no layers of a model. head_of: the architecture that it
     drafts for, if not its own. is_cropped: a head's decode gives rows of its outputs only, and
     ends the process if asked for rows of all tokens; other heads give rows of all tokens, and
@@ -55,7 +48,8 @@ class Architecture:
     output of the last layer.
     """
 
-    state: State = State.NONE
+    has_state: bool = False
+    is_recurrent: bool = False
     has_snapshots: bool = False
     head_graph: HeadGraph = HeadGraph.NONE
     is_head: bool = False
@@ -67,9 +61,9 @@ class Architecture:
 
 
 _PLAIN = Architecture()
-_RECURRENT = Architecture(state=State.ALL)
-_HYBRID = Architecture(state=State.SOME)
-_HYBRID_BACK = Architecture(state=State.SOME, has_snapshots=True)
+_RECURRENT = Architecture(has_state=True, is_recurrent=True)
+_HYBRID = Architecture(has_state=True)
+_HYBRID_BACK = Architecture(has_state=True, has_snapshots=True)
 _ONE = Architecture(head_graph=HeadGraph.ONE)
 _ONE_HYBRID = replace(_HYBRID_BACK, head_graph=HeadGraph.ONE)
 _GIVES = Architecture(gives_layers=True)

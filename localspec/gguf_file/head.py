@@ -24,7 +24,7 @@ of these files is ours:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -127,9 +127,8 @@ def head_facts(header: Header) -> HeadFacts | None:
     shape = ModelShape(header)
     if shape.num_head_layers == 0 and not shape.architecture.is_head:
         return None
-    sizes = {tensor.name: tensor.size_bytes for tensor in header.tensors}
     kind = _KINDS.get(shape.architecture.head_graph, _MTP)
-    return kind.facts(header, shape, sizes, next(kind.refusals(header), ""))
+    return kind.facts(header, shape, next(kind.refusals(header), ""))
 
 
 def check_target(header: Header) -> None:
@@ -172,10 +171,9 @@ def _vocabulary_misfit(target: Header, head: Header) -> str:
 # --- MTP layers ---
 
 
-def _mtp_facts(
-    header: Header, shape: ModelShape, sizes: Mapping[str, int], why_not: str
-) -> HeadFacts:
+def _mtp_facts(header: Header, shape: ModelShape, why_not: str) -> HeadFacts:
     known = shape.architecture
+    sizes = {tensor.name: tensor.size_bytes for tensor in header.tensors}
     num_chained = shape.num_head_layers if known.head_graph is HeadGraph.CHAIN else 1
     own = {name for name in sizes if known.is_head or _mtp_layer(shape, name) >= 0}
     read = {name for name in own if num_chained == 1 or _mtp_layer(shape, name) <= 0}
@@ -250,9 +248,7 @@ def block_facts(header: Header) -> BlockFacts:
     )
 
 
-def _layers_facts(
-    header: Header, shape: ModelShape, sizes: Mapping[str, int], why_not: str
-) -> HeadFacts:
+def _layers_facts(header: Header, shape: ModelShape, why_not: str) -> HeadFacts:
     is_block = shape.architecture.head_graph is HeadGraph.BLOCK
     block = block_facts(header) if is_block else None
     # EAGLE-3 combines the rows of layers once for each token of the text.
@@ -261,8 +257,8 @@ def _layers_facts(
         graph=shape.architecture.head_graph,
         num_layers=shape.num_blocks,
         layers_read=_layers_read(shape),
-        num_bytes=sum(sizes.values()),
-        num_read_bytes=sum(size for name, size in sizes.items() if name not in unread),
+        num_bytes=header.weights_bytes,
+        num_read_bytes=sum(t.size_bytes for t in header.tensors if t.name not in unread),
         why_not=why_not,
         is_cropped=block is not None and not block.num_candidates,
         block=block,
@@ -324,11 +320,9 @@ def medusa_names(header: Header) -> list[list[str]]:
     ]
 
 
-def _medusa_facts(
-    header: Header, shape: ModelShape, sizes: Mapping[str, int], why_not: str
-) -> HeadFacts:
+def _medusa_facts(header: Header, shape: ModelShape, why_not: str) -> HeadFacts:
     values = sum(prod(each.shape) for each in header.tensors if each.name != OWN_TOKENS)
-    num_bytes = 4 * values  # float32
+    num_bytes = 4 * values  # as float32
     return HeadFacts(
         graph=HeadGraph.OUTPUT,
         num_layers=shape.num_blocks,
@@ -366,11 +360,11 @@ def _medusa_misfits(target: Header, head: Header) -> Iterator[str]:
 class _HeadKind(NamedTuple):
     """Behaviour that differs between kinds of heads.
 
-    facts: of a file, given sizes of its tensors and why it cannot be used. refusals: why it
-    cannot be. misfits: why it cannot draft for a target, whose header comes first.
+    facts: of a file, given why it cannot be used. refusals: why it cannot be. misfits: why it
+    cannot draft for a target, whose header comes first.
     """
 
-    facts: Callable[[Header, ModelShape, Mapping[str, int], str], HeadFacts]
+    facts: Callable[[Header, ModelShape, str], HeadFacts]
     refusals: Callable[[Header], Iterator[str]]
     misfits: Callable[[Header, Header], Iterator[str]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from localspec.errors import OptionError
-from localspec.gguf_file.architectures import HEADS_APART, HeadGraph, State, architecture
+from localspec.gguf_file.architectures import HEADS_APART, HeadGraph, architecture
 from localspec.gguf_file.header import Header, Value
 
 DEFAULT_CONTEXT_LENGTH = 8192  # tokens, at most, if nobody chooses
@@ -18,8 +18,8 @@ class ModelShape:
     def __init__(self, header: Header) -> None:
         self._header = header
         self.architecture = architecture(header.architecture)
-        self.is_recurrent = self.architecture.state is State.ALL
-        self.has_state = self.architecture.state is not State.NONE
+        self.is_recurrent = self.architecture.is_recurrent
+        self.has_state = self.architecture.has_state
         self.has_snapshots = self.architecture.has_snapshots
         # Whether the cache can lose its last tokens, as a target has to after a refused draft.
         self.can_roll_back = not self.has_state or self.has_snapshots

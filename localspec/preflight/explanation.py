@@ -111,7 +111,7 @@ class HeadReport:
     why_not: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ProjectorReport:
     """The projector, with which the target sees pictures.
 
@@ -122,10 +122,10 @@ class ProjectorReport:
 
     name: str
     is_here: bool
-    kind: str
-    size_bytes: int
     misfit: str
     is_named: bool
+    kind: str = ""
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,13 +231,13 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     costs = _measured_costs(found, head_report)
     return Explanation(
         description="" if chosen is None else chosen.description,
-        target=_target_facts(found["target"], memory),
+        target=_facts(found["target"], has_room=memory.models[0].num_snapshots > 0),
         draft=_facts(found["draft"]) if "draft" in found else None,
         head=head_report,
         projector=projector,
         vocabulary=vocabulary,
         misfit=misfit,
-        size_warning=size_warning(*(found[role].header for role in ("target", "draft")))
+        size_warning=size_warning(found["target"].header, found["draft"].header)
         if "draft" in found
         else "",
         memory=memory,
@@ -292,16 +292,15 @@ def _found_projector(
 
     Raises ModelFileError for a file that was named and is no projector, DownloadError.
     """
+    misfit = ""
     try:
         found = read_model_header(model, "mmproj")
     except ModelFileError as error:
         if is_named or missing_files(model) or not path_of(model).is_file():
             raise
-        name = path_of(model).name
-        return ProjectorReport(
-            name=name, is_here=True, kind="", size_bytes=0, misfit=str(error), is_named=False
-        ), None
-    misfit = ""
+        name, misfit = path_of(model).name, str(error)
+        report = ProjectorReport(name, is_here=True, misfit=misfit, is_named=False)
+        return report, None
     try:
         require_free_of_position(found.header)
         require_projector_of(target.header, found.header)
@@ -382,14 +381,8 @@ def _variants(chosen: Preset) -> dict[str, str]:
     }
 
 
-def _target_facts(found: FoundHeader, memory: PairMemory) -> ModelFacts:
-    facts = _facts(found)
-    if ModelShape(found.header).has_snapshots and memory.models[0].num_snapshots == 0:
-        facts = replace(facts, can_roll_back=False)  # there is no memory for them
-    return facts
-
-
-def _facts(found: FoundHeader) -> ModelFacts:
+def _facts(found: FoundHeader, *, has_room: bool = True) -> ModelFacts:
+    """has_room: whether there is memory for a hybrid's snapshots."""
     header, shape = found.header, ModelShape(found.header)
     type_bytes: Counter[str] = Counter()
     for tensor in header.tensors:
@@ -407,7 +400,7 @@ def _facts(found: FoundHeader) -> ModelFacts:
         vocab_size=len(header.tokens),
         trained_context=shape.context_length,
         sliding_window=shape.sliding_window,
-        can_roll_back=shape.can_roll_back,
+        can_roll_back=shape.can_roll_back and (has_room or not shape.has_snapshots),
         type_bytes=dict(type_bytes.most_common()),
         exact_settings=_exact_settings(header),
         exactness=_found_exactness(header) if found.is_here else None,

@@ -28,7 +28,6 @@ from localspec.preflight.free_memory import (
     MemoryRoom,
     PairMemory,
     Planned,
-    Shortage,
     free_memory,
     pair_memory,
 )
@@ -332,21 +331,15 @@ def check_fit(plan: Plan) -> None:
     """Raise MemoryLimitError for models that do not fit, with hints at what would."""
     if shortages := plan.free.shortages(plan.memory):
         names = " and ".join(model.header.path.name for model in plan.wanted)
+        lacking = ", ".join(
+            f"{needed / 1e9:.1f} GB {f'on {gpu}' if gpu else 'of main memory'} "
+            f"({free / 1e9:.1f} GB free)"
+            for gpu, needed, free in shortages
+        )
         raise MemoryLimitError(
-            f"{names} need {_lacking(shortages, plan.context_length)}",
+            f"{names} need {lacking} at a context of {plan.context_length} tokens",
             _way_out(plan.wanted, plan.context_length, plan.free),
         )
-
-
-def _lacking(shortages: Sequence[Shortage], context_length: int) -> str:
-    sums = " and ".join(
-        f"{_gb(needed)} on {gpu}" if gpu else _gb(needed) for gpu, needed, _ in shortages
-    )
-    left = ", ".join(
-        f"{_gb(num_bytes)} on {gpu}" if gpu else f"{_gb(num_bytes)} of main memory"
-        for gpu, _, num_bytes in shortages
-    )
-    return f"{sums} at a context of {context_length} tokens; free are {left}"
 
 
 def _way_out(models: Sequence[Planned], context_length: int, free: MemoryRoom) -> str:
@@ -417,7 +410,3 @@ def fits_by_size(size_bytes: int, free: MemoryRoom) -> bool:
     """
     own = sum(gpu.free_bytes for gpu in free.gpus if not is_in_main_memory(gpu))
     return size_bytes * _OVER_FILES <= max(own, free.main_bytes)
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"
