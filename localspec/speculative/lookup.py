@@ -13,9 +13,7 @@ changes how many tokens a step emits, never which.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import itertools
-import threading
 from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -68,7 +66,6 @@ class TextMemory:
         self._begins: list[int] = []  # of the parts, ascending
         self._used: list[int] = []  # when each was used: a larger number is later
         self._now = 0
-        self.lock = threading.RLock()  # held while it is read or changed
 
     def __len__(self) -> int:
         """Tokens, with the gaps between them."""
@@ -76,11 +73,10 @@ class TextMemory:
 
     def add(self, tokens: Sequence[int]) -> None:
         """Remember a text, as far as it is not known already, without gaps in it."""
-        with self.lock:
-            # Between gaps and cells of pictures.
-            for is_text, run in itertools.groupby(tokens, lambda token: token > GAP):
-                if is_text and len(text := array("i", run)) > SIZES[0]:
-                    self._add(text)
+        # Between gaps and cells of pictures.
+        for is_text, run in itertools.groupby(tokens, lambda token: token > GAP):
+            if is_text and len(text := array("i", run)) > SIZES[0]:
+                self._add(text)
 
     def _add(self, text: array[int]) -> None:
         self._now += 1
@@ -98,9 +94,8 @@ class TextMemory:
 
     def mark_used(self, found: Occurrence) -> None:
         """Mark the part of the memory with this occurrence as just used, if there is one."""
-        with self.lock:
-            if found.text is self.index.text:
-                self._used[bisect.bisect_right(self._begins, found.position) - 1] = self._now
+        if found.text is self.index.text:
+            self._used[bisect.bisect_right(self._begins, found.position) - 1] = self._now
 
     def _append(self, tokens: array[int], num_new: int) -> None:
         """Add a part if at least one of its tokens is new."""
@@ -374,8 +369,7 @@ class Lookup(Proposer):
             end = end[-LONGEST_MATCH:] + array("i", forced)
             hashes = run_hashes(end)
         num_tokens = len(self._own) + len(forced)
-        with contextlib.nullcontext() if self.memory is None else self.memory.lock:
-            found = self._longest(end, hashes)
+        found = self._longest(end, hashes)
         if found.length < RESUMED_BELOW:
             found = self._resumed(end, num_tokens, found)
         if found.length >= (_RESUMED_FROM if found.is_resumed else _FOLLOWED_FROM):

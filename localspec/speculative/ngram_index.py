@@ -42,11 +42,7 @@ def run_hashes(end: Sequence[int]) -> list[int]:
 
 
 class NgramIndex:
-    """A text, and where its runs of tokens are.
-
-    A signal handler's exception may end any change half way; the next call then links all of
-    the text again.
-    """
+    """A text, and where its runs of tokens are."""
 
     def __init__(self) -> None:
         self.text = array("i")
@@ -65,7 +61,6 @@ class NgramIndex:
         """Continue the text with these tokens. A picture's cells become gaps."""
         if min(tokens, default=0) < GAP:
             tokens = [max(token, GAP) for token in tokens]
-        self._begin_change()
         text, shift, hashes = self.text, self._shift, self._hashes
         position = len(text)
         is_many = len(tokens) > max(_MANY, position // _MANY_SHARE)
@@ -86,13 +81,11 @@ class NgramIndex:
                 link.append(latest[slot])
                 latest[slot] = position
             position += 1
-        self._is_changing = False
 
     def truncate(self, num_tokens: int) -> None:
         """Keep the first num_tokens."""
         if num_tokens >= len(self.text):
             return
-        self._begin_change()
         for size, latest, link in zip(SIZES, self._latest, self._links, strict=True):
             first = max(num_tokens, size - 1)
             begin = max(first - size + 1, 0)  # of the first run that is cut
@@ -103,7 +96,6 @@ class NgramIndex:
             del link[num_tokens:]
         del self.text[num_tokens:]
         self._hash_end()
-        self._is_changing = False
 
     def known(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
         """(n,) whether the run of the largest size that ends at each position is known."""
@@ -111,7 +103,6 @@ class NgramIndex:
         found = np.zeros(len(tokens), np.bool_)
         if min(len(self.text), len(tokens)) < size:
             return found
-        self._settle()
         text, link = np.array(self.text, np.int32), np.array(self._links[level], np.int32)
         slots = (hashes_of(tokens, size) >> np.uint32(self._shift))[size - 1 :]
         positions = np.arange(size - 1, len(tokens))
@@ -145,14 +136,6 @@ class NgramIndex:
             position = link[position]
         return found
 
-    def _begin_change(self) -> None:
-        self._settle()
-        self._is_changing = True
-
-    def _settle(self) -> None:
-        if self._is_changing:
-            self._link_all()
-
     def _hash_end(self) -> None:
         """Hash the end of the text; `read` continues these hashes with each token."""
         padding = [0] * SIZES[-1]  # zeros in front leave a hash as it is
@@ -183,7 +166,6 @@ class NgramIndex:
         levels = range(len(SIZES)), SIZES, _LEAVING, self._latest, self._links
         self._levels = tuple(zip(*levels, strict=True))
         self._hash_end()
-        self._is_changing = False
 
 
 def hashes_of(tokens: NDArray[np.int32], size: int) -> NDArray[np.uint32]:
