@@ -161,18 +161,13 @@ class DraftModel(Proposer):
         """Position of the first token that it has read."""
         return self._begin
 
-    @property
-    def context_length(self) -> int:
-        """The longest text, drafted tokens included, it can propose for."""
-        # The last draft token is never decoded here, hence the one more.
-        return self.model.context_length + 1
-
     def state(self, tokens: Sequence[int]) -> ProposerState:
         # Only new tokens are checked: a resting draft is asked before each step of a long text.
         if max(tokens[self._num_known :], default=0) >= self.model.vocab_size:
             return ProposerState(0, draft_off=DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
         self._num_known = len(tokens)
-        room = self.context_length - len(tokens)
+        # The last draft token is never decoded here, hence the one more.
+        room = self.model.context_length + 1 - len(tokens)
         if room <= 0:
             return ProposerState(0, draft_off=DraftOff.DRAFT_CONTEXT_FULL)
         num_missing = len(tokens) - self.begins_at - self.model.num_cached
