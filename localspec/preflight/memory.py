@@ -102,7 +102,16 @@ def estimate_memory(
     """
     facts = head_facts(header)
     if facts is not None and facts.graph is HeadGraph.OUTPUT:
-        return _medusa_memory(header, facts, placement, options.num_sequences)
+        # Medusa heads, which libllama does not know, are in main memory.
+        rows_bytes = _rows_bytes(header, facts, options.num_sequences)
+        return MemoryEstimate(
+            with_head=True,
+            weights_bytes=facts.num_bytes,
+            compute_bytes=rows_bytes + len(header.tokens) * _FLOAT,
+            gpu_bytes=(0,) * placement.num_gpus,
+            num_layers=len(placement.layers),
+            gpu_layers=(0,) * placement.num_gpus,
+        )
     model_context, head_context = _contexts(header, options)
     with_head = head_context is not None
     weights = placement.weights_bytes(header, with_head=with_head)
@@ -130,7 +139,7 @@ def estimate_memory(
         num_snapshots=num_snapshots,
         snapshot_bytes=sum(caches) - one_state,
         compute_bytes=sum(compute),
-        vocabulary_bytes=vocabulary_bytes(header),
+        vocabulary_bytes=len(header.tokens) * _BYTES_PER_TOKEN,
         gpu_bytes=tuple(places[:MAIN_MEMORY]),
         num_layers=len(placement.layers),
         gpu_layers=placement.gpu_layers(),
@@ -156,20 +165,6 @@ def projector_memory(header: Header, num_gpus: int, place: int = MAIN_MEMORY) ->
         gpu_bytes=tuple(places[:MAIN_MEMORY]),
         gpu_layers=(0,) * num_gpus,
         picture_bytes=KEPT_PICTURE_BYTES + KEPT_ROW_BYTES,
-    )
-
-
-def _medusa_memory(
-    header: Header, facts: HeadFacts, placement: Placement, num_sequences: int
-) -> MemoryEstimate:
-    """Main memory of Medusa heads, which libllama does not know."""
-    return MemoryEstimate(
-        with_head=True,
-        weights_bytes=facts.num_bytes,
-        compute_bytes=_rows_bytes(header, facts, num_sequences) + len(header.tokens) * _FLOAT,
-        gpu_bytes=(0,) * placement.num_gpus,
-        num_layers=len(placement.layers),
-        gpu_layers=(0,) * placement.num_gpus,
     )
 
 
@@ -225,11 +220,6 @@ def _compute_by_place(header: Header, options: LlamaOptions, placement: Placemen
         sizes[MAIN_MEMORY] = compute_bytes(header, context_length, max_outputs, attention)
     sizes[MAIN_MEMORY] += logits  # which are copied out of the graph
     return sizes
-
-
-def vocabulary_bytes(header: Header) -> int:
-    """Memory of libllama for a vocabulary."""
-    return len(header.tokens) * _BYTES_PER_TOKEN
 
 
 def repacked_bytes(header: Header, repacked: Mapping[str, float]) -> int:
@@ -346,4 +336,5 @@ def embedder_bytes(header: Header, context_length: int) -> int:
     # The logits, which libllama computes, and hands out once more; and the attention's mask.
     rows = max(3 * shape.hidden + streams, queries + streams, logits) + logits
     compute = batch * (rows + context_length) * _FLOAT
-    return header.weights_bytes + caches + compute + vocabulary_bytes(header) + SMALL_BYTES
+    vocabulary = len(header.tokens) * _BYTES_PER_TOKEN
+    return header.weights_bytes + caches + compute + vocabulary + SMALL_BYTES
