@@ -384,7 +384,7 @@ def test_a_quantisation_of_a_head_is_the_file_beside_the_model():
 
 
 @pytest.mark.usefixtures("headed")
-@pytest.mark.parametrize("proposer", ["mtp", "auto"])
+@pytest.mark.parametrize("proposer", ["head", "auto"])
 def test_a_presets_head_proposes(proposer):
     run("download", "headed")
     stats = stats_of("--preset", "headed", "--proposer", proposer)
