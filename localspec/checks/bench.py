@@ -37,7 +37,7 @@ from localspec.speculative.policy_api import DraftOff, DraftPolicy, ProposerKind
 from localspec.streaming.cancellation import Cancellation, Watch
 
 _COST_ROUNDS = 2  # at most, of timing a few sizes of decodes
-_COSTS_SHARE = 0.1  # of the time limit, for timing decodes
+_COSTS_SHARE = 0.1  # of the time limit: later no more decodes are timed
 NARROW = 1.05  # an interval that reaches less far needs no more text
 NOT_FEW = 8  # stretches from which a narrow interval counts
 _NUM_CACHED = 64  # tokens in front of a timed decode, at most
@@ -286,7 +286,7 @@ class _BenchRun:
         return time.perf_counter() - self.started_s
 
     def measure_costs(self, text: str) -> None:
-        """Time decodes after a text, as long as a share of the time allows."""
+        """Time decodes after a text; a second round only within a share of the time."""
         self.watch.progress("timing decodes", None)
         most = max(1, min(_NUM_CACHED, self.engine.context_length - LARGEST_STEP))
         tokens = self.engine.tokenize(text)[:most]
