@@ -21,6 +21,7 @@ from localspec.chat.chat import Chat
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn
 from localspec.cli import launch
+from localspec.cli.serve import _at_once
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.engine import Engine
@@ -312,3 +313,8 @@ def say_ready(runner: Runner) -> None:
 def chosen_to_launch(found: list[dict[str, object]]) -> launch.ServerFound:
     """The first of a server's models, as a program is started with it: no server runs."""
     return launch._chosen(found, None, None, 1)
+
+
+def answers_at_once(model: Any) -> str:
+    """What serve says of how many questions a model answers at once."""
+    return _at_once(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tracemalloc
 
 import numpy as np
@@ -59,6 +60,21 @@ def test_a_resumed_conversation_decodes_only_what_is_new(kept):
     used, anew = resumed(path.with_name("absent"), transcript, draft_tokens=3)
     assert not used
     assert anew.stats.cached_prompt_tokens == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+def test_caches_never_replace_what_is_no_regular_file(tmp_path):
+    """A pipe of our own: a fault that replaced a device would harm the machine."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    with localspec.load() as engine:
+        chat = engine.chat()
+        chat.send("Hi!", max_tokens=2).reply()
+        for path in (pipe, link):
+            with pytest.raises(FileExistsError, match="not a regular file"):
+                engine.save_caches(chat, path)
+    assert pipe.is_fifo()
 
 
 def test_caches_of_other_models_or_settings_are_left_alone(kept, demo_target):

@@ -47,6 +47,15 @@ def test_a_chat_on_a_terminal_in_ten_lines(tmp_path):
     assert len(done.stdout) > 50
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["asyncio_app", "batch", "download_bar", "json_class"])
+def test_an_example_without_its_arguments_says_how_it_is_used(name):
+    path = str(EXAMPLES / f"{name}.py")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"usage: python examples/{name}.py ")
+
+
 @pytest.fixture
 def engine(exact_target: Path, demo_draft: Path) -> Iterator[localspec.Engine]:
     """Demo pair, greedy and exact: its texts are the same however decodes are joined."""

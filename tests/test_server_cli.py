@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import psutil
@@ -75,6 +76,7 @@ def test_a_file_is_served_under_its_own_name(demo_target):
     with running_server(presets=[str(demo_target)]) as server:
         (listed,) = server.client.get("/v1/models").json()["data"]
         assert listed["id"] == demo_target.stem
+        assert server.client.get("/v1/models/").json()["data"] == [listed]
         assert listed["max_model_len"] == 2048
         assert server.client.get(f"/v1/models/{listed['id']}").json() == listed
         shown = server.ask("/api/show", model=listed["id"]).json()
@@ -186,3 +188,18 @@ def test_a_projector_is_the_first_models_and_none_is_for_all(
     given = () if named is None else ("--mmproj", named)
     assert "that is all" in run("serve", *models, *given).output
     assert made == [named, others, others]
+
+
+@pytest.mark.parametrize(
+    ("slots", "is_remote", "said"),
+    [
+        (4, False, "Answers at once: 4, each with the whole context."),
+        (2, False, "not 4: more caches of 32768 tokens do not fit; use a smaller --ctx."),
+        (1, True, "not 4: a model on RPC servers gives one at a time."),
+    ],
+)
+def test_how_many_are_answered_at_once_is_said_with_the_reason(slots, is_remote, said):
+    model = SimpleNamespace(
+        num_slots=slots, parallel=4, context_length=32768, is_on_servers=is_remote
+    )
+    assert inside.answers_at_once(model).endswith(said)
