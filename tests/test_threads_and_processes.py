@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import subprocess
 import sys
 import threading
 import time
@@ -116,6 +117,23 @@ def test_a_spawned_process_loads_its_own():
     assert ours.recv().text == expected.text
     process.join()
     assert process.exitcode == 0
+
+
+@pytest.mark.process
+def test_a_thread_that_outlives_the_main_thread_loads_and_asks():
+    """Pools of threads take nothing more by then."""
+    code = """
+import threading, localspec
+
+def work():
+    threading.main_thread().join()
+    with localspec.load() as engine:
+        print(engine.generate("Tell me a story.", max_tokens=4))
+
+threading.Thread(target=work).start()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip(), done.stderr
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import unicodedata
 from collections.abc import Sequence
 
 import click
-from rich.filesize import decimal
 
 from localspec.cli.flags import Parsed, usual_flag
 from localspec.cli.standard_streams import is_terminal, num_columns, use_colour
@@ -239,6 +238,8 @@ def excerpt(text: str, length: int) -> str:
 
 def readable_bytes(num_bytes: int | None) -> str:
     """A size in decimal units: 4.7 GB."""
+    from rich.filesize import decimal  # --help needs no rich
+
     return "unknown" if num_bytes is None else decimal(num_bytes)
 
 

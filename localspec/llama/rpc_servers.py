@@ -13,8 +13,8 @@ import os
 import socket
 import struct
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -126,16 +126,21 @@ def _asking(address: str) -> Iterator[Callable[[int, bytes, str], tuple[int, ...
 def ask_servers(addresses: Sequence[str]) -> list[RpcServer | RpcError]:
     """Ask all servers at once; of each, its description or why there is none."""
 
-    def ask(address: str) -> RpcServer | RpcError:
-        try:
-            return ask_server(address)
-        except RpcError as error:
-            return error
+    found: dict[str, RpcServer | RpcError] = {}
 
-    if not addresses:
-        return []
-    with ThreadPoolExecutor(len(addresses)) as pool:
-        return list(pool.map(ask, addresses))
+    def ask(address: str) -> None:
+        try:
+            found[address] = ask_server(address)
+        except RpcError as error:
+            found[address] = error
+
+    # Not a pool: it refuses work once the main thread has ended, while others continue.
+    threads = [threading.Thread(target=ask, args=(address,)) for address in addresses]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[address] for address in addresses]
 
 
 def reset_at_end(connection: socket.socket) -> None:

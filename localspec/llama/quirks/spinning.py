@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future
+from typing import TypeVar
+
+Found = TypeVar("Found")
 
 _SPINS = "3000"  # passes of the loop, some 60 microseconds
 _SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -35,11 +38,24 @@ def spinning_briefly() -> Iterator[None]:
         os.environ.pop("GOMP_SPINCOUNT", None)
 
 
-def computed_apart(function: Callable[[], Any]) -> Any:
+def computed_apart(function: Callable[[], Found]) -> Found:
     """The result of a function that decodes, in a thread that ends with it.
 
     libgomp keeps threads for each thread that has computed. If they outnumber the cores, all
     sleep at each barrier: a decode of a 1.5B on two cores took 41 ms in place of 34.
     """
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function).result()
+    outcome: Future[Found] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as failure:
+            outcome.set_exception(failure)
+
+    # Not a pool: it refuses work once the main thread has ended, while others continue.
+    thread = threading.Thread(target=run, name="localspec-apart")
+    thread.start()
+    try:
+        return outcome.result()
+    finally:
+        thread.join()  # also after Ctrl-C: what it computes with is in use until then
