@@ -40,6 +40,17 @@ def test_ctrl_c_prints_what_is_known(tmp_path, arguments, stage, words):
     assert re.search(stage, shown) is None  # the line is gone
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("command", ["verify", "bench"])
+def test_results_are_wrapped_between_words(tmp_path, command):
+    terminal = Terminal(tmp_path, command, "--seconds", "1", columns=50)
+    terminal.ended()
+    shown = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", terminal.received.decode())
+    lines = [line.rpartition("\r")[2] for line in shown.split("\r\n")]
+    assert len(lines) > 5
+    assert max(map(len, lines)) <= 50, shown
+
+
 def test_the_estimate_counts_down():
     now = 100.0
     line = ProgressLine(60.0, lambda: now)
