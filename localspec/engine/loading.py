@@ -192,27 +192,22 @@ def _open_all(
     undo: contextlib.ExitStack,
 ) -> Models:
     """The target, what drafts for it, and its projector. undo: gets what closes them."""
-    target = _open(sources[0], shares[0])
-    undo.callback(target.close)
+    target = _open(sources[0], shares[0], undo)
     draft, head = None, None
     for source, share in zip(sources[1:], shares[1:], strict=True):
         if source.role == "draft":
-            draft = _open(_as_draft(source, target.context_length), share)
-            undo.callback(draft.close)
+            draft = _open(_as_draft(source, target.context_length), share, undo)
             if draft.may_change_threads:
                 computed_apart(partial(choose_threads, draft))
         else:
-            head = _open_head(source, target, share)
-            undo.callback(head.close)
+            head = _open_head(source, target, share, undo)
     if sources[0].options.with_head:
-        head = _open_head(sources[0], target, shares[0])
-        undo.callback(head.close)
+        head = _open_head(sources[0], target, shares[0], undo)
     if projector is not None:
         try:
-            opened = open_projector(projector, sources[0].options, target, draft)
+            open_projector(projector, sources[0].options, target, draft, undo)
         except (ModelFileError, OptionError) as error:
             raise ProjectorError(error) from error
-        undo.callback(opened.close)
     for source in sources:
         reset_lines_at_end(source.options.rpc)
     return Models(target, draft, head)
@@ -236,7 +231,9 @@ def _with_common(own: LlamaOptions | None, common: LlamaOptions) -> LlamaOptions
     )
 
 
-def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
+def _open(
+    source: Source, progress: Callable[[float], None], undo: contextlib.ExitStack
+) -> LlamaModel:
     # Here, because it loads libllama: a wrong argument is found sooner without.
     from localspec.llama.library import llama_cpp
     from localspec.llama.model import LlamaModel
@@ -246,11 +243,8 @@ def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
         assert source.llama is not None
         tiled_kernels.use()
         adopted = LlamaModel.adopt(source.llama, options.max_outputs)
-        try:
-            adopted.content = _content_of_adopted(adopted, source.llama.model_path)
-        except BaseException:
-            adopted.close()
-            raise
+        undo.callback(adopted.close)
+        adopted.content = _content_of_adopted(adopted, source.llama.model_path)
         return adopted
     # Again, since libllama takes for granted what was checked.
     header = check_model_file(source.header.path)
@@ -259,25 +253,22 @@ def _open(source: Source, progress: Callable[[float], None]) -> LlamaModel:
     options = suited(options, header, context)
     prepare_kernels(options, header)
     model = LlamaModel.open(header.path, options, progress)
+    undo.callback(model.close)
     note_used(header.path)
-    try:
-        # Now that the system has the file at hand.
-        model.content = content.digest()
-        model.mapped = {} if options.use_mmap is False else content.states
-        gpus = usable_gpus(list_devices(llama_cpp))
-        is_left_to_us = source.options.num_threads is None
-        model.may_change_threads = is_left_to_us and not is_on_gpus(header, options, gpus)
-        placement = place_layers(header, options, gpus, (1,) * len(gpus))
-        counts = placement.gpu_layers()
-        if used := [gpu for gpu, count in zip(gpus, counts, strict=True) if count]:
-            of_all = f"{sum(counts)} of {len(placement.layers)} layers"
-            model.gpus = f" ({of_all} on {', '.join(gpu.name for gpu in used)})"
-        if options.exact:
-            gpu_models = [gpu.description for gpu in used]
-            model.keep_to(_find_exactness(model, options, gpu_models))
-    except BaseException:
-        model.close()
-        raise
+    # Now that the system has the file at hand.
+    model.content = content.digest()
+    model.mapped = {} if options.use_mmap is False else content.states
+    gpus = usable_gpus(list_devices(llama_cpp))
+    is_left_to_us = source.options.num_threads is None
+    model.may_change_threads = is_left_to_us and not is_on_gpus(header, options, gpus)
+    placement = place_layers(header, options, gpus, (1,) * len(gpus))
+    counts = placement.gpu_layers()
+    if used := [gpu for gpu, count in zip(gpus, counts, strict=True) if count]:
+        of_all = f"{sum(counts)} of {len(placement.layers)} layers"
+        model.gpus = f" ({of_all} on {', '.join(gpu.name for gpu in used)})"
+    if options.exact:
+        gpu_models = [gpu.description for gpu in used]
+        model.keep_to(_find_exactness(model, options, gpu_models))
     return model
 
 
@@ -340,7 +331,10 @@ def _as_draft(source: Source, target_context: int) -> Source:
 
 
 def _open_head(
-    source: Source, target: LlamaModel, progress: Callable[[float], None]
+    source: Source,
+    target: LlamaModel,
+    progress: Callable[[float], None],
+    undo: contextlib.ExitStack,
 ) -> LlamaHead | MedusaHeads:
     """The head in a file of its own, or in the target's."""
     from localspec.llama.head import open_head
@@ -360,6 +354,7 @@ def _open_head(
     else:
         head = open_head(target, own_path, options, facts, progress)
         head.mapped = {} if options.use_mmap is False else content.states
+    undo.callback(head.close)
     head.content = target.content if own_path is None else content.digest()
     return head
 

@@ -67,9 +67,9 @@ def choose_proposers(
         proposers.append(_of_head(head, is_end))
     if draft is not None and shared is not None:
         proposers.append(DraftModel(draft, shared, is_end))
-    if drafting.needs_forced:
+    if drafting.may_use(ProposerKind.FORCED):
         proposers.append(Forced(is_end))
-    if drafting.needs_lookup:
+    if drafting.may_use(ProposerKind.LOOKUP):
         proposers.append(Lookup(is_end))
     without = DraftOff.NO_HEAD if drafting.proposer == "head" else DraftOff.NO_DRAFT
     return proposers, None if proposers else without

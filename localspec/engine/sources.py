@@ -26,6 +26,7 @@ from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     REPLAY_TOKENS,
     Drafting,
+    ProposerKind,
     ProposerName,
 )
 from localspec.streaming.options import answer_keywords
@@ -158,12 +159,12 @@ def chosen_sources(
     target, draft, head = sources["target"], sources.get("draft"), sources.get("head")
     if target.header is not None:
         check_target(target.header)
-    can_have_head = drafting.needs_head and _can_compute_head(head or target)
+    can_have_head = drafting.may_use(ProposerKind.HEAD) and _can_compute_head(head or target)
     if not can_have_head:
         head = None
     if head is not None:
         _check_head(target, head)
-    if not drafting.needs_draft_model:
+    if not drafting.may_use(ProposerKind.DRAFT):
         draft = None
     if draft is not None:
         _warn_of_sizes(target, draft)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from localspec.llama.devices import Device
     from localspec.llama.model import LlamaModel
     from localspec.llama.options import LlamaOptions
-    from localspec.llama.projector import Projector
 
 Opened = TypeVar("Opened")
 
@@ -135,11 +135,16 @@ def has_room_on_gpu(header: Header, gpus: Sequence[Device]) -> bool:
 
 
 def open_projector(
-    header: Header, options: LlamaOptions, target: LlamaModel, draft: LlamaModel | None
-) -> Projector:
+    header: Header,
+    options: LlamaOptions,
+    target: LlamaModel,
+    draft: LlamaModel | None,
+    undo: contextlib.ExitStack,
+) -> None:
     """Let the target read pictures, and a draft pass over them. options: of the target.
 
-    What is returned is to be closed before the models are. Raises ModelFileError.
+    undo: gets what closes the projector, which is closed before the models are. Raises
+    ModelFileError.
     """
     from localspec.llama.projector import Projector  # loads libllama
 
@@ -152,13 +157,9 @@ def open_projector(
         num_threads=target.num_threads,
         use_gpu=options.num_gpu_layers != 0 and has_room_on_gpu(header, free_memory().gpus),
     )
-    try:
-        # Now that the system has the file at hand.
-        projector.content = content.digest() or os.urandom(16).hex()
-    except BaseException:
-        projector.close()
-        raise
+    undo.callback(projector.close)
+    # Now that the system has the file at hand.
+    projector.content = content.digest() or os.urandom(16).hex()
     target.vision = projector
     if draft is not None:
         draft.is_blind = True
-    return projector

@@ -305,25 +305,9 @@ class Drafting:
         """Whether nothing is ever to be proposed."""
         return self.draft_tokens == 0 or self.proposer == "none"
 
-    @property
-    def needs_draft_model(self) -> bool:
-        """Whether a draft model would be used."""
-        return not self.is_off and self.proposer in ("auto", "draft")
-
-    @property
-    def needs_head(self) -> bool:
-        """Whether a head would be used."""
-        return not self.is_off and self.proposer in ("auto", "head")
-
-    @property
-    def needs_lookup(self) -> bool:
-        """Whether the text itself would propose."""
-        return not self.is_off and self.proposer in ("auto", "lookup")
-
-    @property
-    def needs_forced(self) -> bool:
-        """Whether what a constraint forces would be proposed."""
-        return not self.is_off and self.proposer == "auto"
+    def may_use(self, kind: ProposerKind) -> bool:
+        """Whether such a proposer may propose; what a constraint forces only for "auto"."""
+        return not self.is_off and self.proposer in ("auto", kind.value)
 
 
 RuleName = Literal["greedy", "token", "block", "coupled"]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, get_args
+from typing import NamedTuple, get_args
 
 from localspec.errors import OptionError
 from localspec.sampling.distribution import Distribution
@@ -22,21 +22,6 @@ class StepStart(NamedTuple):
 
     step: int
     num_emitted: int
-
-
-class Rule(Protocol):
-    """Draws and judges the draft tokens of an answer, step by step."""
-
-    @property
-    def name(self) -> RuleName: ...
-
-    def draw(self, start: StepStart) -> Draw:
-        """How the proposer draws the draft tokens of a step."""
-
-    def verdict(
-        self, start: StepStart, targets: list[Distribution], proposal: Proposal
-    ) -> Verdict:
-        """Judge the proposal. targets: one row more than it has tokens."""
 
 
 def rule_name(name: RuleName | None, *, is_greedy: bool, seed: int | None) -> RuleName:
@@ -77,11 +62,13 @@ class _Matching:
         self._choose = choose
 
     def draw(self, start: StepStart) -> Draw:
+        """How the proposer draws the draft tokens of a step."""
         return lambda index, distribution: self._choose(start.num_emitted + index, distribution)
 
     def verdict(
         self, start: StepStart, targets: list[Distribution], proposal: Proposal
     ) -> Verdict:
+        """Judge the proposal. targets: one row more than it has tokens."""
         return verify.match(targets, proposal.draft_tokens, self.draw(start))
 
 
@@ -110,3 +97,6 @@ class _Sampling:
             uniforms[Purpose.ACCEPT],
             uniforms[Purpose.RESIDUAL, 0],
         )
+
+
+Rule = _Matching | _Sampling
