@@ -244,7 +244,7 @@ def test_it_can_be_had_in_a_process_of_its_own(q8_target):
 def test_answers_say_so_and_others_promise_nothing(q8_target, engine):
     with localspec.load(target=q8_target, exact=True, num_threads=1) as exact:
         stats = exact.generate("Hello!", max_tokens=4).reply().stats
-    assert status_line(stats, 512, 100).split(" · ")[-2] == "exact"
+    assert "exact" in status_line(stats, 512, 100).split(" · ")
     assert any(line.startswith("exact: ") for line in stats_lines(stats, 512))
     assert engine.exactness == Exactness()
     usual = engine.generate("Hello!", max_tokens=4).reply().stats
