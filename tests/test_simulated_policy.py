@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from policy_scenarios import SCENARIOS, STAIRS, Scenario
 from simulated import Clock, FreeProposer, Machine, Text, answer, at_random
-from traced_answers import FILES, MACHINES, new_policy, read_traces, replay
+from traced_answers import FILES, MACHINES, judged, new_policy, read_traces, replay
 
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.speculative.policy_api import ProposerKind
@@ -56,6 +56,17 @@ def test_all_machines_of_each_scenario(name: str, scenario: Scenario):
     means = {m.name: statistics.mean(scenario.on(m)) for m in scenario.machines}
     assert {name: mean for name, mean in means.items() if mean < before[name] - TOLERANCE} == {}
     assert statistics.mean(means.values()) >= before["mean"] - MEAN_TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_dear", [False, True])
+def test_recorded_answers_are_as_fast_as_with_the_best_fixed_choice(is_dear):
+    """Where another size costs a decode nothing, and where it does."""
+    machines = [machine for machine in MACHINES if bool(machine.change) is is_dear]
+    ratios = [both for machine in machines for file in FILES for both in judged(file, machine)]
+    learned, at_first = map(statistics.geometric_mean, zip(*ratios, strict=True))
+    assert learned >= 0.995
+    assert at_first >= 0.97
 
 
 @pytest.mark.slow

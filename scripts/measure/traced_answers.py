@@ -42,7 +42,7 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import CERTAIN, Distribution
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.model import Decoding
+from localspec.speculative.model import Decode, Decoding
 from localspec.speculative.policy_api import (
     DraftOff,
     DraftPolicy,
@@ -158,7 +158,7 @@ class TracedDraft(DraftModel):
             missing = missing[-1:]
         drafted, may_follow = proposal.draft_tokens, True
         while may_follow:
-            yield from self._decoding(drafted[-1:] or missing, 1)
+            yield Decode(self.model, drafted[-1:] or missing, 1)
             token = (drafted or tokens)[-1]
             place = min(token, len(series.accepted) - 1)
             row = _row(token, is_right=series.accepted[place] > 0)
@@ -174,7 +174,7 @@ class TracedDraft(DraftModel):
         num_rows = min(self._num_unjudged(tokens), len(probs), self.model.max_outputs)
         if not missing:
             return ReplayScores([], 0)
-        yield from self._decoding(missing, num_rows)
+        yield Decode(self.model, missing, num_rows)
         self._num_judged = len(tokens)
         # A token's number is one more than the number of its place.
         places = [token - 1 for token in tokens[len(tokens) - num_rows :]]
