@@ -406,7 +406,9 @@ class Worker:
             if part in chosen:
                 lane.reading_s = 0.0
                 lane.charge(took_s / len(chosen))
-                self._served(lane, part.rows, part.error, is_joint=len(chosen) > 1)
+                error, part.error = part.error, None  # whose frames have the part
+                self._served(lane, part.rows, error, is_joint=len(chosen) > 1)
+                del error
 
     def _read(self, lane: LaneWork, decode: Decode, *, is_alone: bool) -> None:
         """Decode a piece of a prompt, and of its rest what no piece can be made of."""
