@@ -37,7 +37,7 @@ PACKAGES = [
     ["policy", "constraints", "hub"],
     ["speculative", "gguf_file", "tools"],
     ["sampling", "machine", "atomic_write", "fork_guard", "rpc_address", "pictures"],
-    ["errors", "vocabulary", "exactness", "_version"],
+    ["errors", "vocabulary", "exactness", "call_thread", "_version"],
 ]
 
 

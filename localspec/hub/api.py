@@ -12,16 +12,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Set
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from localspec._version import __version__
+from localspec.call_thread import CallThread
 from localspec.errors import DownloadError, OptionError
 from localspec.hub.hub_file import HubFile
 
@@ -320,22 +319,14 @@ def patiently(ask: Callable[[], Result], on_wait: Callable[[], None]) -> Result:
 
 def _answer(ask: Callable[[], Result], on_wait: Callable[[], None]) -> Result:
     """The result of one try, in a thread of its own: reading from a silent server blocks."""
-    outcome: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(ask())
-        except BaseException as failure:
-            outcome.set_exception(failure)
-
     # A daemon, so that an abandoned try does not hold up the exit.
-    asking = threading.Thread(target=run, name="localspec-asking", daemon=True)
+    asking = CallThread(ask, daemon=True)
     asking.start()
     asking.join(BEAT_S)
     while asking.is_alive():
         on_wait()
         asking.join(BEAT_S)
-    return outcome.result()
+    return asking.result()
 
 
 def delay_s(error: HubBusyError, num_vain: int) -> float:

@@ -13,12 +13,13 @@ import os
 import socket
 import struct
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from localspec.call_thread import CallThread
 from localspec.errors import RpcError
 from localspec.llama.devices import REMOTE, Device
 
@@ -126,21 +127,16 @@ def _asking(address: str) -> Iterator[Callable[[int, bytes, str], tuple[int, ...
 def ask_servers(addresses: Sequence[str]) -> list[RpcServer | RpcError]:
     """Ask all servers at once; of each, its description or why there is none."""
 
-    found: dict[str, RpcServer | RpcError] = {}
-
-    def ask(address: str) -> None:
+    def ask(address: str) -> RpcServer | RpcError:
         try:
-            found[address] = ask_server(address)
+            return ask_server(address)
         except RpcError as error:
-            found[address] = error
+            return error
 
-    # Not a pool: it refuses work once the main thread has ended, while others continue.
-    threads = [threading.Thread(target=ask, args=(address,)) for address in addresses]
+    threads = [CallThread(partial(ask, address)) for address in addresses]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[address] for address in addresses]
+    return [thread.result() for thread in threads]
 
 
 def reset_at_end(connection: socket.socket) -> None:

@@ -9,11 +9,11 @@ import re
 import threading
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import numpy as np
 
+from localspec.call_thread import CallThread
 from localspec.errors import ContextError, OptionError
 from localspec.llama.library import llama_cpp
 
@@ -280,16 +280,7 @@ def on_deep_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
 
     The system provides memory as the stack is used: an ordinary text needs little of it.
     """
-    outcome: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(call())
-        except BaseException as failure:
-            outcome.set_exception(failure)
-
-    # Not a pool: it refuses work once the main thread has ended, while others continue.
-    thread = threading.Thread(target=run, name="localspec-tokenize")
+    thread = CallThread(call)
     with _stack_size_lock:
         usual = threading.stack_size(stack_bytes)
         try:
@@ -300,5 +291,4 @@ def on_deep_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
             ) from error
         finally:
             threading.stack_size(usual)
-    thread.join()
-    return outcome.result()
+    return thread.result()

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from typing import TypeVar
+
+from localspec.call_thread import CallThread
 
 Found = TypeVar("Found")
 
@@ -44,18 +44,9 @@ def computed_apart(function: Callable[[], Found]) -> Found:
     libgomp keeps threads for each thread that has computed. If they outnumber the cores, all
     sleep at each barrier: a decode of a 1.5B on two cores took 41 ms in place of 34.
     """
-    outcome: Future[Found] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(function())
-        except BaseException as failure:
-            outcome.set_exception(failure)
-
-    # Not a pool: it refuses work once the main thread has ended, while others continue.
-    thread = threading.Thread(target=run, name="localspec-apart")
+    thread = CallThread(function)
     thread.start()
     try:
-        return outcome.result()
+        return thread.result()
     finally:
         thread.join()  # also after Ctrl-C: what it computes with is in use until then
