@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import gc
@@ -16,7 +17,7 @@ import pytest
 
 import localspec
 from engines import PLACES
-from localspec.errors import EngineError
+from localspec.errors import DecodeError, EngineError
 
 GREEDY = localspec.SamplingParams(temperature=0)
 ENDLESS = localspec.SamplingParams(temperature=0, ignore_eos=True)
@@ -67,6 +68,32 @@ def test_a_dropped_engine_frees_its_models(freed):
     assert chat.system is None
     assert not freed
     del chat, stream
+    assert len(set(freed)) == len(freed) == 2
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("way", ["cancelled", "a prompt is cut", "a prompt fails", "refused"])
+def test_an_engine_is_freed_after_answers_that_errors_ended(freed, monkeypatch, way):
+    """An error keeps the frames that it came through, which have the engine."""
+
+    def fail(*_arguments, **_keywords):
+        raise DecodeError("it failed", "")
+
+    def on_prompt(*_progress):
+        if way == "refused":
+            fail()
+        elif way == "a prompt is cut":
+            engines[0].cancel()
+
+    engines = [localspec.load()]
+    if way == "a prompt fails":
+        monkeypatch.setattr("localspec.llama.model.LlamaModel.read_piece", fail)
+    prompt = STORY if way == "cancelled" else STORY * 40
+    with contextlib.suppress(DecodeError):
+        for number, _ in enumerate(engines[0].generate_raw(prompt, on_prompt=on_prompt)):
+            if number == 3:
+                engines[0].cancel()
+    engines.clear()
     assert len(set(freed)) == len(freed) == 2
 
 

@@ -225,8 +225,11 @@ class Worker:
 
         self._put(work, is_idle_work=is_idle_work)
         found, error = taken(results)
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # which has this frame
         return cast(Found, found)
 
     def stop(self) -> None:
@@ -363,6 +366,8 @@ class Worker:
             exchange.outbox.put(StopIteration() if is_end else raised)
         else:
             lane.ask(told, self._num_decodes)
+        finally:
+            del error  # which has this frame
 
     def _try_step(self) -> None:
         try:
@@ -444,6 +449,7 @@ class Worker:
         else:
             self._last(lane)
             lane.decode = decode._replace(tokens=tokens[size:])
+        del error  # which has this frame
 
     def _served(
         self,
@@ -456,6 +462,7 @@ class Worker:
         lane.go_on(self._num_decodes, is_joint=is_joint)
         self._last(lane)
         self._go_on(lane, rows, error)
+        del error  # whose frames were called by this one
 
     def _last(self, lane: LaneWork) -> None:
         """Let others go before it next time."""

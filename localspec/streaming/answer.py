@@ -81,6 +81,7 @@ class Answer:
                         self._fails(_error_of(told))
                     elif (piece := self._taken(told)) is not None:
                         return piece
+                    del told  # an error that is raised here has this frame
             except BaseException:  # Ctrl-C
                 self.close()
                 raise
@@ -139,6 +140,7 @@ class Answer:
                         self._fails(await _error_in_thread(told))
                     elif (piece := self._taken(told)) is not None:
                         return piece
+                    del told  # an error that is raised here has this frame
             except BaseException:  # the task is cancelled
                 await self._close_soon()
                 raise
@@ -266,7 +268,10 @@ class Answer:
         if self._rest:
             return self._rest.popleft()
         error, self._error = self._error, None
-        raise error or end
+        try:
+            raise error or end
+        finally:
+            del error, end  # which have this frame
 
 
 def _error_of(call: Callable[[], None]) -> BaseException | None:
