@@ -128,7 +128,7 @@ def load_caches_of(engine: Engine, owner: object, path: Path) -> bool:
     return engine._load_caches_of(owner, path)
 
 
-def cache_pool(engine: Engine) -> CachePool[Lane]:
+def cache_pool(engine: Engine) -> CachePool:
     """Where the caches of waiting conversations are: tests change texts and break caches."""
     return engine._cache_pool
 

@@ -11,7 +11,10 @@ from hybrid_maker import CACHE_KINDS, write_cache_kind
 import inside
 import localspec
 from engines import PLACES, Owner, answer_of, answered
-from localspec.engine.cache_pool import CachePool, TextPlace
+from localspec.engine.cache_pool import CachePool
+from localspec.engine.lane import Lane
+from localspec.engine.models import CacheRoom, Models
+from localspec.engine.worker import LaneWork
 from localspec.errors import CacheError, OptionError
 from localspec.llama.cache_state import CacheState
 from localspec.llama.model import LlamaModel
@@ -263,15 +266,15 @@ def test_caches_hold_prefixes_of_the_text_whoever_owns_it():
     loop = SpeculativeDecoder(
         target, [proposer], FixedDraftPolicy(2), FixedThreads(1), None, lambda: 0.0
     )
-    place = TextPlace(loop, [target, draft])
-    kept = CachePool([place], 600)
+    lane = Lane(Models(target, draft, None), loop, LaneWork())
+    kept = CachePool([lane], CacheRoom(600))
     random = np.random.default_rng(0)
     owners = [Owner() for _ in range(4)]
     texts = {owner: [int(t) for t in random.integers(0, 8, 5)] for owner in owners}
     for _ in range(60):
         owner = owners[random.integers(0, 4)]
         prompt = [*texts[owner], int(random.integers(0, 8))]
-        kept.switch_to(place, owner, prompt)
+        kept.switch_to(lane, owner, prompt)
         assert kept.num_bytes <= 600
         loop.start(prompt)
         for step in loop.steps(asked):

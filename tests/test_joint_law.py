@@ -114,7 +114,7 @@ def test_joint_steps_have_the_targets_law(engine, plain, monkeypatch):
     lanes, together = inside.lanes(engine)[:2], Together(2)
     for lane in lanes:
         lane.begin()
-        target = lane.own_models.target
+        target = lane.models.target
         decode = functools.partial(together.decode, copy.copy(target))
         monkeypatch.setattr(target, "decode", decode)
 

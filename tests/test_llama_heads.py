@@ -281,7 +281,7 @@ def assert_reads_rightly(engine, made, loop=None) -> None:
         assert not isinstance(made, MadeWithSteps)
         return
     assert state.max_tokens >= 3
-    rows, expected = map(np.array, made.says(proposer, tokens, lane.own_models.head))
+    rows, expected = map(np.array, made.says(proposer, tokens, lane.models.head))
     assert expected[np.isfinite(expected)].std() > 0.05
     np.testing.assert_allclose(rows, expected, atol=made.atol)
     proposer.truncate(len(loop.tokens))
@@ -375,14 +375,14 @@ def test_conversations_side_by_side_each_find_the_heads_part_again(made):
         for turn in range(3):
             for owner, tokens in texts.items():
                 if turn and has_cache:
-                    assert inside.lane(engine, owner).own_models.head.num_cached == read[owner]
+                    assert inside.lane(engine, owner).models.head.num_cached == read[owner]
                 said, num_decoded = answered(engine, owner, tokens, max_tokens=20)
                 assert turn == 0 or num_decoded == 1
                 tokens += said
                 lane = inside.lane(engine, owner)
                 assert_reads_rightly(engine, made, lane.decoder)
                 if is_head:
-                    read[owner] = lane.own_models.head.num_cached
+                    read[owner] = lane.models.head.num_cached
         said = next(iter(texts.values()))[len(PROMPT) :]
         assert tuple(said[: len(made.plain)]) == made.plain
 
@@ -423,7 +423,7 @@ def test_a_head_goes_on_where_an_answer_begins_with_a_copy(made, goes_on):
             num_decoded = answered(engine, second, text, max_tokens=1)[1]
         assert num_decoded < len(PROMPT)
         lane = inside.lane(engine, second)
-        head = lane.own_models.head
+        head = lane.models.head
         assert head.begins_at == (made.name in EAGLE)
         assert head.num_cached >= len(PROMPT)
         answered(engine, second, [*text, 8], max_tokens=10)

@@ -32,7 +32,7 @@ NUM_TOKENS = 600
 
 
 def loop_on(machine, kind, policy, agreement=0.85):
-    """A loop with a draft or a lookup, its models and its clock."""
+    """A loop with a draft or a lookup, and its models."""
     clock = Clock()
     target, draft = models(machine, clock, at_random(agreement))
     if kind is ProposerKind.DRAFT:
@@ -42,7 +42,7 @@ def loop_on(machine, kind, policy, agreement=0.85):
         gap = int(isinstance(policy, FixedDraftPolicy))
         proposer = FreeProposer(lambda token: token % 20 >= gap, at_random(agreement))
     loop = SpeculativeDecoder(target, [proposer], policy, FixedThreads(1), None, clock)
-    return loop, target, draft, clock
+    return loop, target, draft
 
 
 def answer(loop, target, draft, start):
@@ -62,7 +62,7 @@ def answer(loop, target, draft, start):
 def test_sizes_stay_while_drafts_are_worth_it(kind, k, machine):
     policy = FixedDraftPolicy(k, keeps_sizes=True) if k != "auto" else None
     policy = policy or AdaptiveDraftPolicy({kind: machine.draft_share}, 1)
-    loop, *pair, _clock = loop_on(machine, kind, policy)
+    loop, *pair = loop_on(machine, kind, policy)
     for number in range(4 if k == "auto" else 0):  # it learns what a change costs
         answer(loop, *pair, start=50 * number)
     num_steps, *changes = answer(loop, *pair, start=300)
@@ -73,19 +73,19 @@ def test_sizes_stay_while_drafts_are_worth_it(kind, k, machine):
 
 
 def test_nothing_is_padded_where_changes_are_free():
-    loop, target, draft, _clock = loop_on(MACHINES[0], ProposerKind.DRAFT, FixedDraftPolicy(4))
+    loop, target, draft = loop_on(MACHINES[0], ProposerKind.DRAFT, FixedDraftPolicy(4))
     num_steps, _, changes = answer(loop, target, draft, start=300)
     assert changes > 0.2 * num_steps
     assert (2, 1) in draft.sizes
-    loop, *pair, _clock = loop_on(MACHINES[0], ProposerKind.LOOKUP, FixedDraftPolicy(4))
+    loop, *pair = loop_on(MACHINES[0], ProposerKind.LOOKUP, FixedDraftPolicy(4))
     assert answer(loop, *pair, start=300)[1] > 0.03 * num_steps
 
 
 @pytest.mark.parametrize(("change", "is_dear"), [(0.33, True), (0.02, False)])
 def test_a_pause_shows_whether_a_fixed_number_of_tokens_keeps_sizes(change, is_dear):
     machine, policy = MACHINES[0]._replace(change=change), FixedDraftPolicy(3)
-    loop, target, _draft, clock = loop_on(machine, ProposerKind.DRAFT, policy)
-    prepare(loop, list(range(40)), SamplerChain(GREEDY, num_prompt_tokens=40), clock)
+    loop, target, _draft = loop_on(machine, ProposerKind.DRAFT, policy)
+    prepare(loop, list(range(40)), SamplerChain(GREEDY, num_prompt_tokens=40))
     assert policy.keeps_sizes is is_dear
     assert loop.tokens == list(range(40))
     assert target.num_cached == 40

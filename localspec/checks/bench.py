@@ -357,7 +357,7 @@ def measure_costs(
         costs = policy.costs
     try:
         for _ in range(_COST_ROUNDS):
-            time_decodes(loop, tokens, costs, chain, time.perf_counter)
+            time_decodes(loop, tokens, costs, chain)
             if is_enough():
                 break
         # The cost of a block is that of any number of tokens.

@@ -1,8 +1,8 @@
 """Texts that wait, with the caches of each.
 
-Each place has one text at a time, and where the models' contexts hold several sequences, there
-are as many places: a conversation that comes back finds its own text where it left it. Where
-all places are taken, the text that has waited longest there is copied out, as long as the
+Each lane has one text at a time, and where the models' contexts hold several sequences, there
+are as many lanes: a conversation that comes back finds its own text where it left it. Where
+all lanes are taken, the text that has waited longest there is copied out, as long as the
 memory that was granted suffices; what has to leave that may go to disk. A new text begins with
 a copy of the one that it shares most with.
 """
@@ -11,141 +11,37 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Sequence
 
 from localspec.engine.cache_file import PooledCache
 from localspec.engine.cache_store import COPIED_PER_DECODED, CacheStore
+from localspec.engine.lane import Lane, nobody
+from localspec.engine.models import CacheDisk, CacheRoom, Models
 from localspec.errors import CacheError, Interrupted
-from localspec.speculative.loop import SpeculativeDecoder
-from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.prefix import common_length
-from localspec.speculative.proposers import DraftModel
 from localspec.streaming.cancellation import CancelCheck, never
 
-if TYPE_CHECKING:
-    from localspec.llama.model import LlamaModel
+logger = logging.getLogger(__name__)
 
-# Of a text that lies in another place. Without that it would have been copied in any case, for
+# Of a text that lies in another lane. Without that it would have been copied in any case, for
 # the sake of any common beginning.
 _COPIED_BESIDE = 128
 _FEW = 32  # tokens that are read rather than an answer be apart from those at work
 
 
-class CopiedHead(Protocol):
-    """A head whose state can be copied to another lane, up to the common prefix."""
+class CachePool:
+    """A text for each owner, in a lane or copied out; of copies the oldest leave first.
 
-    def copied(self) -> Any:
-        """A copy of its state, for `take_over`. From any thread."""
-
-    def take_over(self, other: Any, num_cached: int) -> None:
-        """Have that of the first num_cached tokens, which its target has cached."""
-
-
-class TextPlace:
-    """Where a loop works on one text. models: what that is cached in, the target first.
-
-    head: what else reads it, and is copied only to other places: it is soon read again.
-    owner: gives the text's owner; None once that is gone, and of nobody's text. client: whose
-    prompt it was, as `Prompt` has it.
+    An owner is any object; its text goes when the object does. room: its memory is of all
+    copies together, and 0 keeps none; texts that leave that go to its disk.
     """
 
-    def __init__(
-        self,
-        decoder: SpeculativeDecoder,
-        models: Sequence[LlamaModel],
-        head: CopiedHead | None = None,
-    ) -> None:
-        self.decoder = decoder
-        self.models = models
-        self.head = head
-        self.owner: Callable[[], object | None] = _nobody
-        self.client = ""
-        self.last_used = 0
-        self.is_free = True  # nobody works here
-
-    def common_with(self, tokens: Sequence[int], client: str = "") -> int:
-        """How many of a client's `tokens` are cached here."""
-        common = common_length(self.decoder.tokens, tokens) if client == self.client else 0
-        return min(common, self.decoder.target.num_cached)
-
-    def sizes(self) -> list[int]:
-        """Bytes of each model's state; 0 if there is nothing to keep."""
-        # Drafts that have not read all of the text, and would be believed to have. A head's
-        # context knows where it begins.
-        partial: list[object] = [
-            proposer.model
-            for proposer in self.decoder.proposers
-            if isinstance(proposer, DraftModel)
-            and proposer.kind is ProposerKind.DRAFT
-            and proposer.begins_at > 0
-        ]
-        return [0 if model in partial else model.state_bytes() for model in self.models]
-
-    def copied(self) -> PooledCache | None:
-        """The text and states; None if nothing is cached, or copying fails."""
-        try:
-            states = [
-                model.save_state() if size else None
-                for model, size in zip(self.models, self.sizes(), strict=True)
-            ]
-        except CacheError:
-            return None  # then the text is decoded again when it comes back
-        if not any(states):
-            return None
-        return PooledCache(self.decoder.tokens[:], states, client=self.client)
-
-    def beginning(self, tokens: Sequence[int]) -> PooledCache | None:
-        """A copy of what the text here begins alike, of target and head.
-
-        Its answer may be in the midst of a step, and tokens that were drafted be cached.
-        """
-        try:
-            state = self.models[0].save_state()
-        except CacheError:
-            return None
-        head = None if self.head is None else self.head.copied()
-        common = common_length(self.decoder.tokens, tokens)
-        others = [None] * (len(self.models) - 1)
-        return PooledCache(list(tokens[:common]), [state, *others], head, self.client)
-
-    def restore(self, kept: PooledCache) -> None:
-        """Have that text from now on."""
-        self.decoder.truncate(0)
-        # Now, since whatever happens below, each cache holds a prefix of it.
-        self.decoder.tokens = kept.tokens
-        for model, state in zip(self.models, kept.states, strict=True):
-            if state is not None:
-                try:
-                    model.restore_state(state)
-                except CacheError:
-                    continue  # its cache is empty, and decodes what it lacks
-        if self.decoder.target.num_cached > len(kept.tokens):
-            self.decoder.truncate(len(kept.tokens))
-        if kept.head is not None and self.head is not None:
-            self.head.take_over(kept.head, self.decoder.target.num_cached)
-
-
-Place = TypeVar("Place", bound=TextPlace)
-
-
-class CachePool(Generic[Place]):
-    """A text for each owner, in a place or copied out; of copies the oldest leave first.
-
-    An owner is any object; its text goes when the object does. budget_bytes: of all copies
-    together; 0 keeps none. store: where texts are kept that leave.
-    """
-
-    def __init__(
-        self,
-        places: Sequence[Place],
-        budget_bytes: int,
-        store: CacheStore | None = None,
-    ) -> None:
-        self._places = places
-        self._store = store
-        self.budget_bytes = budget_bytes
+    def __init__(self, lanes: Sequence[Lane], room: CacheRoom) -> None:
+        self._lanes = lanes
+        self._store = _store_of(lanes[0].models, room.disk)
+        self.budget_bytes = room.memory_bytes
         self._uses = itertools.count(1)
         # Least recently used first.
         self._kept: weakref.WeakKeyDictionary[object, PooledCache] = weakref.WeakKeyDictionary()
@@ -158,69 +54,65 @@ class CachePool(Generic[Place]):
         copies = [self._kept.get(owner) for owner in owners if owner is not None]
         return sum(kept.num_bytes for kept in copies if kept is not None)
 
-    def place_for(self, owner: object | None, tokens: Sequence[int], client: str = "") -> Place:
-        """The free place with the owner's text, or the place that is missed least.
+    def lane_for(self, owner: object | None, tokens: Sequence[int], client: str = "") -> Lane:
+        """The free lane with the owner's text, or the lane that is missed least.
 
-        Prefers an unowned place whose text is a prefix of `tokens`, then an empty one; among
+        Prefers an unowned lane whose text is a prefix of `tokens`, then an empty one; among
         these the nearest to those at work, since decodes of neighbours are joined, even where
         it has a few tokens less than another.
         """
-        at_work = [number for number, place in enumerate(self._places) if not place.is_free]
+        at_work = [number for number, lane in enumerate(self._lanes) if not lane.is_free]
 
-        def rank(place: TextPlace) -> tuple[bool, bool, int, int, int]:
-            owned_by = place.owner()
+        def rank(lane: Lane) -> tuple[bool, bool, int, int, int]:
+            owned_by = lane.owner()
             is_own = owner is not None and owned_by is owner
             is_taken = owned_by is not None
-            num_there = 0 if is_taken else place.common_with(tokens, client)
-            own = self._places.index(place)
+            num_there = 0 if is_taken else lane.common_with(tokens, client)
+            own = self._lanes.index(lane)
             apart = min((abs(number - own) for number in at_work), default=0)
             distance = 0 if is_taken else apart
             num_worth = num_there // (_FEW if at_work else 1)
-            return not is_own, is_taken, -num_worth, distance, place.last_used
+            return not is_own, is_taken, -num_worth, distance, lane.last_used
 
-        return min((place for place in self._places if place.is_free), key=rank)
+        return min((lane for lane in self._lanes if lane.is_free), key=rank)
 
     def switch_to(
-        self,
-        place: TextPlace,
-        owner: object | None,
-        tokens: Sequence[int],
-        client: str = "",
+        self, lane: Lane, owner: object | None, tokens: Sequence[int], client: str = ""
     ) -> None:
-        """Give a place the owner's text, and keep that of the one before. None: nobody's.
+        """Give a lane the owner's text, and keep that of the one before. None: nobody's.
 
-        tokens: what comes next, of which another text may have more, also one in another place:
-        then the place gets a copy of that. Without one of the owner's own the text there stays,
+        tokens: what comes next, of which another text may have more, also one in another lane:
+        then the lane gets a copy of that. Without one of the owner's own the text there stays,
         since it may begin alike. client: whose prompt it is. Texts of others are as if they
         were not there, or how many tokens are cached would tell what they asked.
         """
-        place.last_used = next(self._uses)
-        previous = place.owner()
+        lane.last_used = next(self._uses)
+        previous = lane.owner()
         own = None
         if owner is not previous:
             if previous is not None:
-                copied = self._copied_out(place)
+                copied = self._copied_out(lane)
                 if copied is not None:
                     self._kept[previous] = copied
-            place.owner = _nobody if owner is None else weakref.ref(owner)
+            lane.owner = nobody if owner is None else weakref.ref(owner)
             own = None if owner is None else self._kept.pop(owner, None)
         num_there = (
-            place.common_with(tokens, client) if own is None else self._reach(own, tokens)
+            lane.common_with(tokens, client) if own is None else self._reach(own, tokens)
         )
-        others = [other for other in self._places if other is not place]
+        others = [other for other in self._lanes if other is not lane]
         better = self._better_than(num_there, tokens, others, client)
         if better is not None:
             own, num_there = better, self._reach(better, tokens)
         stored = None if self._store is None else self._store.best(tokens, num_there)
         own = own if stored is None else stored
-        if client != place.client:
-            place.decoder.truncate(0)  # before: whatever comes between, no text has two clients
-            place.client = client
+        if client != lane.client:
+            lane.decoder.truncate(0)  # before: whatever comes between, no text has two clients
+            lane.client = client
         if own is not None:
-            place.restore(own)
+            lane.restore(own)
 
     def _better_than(
-        self, num_there: int, tokens: Sequence[int], others: Sequence[TextPlace], client: str
+        self, num_there: int, tokens: Sequence[int], others: Sequence[Lane], client: str
     ) -> PooledCache | None:
         """A copy of the text that spares most decodes, if it spares more than it costs."""
         best: object | None = None
@@ -231,17 +123,17 @@ class CachePool(Generic[Place]):
                 most - num_there, len(kept.tokens) // COPIED_PER_DECODED
             ):
                 best, most = owner, num_common
-        for place in [each for each in others if each.client == client]:
-            target, held = place.models[0], place.decoder.tokens
+        for lane in [each for each in others if each.client == client]:
+            target, held = lane.models.target, lane.decoder.tokens
             num_common = target.reach(target.outline(), common_length(held, tokens))
             if num_common - num_there > max(most - num_there, len(held) // _COPIED_BESIDE):
-                best, most = place, num_common
+                best, most = lane, num_common
         if best is None:
             return None
-        if isinstance(best, TextPlace):
+        if isinstance(best, Lane):
             copied = best.copied() if best.is_free else best.beginning(tokens)
-            if copied is not None and best.is_free and best.head is not None:
-                copied = copied._replace(head=best.head.copied())
+            if copied is not None and best.is_free and best.models.head is not None:
+                copied = copied._replace(head=best.models.head.copied())
             return copied
         # Used, so the last to leave; and the states are only read.
         used = self._kept[best] = self._kept.pop(best)
@@ -252,7 +144,7 @@ class CachePool(Generic[Place]):
         state = kept.states[0]
         if state is None:
             return 0
-        target = self._places[0].models[0]
+        target = self._lanes[0].models.target
         return target.reach(state, common_length(kept.tokens, tokens))
 
     def clear(self) -> None:
@@ -264,10 +156,10 @@ class CachePool(Generic[Place]):
 
         Raises CacheError if they are larger than the budget, which `put` would refuse.
         """
-        for place in self._places:
-            if place.owner() is owner:
-                self._check_size(sum(place.sizes()))
-                return place.copied()
+        for lane in self._lanes:
+            if lane.owner() is owner:
+                self._check_size(sum(lane.sizes()))
+                return lane.copied()
         return self._kept.get(owner)
 
     def put(self, owner: object, kept: PooledCache) -> None:
@@ -276,9 +168,9 @@ class CachePool(Generic[Place]):
         Raises CacheError if it is larger than the budget.
         """
         self.make_room(kept.num_bytes)
-        for place in self._places:
-            if place.owner() is owner:
-                place.owner = _nobody
+        for lane in self._lanes:
+            if lane.owner() is owner:
+                lane.owner = nobody
         self._kept[owner] = kept
 
     def make_room(self, num_bytes: int) -> None:
@@ -293,17 +185,17 @@ class CachePool(Generic[Place]):
     def put_all_aside(self, is_cancelled: CancelCheck = never) -> None:
         """Have all texts on disk that are worth it, the latest first, until it is cancelled."""
         with contextlib.suppress(Interrupted):
-            for place in sorted(self._places, key=lambda place: -place.last_used):
-                self._put_place_aside(place, is_cancelled)
+            for lane in sorted(self._lanes, key=lambda lane: -lane.last_used):
+                self._put_lane_aside(lane, is_cancelled)
             for kept in reversed(list(self._kept.values())):
                 self._put_aside(kept, is_cancelled)
 
-    def _put_place_aside(self, place: TextPlace, is_cancelled: CancelCheck = never) -> None:
-        """As `_put_aside`, the text of a place."""
-        outline, size = place.models[0].outline(), sum(place.sizes())
+    def _put_lane_aside(self, lane: Lane, is_cancelled: CancelCheck = never) -> None:
+        """As `_put_aside`, the text of a lane."""
+        outline, size = lane.models.target.outline(), sum(lane.sizes())
         store = self._store
-        if store and store.wants(place.decoder.tokens, outline) and store.has_room_for(size):
-            copied = place.copied()
+        if store and store.wants(lane.decoder.tokens, outline) and store.has_room_for(size):
+            copied = lane.copied()
             if copied is not None:
                 self._put_aside(copied, is_cancelled)
 
@@ -325,16 +217,22 @@ class CachePool(Generic[Place]):
                 "Grant more: load(kept_bytes=…).",
             )
 
-    def _copied_out(self, place: TextPlace) -> PooledCache | None:
+    def _copied_out(self, lane: Lane) -> PooledCache | None:
         """A copy, for which older ones leave; None if there is nothing, or no room for it."""
-        num_bytes = sum(place.sizes())
+        num_bytes = sum(lane.sizes())
         if num_bytes > self.budget_bytes:
-            self._put_place_aside(place)
+            self._put_lane_aside(lane)
         if not 0 < num_bytes <= self.budget_bytes:
             return None
         self.make_room(num_bytes)
-        return place.copied()
+        return lane.copied()
 
 
-def _nobody() -> None:
+def _store_of(models: Models, disk: CacheDisk) -> CacheStore | None:
+    if disk.num_bytes:
+        target = models.target
+        try:
+            return CacheStore(disk, models.identities(), target.reach, target.context_length)
+        except CacheError as error:
+            logger.warning("conversations are not kept on disk: %s", error)
     return None

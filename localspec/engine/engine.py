@@ -8,9 +8,8 @@ import localspec.llama.loaded  # noqa: F401  libllama before NumPy
 
 import contextlib
 import functools
-import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,8 +17,9 @@ from localspec.chat.turns import longer_context
 from localspec.constraints.guidance import not_kept
 from localspec.engine.base import BaseEngine, Found
 from localspec.engine.cache_file import read_caches, write_caches
+from localspec.engine.cache_pool import CachePool
 from localspec.engine.constraint_choice import Constrainer
-from localspec.engine.lane import Lane, open_lanes, pool_of
+from localspec.engine.lane import Lane, open_lanes
 from localspec.engine.models import CacheRoom, EngineMemory, Models
 from localspec.engine.prefill import measure_fast, prepare
 from localspec.engine.proposer_choice import answer_policy
@@ -37,7 +37,6 @@ from localspec.speculative.policy_api import (
     FixedDraftPolicy,
     ProposerKind,
 )
-from localspec.speculative.proposers import Proposer
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
 from localspec.streaming.answer_run import AnswerRun
@@ -82,11 +81,13 @@ class Engine(BaseEngine):
         self._constrainer = Constrainer(target.vocabulary, target.vocab_size)
         self._lanes, self.shared_vocabulary, self._profile = open_lanes(models, drafting)
         self._decoder = self._lanes[0].decoder  # of work that no answer may run beside
-        proposers = [each for lane in self._lanes for each in lane.decoder.proposers]
-        self._remembering = _Remembering(proposers, has_memory=memory)
-        self._cache_pool = pool_of(self._lanes, room)
+        has_lookup = any(isinstance(each, Lookup) for each in self._decoder.proposers)
+        self._memory = TextMemory() if memory and has_lookup else None
+        for lane in self._lanes:
+            lane.memory = self._memory
+        self._cache_pool = CachePool(self._lanes, room)
         chain = self._resolver.chain(sampling, 1)
-        computed_apart(lambda: measure_fast(self._decoder, chain, time.perf_counter))
+        computed_apart(lambda: measure_fast(self._decoder, chain))
         self._save_profile()
         self._worker = Worker(len(self._lanes))
         self._is_closed = False
@@ -139,13 +140,16 @@ class Engine(BaseEngine):
 
         def work() -> Found:
             self._begin_lanes()
-            self._cache_pool.switch_to(self._lanes[0], None, ())
+            lane = self._lanes[0]
+            self._cache_pool.switch_to(lane, None, ())
             self._decoder.truncate(0)
-            with self._remembering.paused(), ended.obeyed(self._interrupt):
+            lane.use_no_memory()
+            with ended.obeyed(self._interrupt):
                 try:
                     return function(self._decoder)
                 finally:
                     self._decoder.truncate(0)
+                    lane.use_usual()
 
         try:
             return self._alone(work)
@@ -195,8 +199,8 @@ class Engine(BaseEngine):
         self._models.require_unwritten()
 
         def begin() -> LaneWork:
-            lane = self._cache_pool.place_for(exchange.owner, prompt.tokens, prompt.client)
-            lane.is_free, lane.work.exchange = False, exchange
+            lane = self._cache_pool.lane_for(exchange.owner, prompt.tokens, prompt.client)
+            lane.work.exchange = exchange
             lane.work.producing = self._produced(lane, exchange, prompt, request, own, parts)
             return lane.work
 
@@ -237,7 +241,6 @@ class Engine(BaseEngine):
             yield from run.pieces()
         finally:
             lane.use_usual()
-            lane.is_free = True
             self._save_profile(lane)
 
     def _request(
@@ -311,7 +314,13 @@ class Engine(BaseEngine):
 
     def remember(self, text: str | Sequence[int]) -> None:
         tokens = self.tokenize(text) if isinstance(text, str) else self._known_ids(text)
-        self._alone(lambda: self._remembering.add(tokens))
+        memory = self._memory
+        if memory is None:
+            raise OptionError(
+                "this engine has no memory",
+                "Load it with memory=True, and with the proposer 'auto' or 'lookup'.",
+            )
+        self._alone(lambda: memory.add(tokens))
 
     def free_kept(self) -> None:
         self._alone(self._cache_pool.clear)
@@ -337,11 +346,11 @@ class Engine(BaseEngine):
         def work() -> None:
             tokens, _parts = self._models.readable(whole)
             if tokens:
-                lane = self._cache_pool.place_for(owner, whole)
+                lane = self._cache_pool.lane_for(owner, whole)
                 self._cache_pool.switch_to(lane, owner, whole)
                 chain = self._resolver.chain(self.sampling, len(tokens))
                 if lane.common_with(whole) <= len(tokens):  # else more is cached
-                    prepare(lane.decoder, tokens, chain, time.perf_counter)
+                    prepare(lane.decoder, tokens, chain)
                 self._save_profile(lane)
 
         self._while_idle(work, is_wanted)
@@ -422,37 +431,6 @@ class Engine(BaseEngine):
         # A fork has none of the threads.
         for model in self._models.all:
             model.require_open()
-
-
-class _Remembering:
-    """The memory of the lookups among an engine's proposers, if there are any."""
-
-    def __init__(self, proposers: Sequence[Proposer], *, has_memory: bool) -> None:
-        self._lookups = [each for each in proposers if isinstance(each, Lookup)]
-        self._memory = TextMemory() if self._lookups and has_memory else None
-        self._use(self._memory)
-
-    def _use(self, memory: TextMemory | None) -> None:
-        for lookup in self._lookups:
-            lookup.memory = memory
-
-    def add(self, tokens: Sequence[int]) -> None:
-        """Remember a text. Raises OptionError where there is no memory."""
-        if self._memory is None:
-            raise OptionError(
-                "this engine has no memory",
-                "Load it with memory=True, and with the proposer 'auto' or 'lookup'.",
-            )
-        self._memory.add(tokens)
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """In the block nothing is remembered, and nothing that was is proposed."""
-        self._use(None)
-        try:
-            yield
-        finally:
-            self._use(self._memory)
 
 
 def _reference_to(engine: BaseEngine, prompt: Prompt, options: AnswerOptions) -> list[int]:

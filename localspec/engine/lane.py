@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
-from localspec.engine.cache_pool import CachePool, TextPlace
-from localspec.engine.cache_store import CacheStore
-from localspec.engine.models import CacheRoom, Models
+from localspec.engine.cache_file import PooledCache
+from localspec.engine.models import Models
 from localspec.engine.proposer_choice import (
     choose_policies,
     choose_proposers,
@@ -17,36 +15,52 @@ from localspec.engine.worker import LaneWork
 from localspec.errors import CacheError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
-from localspec.speculative.lookup import Lookup
+from localspec.speculative.lookup import Lookup, TextMemory
 from localspec.speculative.loop import SpeculativeDecoder
-from localspec.speculative.policy_api import Drafting, DraftPolicy, FixedDraftPolicy
+from localspec.speculative.policy_api import (
+    Drafting,
+    DraftPolicy,
+    FixedDraftPolicy,
+    ProposerKind,
+)
+from localspec.speculative.prefix import common_length
+from localspec.speculative.proposers import DraftModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from localspec.speculative.shared_vocabulary import SharedVocabulary
 
-logger = logging.getLogger(__name__)
 
-
-class Lane(TextPlace):
+class Lane:
     """A text's sequence in each context, and the loop over them, where one answer runs.
 
-    models: views at this sequence.
+    models: views at this sequence. owner: gives the text's owner; None once that is gone, and
+    of nobody's text. client: whose prompt it was, as `Prompt` has it. memory: of earlier texts,
+    if any are remembered.
     """
 
     def __init__(self, models: Models, decoder: SpeculativeDecoder, work: LaneWork) -> None:
-        super().__init__(decoder, models.saved, models.head)
-        self.own_models = models
+        self.models = models
+        self.decoder = decoder
         self.work = work
+        self.owner: Callable[[], object | None] = nobody
+        self.client = ""
+        self.last_used = 0
         self.own_policy = decoder.draft_policy
         self._usual_policy: DraftPolicy | None = None  # while an answer has another
+        self.memory: TextMemory | None = None
         self._lookups = [each for each in decoder.proposers if isinstance(each, Lookup)]
         self._num_shared = 0  # decodes, when the last work began
 
+    @property
+    def is_free(self) -> bool:
+        """Whether no answer runs here."""
+        return self.work.exchange is None
+
     def begin(self) -> None:
         """Make models and loop ready for work."""
-        for model in self.own_models.all:
+        for model in self.models.all:
             model.begin()
         self._num_shared = self.work.num_shared
         self.use_usual()
@@ -58,24 +72,28 @@ class Lane(TextPlace):
         reference: Sequence[int],
     ) -> None:
         """Set what an answer has of its own: its on_prompt, policy and prediction."""
-        self.own_models.target.on_batch = on_batch
+        self.models.target.on_batch = on_batch
         if policy is not None:
             self._usual_policy = self.decoder.draft_policy
             policy.keeps_sizes = self._usual_policy.keeps_sizes
             self.decoder.draft_policy = policy
-        self._refer_to(reference)
+        for lookup in self._lookups:
+            lookup.refer_to(reference)
+
+    def use_no_memory(self) -> None:
+        """Remember nothing, and propose nothing that was remembered."""
+        for lookup in self._lookups:
+            lookup.memory = None
 
     def use_usual(self) -> None:
-        """Undo `use`. Idempotent."""
-        self.own_models.target.on_batch = None
+        """Undo `use` and `use_no_memory`. Idempotent."""
+        self.models.target.on_batch = None
         if self._usual_policy is not None:
             self.decoder.draft_policy = self._usual_policy
         self._usual_policy = None
-        self._refer_to(())
-
-    def _refer_to(self, reference: Sequence[int]) -> None:
         for lookup in self._lookups:
-            lookup.refer_to(reference)
+            lookup.refer_to(())
+            lookup.memory = self.memory
 
     def learned(self) -> dict[str, Any] | None:
         """The policies' findings, to be saved; None where they learn nothing.
@@ -90,21 +108,73 @@ class Lane(TextPlace):
 
     def interrupt(self) -> None:
         """End what the models do here within one decode. From any thread."""
-        for model in self.own_models.all:
+        for model in self.models.all:
             model.interrupt()
 
+    def common_with(self, tokens: Sequence[int], client: str = "") -> int:
+        """How many of a client's `tokens` are cached here."""
+        common = common_length(self.decoder.tokens, tokens) if client == self.client else 0
+        return min(common, self.decoder.target.num_cached)
 
-def pool_of(lanes: Sequence[Lane], room: CacheRoom) -> CachePool[Lane]:
-    """The pool for the texts of these lanes. Raises OptionError."""
-    models, store = lanes[0].own_models, None
-    if room.disk.num_bytes:
-        target = models.target
+    def sizes(self) -> list[int]:
+        """Bytes of each saved model's state; 0 if there is nothing to keep."""
+        # Drafts that have not read all of the text, and would be believed to have. A head's
+        # context knows where it begins.
+        partial: list[object] = [
+            proposer.model
+            for proposer in self.decoder.proposers
+            if isinstance(proposer, DraftModel)
+            and proposer.kind is ProposerKind.DRAFT
+            and proposer.begins_at > 0
+        ]
+        return [0 if model in partial else model.state_bytes() for model in self.models.saved]
+
+    def copied(self) -> PooledCache | None:
+        """The text and states; None if nothing is cached, or copying fails."""
         try:
-            identities = models.identities()
-            store = CacheStore(room.disk, identities, target.reach, target.context_length)
-        except CacheError as error:
-            logger.warning("conversations are not kept on disk: %s", error)
-    return CachePool(lanes, room.memory_bytes, store)
+            states = [
+                model.save_state() if size else None
+                for model, size in zip(self.models.saved, self.sizes(), strict=True)
+            ]
+        except CacheError:
+            return None  # then the text is decoded again when it comes back
+        if not any(states):
+            return None
+        return PooledCache(self.decoder.tokens[:], states, client=self.client)
+
+    def beginning(self, tokens: Sequence[int]) -> PooledCache | None:
+        """A copy of what the text here begins alike, of target and head.
+
+        Its answer may be in the midst of a step, and tokens that were drafted be cached.
+        """
+        try:
+            state = self.models.target.save_state()
+        except CacheError:
+            return None
+        head = None if self.models.head is None else self.models.head.copied()
+        common = common_length(self.decoder.tokens, tokens)
+        others = [None] * (len(self.models.saved) - 1)
+        return PooledCache(list(tokens[:common]), [state, *others], head, self.client)
+
+    def restore(self, kept: PooledCache) -> None:
+        """Have that text from now on."""
+        self.decoder.truncate(0)
+        # Now, since whatever happens below, each cache holds a prefix of it.
+        self.decoder.tokens = kept.tokens
+        for model, state in zip(self.models.saved, kept.states, strict=True):
+            if state is not None:
+                try:
+                    model.restore_state(state)
+                except CacheError:
+                    continue  # its cache is empty, and decodes what it lacks
+        if self.decoder.target.num_cached > len(kept.tokens):
+            self.decoder.truncate(len(kept.tokens))
+        if kept.head is not None and self.models.head is not None:
+            self.models.head.take_over(kept.head, self.decoder.target.num_cached)
+
+
+def nobody() -> None:
+    """The owner of a text that is nobody's."""
 
 
 def open_lanes(

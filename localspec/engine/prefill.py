@@ -6,8 +6,6 @@ caches have a prefix of the text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 from localspec.pictures.cells import end_of_part, without_cells
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import Costs
@@ -29,12 +27,7 @@ _MOST_JUDGED = 64  # of its tokens, in one pause
 _ENOUGH_JUDGED = 256  # at any time, to know how its tokens fare
 
 
-def prepare(
-    decoder: SpeculativeDecoder,
-    tokens: list[int],
-    chain: SamplerChain,
-    clock: Callable[[], float],
-) -> None:
+def prepare(decoder: SpeculativeDecoder, tokens: list[int], chain: SamplerChain) -> None:
     """Read `tokens`, with which the next prompt begins; find out what a policy has to know.
 
     chain: those of a usual answer, whose time belongs to a step's. Raises Interrupted.
@@ -43,27 +36,23 @@ def prepare(
     if isinstance(policy, AdaptiveDraftPolicy):
         _judge_drafts(decoder, policy)
     _read_ahead(decoder, tokens)
-    _find_costs(decoder, chain, clock)
+    _find_costs(decoder, chain)
     if isinstance(policy, AdaptiveDraftPolicy):
         policy.renew()
 
 
-def _find_costs(
-    decoder: SpeculativeDecoder, chain: SamplerChain, clock: Callable[[], float]
-) -> None:
+def _find_costs(decoder: SpeculativeDecoder, chain: SamplerChain) -> None:
     """Measure a part of what the policy does not know yet."""
     policy = decoder.draft_policy
     if isinstance(policy, AdaptiveDraftPolicy):
-        _measure_costs(decoder, policy.costs, chain, clock)
+        _measure_costs(decoder, policy.costs, chain)
     elif isinstance(policy, FixedDraftPolicy) and policy.keeps_sizes is None:
         costs = Costs({})
-        _measure_costs(decoder, costs, chain, clock)
+        _measure_costs(decoder, costs, chain)
         policy.keeps_sizes = costs.is_change_dear
 
 
-def measure_fast(
-    decoder: SpeculativeDecoder, chain: SamplerChain, clock: Callable[[], float]
-) -> None:
+def measure_fast(decoder: SpeculativeDecoder, chain: SamplerChain) -> None:
     """Find out the costs of fast models when they are loaded, while the text is empty.
 
     So the first answers begin with them, and repeat their steps. Slow models would take long.
@@ -75,27 +64,23 @@ def measure_fast(
     try:
         for most_s in (10 * _FAST_S, _FAST_S):  # kernels are loaded in the first decode
             decoder.truncate(0)
-            started = clock()
+            started = decoder.clock()
             decoder.start([0])
             _read(decoder.target, decoder.tokens)
-            if clock() - started > most_s:
+            if decoder.clock() - started > most_s:
                 return
         for _ in range(2):
-            _find_costs(decoder, chain, clock)
+            _find_costs(decoder, chain)
     finally:
         decoder.truncate(0)
 
 
 def time_decodes(
-    decoder: SpeculativeDecoder,
-    tokens: list[int],
-    costs: Costs,
-    chain: SamplerChain,
-    clock: Callable[[], float],
+    decoder: SpeculativeDecoder, tokens: list[int], costs: Costs, chain: SamplerChain
 ) -> None:
     """Make `tokens` the text, and time decodes after it that costs lack. Raises Interrupted."""
     _read_ahead(decoder, tokens)
-    _measure_costs(decoder, costs, chain, clock)
+    _measure_costs(decoder, costs, chain)
 
 
 def _judge_drafts(decoder: SpeculativeDecoder, policy: AdaptiveDraftPolicy) -> None:
@@ -140,9 +125,7 @@ def _read_ahead(decoder: SpeculativeDecoder, tokens: list[int]) -> None:
             _read(draft.model, tokens[draft.begins_at :])
 
 
-def _measure_costs(
-    decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChain, clock: Callable[[], float]
-) -> None:
+def _measure_costs(decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChain) -> None:
     """Time steps of sizes that were not timed yet after the text, which is cached, and drafts.
 
     A few of them: when all is known nothing is done any more.
@@ -150,12 +133,11 @@ def _measure_costs(
     if not (decoder.proposers and decoder.target.max_rollback):
         return
     try:
-        _measure_steps(decoder, costs, chain, clock)
+        _measure_steps(decoder, costs, chain)
         for proposer in decoder.proposers:
             token = costs.tokens.get(proposer.kind)
             if isinstance(proposer, DraftModel) and token is not None and token.num_lacking:
-                for timed in _timed_drafts(proposer, decoder.tokens, chain, clock):
-                    costs.learn_draft(proposer.kind, *timed)
+                _time_drafts(decoder, proposer, costs, chain)
     finally:
         decoder.truncate(len(decoder.tokens))
 
@@ -169,9 +151,7 @@ def _read(model: Model, tokens: list[int]) -> None:
         begin = end
 
 
-def _measure_steps(
-    decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChain, clock: Callable[[], float]
-) -> None:
+def _measure_steps(decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChain) -> None:
     """Target-only steps beside some of another size, since the ratio counts; sampler included.
 
     Each size comes several times in a row: the first time shows what a change of size costs.
@@ -186,36 +166,34 @@ def _measure_steps(
         for num_tokens in (1, 1, size, size, size, size, 1):
             # Words of the text itself: where experts share the work, it matters which.
             batch = (words[-num_tokens:] * num_tokens)[:num_tokens]
-            started = clock()
+            started = decoder.clock()
             logits = target.decode(batch, num_tokens)
             chain.distributions(logits, tokens, batch[:-1])
-            seconds.append(clock() - started)
+            seconds.append(decoder.clock() - started)
             target.truncate(len(tokens))
             if target.num_cached < len(tokens):
                 return  # emptied: another batch would be decoded in the text's place
         costs.compare(size, seconds[1], seconds[3:6], seconds[6])
 
 
-def _timed_drafts(
-    draft: DraftModel,
-    tokens: list[int],
-    chain: SamplerChain,
-    clock: Callable[[], float],
-) -> Iterator[tuple[int, int, float]]:
-    """Tokens read, tokens drafted, seconds. The first ones read, the others only draft."""
+def _time_drafts(
+    decoder: SpeculativeDecoder, draft: DraftModel, costs: Costs, chain: SamplerChain
+) -> None:
+    """Some drafts, of which the first one reads and the others only draft."""
     if draft.model.max_rollback == 0:
         return  # it would have to read all of the text again
+    tokens = decoder.tokens
     # As in a step: the last token, the pending one, is missing.
     draft.truncate(len(tokens) - 1)
     state = draft.state(tokens)
     if state.max_tokens < _DRAFT_TOKENS or state.num_missing > _MOST_READ:
         return
     for _ in range(_NUM_DRAFTS):
-        started = clock()
+        started = decoder.clock()
         proposal = draft.propose(tokens, UpTo(_DRAFT_TOKENS), chain, _likeliest)
-        seconds = clock() - started
+        seconds = decoder.clock() - started
         draft.truncate(len(tokens) - 1)
-        yield proposal.num_read, len(proposal.draft_tokens), seconds
+        costs.learn_draft(draft.kind, proposal.num_read, len(proposal.draft_tokens), seconds)
 
 
 def _likeliest(_index: int, distribution: Distribution) -> int:
