@@ -376,6 +376,9 @@ class BaseEngine(Producer, abc.ABC):
             raise _closed()
 
 
+FACTS = tuple(BaseEngine.__annotations__)  # attributes that stay as they are
+
+
 def _end_at_exit(engine: weakref.ref[BaseEngine]) -> None:
     """Before modules and drivers go; an engine that was dropped has been freed already."""
     alive = engine()

@@ -7,8 +7,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from localspec.errors import BusyError, EngineError
 from localspec.llama.joint_costs import LONGEST_STEP, PieceTimes, RowTimes
@@ -215,22 +216,19 @@ class Worker:
         """The function's result, or what it raises, called between two decodes."""
         if self.is_this_thread:
             return function()
-        results: SimpleQueue[tuple[Found | None, BaseException | None]] = SimpleQueue()
+        results: SimpleQueue[Future[Found]] = SimpleQueue()
 
         def work() -> None:
+            outcome: Future[Found] = Future()
             try:
-                results.put((function(), None))
+                outcome.set_result(function())
             except BaseException as error:
-                results.put((None, error))
+                outcome.set_exception(error)
+            results.put(outcome)
+            del outcome  # an error has this frame
 
         self._put(work, is_idle_work=is_idle_work)
-        found, error = taken(results)
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error  # which has this frame
-        return cast(Found, found)
+        return taken(results).result()
 
     def stop(self) -> None:
         """End the thread, once what it was given is done. More to do starts another."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import operator
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from localspec.engine.base import FACTS
 from localspec.engine.embedder import load_embedder
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load
@@ -225,10 +227,6 @@ class Served:
 
     # In a thread of a pool.
 
-    def vocabulary(self, _asker: _Asker, method: str, *arguments: Any, **keywords: Any) -> Any:
-        """The result of a method of the vocabulary."""
-        return getattr(self._engine.vocabulary, method)(*arguments, **keywords)
-
     def produce(
         self,
         _asker: _Asker,
@@ -301,9 +299,9 @@ class Served:
         assert self._engine.vision is not None
         return self._engine.vision.cells(*self._pictures.keep([picture]))
 
-    def engine(self, _asker: _Asker, method: str, *arguments: Any) -> Any:
-        """The result of a method of the engine."""
-        return getattr(self._engine, method)(*arguments)
+    def engine(self, _asker: _Asker, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """The result of a method of the engine, or of its vocabulary ("vocabulary.text")."""
+        return operator.attrgetter(method)(self._engine)(*arguments, **keywords)
 
     def owned(self, asker: _Asker, method: str, owner: int, path: Path) -> bool:
         """The result of a method of the engine that takes a conversation and a file."""
@@ -341,17 +339,6 @@ class _Pipe:
             if not self.is_silent:
                 self._pipe.send((number, kind, value))
 
-    def answer(
-        self, number: int, method: Callable[..., Any], *arguments: Any, **keywords: Any
-    ) -> None:
-        """Send the result of a method, or its error."""
-        try:
-            result, kind = method(*arguments, **keywords), "done"
-        except Exception as error:
-            result, kind = error, "error"
-        with contextlib.suppress(OSError):
-            self.send(number, kind, result)
-
 
 class _Asker(NamedTuple):
     """A request of the other process, to which something is said."""
@@ -362,6 +349,13 @@ class _Asker(NamedTuple):
     def say(self, kind: str, value: Any) -> None:
         with contextlib.suppress(OSError):
             self.pipe.send(self.number, kind, value)
+
+    def answer(self, method: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
+        """Say the result of a method, or its error."""
+        try:
+            self.say("done", method(*arguments, **keywords))
+        except Exception as error:
+            self.say("error", error)
 
 
 def serve_engine(
@@ -410,18 +404,18 @@ def serve_engine(
                     except Exception as error:
                         asker.say("failed", error)
                 else:
-                    pool.submit(messages.answer, number, method, asker, *arguments, **keywords)
+                    pool.submit(asker.answer, method, asker, *arguments, **keywords)
 
 
 def facts_of(engine: Engine) -> dict[str, Any]:
-    """Facts that never change while an engine is open: attributes of it and its vocabulary."""
-    own = (
-        *("description", "context_length", "trained_context_length", "chat_template"),
-        *("drafting", "shared_vocabulary", "exactness", "sampling", "parallel"),
-    )
-    facts: dict[str, Any] = {name: getattr(engine, name) for name in own}
+    """Facts of an engine and its vocabulary that the other process has from the beginning."""
+    facts: dict[str, Any] = {name: getattr(engine, name) for name in FACTS}
     facts |= {name: getattr(engine.vocabulary, name) for name in ("bos", "eos", "add_bos")}
-    return facts | {"can_see": engine.vision is not None}
+    return facts | {
+        "sampling": engine.sampling,
+        "parallel": engine.parallel,
+        "can_see": engine.vision is not None,
+    }
 
 
 def serve_embedder(pipe: Connection, path: Path) -> None:
@@ -438,4 +432,4 @@ def serve_embedder(pipe: Connection, path: Path) -> None:
             messages.send(0, "done", None)
             while (request := pipe.recv()) is not None:
                 number, name, arguments, keywords = request
-                messages.answer(number, getattr(embedder, name), *arguments, **keywords)
+                _Asker(number, messages).answer(getattr(embedder, name), *arguments, **keywords)

@@ -12,10 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localspec.engine.base import BaseEngine, Found
+from localspec.engine.base import FACTS, BaseEngine, Found
 from localspec.engine.sources import OTHER_KEYWORDS, LoadKeywords
 from localspec.errors import (
-    ClosedError,
     CrashedError,
     EngineError,
     Interrupted,
@@ -76,7 +75,6 @@ class IsolatedEngine(BaseEngine):
         super().__init__(facts["sampling"])
         self._preset, self._arguments = preset, arguments
         self._starting = threading.RLock()  # a signal handler may come to it within itself
-        self._closed = False
         self._answers: dict[Exchange, _RemoteAnswer] = {}  # that are not over
         self._owner_numbers: weakref.WeakKeyDictionary[object, int] = (
             weakref.WeakKeyDictionary()
@@ -86,11 +84,8 @@ class IsolatedEngine(BaseEngine):
         self._gone_owners: set[int] = set()  # of which every change is one call of C
         self._reading = (0, 0)
         self._cells: dict[bytes, list[int]] = {}  # of pictures, by their digests
-        self.description, self.drafting = facts["description"], facts["drafting"]
-        self.context_length = facts["context_length"]
-        self.trained_context_length = facts["trained_context_length"]
-        self.chat_template, self.exactness = facts["chat_template"], facts["exactness"]
-        self.shared_vocabulary = facts["shared_vocabulary"]
+        for name in FACTS:
+            setattr(self, name, facts[name])
 
     @property
     def parallel(self) -> int:
@@ -98,16 +93,19 @@ class IsolatedEngine(BaseEngine):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        ask = functools.partial(self._ask, "vocabulary")
-        return RemoteVocabulary(ask, self._facts)  # kept it would keep this
+        return RemoteVocabulary(self._of_engine, self._facts)  # kept it would keep this
 
     @property
     def vision(self) -> Vision | None:
         ask = functools.partial(self._ask, "cells")
         return RemoteVision(ask, self._cells) if self._facts["can_see"] else None
 
-    def _ask(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        return self._running().call(method, *arguments, **keywords)
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        return self._running().call(method, *arguments)
+
+    def _of_engine(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """The result of a method of the `Engine`, or of its vocabulary."""
+        return self._running().call("engine", method, *arguments, **keywords)
 
     @property
     def _reading_progress(self) -> tuple[int, int]:
@@ -131,14 +129,14 @@ class IsolatedEngine(BaseEngine):
         return found
 
     def memory(self) -> EngineMemory:
-        memory: EngineMemory = self._ask("engine", "memory")
+        memory: EngineMemory = self._of_engine("memory")
         return memory
 
     def remember(self, text: str | Sequence[int]) -> None:
-        self._ask("engine", "remember", text)
+        self._of_engine("remember", text)
 
     def free_kept(self) -> None:
-        self._ask("engine", "free_kept")
+        self._of_engine("free_kept")
 
     def _save_caches_of(self, owner: object, path: Path) -> bool:
         return bool(self._ask("owned", "_save_caches_of", self._owner_number(owner), path))
@@ -149,17 +147,15 @@ class IsolatedEngine(BaseEngine):
     @property
     def process_id(self) -> int | None:
         """The child's number, for whoever watches processes."""
-        return self._process.number
+        return self._process.process_id
 
     def _running(self) -> ChildProcess:
         """The child, started again if it has ended. Raises EngineError once this is closed."""
         self._own_process.require("the isolated engine")
-        self._require_not_ending()
         with self._starting:
-            if self._closed:
-                raise ClosedError("the engine is closed", "Load it again.")
+            self._require_not_ending()
             if not self._process.is_running():
-                self._process.stop(is_closed=False)
+                self._process.close()
                 self._process = ChildProcess(self._preset, self._arguments, None)
             return self._process
 
@@ -225,7 +221,7 @@ class IsolatedEngine(BaseEngine):
         except Interrupted:
             pass
         except EngineError:
-            if not self._closed:
+            if not self._is_ending:
                 raise
 
     def _keep_on_disk(self) -> None:
@@ -253,8 +249,7 @@ class IsolatedEngine(BaseEngine):
     def _close(self) -> None:
         if self._own_process.is_this():
             with self._starting:  # `_running` may be about to start another process
-                self._closed = True
-                self._process.stop()
+                self._process.close_engine()
 
 
 class _RemoteAnswer:
@@ -345,7 +340,7 @@ class _RemoteAnswer:
         exchange, engine = self._exchange, self._engine
         if self._is_ending:
             self._conclude(None, [])
-        elif exchange.has_begun or self._is_again or engine._closed:
+        elif exchange.has_begun or self._is_again or engine._is_ending:
             exchange.outbox.put(self._fail)
         else:
             exchange.outbox.put(lambda: engine._ask_for(exchange, is_again=True))
@@ -375,28 +370,15 @@ class _RemoteAnswer:
 
 
 class RemoteVocabulary:
-    """A `Vocabulary`. ask: what one returns, by its name and arguments."""
+    """A `Vocabulary`. ask: what a method of the engine returns, by its name and arguments."""
 
     def __init__(self, ask: Callable[..., Any], facts: dict[str, Any]) -> None:
-        self._ask = ask
         self.bos, self.eos, self.add_bos = facts["bos"], facts["eos"], facts["add_bos"]
-
-    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        return str(self._ask("detokenize", list(tokens), special=special))
-
-    def tokenize(
-        self, text: str, *, parse_special: bool, after: int | None = None
-    ) -> list[int]:
-        return list(self._ask("tokenize", text, parse_special=parse_special, after=after))
-
-    def text(self, token: int) -> str:
-        return str(self._ask("text", token))
-
-    def control_texts(self) -> list[str]:
-        return list(self._ask("control_texts"))
-
-    def is_control(self, token: int) -> bool:
-        return bool(self._ask("is_control", token))
+        self.tokenize = functools.partial(ask, "vocabulary.tokenize")
+        self.detokenize = functools.partial(ask, "vocabulary.detokenize")
+        self.text = functools.partial(ask, "vocabulary.text")
+        self.control_texts = functools.partial(ask, "vocabulary.control_texts")
+        self.is_control = functools.partial(ask, "vocabulary.is_control")
 
 
 class RemoteVision:

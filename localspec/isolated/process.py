@@ -293,29 +293,51 @@ class _Calls:
                 return
 
 
-def _started(
-    function: str,
-    given: tuple[Any, ...],
-    servers: tuple[str, ...] = (),
-    patience_s: float = CHILD_PATIENCE_S,
-) -> _Calls:
-    """A child that runs a function of `child` with its end of a pipe; the calls to it."""
-    if multiprocessing.current_process().daemon:
-        raise EngineError(
-            "a daemonic process may have no child, and an isolated engine is one",
-            "Start the process with daemon=False, or use localspec.load in it.",
+class _OwnedChild:
+    """A running child. Dropping the last reference ends it.
+
+    function: of `child`, which gets its end of a pipe and what is given. servers: RPC servers
+    that its models are on. patience_s: for it to end. Raises what loading raises.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        given: tuple[Any, ...],
+        progress: Callable[[float], None] | None = None,
+        servers: tuple[str, ...] = (),
+        patience_s: float = CHILD_PATIENCE_S,
+    ) -> None:
+        if multiprocessing.current_process().daemon:
+            raise EngineError(
+                "a daemonic process may have no child, and an isolated engine is one",
+                "Start the process with daemon=False, or use localspec.load in it.",
+            )
+        here, there = _SPAWN.Pipe()
+        process = _SPAWN.Process(
+            target=_serve, args=(function, there, *given), daemon=True, name="localspec"
         )
-    here, there = _SPAWN.Pipe()
-    process = _SPAWN.Process(
-        target=_serve, args=(function, there, *given), daemon=True, name="localspec"
-    )
-    process.start()
-    there.close()  # the last copy here: the end of the child is the end of the pipe
-    return _Calls(here, _Child(process, servers, patience_s))
+        process.start()
+        there.close()  # the last copy here: the end of the child is the end of the pipe
+        self._child = _Child(process, servers, patience_s)
+        self._calls = calls = _Calls(here, self._child)
+        weakref.finalize(self, calls.end)
+        self.call = calls.call
+        self.process_id = process.pid
+        try:
+            self.facts = calls.loaded(progress)  # what the function says of what it loaded
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the child. Idempotent."""
+        self._calls.end()
+        self._child.end()
 
 
-class ChildProcess:
-    """A running child with an engine. Dropping the last reference ends it."""
+class ChildProcess(_OwnedChild):
+    """A running child with an engine; its facts are those of `child.facts_of`."""
 
     def __init__(
         self,
@@ -326,20 +348,12 @@ class ChildProcess:
         servers = servers_used(preset, arguments)
         patience_s = CHILD_PATIENCE_S + (_WRITING_S if arguments.get("cache_disk") else 0.0)
         given = preset, arguments, servers
-        self._calls = calls = _started("serve_engine", given, servers, patience_s)
-        weakref.finalize(self, calls.end)
-        self.call, self.begin, self.tell = calls.call, calls.begin, calls.tell
-        self.ask, self.next_number = calls.ask, calls.next_number
-        self.is_of_this_thread = calls.is_of_this_thread
-        self._child = calls.child
-        self.lost = self._child.lost
-        self.number = self._child.process.pid
         self.num_asked = 0  # answers, and wishes to end all
-        try:
-            self.facts: dict[str, Any] = calls.loaded(progress)  # of `child.facts_of`
-        except BaseException:
-            self.stop()
-            raise
+        super().__init__("serve_engine", given, progress, servers, patience_s)
+        self.begin, self.tell, self.ask = self._calls.begin, self._calls.tell, self._calls.ask
+        self.next_number = self._calls.next_number
+        self.is_of_this_thread = self._calls.is_of_this_thread
+        self.lost = self._child.lost
 
     def cancel(self) -> None:
         """End idle work. From any thread."""
@@ -350,38 +364,21 @@ class ChildProcess:
         """Whether the child has not ended yet."""
         return self._child.is_alive() and not self._calls.is_lost
 
-    def stop(self, *, is_closed: bool = True) -> None:
-        """End the child. Idempotent.
-
-        is_closed: whether the engine is; else another child takes the place of this one.
-        """
-        self._child.is_closed |= is_closed
-        self._calls.end()
-        self._child.end()
+    def close_engine(self) -> None:
+        """End the child, in whose place no other comes: the engine is closed. Idempotent."""
+        self._child.is_closed = True
+        self.close()
 
 
-class IsolatedEmbedder:
-    """The methods of an `Embedder` in a child, by `call`.
+class IsolatedEmbedder(_OwnedChild):
+    """The methods of an `Embedder` in a child, by `call`; closed while nothing is asked of it.
 
     Raises what `load_embedder` does, and CrashedError.
     """
 
     def __init__(self, path: Path) -> None:
-        self._calls = calls = _started("serve_embedder", (path,))
-        weakref.finalize(self, calls.end)
-        self.call = calls.call
-        self.process_id = calls.child.process.pid
-        try:
-            calls.loaded(None)
-        except BaseException:
-            self.close()
-            raise
+        super().__init__("serve_embedder", (path,))
 
     def kill(self) -> None:
         """End the child in the midst of what it does, from any thread; close it then."""
-        self._calls.child.process.kill()
-
-    def close(self) -> None:
-        """End the child, while nothing is asked of it. Idempotent."""
-        self._calls.end()
-        self._calls.child.end()
+        self._child.process.kill()
