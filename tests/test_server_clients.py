@@ -125,13 +125,6 @@ def test_ollama_chat_and_generate(ollama_client):
     assert generated.response == whole.message.content
     parts = list(ollama_client.generate("demo", prompt, options=STEADY, stream=True))
     assert "".join(part.response for part in parts) == generated.response
-    more = ollama_client.generate("demo", "Go on.", context=parts[-1].context, options=STEADY)
-    messages = [
-        *QUESTION,
-        {"role": "assistant", "content": generated.response},
-        {"role": "user", "content": "Go on."},
-    ]
-    assert ollama_client.chat("demo", messages, options=STEADY).message.content == more.response
 
 
 def test_ollama_models(ollama_client):

@@ -97,7 +97,6 @@ def test_openai_and_ollama_ask_by_a_suffix(coding):
     options = {**STEADY, "num_predict": 12}
     found = fill_in(coding, path="/api/generate", stream=False, options=options)
     assert found["response"] == content
-    assert "context" not in found
     assert "insert" in coding.ask("/api/show").json()["capabilities"]
     plain = fill_in(coding, path="/v1/completions", after="")["choices"][0]["text"]
     assert plain == go_on(coding, BEFORE)["content"]

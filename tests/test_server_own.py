@@ -152,21 +152,15 @@ def test_names_of_models():
         assert strict.ask("/tokenize", content="x", model="gpt-9").status_code == 404
 
 
-def test_each_token_says_where_it_begins(server):
-    """In characters from the start of the prompt on, as in OpenAI's reference."""
-    found = complete(server, prompt=["Once, é", PROMPT], logprobs=0, n=2)
-    for choice in found["choices"]:
-        before = len(PROMPT if choice["index"] > 1 else "Once, é")
-        listed = choice["logprobs"]
-        assert listed["text_offset"][0] == before
-        whole = "".join(listed["tokens"])
-        for token, at in zip(listed["tokens"], listed["text_offset"], strict=True):
-            assert whole[at - before :].startswith(token)
-    body = {"prompt": "Once, é", **STEADY, "max_tokens": 20, "logprobs": 0}
-    chunks = server.stream("/v1/completions", **body)
-    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
-    offsets = [at for part in parts if part for at in part["text_offset"]]
-    assert offsets == found["choices"][0]["logprobs"]["text_offset"]
+def test_raw_prompts_have_logprobs_as_chats_have(server):
+    found = complete(server, prompt="Once, é", logprobs=2)["choices"][0]
+    listed = found["logprobs"]["content"]
+    assert "".join(each["token"] for each in listed).startswith(found["text"])
+    assert all(len(each["top_logprobs"]) == 2 for each in listed)
+    body = {"prompt": "Once, é", **STEADY, "max_tokens": 20, "logprobs": 2}
+    chunks = [each["choices"][0] for each in server.stream("/v1/completions", **body)]
+    parts = [chunk["logprobs"]["content"] for chunk in chunks if chunk["logprobs"]]
+    assert [each for part in parts for each in part] == listed
 
 
 def test_a_prompt_of_texts_and_ids(server, engine):

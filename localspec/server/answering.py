@@ -27,7 +27,7 @@ from localspec.server.question import (
     raw_prompt,
     required_fim,
 )
-from localspec.server.refusal import overloaded, stopping
+from localspec.server.refusal import RequestError, overloaded, stopping
 from localspec.server.served_models import AnsweredText, ServedModel, ServedModels
 from localspec.speculative.metrics import Stats
 from localspec.streaming.answer import Answer
@@ -162,19 +162,12 @@ class WaitingLine:
 
     def join_free(self, model: ServedModel) -> PlaceInLine | None:
         """A place that has its turn at once; None if there is none, or others wait for it."""
-        if self.is_closed:
-            return None
-        place = PlaceInLine(model)
-        self._places.append(place)
-        self.look()
-        if place.has_turn.is_set():
-            return place
-        self._places.remove(place)
+        with contextlib.suppress(RequestError):
+            place = self.join(model)
+            if place.has_turn.is_set():
+                return place
+            self.leave(place)
         return None
-
-    def close(self) -> None:
-        """Refuse whoever joins from now on."""
-        self.is_closed = True
 
     def leave(self, place: PlaceInLine) -> None:
         """Give up the place, anywhere in the line. Idempotent."""
@@ -214,24 +207,6 @@ class Service:
     asides: asyncio.Lock = field(default_factory=asyncio.Lock)
     logged: set[str] = field(default_factory=set)
     counters: Counters = field(default_factory=Counters)
-
-    @contextlib.asynccontextmanager
-    async def opened(self, name: str | None) -> AsyncGenerator[IsolatedEngine, None]:
-        """The engine of a model, for a request that needs no decode.
-
-        It waits in line only if the model has to be loaded. Raises RequestError, and what
-        loading raises.
-        """
-        model = self.models.named(name)
-        place = None if model.engine is not None else self.line.join(model)
-        try:
-            if place is not None:
-                await place.has_turn.wait()
-            async with self.models.opened(model) as engine, self.asides:
-                yield engine
-        finally:
-            if place is not None:
-                self.line.leave(place)
 
 
 class Answering:
@@ -325,12 +300,16 @@ class Answering:
         asks = [(each, n) for each in asked.inputs for n in range(asked.num_answers)]
         try:
             for number, (given, repetition) in enumerate(asks):
-                place = await self._free_place(at_work)
+                place = None
+                while self._place in at_work.values():  # then one that nobody waits for
+                    if (place := self._service.line.join_free(self.model)) is not None:
+                        break
+                    await self._one_ended(at_work)
                 options = replace(asked.options, seed=asked.seed_of(repetition))
                 exchange = _TextExchange(engine, given, self, options)
                 answer = engine._answer(exchange)
                 task = asyncio.create_task(self._read(number, answer, exchange))
-                at_work[task] = place
+                at_work[task] = place or self._place
                 await self._has_begun.wait()
                 if number == 0 and task.done():  # without a word; the others would fail, too
                     await self._one_ended(at_work)
@@ -342,15 +321,6 @@ class Answering:
             while at_work:
                 with contextlib.suppress(Exception, asyncio.CancelledError):
                     await self._one_ended(at_work)
-
-    async def _free_place(self, at_work: dict[asyncio.Task[None], PlaceInLine]) -> PlaceInLine:
-        """The request's own place, once no answer has it, or one that nobody waits for."""
-        while self._place in at_work.values():
-            free = self._service.line.join_free(self.model)
-            if free is not None:
-                return free
-            await self._one_ended(at_work)
-        return self._place
 
     async def _one_ended(self, at_work: dict[asyncio.Task[None], PlaceInLine]) -> None:
         """Wait until an answer has ended; raises its error."""

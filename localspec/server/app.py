@@ -1,23 +1,27 @@
-"""The application: its routes, the protocol behind each, and the log of requests."""
+"""The application: its routes, the protocol of each, the page for browsers, and the log."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import mimetypes
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localspec.errors import LocalspecError
@@ -28,7 +32,6 @@ from localspec.server.counters import PROMETHEUS, Counters
 from localspec.server.encoding import compact_json, json_response, sent_bytes
 from localspec.server.form import ANSWERING, PostEndpoint, RequestReader
 from localspec.server.guard import PAGE_PATH, AccessRules, BodyReader, Guard
-from localspec.server.page import page_files, root
 from localspec.server.refusal import RequestError, refusal_of, refusal_response
 from localspec.server.served_models import ServedFile, ServedModels
 
@@ -57,6 +60,26 @@ _POSTS: dict[str, RequestReader] = {
     "/api/chat": ollama.OllamaChat,
     "/api/generate": ollama.OllamaGenerate,
 }
+
+_PAGE = Path(__file__).parent / "page"
+# Nothing is loaded from elsewhere, no code or style stands in the page, and no text of a model
+# becomes HTML but by DOMPurify.
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types dompurify"
+)
+_PAGE_HEADERS = {
+    "content-security-policy": _PAGE_POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",  # asked again by its etag: a new version is seen at once
+    "vary": "accept, accept-encoding",
+}
+mimetypes.add_type("text/javascript", ".js")  # whatever the system says
+mimetypes.add_type("image/svg+xml", ".svg")
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +151,7 @@ class Server:
 
     def stop(self) -> None:
         """End requests with an error: waiting ones now, others soon. In the event loop."""
-        self._line.close()
+        self._line.is_closed = True
         for each in list(self._service.answerings):
             if each.is_waiting:
                 each.stop()
@@ -143,8 +166,8 @@ class Server:
         """Every route, with all of its paths."""
         routes: list[BaseRoute] = []
         if self._has_page:
-            routes.append(Route("/", root, methods=["GET"]))
-            routes.append(Mount(PAGE_PATH, page_files))
+            routes.append(Route("/", _root, methods=["GET"]))
+            routes.append(Mount(PAGE_PATH, GZipMiddleware(_PageFiles(directory=_PAGE))))
         found: list[tuple[str, str, Any]] = [
             ("POST", path, PostEndpoint(self._service, self._bodies, kind))
             for path, kind in _POSTS.items()
@@ -233,6 +256,20 @@ def _openai_model(model: ServedFile[Any]) -> dict[str, Any]:
 
 def _health(_request: Request) -> dict[str, Any]:
     return {"status": "ok"}
+
+
+class _PageFiles(StaticFiles):
+    def file_response(self, *arguments: Any, **keywords: Any) -> Response:
+        response = super().file_response(*arguments, **keywords)
+        response.headers.update(_PAGE_HEADERS)
+        return response
+
+
+async def _root(request: Request) -> Response:
+    """The page for a browser; for programs, which look for a server there, its health."""
+    if "text/html" in request.headers.get("accept", ""):
+        return FileResponse(_PAGE / "index.html", headers=_PAGE_HEADERS)
+    return json_response(_health(request), headers={"vary": "accept"})
 
 
 async def _get(value: Callable[[Request], Any], request: Request) -> Response:

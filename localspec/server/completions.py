@@ -133,51 +133,21 @@ class Completion(OpenAIForm):
         options["max_tokens"] = max_tokens(fields, "max_tokens", "n_predict")
         options["logprobs"] = fields.whole_from("logprobs", 0, MOST_LOGPROBS)
         super().__init__(fields, _inputs(fields), options)
-        self._offsets: dict[int, int] = {}  # of the next token, for each answer
 
     def _whole_choice(self, finished: Finished) -> dict[str, Any]:
         reply = finished.reply
-        logprobs = self._logprob_lists(finished.number, reply.logprobs)
-        whole = {"text": reply.text, "logprobs": logprobs}
+        whole = {"text": reply.text, "logprobs": _logprob_content(reply.logprobs)}
         return {**self._empty_choice(finished.number, finished), **whole}
 
     def _choice(self, new: NewPiece) -> dict[str, Any] | None:
         if not new.piece.text and new.logprobs is None:
             return None
-        logprobs = self._logprob_lists(new.number, new.logprobs)
-        more = {"text": new.piece.text, "logprobs": logprobs}
+        more = {"text": new.piece.text, "logprobs": _logprob_content(new.logprobs)}
         return {**self._empty_choice(new.number, None), **more}
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
         reason = None if finished is None else finished.reply.finish_reason
         return {"index": number, "text": "", "logprobs": None, "finish_reason": reason}
-
-    def _logprob_lists(
-        self, number: int, found: Sequence[TokenLogprobs] | None
-    ) -> dict[str, Any] | None:
-        if found is None:
-            return None
-        offsets = []
-        for each in found:
-            offsets.append(self._offsets.setdefault(number, self._num_before(number)))
-            data = each.raw.get(each.token_id, each.text.encode())
-            # A character begins with any byte but 10xxxxxx.
-            self._offsets[number] += sum(byte & 0xC0 != 0x80 for byte in data)
-        return {
-            "tokens": [each.text for each in found],
-            "token_logprobs": [max(each.before, _LOWEST_LOGPROB) for each in found],
-            "top_logprobs": [
-                {top.text: max(top.logprob, _LOWEST_LOGPROB) for top in each.top_before}
-                for each in found
-            ],
-            "text_offset": offsets,
-        }
-
-    def _num_before(self, number: int) -> int:
-        """The characters of an answer's prompt; token ids count as none."""
-        given = self.question.inputs[number // self.question.num_answers]
-        text = given.before if isinstance(given, FimPrompt) else getattr(given, "prompt", "")
-        return len(text) if isinstance(text, str) else 0
 
 
 def openai_options(fields: Fields) -> dict[str, Any]:

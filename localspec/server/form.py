@@ -75,12 +75,23 @@ RequestReader = Callable[[Fields], Form | Aside]
 
 
 def engine_aside(fields: Fields, compute: Callable[[IsolatedEngine], Any]) -> Aside:
-    """A request whose result an engine computes without a decode, in a thread of its own."""
+    """A request whose result an engine computes without a decode, in a thread of its own.
+
+    It waits in line only if the model has to be loaded.
+    """
     name = fields.text("model")
 
     async def result(service: Service) -> Any:
-        async with service.opened(name) as engine:
-            return await in_thread(partial(compute, engine))
+        model = service.models.named(name)
+        place = service.line.join(model) if model.engine is None else None
+        try:
+            if place is not None:
+                await place.has_turn.wait()
+            async with service.models.opened(model) as engine, service.asides:
+                return await in_thread(partial(compute, engine))
+        finally:
+            if place is not None:
+                service.line.leave(place)
 
     return result
 
@@ -90,11 +101,8 @@ async def in_thread(call: Callable[[], _Outcome]) -> _Outcome:
     work = asyncio.ensure_future(asyncio.to_thread(call))
     try:
         return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait([work])
-        if not work.cancelled():
-            work.exception()  # or asyncio logs that it was never retrieved
-        raise
+    finally:  # it takes an error of it, too, or asyncio logs that nobody did
+        await asyncio.gather(work, return_exceptions=True)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _Outcome]) -> _Outcome | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 import time
@@ -12,9 +11,6 @@ from datetime import datetime, timezone
 from typing import Any, ClassVar
 
 from localspec.chat.messages import checked_messages
-from localspec.chat.shown import noted
-from localspec.chat.template import Message
-from localspec.errors import OptionError
 from localspec.sampling.logprobs import TokenLogprobs
 from localspec.server.answering import Event, Finished, NewPiece, Service
 from localspec.server.completions import logprob_object
@@ -236,11 +232,6 @@ class OllamaForm(Form):
     def _end_of(self, finished: Finished) -> dict[str, Any]:
         """The further fields of the last piece: why the answer ended, and its costs."""
         reply, stats = finished.reply, finished.reply.stats
-        (given,), context = self.question.inputs, {}
-        if not self.is_chat and not isinstance(given, RawPrompt | FimPrompt):
-            # What the client sends back to continue the conversation, see `_said_before`.
-            said = [*map(noted, given), {"role": "assistant", "content": reply.text}]
-            context = {"context": list(sent_bytes(compact_json(said)))}
         load_s = 0.0 if self._was_loaded else self._model.load_s
         wanted, here, warning = self._num_ctx or 0, self._model.context_length, {}
         if wanted > here:  # Ollama would load the model again
@@ -255,7 +246,6 @@ class OllamaForm(Form):
             "prompt_eval_duration": _ns(stats.time_to_first_token_s),
             "eval_count": stats.completion_tokens,
             "eval_duration": max(_ns(stats.decode_time_s), 1),  # clients divide by it
-            **context,
             **own_fields(reply),
             **warning,
         }
@@ -287,13 +277,11 @@ class OllamaGenerate(OllamaForm):
 
 def _generate_input(fields: Fields) -> Input | None:
     """The input of /api/generate: messages, a raw prompt, or nothing. Raises RequestError."""
-    prompt, system, said = fields.text("prompt"), fields.text("system"), _said_before(fields)
-    if system:
-        others = [message for message in said if message["role"] != "system"]
-        said = [{"role": "system", "content": system}, *others]
-    is_raw = fields.flag("raw")
-    if is_raw and said:
-        fields.refuse("raw", "Put system text and context into the prompt, or leave raw out.")
+    prompt, system, is_raw = fields.text("prompt"), fields.text("system"), fields.flag("raw")
+    if fields.any("context"):
+        fields.refuse("context", "Send the conversation to /api/chat.")
+    if is_raw and system:
+        fields.refuse("raw", "Put the system text into the prompt, or leave raw out.")
     images, after = _images(fields), fields.text("suffix")
     if images and (is_raw or after):
         fields.refuse("images", "Leave them out of a raw prompt, or one with a suffix.")
@@ -304,7 +292,8 @@ def _generate_input(fields: Fields) -> Input | None:
     if prompt and is_raw:
         return RawPrompt(prompt)
     asked = [*images, {"type": "text", "text": prompt or ""}]
-    return [*said, *checked_messages([{"role": "user", "content": asked}])]
+    said = [{"role": "system", "content": system}] if system else []
+    return checked_messages([*said, {"role": "user", "content": asked}])
 
 
 def _message_of(fields: Fields) -> dict[str, Any]:
@@ -327,23 +316,6 @@ def _images(fields: Fields) -> list[dict[str, Any]]:
     if not isinstance(images, list):
         fields.refuse("images", "Give a list of files in base64.")
     return [{"type": "image_url", "image_url": f"data:;base64,{each}"} for each in images]
-
-
-def _said_before(fields: Fields) -> list[Message]:
-    """The conversation in the field "context": the bytes of its messages in JSON.
-
-    Ollama's context is a list of tokens, to which no template could be applied again.
-    """
-    value = fields.any("context")
-    if not value:
-        return []
-    hint = "Send it unchanged from an answer of this server."
-    if not isinstance(value, list):  # bytes() of a number makes that many bytes
-        fields.refuse("context", hint)
-    try:
-        return checked_messages(json.loads(bytes(value)))
-    except (ValueError, TypeError, RecursionError, OptionError):
-        fields.refuse("context", hint)
 
 
 def _format_options(fields: Fields) -> dict[str, Any]:
