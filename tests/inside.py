@@ -253,11 +253,6 @@ def exchange_of(answer: Answer) -> Exchange:
     return answer._exchange
 
 
-def is_awaited(answer: Answer) -> bool:
-    """Whether a task waits for the next piece: a test cancels it then."""
-    return answer._is_read
-
-
 # speculative
 
 

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import gc
 
-import numpy as np
 import pytest
 from hybrid_maker import CACHE_KINDS, write_cache_kind
 
 import inside
 import localspec
 from engines import PLACES, Owner, answer_of, answered
-from localspec.engine.cache_pool import CachePool
-from localspec.engine.lane import Lane
-from localspec.engine.models import CacheRoom, Models
-from localspec.engine.worker import LaneWork
 from localspec.errors import CacheError, OptionError
 from localspec.llama.cache_state import CacheState
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
-from localspec.sampling.chain import SamplerChain
-from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.policy_api import FixedDraftPolicy, FixedThreads
-from localspec.speculative.proposers import DraftModel
-from localspec.speculative.randomness import Randomness
-from localspec.speculative.rules import make_rule
-from toy import TableModel, all_shared
 
 GREEDY = localspec.SamplingParams(temperature=0)
 QUESTIONS = ("Tell me a story about a fox.", "And one about an owl, please.", "Thank you!")
@@ -231,54 +219,3 @@ def test_no_text_of_another_client_counts_as_cached(opened, parallel, demo_targe
             assert answered(engine, None, text[::-1], client="5")[1] == len(text)
             assert answered(engine, None, text[::-1], client="one")[1] == 1
             running.close()
-
-
-class SavingTable(TableModel):
-    """A table model whose cache can be taken out."""
-
-    def state_bytes(self):
-        return 8 * len(self.cached)
-
-    def save_state(self):
-        return CacheState(len(self.cached), np.array(self.cached, np.int64).view(np.uint8))
-
-    def restore_state(self, state):
-        self.cached = state.data.view(np.int64).tolist()
-
-    def outline(self):
-        return CacheState(len(self.cached), np.empty(0, np.uint8))
-
-    def reach(self, state, num_tokens):
-        return min(state.num_cached, num_tokens)
-
-
-def test_caches_hold_prefixes_of_the_text_whoever_owns_it():
-    """Owners by turns, the draft after the target, some texts dropped for lack of room."""
-
-    asked = Request(
-        SamplerChain(GREEDY, num_prompt_tokens=6),
-        make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0)),
-        max_tokens=3,
-        is_end=lambda _token: False,
-    )
-    target, draft = SavingTable(seed=1), SavingTable(seed=2)
-    proposer = DraftModel(draft, all_shared(target, draft), asked.is_end)
-    loop = SpeculativeDecoder(
-        target, [proposer], FixedDraftPolicy(2), FixedThreads(1), None, lambda: 0.0
-    )
-    lane = Lane(Models(target, draft, None), loop, LaneWork())
-    kept = CachePool([lane], CacheRoom(600))
-    random = np.random.default_rng(0)
-    owners = [Owner() for _ in range(4)]
-    texts = {owner: [int(t) for t in random.integers(0, 8, 5)] for owner in owners}
-    for _ in range(60):
-        owner = owners[random.integers(0, 4)]
-        prompt = [*texts[owner], int(random.integers(0, 8))]
-        kept.switch_to(lane, owner, prompt)
-        assert kept.num_bytes <= 600
-        loop.start(prompt)
-        for step in loop.steps(asked):
-            assert target.cached == loop.tokens[: target.num_cached]
-            assert draft.cached == loop.tokens[: draft.num_cached]
-            assert step.tokens
-        texts[owner] = loop.tokens[:40] if len(loop.tokens) < 50 else loop.tokens[:5]

@@ -168,23 +168,6 @@ def test_an_answer_that_has_begun_is_gone_on_with(engine, name):
     assert prompt_text(engine, begun, template).endswith("Once upon <|im_end|> a ")
 
 
-def test_a_chat_goes_on_from_the_last_token(any_engine):
-    whole = any_engine.chat().send(QUESTION["content"], sampling=GREEDY).reply()
-    chat = any_engine.chat()
-    with pytest.raises(OptionError, match="no answer here that was cut"):
-        chat.continue_answer()
-    said = chat.send(QUESTION["content"], sampling=GREEDY, max_tokens=7).reply().text
-    while chat.can_continue:
-        with chat.continue_answer(sampling=GREEDY, max_tokens=9) as stream:
-            said += "".join(piece.text for piece in stream)
-        assert chat.messages[-1]["content"] == said
-        assert len(chat.messages) == 2
-    assert said == whole.text
-    assert stream.reply().stats.cached_prompt_tokens > 0
-    with pytest.raises(OptionError, match="no answer here that was cut"):
-        chat.continue_answer()
-
-
 def test_tokens_to_text_and_back(any_engine):
     tokens = any_engine.tokenize("Héllo <|im_end|>")
     assert any_engine.detokenize(tokens) == "Héllo <|im_end|>"

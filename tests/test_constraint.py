@@ -205,44 +205,6 @@ def test_what_is_forced_is_proposed_without_a_draft_model(demo_target):
     assert looked_up.stats.draft_off_steps == free.stats.draft_off_steps
 
 
-class _OwnError(Exception):
-    pass
-
-
-@pytest.mark.parametrize("ending", ["closed", "cancelled", "a stop string", "an exception"])
-def test_whatever_ends_an_answer_the_next_one_is_free_of_it(engine, monkeypatch, ending):
-    chain = type(Resolver(engine.vocabulary).chain(SamplingParams(), 1))
-    free = engine.generate(QUESTION, temperature=0, max_tokens=40).reply()
-    same = {"seed": 3, "json_schema": FOX, **SEEDED}
-    whole = engine.generate(QUESTION, **same).reply()
-    if ending == "a stop string":
-        reply = engine.generate(QUESTION, stop=['"age"'], **same).reply()
-        assert (reply.finish_reason, reply.text) == ("stop", whole.text.split('"age"')[0])
-    else:
-        stream = engine.generate(QUESTION, **same)
-        for _ in range(7):
-            next(stream)
-        if ending == "closed":
-            stream.close()
-        elif ending == "cancelled":
-            stream.cancel()
-            assert len(list(stream)) < len(whole.token_ids)
-        else:
-            with monkeypatch.context() as patch:
-
-                def fail(*_arguments):
-                    raise _OwnError
-
-                patch.setattr(chain, "commit", fail)
-                with pytest.raises(_OwnError):
-                    list(stream)
-    assert (
-        engine.generate(QUESTION, temperature=0, max_tokens=40).reply().token_ids
-        == free.token_ids
-    )
-    assert engine.generate(QUESTION, **same).reply().token_ids == whole.token_ids
-
-
 def test_a_trigger_begins_what_fits(engine):
     """A text that the free answer has: up to there it is that, behind it JSON."""
     free = engine.generate(QUESTION, temperature=0, max_tokens=60).reply()

@@ -16,7 +16,6 @@ from localspec.errors import (
     EngineError,
     ModelFileError,
     OptionError,
-    PairError,
 )
 from localspec.streaming.options import AnswerOptions
 
@@ -47,13 +46,6 @@ def test_numbers_of_a_reply_agree(engine):
     assert 0 < parts + stats.time_to_first_token_s <= stats.total_time_s
     assert stats.tokens_per_s > 0
     assert list(stats.accepted_per_position) == sorted(stats.accepted_per_position)[::-1]
-
-
-def test_the_same_seed_repeats_the_text_and_another_does_not(engine):
-    texts = [
-        engine.generate_raw(STORY, seed=seed, max_tokens=60).reply().text for seed in (4, 4, 5)
-    ]
-    assert texts[0] == texts[1] != texts[2]
 
 
 def test_a_seed_means_the_same_text_without_a_draft_and_with_any(engine):
@@ -192,32 +184,6 @@ def test_the_context_ends_an_answer(demo_target):
         assert reply.finish_reason == "length"
         with pytest.raises(ContextError, match="prompt has 40 tokens; the context holds 40"):
             small.generate_raw([5] * 40).reply()
-
-
-def test_closing_a_stream_stops_the_work_and_frees_the_engine(engine):
-    stream = engine.generate_raw(STORY, sampling=GREEDY)
-    first = [next(stream) for _ in range(7)]
-    with pytest.raises(localspec.BusyError, match="another answer"):
-        next(engine.generate_raw(STORY))
-    stream.close()
-    assert stream.reply().finish_reason == "cancelled"
-    assert stream.reply().text.startswith("".join(piece.text for piece in first))
-    whole = engine.generate_raw(STORY, sampling=GREEDY).reply()
-    assert whole.text.startswith(stream.reply().text)
-
-
-def test_cancel_from_another_thread_keeps_what_was_said(engine):
-    stream = engine.generate_raw(STORY, sampling=GREEDY)
-    said = [next(stream).text for _ in range(3)]
-    canceller = threading.Thread(target=engine.cancel)
-    canceller.start()
-    canceller.join()
-    said += [piece.text for piece in stream]
-    assert stream.reply().finish_reason == "cancelled"
-    assert stream.reply().text == "".join(said)
-    assert (
-        engine.generate_raw(STORY, sampling=GREEDY).reply().text.startswith(stream.reply().text)
-    )
 
 
 def test_a_stream_that_was_cancelled_before_it_began_says_nothing(engine):
@@ -372,17 +338,6 @@ def test_vocabularies_padded_to_different_sizes_work(tmp_path, demo_target, padd
             assert both.token_ids == own.token_ids
             assert both.stats.num_draft_tokens > 0
         assert len(both.token_ids) == 300
-
-
-def test_a_pair_that_does_not_fit_is_refused(tmp_path, demo_target):
-    other = write_random_model(
-        tmp_path / "other.gguf",
-        demo_target,
-        replace_tokens={token: f"xyzzy{token}" for token in range(300, 4096)},
-    )
-    with pytest.raises(PairError, match="3796 of 4096 tokens differ: 300 is") as caught:
-        localspec.load(target=demo_target, draft=other)
-    assert "with the target's tokenizer" in caught.value.hint
 
 
 def test_a_split_model_loads_by_its_first_part(tmp_path, demo_target):

@@ -7,16 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from examples import num_examples
 from localspec.errors import DecodeError
 from localspec.sampling.distribution import Distribution
 from localspec.sampling.filters import filtered_distribution
 from localspec.sampling.params import SamplingParams
-from reference import target_probs
-from toy import TableModel
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
@@ -30,28 +25,6 @@ def dense(distribution: Distribution, size: int) -> np.ndarray:
 def logits_of(*probs: float) -> np.ndarray:
     with np.errstate(divide="ignore"):
         return np.log(np.array(probs)).astype(np.float32)
-
-
-@settings(deadline=None, max_examples=num_examples(300))
-@given(
-    vocab=st.sampled_from([2, 8, 300, 5000]),
-    seed=st.integers(0, 2**32),
-    temperature=st.sampled_from([0.0, 0.3, 0.8, 1.0, 2.5]),
-    top_k=st.sampled_from([0, 1, 2, 5, 40, 100_000]),
-    top_p=st.sampled_from([1e-6, 0.3, 0.9, 0.95, 1.0]),
-    min_p=st.sampled_from([0.0, 1e-4, 0.05, 1.0]),
-)
-def test_distribution_is_what_sorting_everything_gives(
-    vocab, seed, temperature, top_k, top_p, min_p
-):
-    """Thresholds and partial sorts keep exactly the tokens that a full sort keeps."""
-    model = TableModel(vocab, seed=seed)
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    distribution = filtered_distribution(model.row([1]), params)
-    assert np.all(np.diff(distribution.ids) > 0)
-    np.testing.assert_allclose(
-        dense(distribution, vocab), target_probs(model, [1], params), atol=1e-6
-    )
 
 
 def test_greedy_is_one_hot_whatever_the_filters():

@@ -11,7 +11,6 @@ import inside
 import localspec
 from engines import Owner, answered
 from localspec.llama.library import llama_cpp
-from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 
 TEXT = [5 + 37 * index % 900 for index in range(700)]
@@ -82,18 +81,3 @@ def test_where_several_answers_run_it_is_kept_as_well(made, is_same):
         assert given_up.reply().finish_reason == "cancelled"
         num_decoded = answered(engine, Owner() if is_same else None, TEXT)[1]
         assert 0 < num_decoded <= len(TEXT) - seen[-1]
-
-
-def test_the_graphs_before_the_aborted_one_stay(demo_target):
-    model = LlamaModel.open(
-        demo_target, LlamaOptions(context_length=1024, flash_attention="off")
-    )
-    fresh = model.decode(TEXT[:500], 1).copy()
-    model.truncate(0)
-    with aborted_at(model, 2 * GRAPH), pytest.raises(localspec.Interrupted):
-        model.decode(TEXT[:500], 1)
-    assert model.num_cached == 2 * GRAPH
-    model.begin()
-    assert model.num_cached == 2 * GRAPH  # which libllama has, too
-    assert (model.decode(TEXT[2 * GRAPH : 500], 1).argmax() == fresh.argmax()).all()
-    model.close()

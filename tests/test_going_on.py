@@ -18,7 +18,7 @@ import localspec
 from engines import PLACES
 from examples import num_examples
 from gguf_maker import with_template, write_scripted_model
-from localspec.errors import CrashedError
+from localspec.errors import CrashedError, OptionError
 from localspec.streaming.answer_text import AnswerText, Said
 from localspec.streaming.thinking import Thoughts
 from localspec.streaming.thought_families import families_of
@@ -100,6 +100,8 @@ def parts_of(chat, cuts, **options):
         streams.append((pieces, stream.reply()))
         if stream.reply().finish_reason == "stop":
             assert not chat.can_continue
+            with pytest.raises(OptionError, match="no answer here that was cut"):
+                chat.continue_answer()
             return streams
         assert stream.reply().finish_reason == ("length" if size > 0 else "cancelled")
         if not chat.messages:  # nothing was said when it was closed

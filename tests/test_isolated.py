@@ -79,28 +79,6 @@ def test_a_crash_is_an_error_and_the_next_question_is_answered(isolated):
     assert len(chat.messages) == 6
 
 
-def test_streams_stop_as_in_an_engine_here(isolated, engine):
-    stream = isolated.generate_raw(STORY, sampling=LONG)
-    said = [next(stream).text for _ in range(5)]
-    with pytest.raises(localspec.BusyError, match="another answer"):
-        isolated.generate_raw("Hi").reply()
-    stream.close()
-    assert stream.reply().text == "".join(said)
-    assert stream.reply().finish_reason == "cancelled"
-    stream = isolated.generate_raw(STORY, sampling=LONG)
-    next(stream)
-    threading.Timer(0.05, isolated.cancel).start()
-    assert len(list(stream)) < 1900
-    assert stream.reply().finish_reason == "cancelled"
-    chat = isolated.chat()
-    for _ in chat.send("Tell me a story.", sampling=LONG):
-        break
-    assert [m["role"] for m in chat.messages] == ["user", "assistant"]
-    assert isolated.generate_raw(STORY, sampling=GREEDY).reply().text == engine.generate_raw(
-        STORY, sampling=GREEDY
-    ).reply().text  # fmt: skip
-
-
 @pytest.mark.parametrize("num_read", [1, 2, 3, 5, 8, 13])
 def test_what_was_not_read_of_a_message_was_not_said(isolated, engine, num_read):
     """Wherever a stream is closed: the reply, what is counted, and what comes next."""
@@ -121,31 +99,6 @@ def test_what_was_not_read_of_a_message_was_not_said(isolated, engine, num_read)
     stats, expected = ours[0].stats, theirs[0].stats
     for name in ("completion_tokens", "num_plain", "num_bonus", "num_recovered"):
         assert getattr(stats, name) == getattr(expected, name)
-
-
-def test_a_task_that_is_cancelled_ends_the_answer_there(isolated):
-    """While the prompt is decoded, and later; the engine is free at once."""
-
-    async def ask(delay_s: float) -> None:
-        stream = isolated.generate_raw(STORY * 20, sampling=LONG)
-
-        async def read() -> None:
-            async for _ in stream:
-                pass
-
-        task = asyncio.create_task(read())
-        while not inside.is_awaited(stream):
-            await asyncio.sleep(0)
-        await asyncio.sleep(delay_s)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert stream.reply().finish_reason == "cancelled"
-        assert stream.reply().stats.completion_tokens < 1000
-        assert isolated.generate_raw("Hi", max_tokens=1).reply().token_ids
-
-    for delay_s in (0.0, 0.2):
-        asyncio.run(ask(delay_s))
 
 
 def test_idle_time_is_used_there(isolated, monkeypatch):

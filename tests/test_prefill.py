@@ -291,33 +291,6 @@ def test_whatever_ends_it_ends_it_within_a_decode(monkeypatch, decode, ending):
             assert len(prompt) - reply.stats.cached_prompt_tokens < 20
 
 
-def test_answers_that_come_at_any_moment_are_given(engine):
-    """As in docs/applications.md: nothing is refused, neither the answer nor the idle work."""
-    failed = []
-
-    def prepare(chat):
-        try:
-            chat.prepare()
-        except Exception as error:
-            failed.append(error)
-
-    for _ in range(20):
-        chat = engine.chat(system=SYSTEM)
-        idle = threading.Thread(target=prepare, args=[chat])
-        idle.start()
-        assert chat.send("Hello!", max_tokens=1).reply().stats.prompt_tokens
-        idle.join(60)
-    assert failed == []
-
-
-def test_another_chat_finds_its_caches_again(plain):
-    one, other = plain.chat(), plain.chat(system=SYSTEM)
-    one.send(STORY, sampling=GREEDY).reply()
-    other.prepare()
-    reply = one.send("Thank you!", sampling=GREEDY, max_tokens=3).reply()
-    assert reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens < 20
-
-
 def test_a_failing_decode_leaves_caches_right(plain, monkeypatch):
     chat, loop = plain.chat(system=LONG_SYSTEM), emptied(plain)
     with monkeypatch.context() as patch:

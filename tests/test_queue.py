@@ -156,22 +156,3 @@ def test_an_answer_that_is_dropped_lets_the_next_one_work(engine):
         wait_for(engine, 2)
         del stream
     assert found[0].token_ids
-
-
-def test_questions_at_once_to_one_conversation_come_one_after_the_other(engine):
-    """In threads, and as tasks; each is asked behind what was answered meanwhile."""
-    options = {"sampling": GREEDY, "max_tokens": 8, "queue": True}
-    alone = engine.chat()
-    expected = [alone.send(FOX, **options).reply().text for _ in range(3)]
-    chat = engine.chat()
-    with at_once(*[lambda: chat.send(FOX, **options).reply()] * 3) as found:
-        pass
-    assert sorted(reply.text for reply in found) == sorted(expected)
-    assert chat.messages == alone.messages
-    chat = engine.chat()
-
-    async def ask_all():
-        return await asyncio.gather(*[chat.send(FOX, **options) for _ in range(3)])
-
-    asyncio.run(ask_all())
-    assert chat.messages == alone.messages

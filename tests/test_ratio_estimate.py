@@ -74,17 +74,3 @@ def test_intervals_hold_the_truth(noise, count, ratio):
     random = np.random.default_rng(count)
     estimates = [estimate_ratio(*stretches(random, count, noise, ratio)) for _ in range(600)]
     assert sum(found.low <= ratio <= found.high for found in estimates) >= 549
-
-
-def test_to_stop_where_it_is_narrow_makes_no_difference_of_none():
-    """As `bench` does it: with 8 stretches or more, once the interval reaches 5 % at most."""
-    random = np.random.default_rng(2)
-    num_wrong = 0
-    for _ in range(600):
-        plain, drafting = stretches(random, 400, "even", 1.0)
-        for count in range(8, 400, 4):
-            found = estimate_ratio(plain[:count], drafting[:count])
-            if found.reach <= 1.05:
-                break
-        num_wrong += not found.low <= 1.0 <= found.high
-    assert num_wrong <= 51

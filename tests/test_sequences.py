@@ -71,17 +71,20 @@ def one_more(model, steps, more):
     return model.decode(more, 1).copy()
 
 
-def test_what_is_said_is_what_a_fresh_engine_says(made):
-    """Five conversations in three lanes: changes, beginnings that are shared, cuts back
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_what_is_said_is_what_a_fresh_engine_says(made, parallel):
+    """Five conversations in so many lanes: changes, beginnings that are shared, cuts back
     to an earlier question, and texts that are copied out.
     """
     random = np.random.default_rng(1)
     system = random.integers(5, 900, 60).tolist()
     with (
-        localspec.load(target=made, draft=made, context_length=512, parallel=3) as engine,
+        localspec.load(
+            target=made, draft=made, context_length=512, parallel=parallel
+        ) as engine,
         localspec.load(target=made, draft=made, context_length=512, kept_bytes=0) as fresh,
     ):
-        assert inside.models(engine).num_sequences == 3
+        assert inside.models(engine).num_sequences == parallel
         owners = [Owner() for _ in range(5)]
         texts = {owner: [*system, *random.integers(5, 900, 20).tolist()] for owner in owners}
         copied = 0

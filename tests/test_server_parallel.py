@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 
 import httpx
 import pytest
-from call_families import FAMILIES
 
-from gguf_maker import with_template, write_random_model
+from gguf_maker import write_random_model
 from server_runner import presets_of, running_server
 from waiting import wait_until
 
@@ -21,15 +18,6 @@ CHAT = "/v1/chat/completions"
 NUM = 4
 ANIMALS = ("fox", "owl", "bear", "hare")
 STEADY = {"temperature": 0, "draft_tokens": 3}
-LOOK = {
-    "name": "look",
-    "parameters": {
-        "type": "object",
-        "properties": {"at": {"enum": [*ANIMALS]}},
-        "required": ["at"],
-        "additionalProperties": False,
-    },
-}
 
 
 def question(text):
@@ -48,11 +36,9 @@ def server(tmp_path_factory, demo_target):
 
 
 @pytest.fixture(scope="module")
-def exact(tmp_path_factory, demo_target):
-    """Of the demo pair with a template that has tools, and decodes that round alike."""
-    folder = tmp_path_factory.mktemp("exact")
-    target = with_template(demo_target, folder / "demo.gguf", FAMILIES["Qwen"].template)
-    with running_server(presets=[str(target)], parallel=NUM, exact=True) as running:
+def exact():
+    """Of the demo pair, with decodes that round alike."""
+    with running_server(parallel=NUM, exact=True) as running:
         running.chat(max_tokens=1)
         yield running
 
@@ -60,13 +46,12 @@ def exact(tmp_path_factory, demo_target):
 class Client(threading.Thread):
     """A streamed answer that is read in a thread, and what came of it.
 
-    events: so far. gone: set to hang up. times: what happened, of all clients that share it.
+    events: so far. gone: set to hang up.
     """
 
-    def __init__(self, server, times=None, **fields):
+    def __init__(self, server, **fields):
         super().__init__()
         self.events, self.gone = [], threading.Event()
-        self.times = [] if times is None else times
         self._url, self._body = server.url + CHAT, {"stream": True, **fields}
         self.start()
 
@@ -78,7 +63,6 @@ class Client(threading.Thread):
             for line in response.iter_lines():
                 if line.startswith("data: {"):
                     self.events.append(json.loads(line.removeprefix("data: ")))
-                    self.times.append(self)
                 if self.gone.is_set():
                     return
 
@@ -135,90 +119,6 @@ def test_four_are_answered_at_once_and_the_fifth_waits(server):
         asked[number].until(lambda client, seen=seen: len(client.events) > seen + 3)
         asked[number].hang_up()
     free(server)
-
-
-def test_a_short_question_does_not_wait_for_a_long_answer(server):
-    (long, *others) = endless(server)
-    for client in others:
-        client.hang_up()
-    long.until(has_text)
-    seen = len(long.events)
-    short = server.chat(model="long", max_tokens=4)
-    assert short["usage"]["completion_tokens"] == 4
-    long.until(lambda client: len(client.events) > seen + 10)
-    long.hang_up()
-    free(server)
-
-
-def test_a_short_question_does_not_wait_for_a_long_prompt(server):
-    """It has its text between two pieces of the prompt."""
-    times = []
-    words = "one two three " * 4000
-    long = Client(server, times, model="long", max_tokens=1, **question(words))
-    long.until(lambda client: any("prompt_progress" in event for event in client.events))
-    short = Client(
-        server, times, model="long", max_tokens=4, ignore_eos=True, **question("Hi.")
-    )
-    short.join(60)
-    assert short.texts
-    num_before = times.index(short)
-    long.until(lambda client: any(each is client for each in times[num_before:]))
-    assert not long.texts
-    long.hang_up()
-    free(server)
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="signals of Unix")
-def test_a_crash_ends_the_four_and_the_next_are_answered(server):
-    engine = server.models.all[0].engine
-    asked = endless(server)
-    for client in asked:
-        client.until(has_text)
-    os.kill(engine.process_id, signal.SIGKILL)
-    for client in asked:
-        client.join(60)
-        assert "the process of the engine ended" in client.events[-1]["error"]["message"]
-    for client in [*clients(server, model="long", max_tokens=3, ignore_eos=True)]:
-        client.join(60)
-        assert client.texts
-    free(server)
-
-
-def test_each_says_what_it_says_alone(exact):
-    """With drafts, tools that have to be called, and a form that is asked for."""
-    forms = [
-        {"max_tokens": 40},
-        {"tools": [{"type": "function", "function": LOOK}], "tool_choice": "required"},
-        {"max_tokens": 60, "seed": 4, "temperature": 0.8},
-        {"tools": [{"type": "function", "function": LOOK}], "max_tokens": 40},
-    ]
-    pytest.importorskip("llguidance", reason="llguidance is not installed")
-    bodies = [
-        {**question(f"A {animal}!"), **form}
-        for animal, form in zip(ANIMALS, forms, strict=True)
-    ]
-
-    def told(body):
-        with httpx.Client(base_url=exact.url, timeout=300, trust_env=False) as client:
-            answer = client.post(CHAT, json=body).json()
-        message = answer["choices"][0]["message"]
-        calls = [each["function"] for each in message.get("tool_calls") or ()]
-        return message["content"], calls, answer["usage"]["completion_tokens"]
-
-    alone = [told(body) for body in bodies]
-    assert json.loads(alone[1][1][0]["arguments"])["at"] in ANIMALS
-    for _ in range(3):
-        found = [None] * NUM
-
-        def ask(number, found=found):
-            found[number] = told(bodies[number])
-
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(NUM)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-        assert found == alone
 
 
 def test_answers_to_one_request_are_given_at_once(exact):

@@ -169,20 +169,6 @@ def test_coupled_text_is_that_of_plain_decoding(seed, k, draft_is, temperature, 
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_the_same_seed_and_k_give_the_same_text(rule):
-    """Whatever happened before on the same engine."""
-    texts = []
-    for warm_up in (0, 3):
-        target, draft = TableModel(seed=1), TableModel(seed=2)
-        loop = speculate(target, draft, 3)
-        for seed in range(warm_up):
-            list(steps_of(loop, PROMPT, UNFILTERED, seed=seed, rule=rule))
-        steps = steps_of(loop, PROMPT, UNFILTERED, seed=42, rule=rule)
-        texts.append([step.tokens for step in steps])
-    assert texts[0] == texts[1]
-
-
 def test_a_common_prefix_is_kept_and_the_rest_decoded():
     """A second prompt that goes on from the first costs its new tokens alone."""
     target = TableModel()
@@ -271,20 +257,6 @@ def test_text_may_fill_the_context_to_its_last_token():
     assert len(text) == 9
 
 
-def test_a_narrower_draft_never_limits_the_target():
-    """Ids that only the target has come out, are context for it, and stop the draft."""
-    target, draft = TableModel(8, seed=2), TableModel(5, seed=2)
-    asked = request(UNFILTERED, max_tokens=60, seed=3)
-    text, steps = check(target, draft, 3, asked)
-    assert max(text) >= 5
-    first = next(i for i, step in enumerate(steps) if max(step.tokens) >= 5)
-    for step in steps[first + 1 :]:
-        assert (step.num_draft_tokens, step.draft_off) in (
-            (0, DraftOff.TOKEN_UNKNOWN_TO_DRAFT),
-            (0, None),  # the last token leaves no room for a draft
-        )
-
-
 @pytest.mark.parametrize("kept", [0, 1, 3])
 def test_a_draft_comes_back_when_the_text_holds_no_token_that_it_lacks(kept):
     """And it notices one that takes the place of a token it knew."""
@@ -296,12 +268,6 @@ def test_a_draft_comes_back_when_the_text_holds_no_token_that_it_lacks(kept):
         assert (state.draft_off is None) == knows
         state = proposer.state([*PROMPT[:kept], token, 1, 2, 3])
         assert (state.draft_off is None) == knows
-
-
-def test_a_wider_draft_proposes_only_what_is_shared():
-    """The draft's own padding ids never reach the target, which would raise."""
-    target, draft = TableModel(5, seed=2), TableModel(9, seed=2, spread=4)
-    check(target, draft, 3, request(UNFILTERED, max_tokens=50))
 
 
 def test_a_target_that_cannot_be_cut_back_starts_over():
