@@ -17,10 +17,10 @@ import inside
 from gguf_maker import write_random_model
 from localspec.cli.serve import JSONFormatter, LogFormatter
 from localspec.errors import OptionError
-from localspec.server import page
+from localspec.server import app
 
 ROOT = Path(__file__).parent.parent
-PAGE = Path(page.__file__).parent / "page"
+PAGE = Path(app.__file__).parent / "page"
 # What steers a terminal: escapes, a bell, the C1 form of an escape, and a change of direction.
 STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f‪-‮⁦-⁩]")
 EVIL = "\x1b]0;owned\x07\x9b2J‮"
