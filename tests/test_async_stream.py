@@ -152,21 +152,6 @@ def test_dropping_an_asynchronous_stream_frees_the_engine(engine):
     asyncio.run(ask())
 
 
-def test_errors_reach_the_task_that_reads(engine):
-    async def ask() -> None:
-        stream = engine.generate_raw([5] * 5000)
-        with pytest.raises(ContextError, match="5000 tokens"):
-            await stream.__anext__()
-        async with stream:
-            pass
-        async with engine.generate_raw(STORY) as first:
-            await first.__anext__()
-            with pytest.raises(localspec.BusyError, match="another answer"):
-                await engine.generate_raw("Hi")
-
-    asyncio.run(ask())
-
-
 def test_no_thread_is_left_behind(engine):
     async def ask() -> None:
         for _ in range(5):

@@ -106,28 +106,6 @@ def test_the_text_of_a_chat_that_is_gone_is_freed(engine):
     assert inside.cache_pool(engine).num_bytes == before
 
 
-def test_a_new_chat_begins_with_a_copy_of_the_text_that_it_shares_most_with(
-    engine, monkeypatch
-):
-    """Of one that waits, not of the one that was answered last; which loses nothing by it."""
-    system = "You are a storyteller who knows every animal of the forest and its name. " * 4
-    with localspec.load(draft_tokens=3) as other_engine:
-        alone = other_engine.chat(system=system)
-        expected = [alone.send(text, sampling=GREEDY).reply() for text in QUESTIONS]
-    first = engine.chat(system=system)
-    replies = [first.send(QUESTIONS[0], sampling=GREEDY).reply()]
-    engine.chat(system="You are terse.").send(QUESTIONS[0], sampling=GREEDY).reply()
-    drafted = count_decoded(inside.models(engine).draft, monkeypatch)
-    second = engine.chat(system=system)
-    reply = second.send("Good day", max_tokens=8).reply()
-    assert reply.stats.cached_prompt_tokens > len(engine.tokenize(system))
-    assert max(drafted) < 25
-    for text in QUESTIONS[1:]:
-        replies.append(first.send(text, sampling=GREEDY).reply())
-        assert decoded_tokens(replies[-1]) < 25
-    assert [reply.text for reply in replies] == [reply.text for reply in expected]
-
-
 @pytest.mark.parametrize("architecture", CACHE_KINDS)
 def test_what_a_copy_spares_in_each_architecture(tmp_path, demo_target, architecture):
     """Up to where the texts part; or where a cache cannot be cut there, up to a checkpoint.

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import os
 import random
-import signal
 
 import pytest
 from call_families import FAMILIES, TOOLS
@@ -18,7 +16,7 @@ import localspec
 from engines import PLACES
 from examples import num_examples
 from gguf_maker import with_template, write_scripted_model
-from localspec.errors import CrashedError, OptionError
+from localspec.errors import OptionError
 from localspec.streaming.answer_text import AnswerText, Said
 from localspec.streaming.thinking import Thoughts
 from localspec.streaming.thought_families import families_of
@@ -197,25 +195,6 @@ def test_what_it_is_to_fit_it_fits_in_parts(pair, options):
         for cuts in all_cuts(len(whole.token_ids)):
             found = check_parts(pair.chat(), whole, cuts, **asked, **options)
             assert found is None or found[1] == whole.text
-
-
-@pytest.mark.process
-def test_a_lost_process_leaves_an_answer_that_can_go_on(demo_target):
-    question = "Tell me a story about a fox."
-    with localspec.IsolatedEngine(target=demo_target) as engine:
-        whole = engine.chat().send(question, temperature=0, max_tokens=40).reply()
-        chat = engine.chat()
-        said = chat.send(question, temperature=0, max_tokens=9).reply().text
-        stream = chat.continue_answer(temperature=0)
-        said += next(stream).text
-        os.kill(engine.process_id, signal.SIGTERM)
-        with pytest.raises(CrashedError):
-            said += "".join(piece.text for piece in stream)
-        assert chat.messages[-1]["content"].startswith(said)
-        assert chat.can_continue
-        num_said = len(stream.reply().token_ids) + 9
-        list(chat.continue_answer(temperature=0, max_tokens=40 - num_said))
-        assert chat.messages[-1]["content"] == whole.text
 
 
 @pytest.mark.parametrize("rule", [None, "coupled", "token", "block"])

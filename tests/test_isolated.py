@@ -71,6 +71,7 @@ def test_a_crash_is_an_error_and_the_next_question_is_answered(isolated):
     assert stream.reply().text.startswith(said)
     assert stream.reply().finish_reason == "cancelled"
     assert stream.reply().stats.completion_tokens == len(stream.reply().token_ids)
+    assert chat.can_continue
     assert chat.send("Another one!", sampling=GREEDY, max_tokens=5).reply().text
     assert isolated.process_id != first
     for _ in range(3):

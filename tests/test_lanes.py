@@ -6,6 +6,7 @@ import contextlib
 import gc
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -140,7 +141,7 @@ def test_rows_are_those_alone(made, pays):
         one.truncate(0)
         alone.append(result_of(rows(one, text)))
     one.close()
-    first = LlamaModel.open(made, LlamaOptions(**{**vars_of(options), "num_sequences": 3}))
+    first = LlamaModel.open(made, replace(options, num_sequences=3))
     models = [first, first.sibling(1), first.sibling(2)]
     for _ in range(2):
         for model in models:
@@ -160,10 +161,6 @@ def test_a_joint_decode_is_one_graph(demo_target):
     chosen, num_rows = joinable(parts, joint_costs.RowTimes())
     assert 32 < num_rows == 32 * len(chosen) <= first.handle.graph_size
     first.close()
-
-
-def vars_of(options):
-    return {name: getattr(options, name) for name in LlamaOptions.__dataclass_fields__}
 
 
 def test_lanes_that_are_apart_share_decodes_and_leave_what_lies_between(plain, pays):
@@ -392,14 +389,6 @@ def test_what_an_answer_that_goes_on_begins_alike_is_copied(exact_target, draft_
     replies = [*found[1], *found[2]]
     assert [reply.token_ids for reply in replies] == expected[1:]
     assert all(reply.stats.cached_prompt_tokens >= 200 for reply in replies)
-
-
-def test_texts_are_remembered_for_all_lanes():
-    with localspec.load(proposer="lookup", context_length=512, parallel=2) as opened:
-        told = "The quick brown fox jumps over the lazy dog, and the owl watches it do so."
-        opened.remember(told)
-        found = all_at_once(*(asking(opened, told[:30]) for _ in range(2)))
-        assert [len(reply.token_ids) for reply in found] == [40] * 2
 
 
 def test_a_late_wish_to_end_a_decode_ends_no_other_texts(demo_target):

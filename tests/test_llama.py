@@ -50,20 +50,6 @@ def test_rows_are_the_last_ones_in_order(model):
         close_rows(rows, np.array(singles[-num_logits:]))
 
 
-def test_truncate_then_decode_equals_a_fresh_decode(model):
-    """Cut back at every length and go on differently: nothing of the cut part remains."""
-    ids = model.vocabulary.tokenize(TEXT, parse_special=False)
-    other = model.vocabulary.tokenize(" The owl said no.", parse_special=False)
-    for kept in range(0, len(ids), 3):
-        model.truncate(0)
-        model.decode(ids, 0)
-        model.truncate(kept)
-        assert model.num_cached == kept
-        again = model.decode(other, 3).copy()
-        model.truncate(0)
-        close_rows(again, model.decode([*ids[:kept], *other], 3))
-
-
 def test_a_prompt_longer_than_a_batch(model):
     """Split so that the rows asked for end in one batch; equal to smaller decodes."""
     ids = (model.vocabulary.tokenize(TEXT, parse_special=False) * 100)[:1030]

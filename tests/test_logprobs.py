@@ -13,7 +13,6 @@ from gguf_maker import write_random_model
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.sampling.distribution import Distribution
-from localspec.sampling.filters import filtered_distribution
 from localspec.sampling.logprobs import token_logprobs, top_of_distribution, top_of_row
 from localspec.sampling.params import SamplingParams
 from localspec.server.completions import logprob_object
@@ -45,15 +44,6 @@ def test_top_of_a_distribution_is_what_the_transforms_left():
     found = top_of_distribution(distribution, 3)
     assert found == [(5, math.log(0.5)), (2, math.log(0.25)), (9, math.log(0.25))]
     assert top_of_distribution(distribution, 2) == found[:2]
-
-
-def test_before_and_after_differ_by_the_filters():
-    """Greedy is certain of what the model is not."""
-    row = np.log(np.array([0.1, 0.6, 0.3])).astype(np.float32)
-    before = top_of_row(row, 2)
-    after = top_of_distribution(filtered_distribution(row, SamplingParams(temperature=0)), 2)
-    assert [math.exp(value) for _, value in before] == pytest.approx([0.6, 0.3])
-    assert after == [(1, 0.0)]
 
 
 def test_an_emitted_tokens_logprobs_are_those_of_its_row_and_distribution():

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import llama_cpp
 import pytest
 from command_line import run
 
@@ -203,15 +202,6 @@ def test_a_preset_and_an_alias_of_either_are_names(model, tmp_path, monkeypatch)
     model.rename(tmp_path / "demo")
     assert size_of("demo") == 4096
     assert size_of("./demo") == size_of(Path("demo")) == 4099
-
-
-@pytest.mark.process
-def test_an_object_of_llama_cpp_is_a_target_too(demo_target):
-    llama = llama_cpp.Llama(str(demo_target), n_ctx=64, verbose=False)
-    assert size_of(llama) == 4096
-    with pytest.raises(localspec.OptionError, match="object of this process"):
-        localspec.IsolatedEngine(llama)
-    llama.close()
 
 
 @pytest.mark.parametrize(

@@ -48,17 +48,3 @@ def test_ctrl_c_on_a_pipe_ends_with_130_and_keeps_what_was_said():
     assert first.strip()
     assert rest.count("\n") < 50
     assert errors.strip() == ""
-
-
-@posix
-def test_ctrl_c_in_an_answer_is_quiet():
-    generate = subprocess.Popen(
-        [LOCALSPEC, "generate", "--ignore-eos", "--raw", "Once upon"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert generate.stdout is not None
-    first = generate.stdout.read(1)
-    generate.send_signal(signal.SIGINT)
-    _, errors = generate.communicate(timeout=60)
-    assert (generate.returncode, errors.strip()) == (130, "")
-    assert first

@@ -76,23 +76,6 @@ def test_a_banned_token_is_never_said():
     assert generate("--logit-bias", f"{first}=-0.0")["token_ids"] == plain["token_ids"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--repeat-penalty", 1.3, "--repeat-last-n", 200],
-        ["--presence-penalty", 1.0, "--frequency-penalty", 0.5],
-        ["--dry-multiplier", 20.0, "--dry-allowed-length", 1, "--dry-sequence-breaker", "none"],
-    ],
-)
-def test_penalties_give_the_same_text_with_and_without_a_draft(options):
-    """Their history advances along the draft; and they do change the text."""
-    drafted = generate(*options)
-    plain = generate(*options, "--no-draft")
-    assert drafted["token_ids"] == plain["token_ids"]
-    assert drafted["token_ids"] != generate()["token_ids"]
-    assert drafted["stats"]["num_accepted"] > 0
-
-
 SCHEMA = {
     "type": "object",
     "properties": {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
 
@@ -56,16 +55,6 @@ CLAUDE_CODE = {
     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     "output_config": {"effort": "high"},
 }
-OPENCODE = {
-    "max_tokens": 32000,
-    "messages": [
-        {"role": "system", "content": "You generate titles. " + LONG},
-        {"role": "user", "content": "Generate a title for this conversation:\n"},
-        {"role": "user", "content": '"Say hello."'},
-    ],
-    "tools": [{"type": "function", "function": TOOL}],
-    "stream_options": {"include_usage": True},
-}
 
 
 @pytest.fixture(scope="module")
@@ -117,17 +106,3 @@ def test_claude_code(server):
     system = text("text", BILLING.replace("1c0", "f5e"), "You are an agent.", LONG)
     other = server.stream(path, **{**CLAUDE_CODE, "model": "agent", "system": system})
     assert other[-2]["usage"]["input_tokens"] == 1
-
-
-def test_opencode(server):
-    body = {"model": "agent", "stream": True, **OPENCODE}
-    *events, done = server.ask("/v1/chat/completions", **body).text.split("\n\n")[:-1]
-    assert done == "data: [DONE]"
-    *chunks, last = [json.loads(event.removeprefix("data: ")) for event in events]
-    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
-    said = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
-    assert "".join(said) == ANSWER
-    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
-    assert reasons == [None] * (len(reasons) - 1) + ["stop"]
-    assert last["choices"] == []
-    assert last["usage"]["completion_tokens"] == 14  # with the end

@@ -21,12 +21,6 @@ def chunks_of(server, **fields):
     return server.stream("/v1/chat/completions", **fields)
 
 
-def test_a_token_can_be_banned(server):
-    likely = server.chat(max_tokens=1, logprobs=True)["choices"][0]["logprobs"]["content"][0]
-    biased = server.chat(max_tokens=1, logprobs=True, logit_bias={str(likely["id"]): -100})
-    assert biased["choices"][0]["logprobs"]["content"][0]["id"] != likely["id"]
-
-
 def test_an_answer_can_be_drafted_for_or_not(server):
     plain = server.chat(max_tokens=60, speculative=False)
     assert plain["timings"]["draft_n"] == 0
