@@ -71,7 +71,7 @@ def projector_context(model: LlamaModel) -> int:
 
 def position(model: LlamaModel) -> int:
     """Where libllama puts the next token: less than what is cached, behind some pictures."""
-    return model._cache.position
+    return model.cache.position
 
 
 def loop(engine: Engine) -> SpeculativeDecoder:

@@ -79,7 +79,7 @@ def test_the_least_recently_used_text_leaves_first(demo_target):
     """The budget holds two of these; the third comes back at the full price."""
     with localspec.load(target=demo_target) as engine:
         engine.chat().send(QUESTIONS[0], sampling=GREEDY).reply()
-        one_text = inside.target(engine).state_bytes()
+        one_text = inside.target(engine).cache.state_bytes()
     with localspec.load(target=demo_target, kept_bytes=int(2.5 * one_text)) as engine:
         chats = [engine.chat(system=f"You are number {n}.") for n in range(4)]
         for chat in chats:
@@ -148,8 +148,8 @@ def test_a_state_that_is_refused_leaves_an_empty_cache(demo_target, demo_draft):
     models = [LlamaModel.open(path, LlamaOptions()) for path in (demo_target, demo_draft)]
     for model in models:
         model.decode([5, 6, 7], 1)
-    state = models[1].save_state()
-    cut = models[0].save_state()
+    state = models[1].cache.save_state()
+    cut = models[0].cache.save_state()
     for wrong in (state, CacheState(3, cut.data[: cut.data.size // 2].copy())):
         with pytest.raises(CacheError, match="cannot be restored"):
             models[0].restore_state(wrong)

@@ -141,7 +141,7 @@ def test_what_the_memory_has_no_room_for_goes_to_disk(load):
             assert asked(engine, text)[1] == 1
     with load(cache_disk=0) as engine:
         asked(engine, texts[0])
-        num_bytes = inside.target(engine).state_bytes()
+        num_bytes = inside.target(engine).cache.state_bytes()
     with load(kept_bytes=int(1.5 * num_bytes)) as engine:
         owners = [Owner() for _ in texts]
         texts = [[*text, 900] for text in texts]

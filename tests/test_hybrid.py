@@ -174,7 +174,7 @@ def test_states_are_kept_also_behind_a_cut(made, name):
     model.truncate(28)
     model.decode(TEXT[model.num_cached : 28] or TEXT[28:30], 1)
     length = model.num_cached
-    state = model.save_state()
+    state = model.cache.save_state()
     model.truncate(0)
     model.decode([700] * 20, 1)
     model.restore_state(state)

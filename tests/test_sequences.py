@@ -13,6 +13,7 @@ import inside
 import localspec
 from engines import Owner, answered
 from localspec.errors import OptionError
+from localspec.llama.cache import Cache
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 
@@ -55,7 +56,7 @@ def test_rows_of_a_sequence_are_those_of_a_context_of_its_own(made, attention):
     for place in range(4):
         for number in (0, 2, 1):
             np.testing.assert_array_equal(next(runs[number]), alone[number][place])
-    many[0].restore_state(many[1].save_state())
+    many[0].restore_state(many[1].cache.save_state())
     expected = one_more(one, steps(one, 1), more)
     np.testing.assert_array_equal(many[0].decode(more, 1), expected)
     many[2].truncate(0)  # and the others stay
@@ -111,7 +112,7 @@ def test_changing_over_copies_nothing(demo_target, demo_draft, monkeypatch):
         for owner, tokens in texts.items():
             tokens += answered(engine, owner, tokens)[0]
         copies = []
-        monkeypatch.setattr(LlamaModel, "save_state", copies.append)
+        monkeypatch.setattr(Cache, "save_state", copies.append)
         for _ in range(3):
             for owner, tokens in texts.items():
                 tokens += [7, 8]

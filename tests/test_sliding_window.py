@@ -114,7 +114,7 @@ def test_cut_at_every_depth(windowed):
     text = np.random.default_rng(0).integers(5, 4000, 4 * WINDOW).tolist()
     more = [7, 8, 9]
     model.decode(text, 1)
-    state = model.save_state()
+    state = model.cache.save_state()
     num_kept = []
     for depth in range(len(text) + 1):
         expected = fresh_rows(model, [*text[: len(text) - depth], *more])

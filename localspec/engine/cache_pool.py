@@ -125,7 +125,7 @@ class CachePool:
                 best, most = owner, num_common
         for lane in [each for each in others if each.client == client]:
             target, held = lane.models.target, lane.decoder.tokens
-            num_common = target.reach(target.outline(), common_length(held, tokens))
+            num_common = target.cache.reach(target.cache.outline(), common_length(held, tokens))
             if num_common - num_there > max(most - num_there, len(held) // _COPIED_BESIDE):
                 best, most = lane, num_common
         if best is None:
@@ -145,7 +145,7 @@ class CachePool:
         if state is None:
             return 0
         target = self._lanes[0].models.target
-        return target.reach(state, common_length(kept.tokens, tokens))
+        return target.cache.reach(state, common_length(kept.tokens, tokens))
 
     def clear(self) -> None:
         """Free what was kept."""
@@ -192,7 +192,7 @@ class CachePool:
 
     def _put_lane_aside(self, lane: Lane, is_cancelled: CancelCheck = never) -> None:
         """As `_put_aside`, the text of a lane."""
-        outline, size = lane.models.target.outline(), sum(lane.sizes())
+        outline, size = lane.models.target.cache.outline(), sum(lane.sizes())
         store = self._store
         if store and store.wants(lane.decoder.tokens, outline) and store.has_room_for(size):
             copied = lane.copied()
@@ -232,7 +232,9 @@ def _store_of(models: Models, disk: CacheDisk) -> CacheStore | None:
     if disk.num_bytes:
         target = models.target
         try:
-            return CacheStore(disk, models.identities(), target.reach, target.context_length)
+            return CacheStore(
+                disk, models.identities(), target.cache.reach, target.context_length
+            )
         except CacheError as error:
             logger.warning("conversations are not kept on disk: %s", error)
     return None

@@ -49,7 +49,7 @@ _LEFT_S = 600.0  # a file that is being written changes more often than that
 class CacheStore:
     """The texts of one owner for models of these identities, the target's first.
 
-    disk: what all files of the folder may take together. reach: see `SavesState.reach`, of the
+    disk: what all files of the folder may take together. reach: see `Cache.reach`, of the
     target. most_tokens: that its context holds. A fault of the disk is a line in the log: the
     text is decoded again.
     """

@@ -305,7 +305,7 @@ class Engine(BaseEngine):
     @property
     def num_decodes(self) -> int:
         """Decodes of the target so far, which shows whether it still works. From any thread."""
-        return self._target.num_decodes
+        return self._target.handle.num_decodes
 
     def memory(self) -> EngineMemory:
         self._require_open()

@@ -127,13 +127,15 @@ class Lane:
             and proposer.kind is ProposerKind.DRAFT
             and proposer.begins_at > 0
         ]
-        return [0 if model in partial else model.state_bytes() for model in self.models.saved]
+        return [
+            0 if model in partial else model.cache.state_bytes() for model in self.models.saved
+        ]
 
     def copied(self) -> PooledCache | None:
         """The text and states; None if nothing is cached, or copying fails."""
         try:
             states = [
-                model.save_state() if size else None
+                model.cache.save_state() if size else None
                 for model, size in zip(self.models.saved, self.sizes(), strict=True)
             ]
         except CacheError:
@@ -148,7 +150,7 @@ class Lane:
         Its answer may be in the midst of a step, and tokens that were drafted be cached.
         """
         try:
-            state = self.models.target.save_state()
+            state = self.models.target.cache.save_state()
         except CacheError:
             return None
         head = None if self.models.head is None else self.models.head.copied()

@@ -67,7 +67,6 @@ _HYBRID_BACK = Architecture(has_state=True, has_snapshots=True)
 _ONE = Architecture(head_graph=HeadGraph.ONE)
 _ONE_HYBRID = replace(_HYBRID_BACK, head_graph=HeadGraph.ONE)
 _GIVES = Architecture(gives_layers=True)
-_GIVES_LAST = Architecture(gives_layers=True, gives_last=True)
 
 
 def _giving(other: Architecture) -> Architecture:
@@ -77,55 +76,35 @@ def _giving(other: Architecture) -> Architecture:
 _TABLES = ("nextn.embed_tokens", "nextn.shared_head")
 _FFN = ("ffn_gate", "ffn_up", "ffn_down", "exp_probs_b")
 _ATTENTION = ("attn_q_norm", "attn_k_norm", "attn_gate")
+_GIVING_ONLY = (
+    "hunyuan-dense", "hunyuan_vl", "llama", "minimax-m2", "muse-glimmer", "nanbeige", "qwen3",
+    "qwen3moe",
+)  # fmt: skip
 
 _SPECIAL = {
-    "arwkv7": _RECURRENT,
-    "bailingmoe3": _giving(replace(_HYBRID_BACK, head_graph=HeadGraph.ONE)),
+    **dict.fromkeys(("arwkv7", "mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7"), _RECURRENT),
+    **dict.fromkeys(("falcon-h1", "granitehybrid", "jamba", "kimi-linear", "plamo2"), _HYBRID),
+    **dict.fromkeys(("glm5-next", "kimi-k3"), _HYBRID_BACK),
+    **dict.fromkeys(("lfm2", "lfm2moe", "qwen4exp"), replace(_HYBRID_BACK, gives_layers=True)),
+    **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa", "glm4moe"), _ONE),
+    **dict.fromkeys(
+        ("bailingmoe3", "nemotron_h_moe", "qwen35", "qwen35moe"), _giving(_ONE_HYBRID)
+    ),
+    **dict.fromkeys(_GIVING_ONLY, _GIVES),
+    **dict.fromkeys(("gemma4", "gpt-oss"), _giving(_GIVES)),
     "cohere2moe": replace(_ONE, loaded_anyway=_TABLES),
-    "deepseek2": _ONE,
-    "deepseek32": _ONE,
-    "deepseek4": _giving(replace(_HYBRID_BACK, head_graph=HeadGraph.ONE, is_cropped=True)),
+    "deepseek4": _giving(replace(_ONE_HYBRID, is_cropped=True)),
     "dflash": Architecture(head_graph=HeadGraph.BLOCK, is_head=True),
     "eagle3": Architecture(head_graph=HeadGraph.LAYERS, is_head=True),
-    "falcon-h1": _HYBRID,
-    "gemma4": _GIVES_LAST,
     "gemma4-assistant": Architecture(
         head_graph=HeadGraph.SHARED, is_head=True, head_of="gemma4", is_cropped=True
     ),
-    "glm-dsa": _ONE,
-    "glm4moe": _ONE,
-    "glm5-next": _HYBRID_BACK,
-    "gpt-oss": _GIVES_LAST,
-    "granitehybrid": _HYBRID,
-    "hunyuan-dense": _GIVES,
-    "hunyuan_vl": _GIVES,
     "hy_v3": Architecture(head_graph=HeadGraph.CHAIN, loaded_anyway=(*_TABLES, *_FFN)),
-    "jamba": _HYBRID,
-    "kimi-k3": _HYBRID_BACK,
-    "kimi-linear": _HYBRID,
-    "lfm2": replace(_HYBRID_BACK, gives_layers=True),
-    "lfm2moe": replace(_HYBRID_BACK, gives_layers=True),
-    "llama": _GIVES,
-    "mamba": _RECURRENT,
-    "mamba2": _RECURRENT,
     "medusa": Architecture(head_graph=HeadGraph.OUTPUT, is_head=True),
     "mimo2": _giving(Architecture(head_graph=HeadGraph.CHAIN, is_cropped=True)),
     "minimax-01": replace(_HYBRID, gives_layers=True),
-    "minimax-m2": _GIVES,
-    "muse-glimmer": _GIVES,
-    "nanbeige": _GIVES,
     "nemotron_h": _giving(_HYBRID_BACK),
-    "nemotron_h_moe": _giving(_ONE_HYBRID),
-    "plamo2": _HYBRID,
-    "qwen3": _GIVES,
-    "qwen35": _giving(_ONE_HYBRID),
-    "qwen35moe": _giving(_ONE_HYBRID),
-    "qwen3moe": _GIVES,
     "qwen3next": _giving(replace(_ONE_HYBRID, has_snapshots=False, is_cropped=True)),
-    "qwen4exp": replace(_HYBRID_BACK, gives_layers=True),
-    "rwkv6": _RECURRENT,
-    "rwkv6qwen2": _RECURRENT,
-    "rwkv7": _RECURRENT,
     "step35": Architecture(
         head_graph=HeadGraph.CHAIN,
         is_cropped=True,

@@ -17,7 +17,7 @@ _MOST_SEQUENCES = 16
 class TextPart(NamedTuple):
     """Tokens of one text, from a position on, with logits of the last num_logits.
 
-    num_padding: tokens behind those, for nothing but the size.
+    num_padding: copies of the last token behind those, for nothing but the size.
     """
 
     sequence: int
@@ -25,6 +25,11 @@ class TextPart(NamedTuple):
     tokens: Sequence[int]
     num_logits: int
     num_padding: int = 0
+
+    @property
+    def size(self) -> int:
+        """Tokens that it takes in a batch."""
+        return len(self.tokens) + self.num_padding
 
 
 class TokenBatch:
@@ -58,16 +63,22 @@ class TokenBatch:
         self._batch.logits = self._wants_logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
 
     def filled(
-        self, tokens: Sequence[int], position: int, num_logits: int, sequence: int = 0
+        self,
+        tokens: Sequence[int],
+        position: int,
+        num_logits: int,
+        sequence: int = 0,
+        num_padding: int = 0,
     ) -> Any:
-        """The C batch of up to `size` tokens from a position on, with logits of the last."""
-        count = len(tokens)
-        self._tokens[:count] = tokens
+        """The C batch of one text's tokens, of up to `size`: see `TextPart`."""
+        own_end, count = len(tokens), len(tokens) + num_padding
+        self._tokens[:own_end] = tokens
+        self._tokens[own_end:count] = tokens[-1]
         parts = self._positions[: self._num_positions * count].reshape(-1, count)
         parts[:3] = np.arange(position, position + count)
         parts[3:] = 0
         self._wants_logits[:count] = 0
-        self._wants_logits[count - num_logits : count] = 1
+        self._wants_logits[own_end - num_logits : own_end] = 1
         return self._given(count, sequence)
 
     def filled_at(self, positions: NDArray[np.int32], sequence: int) -> Any:
@@ -88,16 +99,17 @@ class TokenBatch:
     def joined(self, parts: Sequence[TextPart]) -> Any:
         """The C batch of several texts' tokens, `size` together."""
         self._sequence = None
-        begin, count = 0, sum(len(part.tokens) for part in parts)
+        begin, count = 0, sum(part.size for part in parts)
         positions = self._positions[: self._num_positions * count].reshape(-1, count)
         positions[3:] = 0
         for sequence, position, tokens, num_logits, num_padding in parts:
-            end = begin + len(tokens)
-            self._tokens[begin:end] = tokens
-            positions[:3, begin:end] = np.arange(position, position + len(tokens))
+            own_end = begin + len(tokens)
+            end = own_end + num_padding
+            self._tokens[begin:own_end] = tokens
+            self._tokens[own_end:end] = tokens[-1] if tokens else 0
+            positions[:3, begin:end] = np.arange(position, position + end - begin)
             self._sequences[begin:end] = self._numbers[sequence:].ctypes.data
             self._wants_logits[begin:end] = 0
-            own_end = end - num_padding
             self._wants_logits[own_end - num_logits : own_end] = 1
             begin = end
         self._batch.n_tokens = begin

@@ -68,7 +68,8 @@ class Cache:
 
     def add_picture(self, num_cells: int, num_positions: int, last: int) -> None:
         """Record that one was read, or passed over. The numbers: see `PictureSpan`."""
-        self._spans.add(PictureSpan(self.num_cached, num_cells, num_positions, last))
+        span = PictureSpan(self.num_cached, num_cells, num_positions, last)
+        self._spans = PictureSpans((*self._spans, span))
         self.num_cached += num_cells
         if num_positions:
             self._num_in_snapshots = 0
@@ -85,6 +86,7 @@ class Cache:
     def truncate(self, num_cached: int) -> None:
         """Cut as `Model.truncate` does. Raises CacheError for more tokens than there are."""
         self._handle.require_pointers()
+        self.is_settled = True
         if not 0 <= num_cached <= self.num_cached:
             raise CacheError(f"asked to keep {num_cached} of {self.num_cached} cached tokens")
         if num_cached < self.num_cached:
@@ -102,7 +104,7 @@ class Cache:
             self._num_in_snapshots = 0  # one rollback only
             can_keep = num_cached > 0 and self._remove_from(num_cached)
             if can_keep and self._is_whole(num_cached):
-                self._set_num_cached(num_cached)
+                self.num_cached, self._spans = num_cached, self._spans.up_to(num_cached)
                 return
         self._return_to_checkpoint()
 
@@ -131,7 +133,9 @@ class Cache:
             return
         old, self._checkpoint = self._checkpoint, None  # which is overwritten
         buffer = None if old is None else old.data
-        self._checkpoint = self._take(_RECURRENT_ONLY, buffer)
+        data = copied_entries(self._handle.context, self.number, _RECURRENT_ONLY, buffer)
+        if data is not None:
+            self._checkpoint = CacheState(self.num_cached, data)
 
     def _return_to_checkpoint(self) -> None:
         """Return to the checkpoint, or to an empty cache without one."""
@@ -140,15 +144,13 @@ class Cache:
             self.clear()
             return
         self.num_cached = self._num_in_snapshots = 0  # until it is known to be there
-        is_put = self._put(state, _RECURRENT_ONLY) and self._remove_from(state.num_cached)
-        if is_put and self._is_whole(state.num_cached):
-            self._set_num_cached(state.num_cached)
+        is_put = put_entries(self._handle.context, self.number, state.data, _RECURRENT_ONLY)
+        is_cut = is_put and self._remove_from(state.num_cached)
+        if is_cut and self._is_whole(state.num_cached):
+            self.num_cached = state.num_cached
+            self._spans = self._spans.up_to(state.num_cached)
         else:
             self.clear()
-
-    def _set_num_cached(self, num_cached: int) -> None:
-        self.num_cached = num_cached
-        self._spans.cut(num_cached)
 
     def _remove_from(self, place: int) -> bool:
         """Have libllama remove the entries from a place on; whether it says it has."""
@@ -176,33 +178,34 @@ class Cache:
 
     def state_bytes(self) -> int:
         """Bytes that `save_state` would copy now; 0 if nothing is cached."""
+        self._handle.require_open()
         if not self.num_cached:
             return 0
-        checkpoint = self._checkpoint
-        size = _state_size(self._handle.context, self.number)
-        return size + (0 if checkpoint is None else checkpoint.num_bytes)
+        size = int(llama_cpp.llama_state_seq_get_size_ext(self._handle.context, self.number, 0))
+        return size + (0 if self._checkpoint is None else self._checkpoint.num_bytes)
 
     def save_state(self) -> CacheState:
         """A copy of what is cached, and of the checkpoint.
 
         Raises CacheError if libllama fails to give it.
         """
-        state = self._take()
-        if state is None:
+        self._handle.require_open()
+        data = copied_entries(self._handle.context, self.number)
+        if data is None:
             raise CacheError(
                 f"the cache of {self._handle.name} cannot be copied{complaints.because()}"
             )
-        checkpoint = self._checkpoint
-        return state._replace(checkpoint=None if checkpoint is None else checkpoint.copy())
+        checkpoint = self._checkpoint and self._checkpoint.copy()
+        return CacheState(self.num_cached, data, checkpoint, self._spans)
 
     def outline(self) -> CacheState:
         """The result of `save_state` without the entries: for `reach`."""
         nothing = np.empty(0, dtype=np.uint8)
-        return CacheState(self.num_cached, nothing, self._checkpoint, self._spans.copied())
+        return CacheState(self.num_cached, nothing, self._checkpoint, self._spans)
 
     def reach(self, state: CacheState, num_tokens: int) -> int:
         """How many tokens are left of a state that is restored and cut to num_tokens."""
-        num_tokens = PictureSpans(state.pictures).floor(num_tokens)
+        num_tokens = state.pictures.floor(num_tokens)
         if num_tokens >= state.num_cached:
             return state.num_cached
         is_all_there = self._window == 0 or state.num_cached <= self._window
@@ -219,14 +222,14 @@ class Cache:
         Raises CacheError if libllama refuses it; the cache is empty then.
         """
         self.clear()
-        self._spans = PictureSpans(state.pictures)
-        if not (self._put(state) and self._is_whole(state.num_cached)):
+        self._spans = state.pictures
+        is_put = put_entries(self._handle.context, self.number, state.data)
+        if not (is_put and self._is_whole(state.num_cached)):
             self.clear()
             raise CacheError(
                 f"the cache of {self._handle.name} cannot be restored{complaints.because()}"
             )
-        if state.checkpoint is not None:
-            self._checkpoint = state.checkpoint.copy()  # the next one overwrites it
+        self._checkpoint = state.checkpoint and state.checkpoint.copy()  # it is overwritten
         self.num_cached = state.num_cached
 
     def clear(self) -> None:
@@ -239,26 +242,6 @@ class Cache:
             self._remove_from(0)
         self.num_cached = self._num_in_snapshots = 0
 
-    def _take(
-        self, flags: int = 0, buffer: NDArray[np.uint8] | None = None
-    ) -> CacheState | None:
-        """A copy of what is cached, with the arguments and failures of `copied_entries`."""
-        data = copied_entries(self._handle.context, self.number, flags, buffer)
-        if data is None:
-            return None
-        return CacheState(self.num_cached, data, pictures=self._spans.copied())
-
-    def _put(self, state: CacheState, flags: int = 0) -> bool:
-        """Copy entries into an empty cache, or recurrent ones over what is there.
-
-        False if libllama refuses.
-        """
-        return put_entries(self._handle.context, self.number, state.data, flags)
-
-
-def _state_size(context: int | None, sequence: int, flags: int = 0) -> int:
-    return int(llama_cpp.llama_state_seq_get_size_ext(context, sequence, flags))
-
 
 def copied_entries(
     context: int | None, sequence: int, flags: int = 0, buffer: NDArray[np.uint8] | None = None
@@ -267,7 +250,8 @@ def copied_entries(
 
     flags: libllama's. buffer: an earlier copy to overwrite.
     """
-    size, data = _state_size(context, sequence, flags), buffer
+    size = int(llama_cpp.llama_state_seq_get_size_ext(context, sequence, flags))
+    data = buffer
     if data is None or data.size != size:
         data = np.empty(size, dtype=np.uint8)
     pointer = data.ctypes.data_as(_BYTES)

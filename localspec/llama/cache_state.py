@@ -37,7 +37,7 @@ class PictureSpan(NamedTuple):
         return self.num_positions > 0
 
 
-def checked_spans(rows: Iterable[Iterable[int]], num_cached: int) -> tuple[PictureSpan, ...]:
+def checked_spans(rows: Iterable[Iterable[int]], num_cached: int) -> PictureSpans:
     """Pictures of a text in a file. Raises ValueError or TypeError for impossible numbers."""
     spans, end = [PictureSpan(*map(int, numbers)) for numbers in rows], 0
     for span in spans:
@@ -46,34 +46,25 @@ def checked_spans(rows: Iterable[Iterable[int]], num_cached: int) -> tuple[Pictu
         if not (is_within and 0 <= span.num_positions <= most and -1 <= span.last < most + 1):
             raise ValueError("a picture is not within the text")
         end = span.end
-    return tuple(spans)
+    return PictureSpans(spans)
 
 
-class PictureSpans:
+class PictureSpans(tuple[PictureSpan, ...]):
     """Pictures of a text, ascending."""
 
-    def __init__(self, spans: Iterable[PictureSpan] = ()) -> None:
-        self._spans = list(spans)
-
-    def copied(self) -> tuple[PictureSpan, ...]:
-        """All of them."""
-        return tuple(self._spans)
-
-    def add(self, span: PictureSpan) -> None:
-        """Append a picture."""
-        self._spans.append(span)
+    __slots__ = ()
 
     def position(self, place: int) -> int:
         """The position of what stands at a place: of none within a picture that is read."""
         return place - sum(
             min(span.num_cells, place - span.begin) - span.num_positions
-            for span in self._spans
+            for span in self
             if span.end <= place or (span.begin < place and not span.is_read)
         )
 
     def last_position(self, place: int) -> int:
         """The position of the last entry before a place; -1 if there is none."""
-        for span in self._spans:
+        for span in self:
             if span.end == place:
                 return self.position(span.begin) + span.last
         return self.position(place) - 1
@@ -81,25 +72,25 @@ class PictureSpans:
     def place_behind(self, last_position: int) -> int:
         """The place behind the entries up to that position, if no picture is cut by it."""
         place = last_position + 1
-        for span in self._spans:
+        for span in self:
             if self.position(span.begin) <= last_position:
                 place += span.num_cells - span.num_positions
         return place
 
     def floor(self, place: int) -> int:
         """The place, or that in front of the picture that it is within."""
-        for span in self._spans:
+        for span in self:
             if span.is_read and span.begin < place < span.end:
                 return span.begin
         return place
 
-    def cut(self, place: int) -> None:
-        """Forget what is behind a place, which is none that `floor` moves."""
-        self._spans = [
+    def up_to(self, place: int) -> PictureSpans:
+        """Those in front of a place, which is none that `floor` moves."""
+        return PictureSpans(
             span._replace(num_cells=min(span.num_cells, place - span.begin))
-            for span in self._spans
+            for span in self
             if span.begin < place
-        ]
+        )
 
 
 class CacheState(NamedTuple):
@@ -111,7 +102,7 @@ class CacheState(NamedTuple):
     num_cached: int
     data: NDArray[np.uint8]
     checkpoint: CacheState | None = None
-    pictures: tuple[PictureSpan, ...] = ()
+    pictures: PictureSpans = PictureSpans()
 
     @property
     def num_bytes(self) -> int:

@@ -164,9 +164,7 @@ class _ExactProbe:
             end = kept.end_of_piece(begin, begin + step)
             part = self._part(sequence, begin, end - begin)
             num_padding = max(kept.smallest_step - len(part.tokens), 0)
-            tokens = list(part.tokens)
-            tokens += tokens[-1:] * num_padding
-            rows += self._decoded([part._replace(tokens=tokens, num_padding=num_padding)])
+            rows += self._decoded([part._replace(num_padding=num_padding)])
             if num_padding:
                 llama_cpp.llama_memory_seq_rm(self._memory, sequence, end, -1)
             begin = end

@@ -11,7 +11,6 @@ The other kinds (`_KINDS`) differ in where the rows come from and where entries 
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -485,21 +484,20 @@ def open_head(
     `LlamaModel.open` does, and EngineError if libllama lacks a function for such a head.
     """
     require_nextn_functions(reads_layers=bool(facts.layers_read))
-    if path is not None:
-        load = functools.partial(_load, target, path, options, facts)
-        return open_watched(progress, load)
-    context = _new_context(target, target.handle.model, options, facts)
-    handle = Handle(context, target.name, model_of=target.handle)
-    return _opened(handle, target, options, facts)
+    if path is None:
+        context = _new_context(target, target.handle.model, options, facts)
+        handle = Handle(context, target.name, model_of=target.handle)
+    else:
 
+        def load(watch: LoadWatch) -> Handle:
+            # Without its layers, the first decode ends the process.
+            with loaded_weights(path, replace(options, with_head=True), watch) as model:
+                context = _new_context(target, model, options, facts)
+            return Handle(context, path.name)
 
-def _load(
-    target: LlamaModel, path: Path, options: LlamaOptions, facts: HeadFacts, watch: LoadWatch
-) -> LlamaHead:
-    # Without its layers, the first decode ends the process.
-    with loaded_weights(path, replace(options, with_head=True), watch) as model:
-        context = _new_context(target, model, options, facts)
-    return _opened(Handle(context, path.name), target, options, facts)
+        handle = open_watched(progress, load)
+    with handle.closed_on_failure():
+        return _KINDS.get(facts.graph, LlamaHead)(handle, target, facts, options)
 
 
 def _new_context(
@@ -515,10 +513,3 @@ def _new_context(
         params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
     params.ctx_other = target.handle.context
     return new_context(model, f"the head of {target.name}", params)
-
-
-def _opened(
-    handle: Handle, target: LlamaModel, options: LlamaOptions, facts: HeadFacts
-) -> LlamaHead:
-    with handle.closed_on_failure():
-        return _KINDS.get(facts.graph, LlamaHead)(handle, target, facts, options)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_left
 from collections import deque
-from typing import NamedTuple
 
 LONGEST_STEP = 32  # tokens; a larger decode is part of a prompt
 _NUM_TIMES = 5  # of each number of rows, whose median counts
@@ -27,27 +26,6 @@ _PIECE_STEP = 32
 # Of a piece's time, that its tokens are said to take at least: the rest is what any decode
 # takes, as the last step did, which was at another time.
 _LEAST_SHARE = 0.1
-
-
-class Block(NamedTuple):
-    """Sequences first … last, with so many tokens each."""
-
-    first: int
-    last: int
-    num_tokens: int
-
-    @property
-    def num_rows(self) -> int:
-        """Tokens of all."""
-        return (self.last - self.first + 1) * self.num_tokens
-
-    def with_part(self, sequence: int, num_tokens: int) -> Block:
-        """The smallest that has these tokens, too."""
-        return Block(
-            min(self.first, sequence),
-            max(self.last, sequence),
-            max(self.num_tokens, num_tokens),
-        )
 
 
 class RowTimes:

@@ -12,7 +12,7 @@ from localspec.llama.batch import TextPart
 from localspec.llama.cache import Cache
 from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import OutputRows
-from localspec.llama.joint_costs import Block, RowTimes
+from localspec.llama.joint_costs import RowTimes
 from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
 from localspec.sampling.distribution import Logits
@@ -38,7 +38,7 @@ class JointPart:
     @property
     def sequence(self) -> int:
         """The text's, in the context."""
-        return self.model._cache.number
+        return self.model.cache.number
 
     @property
     def takes_rows(self) -> bool:
@@ -57,14 +57,14 @@ class JointPart:
         model = self.model
         if not isinstance(model, LlamaModel):  # a head
             return False
-        asks_for_all = model._cache.is_recurrent and isinstance(model._rows, OutputRows)
+        asks_for_all = model.cache.is_recurrent and isinstance(model._rows, OutputRows)
         exactness = model.exactness
         return (exactness.joined or not exactness.holds) and not asks_for_all
 
     @property
     def may_pad(self) -> bool:
         """Whether padding can be taken back, and costs no rows of logits."""
-        return not (self.model._cache.is_recurrent or isinstance(self.model._rows, OutputRows))
+        return not (self.model.cache.is_recurrent or isinstance(self.model._rows, OutputRows))
 
 
 def joinable(parts: Sequence[JointPart], times: RowTimes) -> tuple[list[JointPart], int]:
@@ -75,25 +75,29 @@ def joinable(parts: Sequence[JointPart], times: RowTimes) -> tuple[list[JointPar
     chosen, left = [parts[0]], list(parts[1:])
     if not chosen[0].may_be_joined:
         return chosen, len(chosen[0].tokens)
-    block = Block(chosen[0].sequence, chosen[0].sequence, len(chosen[0].tokens))
 
     def fits(part: JointPart) -> bool:
         if part.takes_rows != chosen[0].takes_rows or not part.may_be_joined:
             return False
-        wider = block.with_part(part.sequence, len(part.tokens))
+        num_rows = _block_rows([*chosen, part])
         # The rows that heads read come in the order of the graphs, in which texts are mixed.
-        if wider.num_rows > part.model.handle.graph_size:
+        if num_rows > part.model.handle.graph_size:
             return False
-        if wider.num_rows == sum(len(each.tokens) for each in (*chosen, part)):
+        if num_rows == sum(len(each.tokens) for each in (*chosen, part)):
             return True
-        apart = [block.num_rows, len(part.tokens)]
-        return part.may_pad and times.pays(apart, wider.num_rows)
+        apart = [_block_rows(chosen), len(part.tokens)]
+        return part.may_pad and times.pays(apart, num_rows)
 
     while found := next(filter(fits, left), None):
         left.remove(found)
         chosen.append(found)
-        block = block.with_part(found.sequence, len(found.tokens))
-    return chosen, block.num_rows
+    return chosen, _block_rows(chosen)
+
+
+def _block_rows(parts: Sequence[JointPart]) -> int:
+    """Tokens of the smallest block that has all of them."""
+    numbers = [part.sequence for part in parts]
+    return (max(numbers) - min(numbers) + 1) * max(len(part.tokens) for part in parts)
 
 
 def decode_parts(parts: Sequence[JointPart]) -> None:
@@ -139,7 +143,7 @@ def _try_together(parts: Sequence[JointPart]) -> None:
     caches = _padded(leader.handle, parts)
     num_tokens = max(len(part.tokens) for part in parts)
     if caches is None:
-        caches, num_tokens = [part.model._cache for part in parts], 0
+        caches, num_tokens = [part.model.cache for part in parts], 0
     wanted = {part.sequence: part for part in parts}
     texts = [_text_part(cache, wanted.get(cache.number), num_tokens) for cache in caches]
     leader._set_threads(len(parts[0].tokens))
@@ -175,27 +179,25 @@ def _padded(handle: Handle, parts: Sequence[JointPart]) -> list[Cache] | None:
 
 def _text_part(cache: Cache, part: JointPart | None, num_tokens: int) -> TextPart:
     """A sequence's part of the batch: its tokens, and padding up to num_tokens."""
-    tokens = [0] if part is None else list(part.tokens)
-    num_own, num_logits = (0, 0) if part is None else (len(tokens), part.num_logits)
-    num_padding = max(num_tokens - num_own, 0)
-    tokens += tokens[-1:] * (num_own + num_padding - len(tokens))
+    tokens, num_logits = ((), 0) if part is None else (part.tokens, part.num_logits)
+    num_padding = max(num_tokens - len(tokens), 0)
     return TextPart(cache.number, cache.position, tokens, num_logits, num_padding)
 
 
 def _share_out(parts: Sequence[JointPart], texts: Sequence[TextPart]) -> None:
     """Give each its rows, which are in the order of the batch."""
-    ends = itertools.accumulate(len(text.tokens) for text in texts)
-    found = {text.sequence: (text, end) for text, end in zip(texts, ends, strict=True)}
+    begins = itertools.accumulate((text.size for text in texts[:-1]), initial=0)
+    before = {text.sequence: begin for text, begin in zip(texts, begins, strict=True)}
     num_rows, first = sum(part.num_logits for part in parts), 0
     rows = np.empty((0, 0), dtype=np.float32)
     if num_rows:
         rows = parts[0].model.given_logits(num_rows)
     for part in parts:
-        model, (text, end) = part.model, found[part.sequence]
+        model = part.model
         part.rows = rows[first : first + part.num_logits]
         if model._rows is not None and part.takes_rows:
-            before = end - len(text.tokens)
-            model._rows.add(model._cache.num_cached, len(part.tokens), before)
-        model._cache.begin_decode()
-        model._cache.add(len(part.tokens))
+            begin = before[part.sequence]
+            model._rows.add(model.cache.num_cached, len(part.tokens), begin)
+        model.cache.begin_decode()
+        model.cache.add(len(part.tokens))
         first += part.num_logits

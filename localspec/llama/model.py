@@ -18,7 +18,7 @@ import numpy as np
 
 from localspec.errors import ContextError, DecodeError, EngineError, Interrupted, ModelFileError
 from localspec.exactness import Exactness
-from localspec.llama.batch import TextPart, TokenBatch
+from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import Cache
 from localspec.llama.cache_state import CacheState
 from localspec.llama.context import LlamaContext
@@ -72,7 +72,7 @@ class LlamaModel(LlamaContext):
         self.max_outputs = max_outputs
         self.vocab_size = self.vocabulary.size
         self.num_weight_bytes: int = llama_cpp.llama_model_size(model)
-        self._cache = Cache(handle)
+        self.cache = Cache(handle)
         self._rows: TargetRows | OutputRows | None = None  # that a head reads
         self._batch = TokenBatch(llama_cpp.llama_n_batch(context))
         self.max_rollback = self._probe_rollback()
@@ -81,15 +81,10 @@ class LlamaModel(LlamaContext):
         """A view of this model at another sequence, for another text."""
         other = copy.copy(self)
         other._stop, other.on_batch = Stop(), None
-        other._cache = Cache(self.handle, number)
+        other.cache = Cache(self.handle, number)
         if self._rows is not None:
             other._rows = self._rows.sibling()
         return other
-
-    @property
-    def num_decodes(self) -> int:
-        """Decodes of its context that libllama has been asked for."""
-        return self.handle.num_decodes
 
     @property
     def identity(self) -> str | None:
@@ -104,8 +99,8 @@ class LlamaModel(LlamaContext):
         if self.context_length < 2:
             return 0
         computed_apart(lambda: self.decode([first, first], 0))
-        most = self._cache.max_rollback(self.context_length)
-        self._cache.clear()
+        most = self.cache.max_rollback(self.context_length)
+        self.cache.clear()
         return most
 
     @classmethod
@@ -167,10 +162,10 @@ class LlamaModel(LlamaContext):
         self._stop.is_wanted = False
         llama = self.handle.owner
         is_used = llama is not None and (llama.n_tokens or llama.input_ids[0] != _UNUSED)
-        if is_used or not self._cache.is_unchanged:
+        if is_used or not self.cache.is_unchanged:
             if llama is not None:
                 llama.reset()
-            self._cache.clear()
+            self.cache.clear()
         if llama is not None:
             llama.input_ids[0] = _UNUSED
         self._forget_rows()
@@ -227,7 +222,7 @@ class LlamaModel(LlamaContext):
             if begin < row.start:
                 self.decode(tokens[begin : row.start], 0)
             if vision is None:
-                self._cache.add_picture(len(row), 0, -1)
+                self.cache.add_picture(len(row), 0, -1)
             else:
                 self._read_picture(vision.part(tokens[row.start : row.stop]))
             begin = row.stop
@@ -236,7 +231,7 @@ class LlamaModel(LlamaContext):
 
     def _read_picture(self, part: PicturePart) -> None:
         """Read a part of a picture, wholly or not at all."""
-        count, cache, vision = len(part.cells), self._cache, self.vision
+        count, cache, vision = len(part.cells), self.cache, self.vision
         assert vision is not None
         rows = vision.rows(part, lambda: self.is_interrupted)
         try:
@@ -253,7 +248,7 @@ class LlamaModel(LlamaContext):
             self._rows.go_on_at(self.num_cached)
 
     def _decode_picture(self, vision: Projector, part: PicturePart, rows: Rows) -> None:
-        cache = self._cache
+        cache = self.cache
         positions, count = part.positions(cache.position), len(part.cells)
         context = self.handle.context
         size = min(self.batch_size, count) if vision.is_causal else count
@@ -317,9 +312,9 @@ class LlamaModel(LlamaContext):
                     pieces.append(rows.copy() if left else rows)
         except BaseException as error:
             if isinstance(error, Interrupted):
-                self._cache.keep_decoded()
+                self.cache.keep_decoded()
             else:
-                self._cache.keep(before)  # a failed batch leaves entries behind
+                self.cache.keep(before)  # a failed batch leaves entries behind
             self._forget_rows()
             raise
         if not pieces:
@@ -330,13 +325,10 @@ class LlamaModel(LlamaContext):
         count = len(tokens)
         num_padding = max(self.exactness.smallest_step - count, 0)
         self._start_decode(count)
-        cache = self._cache
-        if num_padding:
-            padded = list(tokens) + [tokens[-1]] * num_padding
-            part = TextPart(cache.number, cache.position, padded, num_logits, num_padding)
-            batch = self._batch.joined([part])
-        else:
-            batch = self._batch.filled(tokens, cache.position, num_logits, cache.number)
+        cache = self.cache
+        batch = self._batch.filled(
+            tokens, cache.position, num_logits, cache.number, num_padding
+        )
         rows = self._rows
         takes_rows = rows is not None and rows.wants(count, num_logits, num_to_come)
         if rows is not None:
@@ -356,7 +348,7 @@ class LlamaModel(LlamaContext):
 
     @property
     def num_cached(self) -> int:
-        return self._cache.num_cached
+        return self.cache.num_cached
 
     @property
     def batch_size(self) -> int:
@@ -365,8 +357,7 @@ class LlamaModel(LlamaContext):
 
     def truncate(self, num_cached: int) -> None:
         """Cut as `Model.truncate` does. Raises CacheError for more tokens than there are."""
-        self._cache.truncate(num_cached)
-        self._cache.is_settled = True
+        self.cache.truncate(num_cached)
         self._forget_rows()
 
     def _forget_rows(self) -> None:
@@ -394,25 +385,7 @@ class LlamaModel(LlamaContext):
         return self._rows
 
     def checkpoint(self) -> None:
-        self._cache.checkpoint()
-
-    def state_bytes(self) -> int:
-        """Bytes that `save_state` would copy now; 0 if nothing is cached."""
-        self.require_open()
-        return self._cache.state_bytes()
-
-    def save_state(self) -> CacheState:
-        """A copy of what is cached. Raises CacheError if libllama fails to give it."""
-        self.require_open()
-        return self._cache.save_state()
-
-    def outline(self) -> CacheState:
-        """The result of `save_state` without the entries: for `reach`."""
-        return self._cache.outline()
-
-    def reach(self, state: CacheState, num_tokens: int) -> int:
-        """How many tokens are left of a state that is restored and cut to num_tokens."""
-        return self._cache.reach(state, num_tokens)
+        self.cache.checkpoint()
 
     def restore_state(self, state: CacheState) -> None:
         """Put a state of this very model into the cache.
@@ -421,7 +394,7 @@ class LlamaModel(LlamaContext):
         """
         self.require_open()
         try:
-            self._cache.restore_state(state)
+            self.cache.restore_state(state)
         finally:
             if self._rows is not None:
                 self._rows.go_on_at(self.num_cached)

@@ -250,7 +250,7 @@ def _state_of(reader: LlamaModel, tokens: list[int]) -> CacheState | None:
     if not tokens:
         return None
     reader.decode(tokens, 0)
-    return reader.save_state()
+    return reader.cache.save_state()
 
 
 def _answered(reply: Reply) -> Answered:
