@@ -70,7 +70,7 @@ def test_a_gpu_that_is_not_there_is_not_taken_for_that(demo_target, monkeypatch)
     """libllama refuses to load; without any GPU it computes on the processor."""
     LlamaModel.open(demo_target, LlamaOptions(main_gpu=3, context_length=256)).close()
     gpu = Device(name="CUDA0", description="", kind="GPU", free_bytes=1, total_bytes=1)
-    monkeypatch.setattr("localspec.llama.params.list_devices", lambda _lib: (gpu,))
+    monkeypatch.setattr("localspec.llama.opening.list_devices", lambda _lib: (gpu,))
     with pytest.raises(OptionError, match="no GPU 3") as caught:
         LlamaModel.open(demo_target, LlamaOptions(main_gpu=3, context_length=256))
     assert "0 for CUDA0" in caught.value.hint

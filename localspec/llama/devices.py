@@ -81,12 +81,6 @@ def device_memory(lib: Any, device: int) -> tuple[int, int]:
     return free.value, total.value
 
 
-def cpu_buffer_type(lib: Any) -> int:
-    """ggml's pointer to the type of buffers in main memory."""
-    found: int = ggml_function(lib, "ggml_backend_cpu_buffer_type", ctypes.c_void_p)()
-    return found
-
-
 def gpus_of_drivers(root: Path = Path("/")) -> list[str]:
     """Names of the GPUs that drivers know here, also those that libllama cannot compute on."""
     if sys.platform == "darwin":

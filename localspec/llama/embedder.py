@@ -18,13 +18,12 @@ from localspec.errors import ModelFileError
 from localspec.gguf_file.content import FileContent, require_unwritten
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import context_to_open
-from localspec.llama import params as llama_params
 from localspec.llama.batch import TextPart, TokenBatch
 from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle
 from localspec.llama.library import llama_cpp
 from localspec.llama.native import LoadWatch
-from localspec.llama.opening import loaded_weights, new_context
+from localspec.llama.opening import context_params, loaded_weights, new_context
 from localspec.llama.options import LlamaOptions, embedding_batch_size
 from localspec.llama.vocabulary import LlamaVocabulary
 
@@ -81,7 +80,7 @@ class LlamaEmbedder(LlamaContext):
             trained = llama_cpp.llama_model_n_ctx_train(model)
             length = context_to_open(options.context_length, trained, path.name)
             batch_size = embedding_batch_size(header, length)
-            params = llama_params.context_params(options, length)
+            params = context_params(options, length)
             params.n_seq_max = min(_MOST_TEXTS, batch_size)
             # A multiple: libllama plans equal shares for all texts, and asserts that they fit.
             whole = -(-batch_size // params.n_seq_max) * params.n_seq_max

@@ -18,11 +18,10 @@ from dataclasses import replace
 
 from localspec.errors import DecodeError
 from localspec.exactness import Exactness
-from localspec.llama import params as llama_params
 from localspec.llama.batch import TextPart, TokenBatch
 from localspec.llama.handle import Handle
 from localspec.llama.library import llama_cpp
-from localspec.llama.opening import new_context
+from localspec.llama.opening import context_params, new_context
 from localspec.llama.options import LlamaOptions
 
 # Tokens that are cached. Attention of one token is split among threads from 512 cells on, which
@@ -61,7 +60,7 @@ class _ExactProbe:
         most = _LONG + _STEPS[-1]
         if llama_cpp.llama_model_n_ctx_train(model) < most:
             raise DecodeError("its context is too short for a probe")
-        params = llama_params.context_params(options, most)
+        params = context_params(options, most)
         params.n_outputs_max = max(_STEPS[-1], _JOINT_SIZES[-1] * options.num_sequences)
         self._threads: int = params.n_threads
         self._width: int = llama_cpp.llama_model_n_embd_out(model)

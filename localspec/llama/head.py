@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from localspec.errors import DecodeError
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.head import HeadFacts
-from localspec.llama import params as llama_params
 from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import copied_entries, put_entries
 from localspec.llama.context import LlamaContext
@@ -31,7 +30,7 @@ from localspec.llama.hidden_rows import HiddenRows, Rows, TargetRows
 from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
 from localspec.llama.native import LoadWatch
-from localspec.llama.opening import loaded_weights, new_context, open_watched
+from localspec.llama.opening import context_params, loaded_weights, new_context, open_watched
 from localspec.llama.options import ROWS_BATCH_SIZE, LlamaOptions
 from localspec.llama.quirks.nextn import require_nextn_functions
 from localspec.sampling.distribution import Logits
@@ -85,7 +84,10 @@ class LlamaHead(LlamaContext):
         self._sequence = 0
         width = self._width = int(llama_cpp.llama_model_n_embd_out(handle.model))
         self._own_rows = np.zeros((num_layers, width), dtype=np.float32)
-        self._batch = TokenBatch(llama_cpp.llama_n_batch(handle.context), width)
+        size = llama_cpp.llama_n_batch(handle.context)
+        self._batch = TokenBatch(size, width)
+        if facts.layers_read:
+            self._features = TokenBatch(size, self._target_rows.width, rows_alone=True)
         # A graph that is not cropped gives wrong rows where only those with logits are wanted.
         self._nextn.set_embeddings_nextn(handle.context, True, facts.is_cropped)
 
@@ -309,11 +311,10 @@ class AssistantHead(LlamaHead):
         return self.begins_at + self.num_cached - len(self._drafted) - 1
 
     def _state(self) -> None:
-        """Nothing: the target owns the cells."""
+        """Nothing, for the same reason as `_remove_from`."""
 
-    def _cut(self, num_cached: int) -> None:
-        self.num_cached = num_cached
-        self._drafted.clear()
+    def _remove_from(self, position: int) -> None:
+        """Nothing: the target owns the cells."""
 
 
 class EagleHead(LlamaHead):
@@ -329,24 +330,17 @@ class EagleHead(LlamaHead):
 
     _lag = 1
 
-    def __init__(
-        self, handle: Handle, target: LlamaModel, facts: HeadFacts, options: LlamaOptions
-    ) -> None:
-        super().__init__(handle, target, facts, options)
-        width = self._target_rows.width
-        self._to_encode = TokenBatch(self._batch.size, width, rows_alone=True)
-
     @property
     def readable(self) -> range:
         return range(self._target_rows.first + 1, self._target_rows.end + 1)
 
     def _take_rows(self, position: int, count: int) -> None:
-        rows = self._to_encode.rows
+        rows = self._features.rows
         size = min(max(count, self.read_size), len(rows))
         self._target_rows.copy_to(rows[:count], position - 1)
         rows[count:size] = rows[count - 1]
         self._start_decode(size)
-        batch = self._to_encode.filled([0] * size, position - self._lag, size, self._sequence)
+        batch = self._features.filled([0] * size, position - self._lag, size, self._sequence)
         status = llama_cpp.llama_encode(self.handle.context, batch)
         self._check_decoded(status, count, position)
         self._batch.rows[:count] = self._given_rows(size)[:count]
@@ -380,7 +374,6 @@ class DflashHead(LlamaHead):
         self._block = facts.block
         self.first_row = facts.block.first_row  # of a decode, the first that drafts a token
         self.max_draft_tokens = self._block.most_tokens
-        self._features = TokenBatch(self._batch.size, self._target_rows.width, rows_alone=True)
         self._batch = TokenBatch(self._batch.size)
         self._logits: Logits = np.empty((0, self.vocab_size), dtype=np.float32)
         self._given: Rows = np.empty((0, self._width), dtype=np.float32)
@@ -504,7 +497,7 @@ def _new_context(
     target: LlamaModel, model: int | None, options: LlamaOptions, facts: HeadFacts
 ) -> int:
     assert model is not None
-    params = llama_params.context_params(options, target.context_length)
+    params = context_params(options, target.context_length)
     # Sequences draft one after the other; libllama wants a row for each of them.
     params.n_outputs_max = max(options.max_outputs, options.num_sequences)
     if facts.layers_read:

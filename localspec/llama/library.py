@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +30,10 @@ def devices() -> tuple[Device, ...]:
 
 def report_aborts(tell: Callable[[str], None]) -> None:
     """Pass to `tell`, from any thread, why libllama is about to end the process."""
-    _kept.append(native.abort_reporter(llama_cpp, tell))
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+    _kept.append(kind(lambda words: tell(words.decode(errors="replace"))))
+    set_it = native.ggml_function(llama_cpp, "ggml_set_abort_callback", ctypes.c_void_p, kind)
+    set_it(_kept[-1])
 
 
 def kernels() -> str:

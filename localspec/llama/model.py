@@ -209,11 +209,7 @@ class LlamaModel(LlamaContext):
         if vision is None and not self.is_blind:
             raise DecodeError(f"{self.name} was loaded without a projector for pictures")
         if len(tokens) > self.context_length - self.num_cached:
-            raise ContextError(
-                f"{len(tokens)} tokens and cells to decode after {self.num_cached} cached "
-                f"ones; the context of {self.name} holds {self.context_length}",
-                "Shorten the text or load the model with a larger context.",
-            )
+            raise self._too_long(tokens)
         rows = list(cell_rows(tokens))
         if num_logits > len(tokens) - rows[-1].stop:
             raise DecodeError(f"asked for {num_logits} rows of logits, also within a picture")
@@ -277,11 +273,7 @@ class LlamaModel(LlamaContext):
         """Raise what `decode` would, where it cannot be asked for that."""
         self.require_open()
         if not 0 < len(tokens) <= self.context_length - self.num_cached:
-            raise ContextError(
-                f"{len(tokens)} tokens to decode after {self.num_cached} cached ones; "
-                f"the context of {self.name} holds {self.context_length}",
-                "Shorten the text or load the model with a larger context.",
-            )
+            raise self._too_long(tokens)
         if not 0 <= num_logits <= min(self.max_outputs, len(tokens)):
             raise DecodeError(
                 f"asked for {num_logits} rows of logits from {len(tokens)} tokens; "
@@ -292,6 +284,13 @@ class LlamaModel(LlamaContext):
                 f"token ids {min(tokens)} to {max(tokens)} do not fit a vocabulary of "
                 f"{self.vocab_size}"
             )
+
+    def _too_long(self, tokens: Sequence[int]) -> ContextError:
+        return ContextError(
+            f"{len(tokens)} tokens to decode after {self.num_cached} cached ones; "
+            f"the context of {self.name} holds {self.context_length}",
+            "Shorten the text or load the model with a larger context.",
+        )
 
     def _decode_batch(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> Logits:
         """Decode a batch, which num_to_come tokens follow in the same call of `decode`.

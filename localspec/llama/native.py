@@ -34,22 +34,14 @@ _LOG_LEVELS = {3: logging.WARNING, 4: logging.ERROR}  # of ggml_log_level; the r
 _DETAILS = re.compile(r"-- ignoring$|^find_slot: non-consecutive|^load_hparams: ")
 
 
-class Complaints:
+class Complaints(collections.deque[str]):
     """The last warnings and errors of libllama, for the messages of our own errors."""
 
-    def __init__(self) -> None:
-        self._lines: collections.deque[str] = collections.deque(maxlen=4)
-        self.callback: Any = None  # kept alive: C holds its pointer
-
-    def add(self, line: str) -> None:
-        self._lines.append(line)
-
-    def clear(self) -> None:
-        self._lines.clear()
+    callback: Any = None  # kept alive: C holds its pointer
 
     def because(self) -> str:
         """ ": reason; reason", or nothing if there is none. Clears them."""
-        reason = "; ".join(self._lines)
+        reason = "; ".join(self)
         self.clear()
         return f": {reason}" if reason else ""
 
@@ -58,7 +50,7 @@ class Complaints:
 
         A MemoryLimitError if memory ran out, or else a ModelFileError with this hint.
         """
-        lacks_memory = any(_NO_MEMORY.search(line) for line in self._lines)
+        lacks_memory = any(_NO_MEMORY.search(line) for line in self)
         message = f"{what}{self.because()}"
         if lacks_memory:
             return MemoryLimitError(
@@ -108,7 +100,7 @@ def load_backends(lib: Any, library: binding.Library) -> None:
 
 def capture_logs(lib: Any) -> Complaints:
     """Send libllama's log to `logging`, as localspec.llama, instead of stderr."""
-    complaints = Complaints()
+    complaints = Complaints(maxlen=4)
 
     @lib.llama_log_callback  # type: ignore[untyped-decorator]
     def log(level: int, text: bytes, _data: object) -> None:
@@ -118,22 +110,11 @@ def capture_logs(lib: Any) -> Complaints:
         known = None if _DETAILS.search(line) else _LOG_LEVELS.get(level)
         logger.log(known or logging.DEBUG, line)
         if known:
-            complaints.add(line)
+            complaints.append(line)
 
     complaints.callback = log
     lib.llama_log_set(log, ctypes.c_void_p(0))
     return complaints
-
-
-def abort_reporter(lib: Any, tell: Callable[[str], None]) -> Any:
-    """Pass libllama's last message to `tell`, instead of a stack trace to stderr.
-
-    Returns the callback, which has to stay alive since C holds a pointer to it.
-    """
-    kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-    callback = kind(lambda words: tell(words.decode(errors="replace")))
-    ggml_function(lib, "ggml_set_abort_callback", ctypes.c_void_p, kind)(callback)
-    return callback
 
 
 class LoadWatch:

@@ -128,20 +128,16 @@ class LlamaOptions:
                 "exact decodes are asked for, and RPC servers whose kernels are not probed",
                 "Leave exact or rpc out.",
             )
-        if self.rpc and self.main_gpu is not None:
-            raise OptionError(
-                "main_gpu puts everything on one GPU, and rpc puts a part on servers",
-                "Choose main_gpu=… or rpc=….",
-            )
         if len(self.tensor_split) > 16 or not all(0 <= s < 1e6 for s in self.tensor_split):
             raise OptionError(
                 f"tensor_split is {self.tensor_split}", "Give a share from 0 for each device."
             )
-        if self.tensor_split and self.main_gpu is not None:
-            raise OptionError(
-                "main_gpu puts everything on one GPU, and tensor_split shares it among several",
-                "Choose main_gpu=… or tensor_split=….",
-            )
+        for name, shares in (("rpc", self.rpc), ("tensor_split", self.tensor_split)):
+            if shares and self.main_gpu is not None:
+                raise OptionError(
+                    f"main_gpu puts everything on one GPU, and {name} shares it among several",
+                    f"Choose main_gpu=… or {name}=….",
+                )
 
     @property
     def most_outputs(self) -> int:

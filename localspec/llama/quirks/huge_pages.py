@@ -15,18 +15,10 @@ import contextlib
 import ctypes
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
 
 _LEAST_BYTES = 16 << 20  # of a region: small buffers of others are left alone
 _MAPS = "/proc/self/maps"
 _MADV_HUGEPAGE = 14  # of Linux
-
-
-class Region(NamedTuple):
-    """A range of addresses, without its end."""
-
-    start: int
-    end: int
 
 
 def asking_for_huge_pages(progress: Callable[[float], None]) -> Callable[[float], None]:
@@ -48,20 +40,20 @@ def asking_for_huge_pages(progress: Callable[[float], None]) -> Callable[[float]
     return report
 
 
-def _ask(before: list[Region]) -> None:
+def _ask(before: list[range]) -> None:
     if not before:
         return  # not known on this system
     libc = ctypes.CDLL(None)
     for region in _regions():
-        for start, end in without(region, before):
-            if end - start >= _LEAST_BYTES:
-                length = ctypes.c_size_t(end - start)
-                libc.madvise(ctypes.c_void_p(start), length, _MADV_HUGEPAGE)
+        for new in without(region, before):
+            if len(new) >= _LEAST_BYTES:
+                length = ctypes.c_size_t(len(new))
+                libc.madvise(ctypes.c_void_p(new.start), length, _MADV_HUGEPAGE)
 
 
-def _regions() -> list[Region]:
-    """Anonymous memory of this process, in order; empty where that is not known."""
-    regions: list[Region] = []
+def _regions() -> list[range]:
+    """Addresses of this process's anonymous memory, in order; empty where not known."""
+    regions: list[range] = []
     if not sys.platform.startswith("linux"):
         return regions
     with contextlib.suppress(OSError), open(_MAPS, encoding="utf-8", errors="replace") as maps:
@@ -69,20 +61,20 @@ def _regions() -> list[Region]:
             addresses, permissions, _offset, _device, inode, *name = line.split(maxsplit=5)
             if permissions == "rw-p" and inode == "0" and not name:
                 start, end = addresses.split("-")
-                regions.append(Region(int(start, 16), int(end, 16)))
+                regions.append(range(int(start, 16), int(end, 16)))
     return regions
 
 
-def without(region: Region, others: list[Region]) -> list[Region]:
+def without(region: range, others: list[range]) -> list[range]:
     """The parts of a region outside of the others, which are in order."""
     parts = []
     start = region.start
     for other in others:
-        if other.end <= start or other.start >= region.end:
+        if other.stop <= start or other.start >= region.stop:
             continue
         if other.start > start:
-            parts.append(Region(start, other.start))
-        start = max(start, other.end)
-    if start < region.end:
-        parts.append(Region(start, region.end))
+            parts.append(range(start, other.start))
+        start = max(start, other.stop)
+    if start < region.stop:
+        parts.append(range(start, region.stop))
     return parts

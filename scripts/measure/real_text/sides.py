@@ -24,9 +24,8 @@ from localspec.gguf_file.check import check_model_file
 from localspec.llama.cache_state import CacheState
 from localspec.llama.handle import Handle
 from localspec.llama.model import LlamaModel
-from localspec.llama.opening import new_context
+from localspec.llama.opening import context_params, new_context
 from localspec.llama.options import DEFAULT_SNAPSHOTS, LlamaOptions
-from localspec.llama.params import context_params
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import LARGEST_STEP
 from localspec.preflight.free_memory import suited
