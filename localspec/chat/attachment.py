@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.errors import OptionError
-from localspec.pictures.picture import Picture, read_bytes
-from localspec.pictures.vision import Vision
+from localspec.pictures.picture import Picture, Vision, read_bytes
 
 MAX_ATTACHED_BYTES = 8_000_000  # of one file: more than any context holds
 # A file as `attached` writes it: no line of its text has as many backticks.

@@ -22,8 +22,7 @@ from localspec.chat.template import NO_VARIABLES, ChatTemplate, Message
 from localspec.constraints.guidance import is_installed, problem_with
 from localspec.constraints.spec import ConstraintSpec, constraint_spec, readable_schema
 from localspec.errors import ConstraintError, TemplateError
-from localspec.pictures.picture import Picture
-from localspec.pictures.vision import KnownCells, Vision
+from localspec.pictures.picture import KnownCells, Picture, Vision
 from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.prompt import Prompt
 from localspec.streaming.thinking import Thoughts, said
@@ -307,7 +306,7 @@ def _schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
     spec = ConstraintSpec("json_schema", json.dumps(schema), is_strict=True)
     problem = problem_with(spec)
     if problem is None:
-        return readable_schema(spec).schema
+        return readable_schema(spec)[0]
     if use.must or tool.is_strict:
         raise ConstraintError(
             f"the parameters of the tool {tool.name}: {problem}",

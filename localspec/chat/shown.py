@@ -15,8 +15,7 @@ from localspec.pictures.picture import MAX_PICTURE_BYTES, MAX_PICTURE_PIXELS, Pi
 
 if TYPE_CHECKING:  # sessions are listed without the library of templates
     from localspec.chat.template import Message
-    from localspec.pictures.picture import PictureSource
-    from localspec.pictures.vision import Vision
+    from localspec.pictures.picture import PictureSource, Vision
 
 # Replaces a picture that a model cannot see, so that a conversation goes on with this model.
 PICTURE_NOTE = "[An image was here, which this model cannot see.]"

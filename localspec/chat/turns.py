@@ -12,7 +12,7 @@ from localspec.chat.messages import checked_messages
 from localspec.chat.shown import attached_pictures, shown_in, with_shown
 from localspec.chat.template import Message
 from localspec.errors import ContextError, OptionError
-from localspec.pictures.vision import Vision
+from localspec.pictures.picture import Vision
 from localspec.streaming.answer import Answer
 from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.exchange import Exchange

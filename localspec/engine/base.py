@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from localspec.engine.models import EngineMemory
     from localspec.exactness import Exactness
-    from localspec.pictures.vision import Vision
+    from localspec.pictures.picture import Vision
     from localspec.speculative.policy_api import Drafting
     from localspec.speculative.shared_vocabulary import SharedVocabulary
 

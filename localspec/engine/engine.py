@@ -47,7 +47,7 @@ from localspec.streaming.prompt import Prompt
 
 if TYPE_CHECKING:
     from localspec.llama.vocabulary import LlamaVocabulary
-    from localspec.pictures.vision import Vision
+    from localspec.pictures.picture import Vision
 
 
 class Engine(BaseEngine):

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
     from localspec.engine.models import EngineMemory
-    from localspec.pictures.picture import Picture
-    from localspec.pictures.vision import Vision
+    from localspec.pictures.picture import Picture, Vision
 
 _MOST_KNOWN = 256  # pictures of which the tokens are kept
 

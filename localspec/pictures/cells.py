@@ -29,16 +29,11 @@ def cell_numbers(key: bytes, count: int) -> list[int]:
 
 def cell_rows(tokens: Sequence[int]) -> Iterator[range]:
     """The ranges of a list that hold cells: one for each part, in order."""
-    begin: int | None = None
+    end = 0
     for index, token in enumerate(tokens):
-        starts = token < 0 and ((-1 - token) & _INDEX_MASK == 0 or begin is None)
-        if begin is not None and (starts or token >= 0):
-            yield range(begin, index)
-            begin = None
-        if starts:
-            begin = index
-    if begin is not None:
-        yield range(begin, len(tokens))
+        if token < 0 and index >= end:
+            end = end_of_part(tokens, index + 1)
+            yield range(index, end)
 
 
 def end_of_part(tokens: Sequence[int], index: int) -> int:

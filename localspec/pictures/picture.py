@@ -1,4 +1,4 @@
-"""A picture as a model gets it: upright pixels in red, green and blue.
+"""A picture as a model gets it: upright pixels; and the interface of a model that sees.
 
 Files come from anybody, so everything is bounded before it is decoded: their bytes, the size
 that they declare, and which formats are tried at all. Pillow decodes them; it is loaded with
@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from localspec.errors import OptionError
 
@@ -29,6 +29,7 @@ MAX_PICTURE_PIXELS = 50_000_000  # 150 MB of red, green and blue
 # the largest pictures, or of many usual ones, and rows that a model has read.
 KEPT_PICTURE_BYTES = 3 * MAX_PICTURE_PIXELS
 KEPT_ROW_BYTES = 1 << 26
+_MOST_KNOWN = 256  # pictures whose cells are remembered, of a few hundred each
 MAX_PICTURE_SIDE = 32_767  # pixels; 16 bits are all that some encoders have for a side
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _KNOWN = "PNG, JPEG, WebP and GIF are read."
@@ -111,10 +112,13 @@ class Picture:
     @classmethod
     def _drawn(cls, name: str, image: Image) -> Picture:
         """The pixels of an image whose size was checked."""
+        from PIL import ImageOps
+
         try:
             image.load()
-            upright = _upright(image)
-            drawn = _on_white(upright)
+            with contextlib.suppress(Exception):  # of damaged EXIF data
+                image = ImageOps.exif_transpose(image)
+            drawn = _on_white(image)
             size, rgb = drawn.size, drawn.tobytes()
         except Exception as error:
             raise _damaged(name, error) from error
@@ -156,15 +160,6 @@ def _check_size(name: str, size: tuple[int, int]) -> None:
         )
 
 
-def _upright(image: Image) -> Image:
-    """The image as it was seen; as it is where its EXIF data are damaged."""
-    from PIL import ImageOps
-
-    with contextlib.suppress(Exception):  # of Pillow, whose reader of EXIF raises many kinds
-        return ImageOps.exif_transpose(image)
-    return image
-
-
 def _on_white(image: Image) -> Image:
     """The image in red, green and blue."""
     from PIL import Image as Pillow
@@ -181,3 +176,36 @@ def _on_white(image: Image) -> Image:
 def _damaged(name: str, error: Exception) -> OptionError:
     why = str(error) or type(error).__name__
     return OptionError(f"{name} cannot be read: {why:.200}", "Save it again, as PNG or JPEG.")
+
+
+class Vision(Protocol):
+    """A model's projector, wherever it is."""
+
+    def cells(self, picture: Picture) -> list[int]:
+        """The picture's tokens in a prompt, in order.
+
+        Ids of the vocabulary for what stands around and within it, and a negative number for
+        each cell of the cache that the picture itself takes: the same for the same picture.
+        """
+
+
+class KnownCells:
+    """A `Vision` that remembers the cells of the last pictures.
+
+    A conversation's pictures are in each of its prompts, and its `Vision` may be in another
+    process.
+    """
+
+    def __init__(self, vision: Vision) -> None:
+        self._vision = vision
+        self._known: dict[bytes, list[int]] = {}  # by the digests of pictures
+
+    def cells(self, picture: Picture) -> list[int]:
+        """See `Vision`."""
+        found = self._known.pop(picture.digest, None)
+        if found is None:
+            found = self._vision.cells(picture)
+        self._known[picture.digest] = found  # at the end: it is forgotten last
+        while len(self._known) > _MOST_KNOWN:
+            self._known.pop(next(iter(self._known)), None)
+        return found
