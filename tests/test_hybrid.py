@@ -255,14 +255,14 @@ def test_a_joint_decode_leaves_others_what_they_can_go_back_to(made, is_settled)
     models[2].decode(TEXT[40:44], 4)
     if is_settled:
         models[2].truncate(24)
-    before = models[0].num_decodes
+    before = models[0].handle.num_decodes
     for _ in range(3):
         parts = [JointPart(model, [7], 1) for model in models[:2]]
         decode_parts(parts)
         for part in parts:
             assert part.error is None
             part.model.truncate(part.model.num_cached)
-    assert (models[0].num_decodes - before < 6) is is_settled
+    assert (models[0].handle.num_decodes - before < 6) is is_settled
     models[2].truncate(22)
     assert models[2].num_cached == (0 if is_settled else 22)
     text = [*TEXT[2:22], *TEXT[40:42]]

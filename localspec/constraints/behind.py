@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from localspec.constraints.spelling import Crossing, Spelling
-from localspec.errors import ConstraintError
-from localspec.sampling.constraint import Constraint, Mask
+from localspec.sampling.constraint import Constraint, Mask, gone_wrong
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
@@ -187,10 +186,7 @@ class Behind:
             if self._stage is _Stage.ENDED:
                 return
             if not self._may_come(token):
-                raise ConstraintError(
-                    f"token {token} is not what the answer may go on with",
-                    "Ask again: this answer has gone wrong.",
-                )
+                raise gone_wrong(f"token {token} is not what the answer may go on with")
             self._go_on(token)
 
     def forced(self) -> list[int]:

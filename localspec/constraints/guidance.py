@@ -18,7 +18,7 @@ import numpy as np
 from localspec.constraints.spec import ConstraintSpec, Kind, for_converter, readable_schema
 from localspec.constraints.spelling import DIGITS, Spelling
 from localspec.errors import ConstraintError
-from localspec.sampling.constraint import Constraint, Mask
+from localspec.sampling.constraint import Constraint, Mask, gone_wrong
 from localspec.tools.partial_text import JsonReader
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def not_kept(spec: ConstraintSpec | None) -> tuple[str, ...]:
         return ()
     if is_refused:
         return ()
-    found = {*readable_schema(spec).passed_over}
+    _, found = readable_schema(spec)
     for message in messages:
         keywords = _KEYWORDS.search(message)
         if keywords:
@@ -157,7 +157,7 @@ def _compiled(spec: ConstraintSpec) -> str:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if spec.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(json.dumps(readable_schema(spec).schema))
+        return LLMatcher.grammar_from_json_schema(json.dumps(readable_schema(spec)[0]))
     if spec.kind == "regex":
         return LLMatcher.grammar_from_regex(spec.text)
     if spec.kind == "lark":
@@ -231,10 +231,7 @@ class Guidance:
                 return
             if token in self._guide.spelling.ends:
                 if not self._matcher.is_accepting():
-                    raise ConstraintError(
-                        "the answer ends where the constraint goes on",
-                        "Ask again: this answer has gone wrong.",
-                    )
+                    raise gone_wrong("the answer ends where the constraint goes on")
                 self._has_ended = True
                 return
             self._matcher.consume_token(token)
@@ -332,10 +329,7 @@ class NumberBound:
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             if self._is_long(token, self._digits) and not self._may_come(token):
-                raise ConstraintError(
-                    f"token {token} makes a number too long",
-                    "Ask again: this answer has gone wrong.",
-                )
+                raise gone_wrong(f"token {token} makes a number too long")
             self._inner.commit([token])
             self._digits.push(self._spelling.texts[token])
 

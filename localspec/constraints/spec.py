@@ -168,20 +168,13 @@ _DATA = {"const", "enum", "default", "examples", "example", "x-guidance"}
 Node = dict[str, Any]
 
 
-class Readable(NamedTuple):
-    """A schema that can be read. passed_over: the parts of the original that it lacks."""
-
-    schema: Node
-    passed_over: tuple[str, ...]
-
-
-def readable_schema(spec: ConstraintSpec) -> Readable:
+def readable_schema(spec: ConstraintSpec) -> tuple[Node, set[str]]:
     """A schema as llguidance reads it, also in a Lark grammar's `%json`: values on one line.
 
-    It lacks formats that are not known, which only say what a text is for, and, unless it is
-    strict, patterns that cannot be read. The schema's own wishes to llguidance ("x-guidance")
-    count, but for "lenient". Raises ConstraintError for a schema that is nested too deeply, or
-    joins many patterns.
+    And what it lacks of the original: formats that are not known, which only say what a text
+    is for, and, unless it is strict, patterns that cannot be read. The schema's own wishes to
+    llguidance ("x-guidance") count, but for "lenient". Raises ConstraintError for a schema that
+    is nested too deeply, or joins many patterns.
     """
     passed_over: set[str] = set()
     patterns: set[tuple[str, object]] = set()
@@ -212,7 +205,7 @@ def readable_schema(spec: ConstraintSpec) -> Readable:
     own = schema.get("x-guidance")
     wishes = own if isinstance(own, Mapping) else {}
     schema["x-guidance"] = {**ONE_LINE, **wishes, "lenient": not spec.is_strict}
-    return Readable(schema, tuple(sorted(passed_over)))
+    return schema, passed_over
 
 
 def changed_schema(schema: Mapping[str, Any], change: Callable[[Node], None]) -> Node:

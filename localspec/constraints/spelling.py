@@ -93,12 +93,7 @@ class Spelling:
     def crossing(self, marks: Sequence[str]) -> Crossing:
         """The tokens that can say one of the marks (a character for each byte) and go on."""
         ends = tuple({mark[i:] for mark in marks for i in range(1, len(mark))})
-        longer = (each for each in enumerate(self.texts) if each[1].startswith(ends))
-        return Crossing(
-            frozenset(
-                token
-                for token, text in enumerate(self.texts)
-                if any(mark in text[:-1] for mark in marks)
-            ),
-            frozenset(token for token, text in longer if text not in ends),
-        )
+        texts = list(enumerate(self.texts))
+        whole = (token for token, text in texts if any(mark in text[:-1] for mark in marks))
+        longer = (token for token, text in texts if text.startswith(ends) and text not in ends)
+        return Crossing(frozenset(whole), frozenset(longer))

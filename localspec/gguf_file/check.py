@@ -63,45 +63,31 @@ def check_parts(parts: Sequence[Header], *, embeds: bool = False) -> Header:
         raise ModelFileError(
             f"{path} is {_NOT_TEXT_MODELS[architecture]}", "Choose a text generation model."
         )
-    _check_text_alone(header)
-    if not embeds:
-        _check_generates(header)
+    # Ollama stores some models with an encoder, which llama.cpp has in files of their own.
+    encoders = [one.name for one in tensors if one.name.startswith(_ENCODER_SIGNS)]
+    if encoders:
+        kind = "an audio" if all(name.startswith("a.") for name in encoders) else "an image"
+        raise ModelFileError(
+            f"{path} holds {kind} encoder beside its language model, as Ollama's do",
+            "llama.cpp has them in two files: localspec download owner/repo:Q4_K_M.",
+        )
+    looks_ahead = header.metadata.get(f"{architecture}.attention.causal") is False
+    shape = ModelShape(header)
+    is_block_head = shape.architecture.head_graph is HeadGraph.BLOCK
+    pools = header.number(f"{architecture}.pooling_type") > 0
+    if not embeds and (pools or (looks_ahead and not is_block_head)):
+        raise ModelFileError(
+            f"{path} is an embedding model",
+            "Choose a text generation model; load_embedder(MODEL) opens this one.",
+        )
     if header.metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
         raise ModelFileError(f"{path} has no tokenizer", "Convert it again with its tokenizer.")
-    if (count := ModelShape(header).num_blocks) > _MAX_LAYERS:
+    if (count := shape.num_blocks) > _MAX_LAYERS:
         raise ModelFileError(
             f"{path} is damaged: its block_count is {count}, more than {_MAX_LAYERS}",
             "Download or convert it again.",
         )
     return header
-
-
-def _check_generates(header: Header) -> None:
-    """Raise ModelFileError for an embedding model."""
-    looks_ahead = header.metadata.get(f"{header.architecture}.attention.causal") is False
-    is_block_head = ModelShape(header).architecture.head_graph is HeadGraph.BLOCK
-    if (looks_ahead and not is_block_head) or header.number(
-        f"{header.architecture}.pooling_type"
-    ) > 0:
-        raise ModelFileError(
-            f"{header.path} is an embedding model",
-            "Choose a text generation model; load_embedder(MODEL) opens this one.",
-        )
-
-
-def _check_text_alone(header: Header) -> None:
-    """Raise ModelFileError if there is an encoder in the language model's file.
-
-    Ollama stores some models that way. llama.cpp, which has encoders in files of their own,
-    refuses the file because of tensors that it does not expect.
-    """
-    encoders = [one.name for one in header.tensors if one.name.startswith(_ENCODER_SIGNS)]
-    if encoders:
-        kind = "an audio" if all(name.startswith("a.") for name in encoders) else "an image"
-        raise ModelFileError(
-            f"{header.path} holds {kind} encoder beside its language model, as Ollama's do",
-            "llama.cpp has them in two files: localspec download owner/repo:Q4_K_M.",
-        )
 
 
 def _other_parts(header: Header) -> list[Path]:

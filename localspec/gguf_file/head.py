@@ -25,7 +25,7 @@ of these files is ours:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -41,12 +41,8 @@ _TABLE, _OUTPUT = "token_embd.weight", "output.weight"
 _MARKOV, _SELECTOR, _CONFIDENCE = "markov_w1.weight", "selector_hidden.weight", "conf_proj"
 # Tensors of which a draft reads a few rows.
 _READ_BY_ROWS = {
-    _TABLE,
-    OWN_TOKENS,
-    _MARKOV,
-    "selector_predecessor.weight",
-    "selector_successor.weight",
-}
+    _TABLE, OWN_TOKENS, _MARKOV, "selector_predecessor.weight", "selector_successor.weight",
+}  # fmt: skip
 _USUAL_BLOCK = 16  # tokens, if a header says nothing
 _NO_TOKEN = -1
 # Tensors of each MTP layer that libllama's graphs use without checking that they are there.
@@ -97,7 +93,7 @@ class HeadFacts:
     num_layers: int
     num_bytes: int
     num_read_bytes: int
-    why_not: str
+    why_not: str = ""
     is_apart: bool = True
     layers_read: tuple[int, ...] = ()
     num_chained: int = 1
@@ -128,7 +124,7 @@ def head_facts(header: Header) -> HeadFacts | None:
     if shape.num_head_layers == 0 and not shape.architecture.is_head:
         return None
     kind = _KINDS.get(shape.architecture.head_graph, _MTP)
-    return kind.facts(header, shape, next(kind.refusals(header), ""))
+    return replace(kind.facts(header, shape), why_not=next(kind.refusals(header), ""))
 
 
 def check_target(header: Header) -> None:
@@ -171,7 +167,7 @@ def _vocabulary_misfit(target: Header, head: Header) -> str:
 # --- MTP layers ---
 
 
-def _mtp_facts(header: Header, shape: ModelShape, why_not: str) -> HeadFacts:
+def _mtp_facts(header: Header, shape: ModelShape) -> HeadFacts:
     known = shape.architecture
     sizes = {tensor.name: tensor.size_bytes for tensor in header.tensors}
     num_chained = shape.num_head_layers if known.head_graph is HeadGraph.CHAIN else 1
@@ -185,7 +181,6 @@ def _mtp_facts(header: Header, shape: ModelShape, why_not: str) -> HeadFacts:
         num_layers=shape.num_head_layers,
         num_bytes=sum(sizes[name] for name in own),
         num_read_bytes=sum(sizes.get(name, 0) for name in read),
-        why_not=why_not,
         # As libllama tests it; and architectures that are heads.
         is_apart=known.is_head or not shape.num_layers or "blk.0.attn_norm.weight" not in sizes,
         num_chained=num_chained,
@@ -248,7 +243,7 @@ def block_facts(header: Header) -> BlockFacts:
     )
 
 
-def _layers_facts(header: Header, shape: ModelShape, why_not: str) -> HeadFacts:
+def _layers_facts(header: Header, shape: ModelShape) -> HeadFacts:
     is_block = shape.architecture.head_graph is HeadGraph.BLOCK
     block = block_facts(header) if is_block else None
     # EAGLE-3 combines the rows of layers once for each token of the text.
@@ -259,7 +254,6 @@ def _layers_facts(header: Header, shape: ModelShape, why_not: str) -> HeadFacts:
         layers_read=_layers_read(shape),
         num_bytes=header.weights_bytes,
         num_read_bytes=sum(t.size_bytes for t in header.tensors if t.name not in unread),
-        why_not=why_not,
         is_cropped=block is not None and not block.num_candidates,
         block=block,
     )
@@ -320,7 +314,7 @@ def medusa_names(header: Header) -> list[list[str]]:
     ]
 
 
-def _medusa_facts(header: Header, shape: ModelShape, why_not: str) -> HeadFacts:
+def _medusa_facts(header: Header, shape: ModelShape) -> HeadFacts:
     values = sum(prod(each.shape) for each in header.tensors if each.name != OWN_TOKENS)
     num_bytes = 4 * values  # as float32
     return HeadFacts(
@@ -328,7 +322,6 @@ def _medusa_facts(header: Header, shape: ModelShape, why_not: str) -> HeadFacts:
         num_layers=shape.num_blocks,
         num_bytes=num_bytes,
         num_read_bytes=num_bytes // max(shape.num_blocks, 1),
-        why_not=why_not,
     )
 
 
@@ -360,11 +353,11 @@ def _medusa_misfits(target: Header, head: Header) -> Iterator[str]:
 class _HeadKind(NamedTuple):
     """Behaviour that differs between kinds of heads.
 
-    facts: of a file, given why it cannot be used. refusals: why it cannot be. misfits: why it
-    cannot draft for a target, whose header comes first.
+    facts: of a file. refusals: why it cannot be used. misfits: why it cannot draft for a target,
+    whose header comes first.
     """
 
-    facts: Callable[[Header, ModelShape, str], HeadFacts]
+    facts: Callable[[Header, ModelShape], HeadFacts]
     refusals: Callable[[Header], Iterator[str]]
     misfits: Callable[[Header, Header], Iterator[str]]
 

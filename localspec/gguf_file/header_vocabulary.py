@@ -13,12 +13,10 @@ _KINDS = {
     "bert": _WPM, "t5": 4, "rwkv": 5, "plamo2": 6,
 }  # fmt: skip
 # Tokenizers that start a text with a token of its own unless the file says otherwise.
-_ADD_BOS = frozenset(
-    {
-        "chameleon", "falcon-h1", "falcon3", "jina-v5-nano", "lfm2", "llama-bpe", "llama-v3",
-        "llama3", "midm-2.0", "pixtral", "tekken",
-    }
-)  # fmt: skip
+_ADD_BOS = {
+    "chameleon", "falcon-h1", "falcon3", "jina-v5-nano", "lfm2", "llama-bpe", "llama-v3",
+    "llama3", "midm-2.0", "pixtral", "tekken",
+}  # fmt: skip
 
 
 class HeaderVocabulary:
@@ -33,16 +31,14 @@ class HeaderVocabulary:
         bos = stated("tokenizer.ggml.bos_token_id")
         self.bos = bos if isinstance(bos, int) else -1
         add_bos = stated("tokenizer.ggml.add_bos_token")
-        self.add_bos = add_bos if isinstance(add_bos, bool) else self._default_add_bos(header)
+        if not isinstance(add_bos, bool):
+            starts_pieces = stated("tokenizer.ggml.pre") in _ADD_BOS
+            add_bos = starts_pieces if self.kind == _BPE else self.kind in (_SPM, _WPM)
+        self.add_bos = add_bos
 
     def entries(self) -> list[bytes]:
         """The text of every id, in order: (size,)."""
         return self._tokens
-
-    def _default_add_bos(self, header: Header) -> bool:
-        if self.kind == _BPE:
-            return header.metadata.get("tokenizer.ggml.pre") in _ADD_BOS
-        return self.kind in (_SPM, _WPM)
 
 
 # libllama's keys of the tokens that fill in a text between two others (FIM), and their texts,

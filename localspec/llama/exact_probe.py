@@ -108,16 +108,16 @@ class _ExactProbe:
 
         kept: a class within which all is decoded.
         """
-        steps, reason = _STEPS, ""
+        steps, reason, usual = _STEPS, "", self._threads
         for length in (_LONG, _SHORT):
             self._fill(0, length)
             plain = self._text(0, length, kept=kept)
-            for count in {1, 2, 3} - {self._threads}:
-                self._set_threads(count)
+            for count in {1, 2, 3} - {usual}:
+                llama_cpp.llama_set_n_threads(self.context, count, count)
                 rows = self._text(0, length, 3, kept=kept)
-                self._set_threads(self._threads)
+                llama_cpp.llama_set_n_threads(self.context, usual, usual)
                 if rows != plain[:3]:
-                    return 1, f"{count} threads give other rows than {self._threads}"
+                    return 1, f"{count} threads give other rows than {usual}"
             for index, step in enumerate(steps):
                 if self._text(0, length, step=step, kept=kept) != plain:
                     reason = (
@@ -132,9 +132,6 @@ class _ExactProbe:
         started = time.perf_counter()
         self._rows([(0, _SHORT)], size)
         return time.perf_counter() - started
-
-    def _set_threads(self, count: int) -> None:
-        llama_cpp.llama_set_n_threads(self.context, count, count)
 
     def _joins_exactly(self) -> bool:
         """Whether decodes of a text in each sequence have the rows of single tokens."""

@@ -127,21 +127,17 @@ class LlamaHead(LlamaContext):
         """
         self.read_from(0)
         self._target_rows.take_over(other.rows, num_cached)
-        if other.state is not None and self._put(other.state):
-            self.begins_at, self.num_cached = other.begins_at, other.num_cached
+        if other.state is not None:
+            if put_entries(self.handle.context, self._sequence, other.state):
+                self.begins_at, self.num_cached = other.begins_at, other.num_cached
+            else:
+                self._remove_from(-1)
         # A state that was copied may have what was drafted, too.
         self._cut(min(max(num_cached - self.begins_at, 0), self.num_cached))
 
     def _state(self) -> NDArray[np.uint8] | None:
         """A copy of its entries; None if libllama fails to give it."""
         return copied_entries(self.handle.context, self._sequence)
-
-    def _put(self, data: NDArray[np.uint8]) -> bool:
-        """Restore these entries; False, and no entries, if libllama refuses."""
-        is_put = put_entries(self.handle.context, self._sequence, data)
-        if not is_put:
-            self._remove_from(-1)
-        return is_put
 
     def read_from(self, position: int) -> None:
         """Forget everything, and continue at that position of the text."""

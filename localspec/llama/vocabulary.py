@@ -163,14 +163,15 @@ class LlamaVocabulary:
 
     def entries(self) -> list[bytes]:
         """The vocabulary's own entry for every id, in order: (size,)."""
-        entry = llama_cpp.llama_vocab_get_text
+        return self._of_all(llama_cpp.llama_vocab_get_text)
+
+    def _of_all(self, ask: Callable[[int, int], Result]) -> list[Result]:
         with self.pointer() as vocab:
-            return [entry(vocab, token) for token in range(self.size)]
+            return [ask(vocab, token) for token in range(self.size)]
 
     def spellings(self) -> list[bytes]:
         """Bytes of every token as a text of its own, control tokens spelled out: (size,)."""
-        with self.pointer() as vocab:
-            return [_spelling(vocab, token) for token in range(self.size)]
+        return self._of_all(_spelling)
 
     def spelled_out(self) -> list[bytes]:
         """Bytes of every token as they stand in an answer, control tokens by their entries.
@@ -180,19 +181,17 @@ class LlamaVocabulary:
         # No entry is shorter than the bytes that it stands for.
         buffer = ctypes.create_string_buffer(max(64, *map(len, self.entries())))
         to_piece = llama_cpp.llama_token_to_piece
-        with self.pointer() as vocab:
-            sizes = (
-                to_piece(vocab, token, buffer, len(buffer), 0, True)
-                for token in range(self.size)
-            )
-            return [ctypes.string_at(buffer, max(size, 0)) for size in sizes]
+
+        def piece(vocab: int, token: int) -> bytes:
+            size = to_piece(vocab, token, buffer, len(buffer), 0, True)
+            return ctypes.string_at(buffer, max(size, 0))
+
+        return self._of_all(piece)
 
     def control_ids(self) -> list[int]:
         """Tokens that steer the model, in order."""
         if self._controls is None:  # to find them takes 0.2 s of 150 000 tokens
-            attributes = llama_cpp.llama_vocab_get_attr
-            with self.pointer() as vocab:
-                of_all = [attributes(vocab, token) for token in range(self.size)]
+            of_all = self._of_all(llama_cpp.llama_vocab_get_attr)
             self._controls = [t for t, each in enumerate(of_all) if self._steers(t, each)]
         return list(self._controls)
 
@@ -237,9 +236,8 @@ class LlamaVocabulary:
 
     def ends(self) -> list[int]:
         """Every token that ends an answer."""
-        is_end = llama_cpp.llama_vocab_is_eog
-        with self.pointer() as vocab:
-            return [token for token in range(self.size) if is_end(vocab, token)]
+        of_all = self._of_all(llama_cpp.llama_vocab_is_eog)
+        return [token for token, is_end in enumerate(of_all) if is_end]
 
 
 def _spelling(vocab: int, token: int) -> bytes:

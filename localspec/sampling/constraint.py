@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from localspec.errors import ConstraintError
+
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
@@ -49,6 +51,11 @@ class Constraint(Protocol):
 
         The last of them may be a token that ends the answer.
         """
+
+
+def gone_wrong(what: str) -> ConstraintError:
+    """The error of `Constraint.commit` for tokens that may not come."""
+    return ConstraintError(what, "Ask again: this answer has gone wrong.")
 
 
 class ConstraintStates:

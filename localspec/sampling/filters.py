@@ -127,11 +127,7 @@ def _of_few(logits: Logits, params: SamplingParams) -> Distribution:
     """The distribution where top-k leaves few tokens: plain floats are faster than arrays."""
     ids = _at_least(logits, params.top_k)
     if ids is None or len(ids) > 8 * params.top_k:  # many ties, or a short row
-        ids = (
-            _all_ids(len(logits))
-            if params.top_k >= len(logits)
-            else top_k(logits, params.top_k)
-        )
+        ids = top_k(logits, params.top_k)
     found, tokens = logits[ids].tolist(), ids.tolist()
     order = sorted(range(len(found)), key=found.__getitem__, reverse=True)  # ties stay in order
     del order[params.top_k :]
@@ -166,7 +162,9 @@ def top_n_sigma(logits: Logits, n: float) -> TokenIds:
 
 
 def top_k(logits: Logits, k: int) -> TokenIds:
-    """Indices of the k largest logits, ascending; of equal ones the first. k < len(logits)."""
+    """Indices of the k largest logits, ascending; of equal ones the first."""
+    if k >= len(logits):
+        return _all_ids(len(logits))
     candidates = _at_least(logits, k)
     if candidates is not None:
         logits = logits[candidates]

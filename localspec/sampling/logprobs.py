@@ -83,7 +83,7 @@ def top_of_row(logits: Logits, num_tokens: int) -> list[tuple[int, float]]:
     The best comes first; of equal ones the lowest id. num_tokens: 1 or more; fewer come back
     where fewer are possible. Raises DecodeError if the row holds NaN or no finite maximum.
     """
-    ids = top_k(logits, num_tokens) if num_tokens < len(logits) else np.arange(len(logits))
+    ids = top_k(logits, num_tokens)
     return _best_first(ids, _logprobs(logits, ids), num_tokens)
 
 

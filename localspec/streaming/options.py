@@ -133,7 +133,7 @@ class AnswerOptions:
         asked = spec_of(self)
         if asked is None or asked.kind != "json_schema":
             return use
-        return replace(use, answer_schema=readable_schema(asked).schema)
+        return replace(use, answer_schema=readable_schema(asked)[0])
 
     @property
     def triggers(self) -> tuple[str, ...]:

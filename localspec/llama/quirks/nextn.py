@@ -18,7 +18,7 @@ from localspec.errors import EngineError
 from localspec.llama import native
 from localspec.llama.library import llama_cpp
 
-_CONTEXT = ctypes.c_void_p
+_CONTEXT, _LAYER = ctypes.c_void_p, ctypes.c_uint32
 _ROWS = ctypes.POINTER(ctypes.c_float)
 _MSVC = "PEAUllama_context@@"  # a context as an argument
 # By name: how C++ writes the arguments behind the context on Linux and macOS, the signature on
@@ -27,13 +27,8 @@ HEAD_FUNCTIONS: dict[str, tuple[str, str, list[Any], Any]] = {
     "set_embeddings_nextn": ("bb", f"X{_MSVC}_N1@Z", [ctypes.c_bool, ctypes.c_bool], None),
     "get_embeddings_nextn": ("", f"PEAM{_MSVC}@Z", [], _ROWS),
     "set_nextn_layer_offset": ("i", f"X{_MSVC}H@Z", [ctypes.c_int32], None),
-    "set_embeddings_layer_inp": (
-        "jb",
-        f"X{_MSVC}I_N@Z",
-        [ctypes.c_uint32, ctypes.c_bool],
-        None,
-    ),
-    "get_embeddings_layer_inp": ("j", f"PEAM{_MSVC}I@Z", [ctypes.c_uint32], _ROWS),
+    "set_embeddings_layer_inp": ("jb", f"X{_MSVC}I_N@Z", [_LAYER, ctypes.c_bool], None),
+    "get_embeddings_layer_inp": ("j", f"PEAM{_MSVC}I@Z", [_LAYER], _ROWS),
 }
 LAYER_FUNCTIONS = ("set_embeddings_layer_inp", "get_embeddings_layer_inp")
 
