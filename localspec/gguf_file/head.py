@@ -353,8 +353,8 @@ def _medusa_misfits(target: Header, head: Header) -> Iterator[str]:
 class _HeadKind(NamedTuple):
     """Behaviour that differs between kinds of heads.
 
-    facts: of a file. refusals: why it cannot be used. misfits: why it cannot draft for a target,
-    whose header comes first.
+    facts: of a file. refusals: why it cannot be used. misfits: why it cannot draft for a
+    target, whose header comes first.
     """
 
     facts: Callable[[Header, ModelShape], HeadFacts]

@@ -85,7 +85,7 @@ class PictureSpans(tuple[PictureSpan, ...]):
         return place
 
     def up_to(self, place: int) -> PictureSpans:
-        """Those in front of a place, which is none that `floor` moves."""
+        """The pictures in front of a place, which is none that `floor` moves."""
         return PictureSpans(
             span._replace(num_cells=min(span.num_cells, place - span.begin))
             for span in self
