@@ -12,7 +12,7 @@ import inside
 import localspec
 from localspec.llama.joint_costs import RowTimes
 from localspec.sampling.params import SamplingParams
-from localspec.streaming.exchange import PlainExchange
+from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 
@@ -31,7 +31,7 @@ def answer_of(engine, owner, tokens, *, max_tokens=8, client=""):
     greedy = localspec.SamplingParams(temperature=0)
     options = AnswerOptions.of(sampling=greedy, max_tokens=max_tokens, draft_tokens=3)
     prompt = Prompt(list(tokens), client=client)
-    exchange = PlainExchange(options, lambda _: prompt)
+    exchange = Exchange(options, lambda _: prompt)
     exchange.owner = owner
     return inside.answer(engine, exchange)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inside
 import localspec
-from localspec.streaming.exchange import PlainExchange
+from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 
@@ -26,7 +26,7 @@ def prompt_of(engine, *pieces):
 def asked(engine, prompt, owner=None, **options):
     """The reply to a prompt, and the tokens that were decoded of it."""
     options = {"sampling": GREEDY, "max_tokens": 8} | options
-    exchange = PlainExchange(AnswerOptions.of(**options), lambda _: prompt)
+    exchange = Exchange(AnswerOptions.of(**options), lambda _: prompt)
     exchange.owner = owner
     reply = inside.answer(engine, exchange).reply()
     return reply, reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens

@@ -112,7 +112,6 @@ def running_server(
     hosts: Sequence[str] = (),
     origins: Sequence[str] = (),
     limits: Limits | None = None,
-    logs_json: bool = False,
     has_page: bool = True,
     embedder: str | None = None,
     parallel: int = 1,
@@ -128,7 +127,7 @@ def running_server(
     for model in models.all:
         model.parallel = parallel
         model.cache_disk = cache_disk or CacheDisk(0)
-    server = Server(models, limits or Limits(), logs_json=logs_json, has_page=has_page)
+    server = Server(models, limits or Limits(), has_page=has_page)
     app = server.app(AccessRules(keys=keys, hosts=hosts, origins=origins))
     is_ready = threading.Event()
     with listen("127.0.0.1", 0) as listening:

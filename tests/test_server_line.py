@@ -261,7 +261,7 @@ def test_more_places_of_a_request_keep_nobody_waiting():
     line.leave(more)
     assert turns([waiting]) == [True]
     line.leave(waiting)
-    line.close()
+    line.is_closed = True
     assert line.join_free(model) is None
 
 

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from localspec.cli.serve import JSONFormatter
 from server_runner import running_server
 from waiting import wait_until
 
@@ -102,12 +103,13 @@ def test_the_log_has_a_line_for_each_request(server, caplog):
 
 def test_the_log_can_be_read_by_programs(caplog):
     caplog.set_level(logging.INFO)
-    with running_server(logs_json=True) as server:
+    with running_server() as server:
         server.chat(max_tokens=20)
         body = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
         with server.client.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_lines())
-    whole, cut = map(json.loads, logged(caplog))
+    told = [each for each in caplog.records if hasattr(each, "facts")]
+    whole, cut = (json.loads(JSONFormatter("%(message)s").format(each)) for each in told)
     assert (whole["status"], whole["tokens"], whole["is_complete"]) == (200, 20, True)
     assert whole["drafted"] >= whole["accepted"] > 0
     assert (cut["path"], cut["is_complete"]) == ("/v1/completions", False)

@@ -157,25 +157,6 @@ def test_raw_prompts_have_logprobs_as_chats_have(server):
     assert [each for part in parts for each in part] == listed
 
 
-def test_a_prompt_of_texts_and_ids(server, engine):
-    """As llama-server takes one; it begins as a text does where a text is first."""
-    ids = engine.tokenize(" Once upon")
-
-    def read(*prompt):
-        asked = {"prompt": list(prompt), "n_predict": 5, "temperature": 0, "draft_tokens": 3}
-        response = server.ask("/completion", **asked)
-        assert response.status_code == 200, response.text
-        found = response.json()
-        return found["content"], found["tokens_evaluated"]
-
-    text = engine.tokenize("<|im_end|>", special=True)
-    assert read(*ids, "<|im_end|>") == read(*ids, *text)
-    begun = with_bos(engine.tokenize("Hi"), engine.vocabulary)
-    assert read("Hi", *ids) == read(*begun, *ids)
-    for wrong in ([1, "a", 2.5], [1, "a", [2]], [2**40, "a"], [True, "a"]):
-        assert server.ask("/completion", prompt=wrong, n_predict=1).status_code == 400
-
-
 def test_a_message_begins_with_the_usage_that_it_ends_with(server):
     """Read, cached in part, and in several batches."""
     for text in ("Tell me of a hen.", "Tell me of a hen.", "Tell me of a hill.", "fox " * 1200):

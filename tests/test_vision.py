@@ -23,7 +23,7 @@ from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.pictures.cells import cell_numbers, cell_rows
 from localspec.pictures.picture import Picture
-from localspec.streaming.exchange import PlainExchange
+from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.prompt import Prompt
 
@@ -286,7 +286,7 @@ def test_an_answer_keeps_its_pictures_at_hand(engine, monkeypatch):
     expected = asked(engine, prompt)[0].token_ids
     with inside.lent(engine):
         pass
-    exchange = PlainExchange(AnswerOptions.of(sampling=GREEDY, max_tokens=8), lambda _: prompt)
+    exchange = Exchange(AnswerOptions.of(sampling=GREEDY, max_tokens=8), lambda _: prompt)
 
     def begin():
         vision.show([random_picture(3)])

@@ -195,7 +195,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
         address = f"http://{shown_host}:{listening.getsockname()[1]}"
         with waiting(lambda: "Loading the models …"):
             served.open_first()
-        server = Server(served, Limits(), logs_json=log_json, has_page=has_page)
+        server = Server(served, Limits(), has_page=has_page)
         words = _greeting(address, served.all[0], has_key=bool(keys), has_page=has_page)
         runner = Runner(server.app(access), lambda: say(words), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped
@@ -210,12 +210,11 @@ class LogFormatter(logging.Formatter):
 
 
 class JSONFormatter(LogFormatter):
-    """JSON, an object per line. The record of a request (`is_object`) is one already."""
+    """JSON, an object per line. A request's has its numbers (`facts` of the record)."""
 
     def format(self, record: logging.LogRecord) -> str:
-        if getattr(record, "is_object", False):
-            return super().format(record)
         said = {"level": record.levelname.lower(), "message": record.getMessage()}
+        said = getattr(record, "facts", said)
         if record.exc_info:
             said["traceback"] = self.formatException(record.exc_info)
         return printable(json.dumps(said))

@@ -24,7 +24,7 @@ from localspec.sampling.params import SamplingParams
 from localspec.speculative.rules import rule_name
 from localspec.streaming.answer import Answer, Producer
 from localspec.streaming.cancellation import CancelCheck, Cancellation
-from localspec.streaming.exchange import Exchange, PlainExchange
+from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
 from localspec.streaming.prompt import Prompt
 from localspec.tools.tool import ToolUse
@@ -247,7 +247,7 @@ class BaseEngine(Producer, abc.ABC):
         chosen = AnswerOptions.of(options, **keywords)
         messages, use = question_messages(question, system), chosen.tool_use(())
         return self._answer(
-            PlainExchange(
+            Exchange(
                 chosen,
                 lambda is_cancelled: self._make_prompt(
                     messages, use, is_cancelled, template=template, think=think
@@ -270,7 +270,7 @@ class BaseEngine(Producer, abc.ABC):
         chosen = AnswerOptions.of(options, **keywords)
         if chosen.tools:
             raise OptionError("a raw prompt has tools", "Give messages: see generate and chat.")
-        return self._answer(PlainExchange(chosen, lambda _: self._raw_prompt(prompt)))
+        return self._answer(Exchange(chosen, lambda _: self._raw_prompt(prompt)))
 
     def _make_prompt(
         self,

@@ -24,8 +24,6 @@ from localspec.server.question import (
     RawPrompt,
     fim_prompt,
     prompt_of,
-    raw_prompt,
-    required_fim,
 )
 from localspec.server.refusal import RequestError, overloaded, stopping
 from localspec.server.served_models import AnsweredText, ServedModel, ServedModels
@@ -225,8 +223,13 @@ class Answering:
         self._service = service
         self.question = question
         self.model = service.models.named(question.model_name)
-        if any(isinstance(each, FimPrompt) for each in question.inputs):
-            required_fim(self.model.fim, self.model.name)
+        if not self.model.fim and any(isinstance(x, FimPrompt) for x in question.inputs):
+            raise RequestError(
+                f"the model {self.model.name} has no tokens for a text to be filled in",
+                "Choose a model that has, such as Qwen2.5-Coder; or leave out the text behind.",
+                code="unsupported_value",
+                param="suffix",
+            )
         self._place = service.line.join(self.model)
         self.position = service.line.position_of(self._place)
         self._joined_s = time.monotonic()
@@ -342,7 +345,8 @@ class Answering:
                     self._events.put(NewPiece(number, piece, num_asked, num_cached))
         finally:
             self._has_begun.set()
-            exchange.release()
+            if exchange.owner is not None:
+                exchange.text.is_in_use = False  # other prompts may continue it
             with contextlib.suppress(EngineError):  # it was refused, and has none
                 self.stats.append(answer.reply().stats)
         reply = answer.reply()
@@ -350,15 +354,17 @@ class Answering:
             raise stopping()  # if the client is gone, nobody gets this
         self._events.put(Finished(number, reply))
 
-    def on_reading(self, reading: ReadingPrompt) -> None:
+    def on_reading(self, num_decoded: int, num_tokens: int, num_cached: int) -> None:
         """Pass on how far a prompt is read, and log it where that takes long."""
-        left, left_s = reading.num_tokens - reading.num_decoded, reading.left_s
+        left, token_s = num_tokens - num_decoded, self.model.token_s
+        left_s = None if token_s is None else token_s * left
+        reading = ReadingPrompt(num_decoded, num_tokens, num_cached, left_s)
         is_long = left >= _LONG if left_s is None else left_s >= _LONG_S
         if is_long and time.monotonic() >= self._logs_s:
             if left_s is not None:  # else soon again
                 self._logs_s = time.monotonic() + _LOGGED_S
             logger.info("%s", reading)
-        if reading.num_decoded > reading.num_cached:
+        if num_decoded > num_cached:
             self._events.put(reading)
 
     def _end(self, _work: asyncio.Task[None]) -> None:
@@ -393,12 +399,12 @@ class _TextExchange(Exchange):
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
         num_stable = None
         if isinstance(self._given, FimPrompt):
-            fim = required_fim(self._model.fim, self._model.name)
-            limit = self.options.max_tokens
+            fim, limit = self._model.fim, self.options.max_tokens
+            assert fim is not None  # as `Answering` has seen
             tokens, num_stable = fim_prompt(self._engine, self._given, fim, limit)
             prompt = Prompt(tokens)
         elif isinstance(self._given, RawPrompt):
-            prompt = raw_prompt(self._engine, self._given.prompt)
+            prompt = self._engine._raw_prompt(self._given.prompt)
         else:
             use, variables = self._question.use, self._question.variables
             prompt = prompt_of(self._engine, self._given, use, is_cancelled, variables)
@@ -411,23 +417,12 @@ class _TextExchange(Exchange):
 
     def on_cached(self, num_cached: int, num_tokens: int) -> None:
         self.num_cached, self._begun_s = num_cached, time.monotonic()
-        self._tell_of(num_cached, num_tokens)
+        self._answering.on_reading(num_cached, num_tokens, num_cached)
 
     def on_prompt(self, num_decoded: int, num_tokens: int) -> None:
         num_read = num_decoded - self.num_cached
         self._model.token_s = (time.monotonic() - self._begun_s) / max(num_read, 1)
-        self._tell_of(num_decoded, num_tokens)
-
-    def _tell_of(self, num_decoded: int, num_tokens: int) -> None:
-        token_s = self._model.token_s
-        left_s = None if token_s is None else token_s * (num_tokens - num_decoded)
-        reading = ReadingPrompt(num_decoded, num_tokens, self.num_cached, left_s)
-        self._answering.on_reading(reading)
-
-    def release(self) -> None:
-        """Let other prompts continue the text."""
-        if self.owner is not None:
-            self.text.is_in_use = False
+        self._answering.on_reading(num_decoded, num_tokens, self.num_cached)
 
     def remember(self, reply: Reply, said: object) -> None:
         prompt = self.text.tokens[: self.text.num_asked]

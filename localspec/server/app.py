@@ -29,7 +29,7 @@ from localspec.preflight.plan import MOST_PARALLEL
 from localspec.server import completions, embeddings, messages, ollama, responses
 from localspec.server.answering import Answering, Service, WaitingLine
 from localspec.server.counters import PROMETHEUS, Counters
-from localspec.server.encoding import compact_json, json_response, sent_bytes
+from localspec.server.encoding import json_response, sent_bytes
 from localspec.server.form import ANSWERING, PostEndpoint, RequestReader
 from localspec.server.guard import PAGE_PATH, AccessRules, BodyReader, Guard
 from localspec.server.refusal import RequestError, refusal_of, refusal_response
@@ -105,8 +105,7 @@ class Limits:
 class Server:
     """The routes, the models behind them, and the line of requests.
 
-    logs_json: whether each request's line in the log is an object, for programs. has_page:
-    whether a browser gets a page to chat on.
+    has_page: whether a browser gets a page to chat on.
     """
 
     def __init__(
@@ -114,13 +113,11 @@ class Server:
         models: ServedModels,
         limits: Limits,
         *,
-        logs_json: bool = False,
         has_page: bool = True,
     ) -> None:
         self._models = models
         self._has_page = has_page
         self._limits = limits
-        self._logs_json = logs_json
         self._line = WaitingLine(limits.num_waiting)
         self._service = Service(models=models, line=self._line, patience_s=limits.patience_s)
         self._bodies = BodyReader(limits.body_bytes, limits.body_s)
@@ -146,8 +143,7 @@ class Server:
                 allow_headers=("*",),
                 allow_private_network=True,
             )
-        counters = self._service.counters
-        return RequestLog(guarded, counters, frozenset(paths), in_json=self._logs_json)
+        return RequestLog(guarded, self._service.counters, frozenset(paths))
 
     def stop(self) -> None:
         """End requests with an error: waiting ones now, others soon. In the event loop."""
@@ -296,17 +292,14 @@ async def _refused(request: Request, error: Exception) -> Response:
 class RequestLog:
     """Hands requests to `app`, counts them, and logs what was posted and what was refused.
 
-    paths: those that are counted by name. in_json: whether a line is an object, for programs.
-    No line has a key or a text.
+    paths: those that are counted by name. The attribute `facts` of a log record has all that
+    its line says. No line has a key or a text.
     """
 
-    def __init__(
-        self, app: ASGIApp, counters: Counters, paths: Collection[str], *, in_json: bool
-    ) -> None:
+    def __init__(self, app: ASGIApp, counters: Counters, paths: Collection[str]) -> None:
         self._app = app
         self._counters = counters
         self._paths = paths
-        self._in_json = in_json
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -333,12 +326,9 @@ class RequestLog:
             return  # programs ask again and again which models there are
         asked = {"method": scope["method"], "path": path, "status": status}
         facts = {"total_s": round(total_s, 3), **_facts(scope.get(ANSWERING))}
-        if self._in_json:
-            text = compact_json({**asked, **facts})
-        else:
-            told = [f"{name} {each}" for name, each in facts.items() if each is not None]
-            text = ", ".join([f"{scope['method']} {path} {status}", *told])
-        logger.info("%s", text, extra={"is_object": self._in_json})
+        told = [f"{name} {each}" for name, each in facts.items() if each is not None]
+        text = ", ".join([f"{scope['method']} {path} {status}", *told])
+        logger.info("%s", text, extra={"facts": {**asked, **facts}})
 
 
 def _facts(answering: Answering | None) -> dict[str, Any]:

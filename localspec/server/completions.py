@@ -334,12 +334,9 @@ class LlamaCompletion(Form):
         self.question = Question(fields, [self._input(fields)], options)
 
     def _input(self, fields: Fields) -> Input:
-        value = fields.any("prompt")
-        if isinstance(value, list) and {type(each) for each in value} == {int, str}:
-            return RawPrompt(value)
         prompts = fields.prompts("prompt", MOST_ANSWERS)
         if len(prompts) != 1:
-            fields.refuse("prompt", "Give one: a string, token ids, or both in one list.")
+            fields.refuse("prompt", "Give one: a string, or token ids.")
         return RawPrompt(prompts[0])
 
     def body(self, finished: Sequence[Finished]) -> Any:

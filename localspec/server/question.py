@@ -18,13 +18,12 @@ from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.options import AnswerOptions, spec_of
 from localspec.streaming.prompt import Prompt
 from localspec.tools.tool import ToolUse
-from localspec.vocabulary import with_bos
 
 
 class RawPrompt(NamedTuple):
-    """A prompt without a chat template: text, token ids, or both in a row."""
+    """A prompt without a chat template: text or token ids."""
 
-    prompt: str | Sequence[int | str]
+    prompt: str | Sequence[int]
 
 
 class FimPrompt(NamedTuple):
@@ -304,23 +303,6 @@ def templated(
     return lambda engine: prompt_of(engine, messages, use, never, variables).tokens
 
 
-def raw_prompt(engine: IsolatedEngine, given: str | Sequence[int | str]) -> Prompt:
-    """The prompt without a template; a text that begins it begins as any text does.
-
-    Raises OptionError for an unknown id.
-    """
-    if isinstance(given, str):
-        return engine._raw_prompt(given)
-    tokens: list[int] = []
-    for part in given:
-        if isinstance(part, int):
-            tokens.append(part)
-        else:
-            found = engine.tokenize(part, special=True)
-            tokens += found if tokens else with_bos(found, engine.vocabulary)
-    return engine._raw_prompt(tokens)
-
-
 def prompt_of(
     engine: IsolatedEngine,
     messages: Sequence[Message],
@@ -352,18 +334,6 @@ def prompt_of(
 _ANSWER = 256  # tokens that are left free for an answer, or more if it may be longer
 _MARKS = 8  # tokens that the model's own marks take
 _PART = 4  # the text behind may take 1/4 of the context; what is cut comes in such parts, too
-
-
-def required_fim(fim: FimTokens | None, name: str) -> FimTokens:
-    """The model's fill-in-the-middle tokens. Raises RequestError for a model without."""
-    if fim is None:
-        raise RequestError(
-            f"the model {name} has no tokens for a text to be filled in",
-            "Choose a model that has, such as Qwen2.5-Coder; or leave out the text behind.",
-            code="unsupported_value",
-            param="suffix",
-        )
-    return fim
 
 
 def fim_prompt(

@@ -77,9 +77,12 @@ class AnswerRun:
                 yield from self._rest(text)
         finally:
             # A closed answer or a stop string leaves the rest of a step behind.
-            self.decoder.truncate(len(self.prompt.tokens) + len(self.token_ids))
-            self._finish(text)
-            self._conclude(self._stats(meter))
+            decoder = self.decoder
+            decoder.truncate(len(self.prompt.tokens) + len(self.token_ids))
+            self._rest(text)
+            meter.tokens = Counter(self.provenances)
+            estimate, threads = decoder.draft_policy.estimate(), decoder.thread_policy.use()
+            self._conclude(meter.stats(self._now(), estimate, threads))
 
     def _now(self) -> float:
         return self.decoder.clock() + self.waited()
@@ -122,11 +125,8 @@ class AnswerRun:
     def _rest(self, text: AnswerText) -> list[Piece]:
         """The text that waited for tokens that do not come."""
         last = self.provenances[-1] if self.provenances else Provenance.PLAIN
-        return [_piece(part, last) for part in self._finish(text)]
-
-    def _finish(self, text: AnswerText) -> list[Part]:
-        """The parts that waited for tokens that do not come."""
-        return self._new(text.finish(is_cut=self.finish_reason != "stop"))
+        parts = self._new(text.finish(is_cut=self.finish_reason != "stop"))
+        return [_piece(part, last) for part in parts]
 
     def _new(self, parts: list[Part]) -> list[Part]:
         """The next parts, without those that were shown before."""
@@ -146,11 +146,6 @@ class AnswerRun:
         )
         self.logprobs.append(found)
         return found
-
-    def _stats(self, meter: Meter) -> Stats:
-        decoder, meter.tokens = self.decoder, Counter(self.provenances)
-        estimate = decoder.draft_policy.estimate()
-        return meter.stats(self._now(), estimate, decoder.thread_policy.use())
 
     def _conclude(self, stats: Stats) -> None:
         new = Said.of([part for part in self.parts if not part.is_again])

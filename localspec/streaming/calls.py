@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from localspec.streaming.thinking import Part
 from localspec.tools.arguments import ArgumentReader
-from localspec.tools.forms import read_unmarked
+from localspec.tools.forms import calls_in, read_unmarked
 from localspec.tools.grammar import Calls
 from localspec.tools.partial_text import ObjectEnd, first_of, num_unfinished
 from localspec.tools.tool import CallPiece, Tool, ToolCall
@@ -102,7 +102,9 @@ class CallStream:
                 self._unmarked = None
             parts += self._spoken()
         elif not self._is_certain:
-            written = None if is_cut else self._form.read(self._held, self._use.callable)
+            written = (
+                None if is_cut else calls_in(self._held, self._use.callable, self._form.read)
+            )
             if written is not None:
                 parts += self._whole(written)
             elif not is_cut or not self._form.may_begin(opening, self._held):
@@ -224,7 +226,7 @@ class CallStream:
         """The calls that are written, if they are whole."""
         closing = self._form.closing
         while closing and (at := self._held.find(closing, self._tried)) >= 0:
-            written = self._form.read(self._held[:at], self._use.callable)
+            written = calls_in(self._held[:at], self._use.callable, self._form.read)
             if written is not None:
                 self._held, self._opening = self._held[at + len(closing) :], None
                 return self._whole(written)
@@ -344,7 +346,7 @@ class _UnmarkedCalls:
             if self._end.is_over:
                 self._begin, self._end = "", None
                 so_far = self._text[: before + at]
-                self.is_possible = read_unmarked(so_far, self._tools) is not None
+                self.is_possible = calls_in(so_far, self._tools, read_unmarked) is not None
                 self._has_value = so_far.lstrip().startswith(_STARTS)
 
     def _read_start(self, character: str) -> None:
@@ -370,10 +372,10 @@ class _UnmarkedCalls:
 
         is_last: nothing follows, so that an object needs no fence.
         """
-        calls = read_unmarked(self._text, self._tools) if is_last else None
+        calls = calls_in(self._text, self._tools, read_unmarked) if is_last else None
         if calls is not None:
             return calls, ""
-        calls = read_unmarked(self._text[: self._num_closed], self._tools)
+        calls = calls_in(self._text[: self._num_closed], self._tools, read_unmarked)
         if calls is None:
             return None
         return calls, "" if self.is_within and not is_last else self._text[self._num_closed :]

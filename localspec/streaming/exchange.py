@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Sequence
 
 from localspec.errors import EngineError
@@ -26,12 +25,13 @@ READ_ON = 16  # pieces, after which another process is told how many were read
 ForReader = Piece | Callable[[], None] | BaseException | list[Piece]
 
 
-class Exchange(abc.ABC):
+class Exchange:
     """A question, and what becomes of the answer to it.
 
-    options: of the answer. turn: makes the random numbers of each answer in a conversation its
-    own. owner: the conversation, whose text is kept while others are answered, and which has
-    one answer at a time; of a text that its prompt belongs to, known once that is made.
+    options: of the answer. make_prompt: see `prompt`, which a subclass may have itself. turn:
+    makes the random numbers of each answer in a conversation its own. owner: the conversation,
+    whose text is kept while others are answered, and which has one answer at a time; of a text
+    that its prompt belongs to, known once that is made.
 
     sampling, rule: those of the options, or the engine's. outbox: what its reader gets. run:
     what produces the answer, once it does, in this process. result: set at the end, as
@@ -45,8 +45,13 @@ class Exchange(abc.ABC):
     sampling: SamplingParams
     rule: RuleName
 
-    def __init__(self, options: AnswerOptions) -> None:
+    def __init__(
+        self,
+        options: AnswerOptions,
+        make_prompt: Callable[[CancelCheck], Prompt] | None = None,
+    ) -> None:
         self.options = options
+        self._make_prompt = make_prompt
         self.cancellation = Cancellation()
         self.outbox: Outbox[ForReader] = Outbox()
         self.is_of_main = False  # whether the main thread reads it
@@ -122,14 +127,15 @@ class Exchange(abc.ABC):
             )
         return self.result[0]
 
-    @abc.abstractmethod
     def prompt(self, is_cancelled: CancelCheck) -> Prompt:
         """The model's prompt; made when the answer is admitted, in its reader's thread.
 
         It may be refused, and raise Interrupted as soon as `is_cancelled` is true.
         """
+        assert self._make_prompt is not None
+        return self._make_prompt(is_cancelled)
 
-    def on_cached(self, num_cached: int, num_tokens: int) -> None:  # noqa: B027
+    def on_cached(self, num_cached: int, num_tokens: int) -> None:
         """Called once it is known how much of the prompt is cached, before the rest is read."""
 
     def on_prompt(self, num_decoded: int, num_tokens: int) -> None:
@@ -137,25 +143,12 @@ class Exchange(abc.ABC):
         if self.options.on_prompt is not None:
             self.options.on_prompt(num_decoded, num_tokens)
 
-    def begin(self) -> None:  # noqa: B027  there may be nothing to do
+    def begin(self) -> None:
         """Called when the answer is begun, in the thread that produces it. It may refuse."""
 
-    def remember(self, reply: Reply, said: Said | None) -> None:  # noqa: B027
+    def remember(self, reply: Reply, said: Said | None) -> None:
         """Called when an answer that was begun has ended, in any way.
 
         said: all that the answer says, with the part of it that an earlier answer gave; None
         where that was lost with a process.
         """
-
-
-class PlainExchange(Exchange):
-    """An exchange that changes nothing. make_prompt: see `Exchange.prompt`."""
-
-    def __init__(
-        self, options: AnswerOptions, make_prompt: Callable[[CancelCheck], Prompt]
-    ) -> None:
-        super().__init__(options)
-        self._make_prompt = make_prompt
-
-    def prompt(self, is_cancelled: CancelCheck) -> Prompt:
-        return self._make_prompt(is_cancelled)

@@ -45,14 +45,13 @@ def family_of_tags(opening: str, closing: str) -> Family:
 
 
 # In mere text, as many models do that name nothing of it in their templates.
-_TAGS = (
-    family_of_tags("<think>", "</think>"),  # Qwen, DeepSeek, GLM, SmolLM …
-    family_of_tags("<thinking>", "</thinking>"),
-    family_of_tags("<thought>", "</thought>"),
-    family_of_tags("<seed:think>", "</seed:think>"),
-    family_of_tags("<mm:think>", "</mm:think>"),  # MiniMax M3
-    family_of_tags("<think:opensource>", "</think:opensource>"),  # Hunyuan
-    family_of_tags("[THINK]", "[/THINK]"),  # Mistral
+_TAGS = tuple(
+    family_of_tags(opening, f"{opening[0]}/{opening[1:]}")
+    for opening in (
+        *("<think>", "<thinking>", "<thought>"),  # Qwen, DeepSeek, GLM, SmolLM …
+        *("<seed:think>", "<mm:think>", "<think:opensource>"),  # Seed, MiniMax M3, Hunyuan
+        "[THINK]",  # Mistral
+    )
 )
 
 

@@ -23,31 +23,34 @@ from localspec.tools.schemas import fits
 from localspec.tools.tool import Tool, ToolCall, json_text, json_value
 
 # Gets the text between a form's opening and closing, and the tools. Gives the calls in it, with
-# the model's own ids or "", or None for a text that is not a call of these tools.
-Reader = Callable[[str, Sequence[Tool]], list[ToolCall] | None]
+# the model's own ids or "". Raises ValueError for a text that is not a call of these tools.
+Reader = Callable[[str, Sequence[Tool]], list[ToolCall]]
 
 
-def read_objects(text: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
-    """An object with name and arguments (or parameters), or a list of such."""
-    found = _parsed(text)
-    calls = []
-    for each in found if isinstance(found, list) else [found]:
-        if (call := _of_object(each, tools)) is None:
-            return None
-        calls.append(call)
-    return calls or None
-
-
-def _of_object(value: object, tools: Sequence[Tool]) -> ToolCall | None:
-    if not isinstance(value, dict):
+def calls_in(text: str, tools: Sequence[Tool], read: Reader) -> list[ToolCall] | None:
+    """The calls that a text is, by that reader; None if it is anything else."""
+    try:
+        return read(text, tools) or None
+    except ValueError:
         return None
+
+
+def read_objects(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+    """An object with name and arguments (or parameters), or a list of such."""
+    found = json_value(text)
+    return [_of_object(each, tools) for each in (found if isinstance(found, list) else [found])]
+
+
+def _of_object(value: object, tools: Sequence[Tool]) -> ToolCall:
+    if not isinstance(value, dict):
+        raise ValueError("no object")
     function = value.get("function")
     given = function if isinstance(function, dict) else value
     arguments = given.get("arguments") or given.get("parameters") or {}  # some write null
     return _call(given.get("name"), arguments, tools)
 
 
-def read_named(text: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
+def read_named(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
     """Mistral's name[ARGS]{…}, perhaps with an id; further ones behind [TOOL_CALLS]."""
     calls: list[ToolCall] = []
     rest = text
@@ -56,14 +59,13 @@ def read_named(text: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
         name, _, own_id = named.strip().partition("[CALL_ID]")
         # A mark can also stand inside of a text of the arguments.
         value, rest = _first_value(arguments)
-        written = _call(name.strip(), value, tools)
-        if written is None or (rest and not rest.startswith("[TOOL_CALLS]")):
-            return None
-        calls.append(replace(written, id=own_id.strip()))
+        if rest and not rest.startswith("[TOOL_CALLS]"):
+            raise ValueError("more than a call")
+        calls.append(replace(_call(name.strip(), value, tools), id=own_id.strip()))
     return calls
 
 
-def read_unmarked(text: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
+def read_unmarked(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
     """Objects with a tool's name and arguments that fit, perhaps in a fence each, or lists of
     such: as models write calls that do not keep to their family's form. An object may begin
     with two braces, as Qwen2.5-Coder's template shows it.
@@ -76,75 +78,64 @@ def read_unmarked(text: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
         value, behind = _first_value(inner)
         rest = behind if inner == rest else behind.removeprefix("}")
         objects = value if isinstance(value, list) else [value]
-        for each in objects:
-            call = _of_object(each, tools)
-            if call is None or not fits(call.arguments, schemas[call.name], schemas[call.name]):
-                return None
-            calls.append(call)
-        if not objects:
-            return None
-    return calls or None
+        found = [_of_object(each, tools) for each in objects]
+        if not found or not all(
+            fits(call.arguments, schemas[call.name], schemas[call.name]) for call in found
+        ):
+            raise ValueError("no call that fits")
+        calls += found
+    return calls
 
 
 _FENCES = re.compile(r"\A\s*(?:(?:```(?:json)?|</?tools>)\s*)*", re.IGNORECASE)
 _DOUBLED = re.compile(r"\A\{\s*(?=\{)")
 
 
-def read_message(text: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
+def read_message(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
     """A recipient, a line's end, and the arguments: as gpt-oss's messages are handed on."""
     name, _, arguments = text.partition("\n")
-    written = _call(name, _parsed(arguments), tools)
-    return None if written is None else [written]
+    return [_call(name, arguments, tools)]
 
 
-def read_gemma(text: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
+def read_gemma(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
     """Gemma 4's call:name{key:value,…}, whose strings stand between <|"|>."""
     found = re.fullmatch(r"\s*call:([^\s{]+)\s*(\{.*\})\s*", text, re.DOTALL)
     if found is None:
-        return None
+        raise ValueError("no call")
     return _read_arguments(GemmaArguments, found[1], [found[2]], tools)
 
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\n?(.*?)\n?(</function>)\s*", re.DOTALL)
 
 
-def read_tags(text: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
+def read_tags(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
     """Qwen3-Coder's <function=name> with a <parameter=…> for each argument."""
     found = _FUNCTION.fullmatch(text)
     if found is None:
-        return None
+        raise ValueError("no call")
     return _read_arguments(TagArguments, found[1].strip(), found.groups()[1:], tools)
 
 
 def _read_arguments(
     kind: type[ArgumentReader], name: str, texts: Sequence[str], tools: Sequence[Tool]
-) -> list[ToolCall] | None:
+) -> list[ToolCall]:
     """The call of that name, whose arguments are these texts, one after the other."""
     tool = next((tool for tool in tools if tool.name == name), None)
     if tool is None:
-        return None
+        raise ValueError("no such tool")
     reader = kind(tool, is_kept=False)
-    try:
-        arguments = "".join(map(reader.push, texts))
-    except ValueError:
-        return None
-    written = None if reader.rest.strip() else _call(name, arguments, tools)
-    return None if written is None else [written]
+    arguments = "".join(map(reader.push, texts))
+    if reader.rest.strip():
+        raise ValueError("more than arguments")
+    return [_call(name, arguments, tools)]
 
 
-def _call(name: object, arguments: object, tools: Sequence[Tool]) -> ToolCall | None:
+def _call(name: object, arguments: object, tools: Sequence[Tool]) -> ToolCall:
     if isinstance(arguments, str):
-        arguments = _parsed(arguments)  # some write the object as a text
+        arguments = json_value(arguments)  # some write the object as a text
     if not isinstance(arguments, dict) or name not in [tool.name for tool in tools]:
-        return None
+        raise ValueError("no such call")
     return ToolCall("", str(name), json_text(arguments))
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json_value(text)
-    except ValueError:
-        return None
 
 
 def _first_value(text: str) -> tuple[Any, str]:
