@@ -1,4 +1,4 @@
-"""What a model would read."""
+"""What a model would read, and what it says in tokens of any spelling."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ from localspec.vocabulary import Vocabulary
 def prompt_behind(chat: Chat, turns: Sequence[Turn], question: Message) -> Prompt:
     """The chat's prompt for a question behind these turns, whether it fits or not."""
     return ChatExchange(chat, (question,), [], AnswerOptions()).prompt_behind(turns, never)
+
+
+class Spelled:
+    """A vocabulary whose tokens are spelled so, each once."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.piece = pieces.__getitem__
+
+    def text(self, token: int) -> str:
+        return self.piece(token).decode()
 
 
 class NoModels:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from click.testing import Result
 from command_line import run
 
 from localspec.chat.attachment import (
@@ -141,21 +138,16 @@ def test_all_files_of_text_are_read_alike(tmp_path, encoding):
             read(path)
 
 
-@pytest.fixture
-def answers(unrelated_draft) -> Callable[[str, bytes], Result]:
-    """What a command answers to what a pipe brings, with a model that is soon loaded."""
-    asked = ["--target", str(unrelated_draft), *TERSE]
-    return lambda command, data: run(command, *asked, stdin=data)
-
-
 @pytest.mark.parametrize("command", ["generate", "chat"])
-def test_a_pipe_is_read_as_a_file_is(command, answers):
+def test_a_pipe_is_read_as_a_file_is(command, unrelated_draft):
+    asked = (command, "--target", unrelated_draft, *TERSE)  # which is soon loaded
     text = "Grüße aus Köln: Name the café.\r\n"
-    plain, *others = (answers(command, text.encode(e)) for e in ("utf-8", *MARKED, "cp1252"))
+    encodings = ("utf-8", *MARKED, "cp1252")
+    plain, *others = (run(*asked, stdin=text.encode(each)) for each in encodings)
     assert plain.exit_code == 0
     assert plain.stdout.strip()
     assert [other.stdout for other in others] == [plain.stdout] * len(others)
-    refused = answers(command, b"\x89PNG\r\n\x1a\n\0\0\0")
+    refused = run(*asked, stdin=b"\x89PNG\r\n\x1a\n\0\0\0")
     assert refused.exit_code == 2
     assert "The input is not text: " in refused.stderr
     assert "Traceback" not in refused.output

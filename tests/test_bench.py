@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
+import command_line
 import pytest
 from call_families import FAMILIES
-from click.testing import CliRunner
 from interruptions import wish_at_decode
 
 import inside
@@ -16,7 +17,6 @@ from localspec.checks.bench import Bench, DecodeCosts, KindSpeed, Outcome, run_b
 from localspec.checks.limit import EndedBy
 from localspec.checks.prompts import Task, built_in_tasks
 from localspec.checks.rounds import SHORTEST_ANSWER, Stretch
-from localspec.cli import main
 from localspec.cli.bench_report import bench_text, verdict
 from localspec.cli.json_output import to_json
 from localspec.policy.adaptive import AdaptiveDraftPolicy
@@ -30,13 +30,6 @@ UNWATCHED = {"seconds": 600.0, "watch": Watch(lambda *_: None)}
 SHORT = ("--max-tokens", str(SHORTEST_ANSWER), "--seconds", "600")
 
 
-@pytest.fixture(scope="module")
-def prompts_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("prompts") / "prompts.txt"
-    path.write_text("Tell me a story about a fox.\nWhat is 2 times 3?\n")
-    return path
-
-
 @pytest.fixture
 def few(monkeypatch):
     """Any interval is enough: the rest is as ever."""
@@ -44,8 +37,7 @@ def few(monkeypatch):
     monkeypatch.setattr(bench, "NOT_FEW", 3)
 
 
-def run(*arguments: object):
-    return CliRunner().invoke(main, ["bench", *map(str, arguments)])
+run = functools.partial(command_line.run, "bench")
 
 
 def asked(max_tokens: int = SHORTEST_ANSWER, **options):
@@ -142,8 +134,10 @@ def test_a_prompt_that_does_not_fit_is_left_out_and_said(few):
             run_bench(engine, [long], asked(), **UNWATCHED)
 
 
-def test_the_verdict_comes_first_or_json(prompts_file, few):
-    shown = run("--prompts", prompts_file, *SHORT)
+def test_the_verdict_comes_first_or_json(tmp_path, few):
+    path = tmp_path / "prompts.txt"
+    path.write_text("Tell me a story about a fox.\nWhat is 2 times 3?\n")
+    shown = run("--prompts", path, *SHORT)
     assert shown.exit_code == 0, shown.output
     first, *others = shown.stdout.splitlines()
     assert " times plain (" in first
@@ -151,7 +145,7 @@ def test_the_verdict_comes_first_or_json(prompts_file, few):
     costs = [line for line in others if line.startswith(("Time of a", "The machine was busy"))]
     assert len(costs) == 1
     assert any(line.startswith("Measured in ") for line in others)
-    found = json.loads(run("--prompts", prompts_file, "--json", *SHORT).stdout)
+    found = json.loads(run("--prompts", path, "--json", *SHORT).stdout)
     assert [each["kind"] for each in found["kinds"]] == ["own"]
     assert found["over_all"]["low"] <= found["over_all"]["high"]
     assert found["partial"] is False

@@ -1,4 +1,4 @@
-"""Caches on disk: resumed, a conversation decodes only what is new; or all, never wrongly."""
+"""Files of caches: whole or of no use, written and read without copies."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from localspec.engine.cache_file import PooledCache, head_line, read_caches, wri
 from localspec.engine.cache_store import kept_files
 from localspec.errors import CacheError
 from localspec.llama.cache_state import CacheState
-
-GREEDY = localspec.SamplingParams(temperature=0)
-QUESTIONS = ("Tell me a story about a fox.", "And then?", "What is 2 times 3?")
 
 
 def with_head(data, **changes):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from call_families import ARGUMENTS, FAMILIES, TOOLS, written_call
+from prompts import Spelled
 
 from localspec.chat.messages import checked_messages, fit_to_form
 from localspec.chat.prompt import takes_tools
@@ -40,22 +41,6 @@ LATER = [
 ]
 
 
-class Pieces:
-    """A vocabulary whose tokens are texts that were given."""
-
-    def __init__(self, texts):
-        self.texts = list(texts)
-
-    def piece(self, token):
-        return self.texts[token].encode()
-
-    def text(self, token):
-        return self.texts[token]
-
-    def detokenize(self, tokens, *, special=False):
-        return "".join(self.texts[token] for token in tokens)
-
-
 def answer_text(name, texts, use, stop=(), *, is_kept=True):
     """Reads the texts, each of which is a token, as an answer of the family."""
     form = form_of(FAMILIES[name].template)
@@ -63,7 +48,7 @@ def answer_text(name, texts, use, stop=(), *, is_kept=True):
     thoughts = Thoughts(families_of(FAMILIES[name].template, ()))
     if form.recipient:
         thoughts = thoughts.after("<|start|>assistant")
-    return AnswerText(Pieces(texts), thoughts, stop, calls)
+    return AnswerText(Spelled([each.encode() for each in texts]), thoughts, stop, calls)
 
 
 def read(name, answer, *, use=USE, is_kept=False, sizes=None, stop=(), is_cut=False):
@@ -401,7 +386,8 @@ def test_text_is_held_no_longer_than_it_may_be_a_call():
         (fenced(f"{NOW}\n\n[1]"), len(f"```json\n{NOW}\n\n[")),
         (fenced('{"name": "get_weather", "arguments": {"days": 1}, "id": 7}'), 65),
     ):
-        text = AnswerText(Pieces(answer), Thoughts(), (), calls)
+        signs = [each.encode() for each in answer]
+        text = AnswerText(Spelled(signs), Thoughts(), (), calls)
         sizes = [sum(len(part.text) for part in text.push(at)) for at in range(len(answer))]
         assert next(at for at, size in enumerate(sizes) if size) == num_held, answer
         rest = sum(len(part.text) for part in text.finish(is_cut=False))

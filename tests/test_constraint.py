@@ -456,15 +456,10 @@ NUMBERS = {
 }
 
 
-@pytest.fixture
-def digits(engine):
-    """What makes the demo pair a model that goes on with a number for ever."""
-    texts = engine.vocabulary.spelled_out()
-    return {t: 60.0 for t, text in enumerate(texts) if re.fullmatch(rb"[0-9]+|[.eE]", text)}
-
-
 @pytest.mark.parametrize("name", NUMBERS)
-def test_a_model_that_never_ends_a_value_ends_it(engine, digits, name):
+def test_a_model_that_never_ends_a_value_ends_it(engine, name):
+    texts = engine.vocabulary.spelled_out()
+    digits = {t: 60.0 for t, text in enumerate(texts) if re.fullmatch(rb"[0-9]+|[.eE]", text)}
     schema = fields(it=NUMBERS[name])
     for temperature, seed in ((0, 0), (1, 0), (1, 1)):
         reply = engine.generate(

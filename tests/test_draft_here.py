@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 from command_line import run
@@ -16,36 +14,24 @@ from localspec.preflight.explanation import explain
 pytestmark = pytest.mark.usefixtures("own_config")
 
 
-@pytest.fixture(scope="module")
-def other(tmp_path_factory) -> Path:
-    """A small model of another tokenizer."""
-    return write_spm_model(tmp_path_factory.mktemp("other") / "other.gguf")
-
-
-@pytest.fixture
-def without_draft(tmp_path, demo_target):
-    """A folder with a model that is large beside those of the demo."""
-    write_random_model(tmp_path / "large.gguf", demo_target, width=256)
-    return tmp_path
-
-
 def proposed(folder):
     """The model that could draft for that model, as `explain` says in JSON."""
     return json.loads(run("explain", folder / "large.gguf", "--json").stdout)["draft_here"]
 
 
 def test_a_draft_that_is_here_is_proposed_if_it_has_the_tokenizer_and_is_small(
-    without_draft, demo_target, other
+    tmp_path, demo_target
 ):
-    assert proposed(without_draft) is None  # the demo's draft knows its own topics only
-    shutil.copy(other, without_draft)
-    (without_draft / "broken.gguf").write_bytes(b"GGUF")
-    assert proposed(without_draft) is None
-    write_random_model(without_draft / "middle.gguf", demo_target, width=192)
-    assert proposed(without_draft) is None
-    same = write_random_model(without_draft / "same.gguf", demo_target, width=64)
-    assert proposed(without_draft) == str(same)
-    assert "could be --draft" in run("explain", without_draft / "large.gguf").stdout
+    large = write_random_model(tmp_path / "large.gguf", demo_target, width=256)
+    assert proposed(tmp_path) is None  # the demo's draft knows its own topics only
+    write_spm_model(tmp_path / "other.gguf")
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    assert proposed(tmp_path) is None
+    write_random_model(tmp_path / "middle.gguf", demo_target, width=192)
+    assert proposed(tmp_path) is None
+    same = write_random_model(tmp_path / "same.gguf", demo_target, width=64)
+    assert proposed(tmp_path) == str(same)
+    assert "could be --draft" in run("explain", large).stdout
 
 
 def test_a_model_with_a_head_or_a_draft_gets_no_proposal(tmp_path, demo_target):

@@ -137,30 +137,21 @@ def test_a_context_that_does_not_fit_is_said_to(tmp_path, demo_target):
     assert "none: lookup drafts by itself" in shown
 
 
-@pytest.fixture
-def learn(own_folders, demo_target, demo_draft):
-    """Keeps costs of the demo pair, as an engine of it would."""
-
-    def keep(ratios, draft_share):
-        policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: draft_share}, 1)
-        policy.costs.learn_plain(0.1)
-        policy.costs.learn_draft(ProposerKind.DRAFT, 1, 1, 0.1 * draft_share)
-        for size, ratio in enumerate(ratios[1:], 2):
-            for _ in range(3):
-                policy.costs.learn_size(size, ratio)
-        files = []
-        for path in (demo_target, demo_draft):
-            with load(target=path, draft_tokens=0) as engine:
-                files.append(inside.target(engine).identity)
-        Profile(files).save(policy.as_dict())
-
-    return keep
-
-
-def test_measured_costs_give_the_gain(learn):
+def test_measured_costs_give_the_gain(own_folders, demo_target, demo_draft):
+    """Those of the demo pair, as an engine of it would keep them."""
     assert explain().gains is None
     assert "not measured on this machine yet" in run()
-    learn((*STAIRS[1:], *(5.0 for _ in range(8))), 0.12)
+    policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.12}, 1)
+    policy.costs.learn_plain(0.1)
+    policy.costs.learn_draft(ProposerKind.DRAFT, 1, 1, 0.1 * 0.12)
+    for size, ratio in enumerate((*STAIRS[2:], *[5.0] * 8), 2):
+        for _ in range(3):
+            policy.costs.learn_size(size, ratio)
+    files = []
+    for path in (demo_target, demo_draft):
+        with load(target=path, draft_tokens=0) as engine:
+            files.append(inside.target(engine).identity)
+    Profile(files).save(policy.as_dict())
     found = explain()
     speedups = [gain.speedup for gain in found.gains]
     assert speedups == sorted(speedups)

@@ -12,7 +12,6 @@ import pytest
 from prompts import NoModels, prompt_behind
 
 import inside
-import localspec
 from localspec.chat.chat import Chat, ChatExchange
 from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import BUILT_IN, ChatTemplate
@@ -144,22 +143,10 @@ def test_sizes_may_say_nothing_about_the_tokens(seed):
     assert len(set(asked)) < 40
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with localspec.load(draft_tokens=0) as opened:
-        yield opened
-
-
-@pytest.fixture
-def long_chat(engine):
-    """A template writes its next prompt in hundreds of pieces."""
-    chat = engine.chat(template=TEMPLATES["Qwen-Qwen3-0.6B"])
-    chat.replace(plain_turns(200))
-    return chat
-
-
-def test_a_task_that_is_cancelled_makes_no_prompt(long_chat, monkeypatch):
-    """And the conversation goes on."""
+def test_a_task_that_is_cancelled_makes_no_prompt(engine, monkeypatch):
+    """And the conversation goes on. The template writes it in hundreds of pieces."""
+    long_chat = engine.chat(template=TEMPLATES["Qwen-Qwen3-0.6B"])
+    long_chat.replace(plain_turns(200))
     before = long_chat.messages
 
     async def cancelled():

@@ -11,6 +11,7 @@ import pytest
 from call_families import FAMILIES, TOOLS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prompts import Spelled
 
 import localspec
 from engines import PLACES
@@ -246,19 +247,6 @@ FRAGMENTS = (
 )
 
 
-class Bytes:
-    """Tokens that are some bytes each."""
-
-    def __init__(self, pieces):
-        self.piece = pieces.__getitem__
-
-    def text(self, token):
-        return self.piece(token).decode()
-
-    def detokenize(self, tokens, *, special=False):
-        raise NotImplementedError
-
-
 @settings(deadline=None, max_examples=num_examples(400))
 @given(
     st.one_of(
@@ -274,7 +262,7 @@ def test_whatever_it_says_and_wherever_it_is_cut(answer, name, is_kept, data):
     raw = answer.encode() + data.draw(st.sampled_from([b"", b"\xe6\x97"]))
     places = st.lists(st.integers(0, len(raw)), max_size=30)
     ends = sorted({*data.draw(places), len(raw)} - {0})
-    vocabulary = Bytes([raw[a:b] for a, b in itertools.pairwise([0, *ends])])
+    vocabulary = Spelled([raw[a:b] for a, b in itertools.pairwise([0, *ends])])
     calls, thoughts = None, Thoughts(families_of("</think>", ()))
     if name is not None:
         form = form_of(FAMILIES[name].template)

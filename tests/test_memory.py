@@ -273,11 +273,6 @@ def mixture_file(tmp_path_factory, demo_target):
     return write_random_model(path, demo_target, width=128, num_layers=6, num_experts=8)
 
 
-@pytest.fixture(scope="module")
-def mixture(mixture_file):
-    return check_model_file(mixture_file)
-
-
 @pytest.mark.parametrize("count", range(10))
 def test_as_many_layers_go_onto_a_gpu_as_fit(header, count):
     """At the edge, and a byte before it."""
@@ -335,8 +330,9 @@ def test_the_margin_is_used_where_the_main_memory_is_too_small(header):
     assert not plan.free.shortages(closer)
 
 
-def test_experts_stay_in_main_memory_before_layers_do(mixture):
+def test_experts_stay_in_main_memory_before_layers_do(mixture_file):
     """As few of them as must, and all of them before any layer."""
+    mixture = check_model_file(mixture_file)
     whole, none = taken(mixture, 7), taken(mixture, 7, num_cpu_moe_layers=6)
     assert none < whole / 2
     for free, experts, layers in (

@@ -46,13 +46,6 @@ def server():
         yield one
 
 
-@pytest.fixture
-def brief(monkeypatch):
-    """Waits that are over soon."""
-    monkeypatch.setattr(child_process, "CHILD_SILENCE_S", 8.0)
-    monkeypatch.setattr(rpc_servers, "SERVER_WAIT_S", 1.0)
-
-
 def opened(*servers, **arguments):
     usual = {"draft_tokens": 3, "target_options": PLAIN}
     rpc = [server.address for server in servers]
@@ -153,9 +146,10 @@ def test_a_server_killed_in_mid_answer(server, servers):
         assert len(chat.messages) == 4
 
 
-@pytest.mark.usefixtures("brief")
-def test_a_server_that_stands_still_is_not_waited_for_for_ever(server):
+def test_a_server_that_stands_still_is_not_waited_for_for_ever(server, monkeypatch):
     """In mid-answer and idle; it goes on afterwards, though its client has gone."""
+    monkeypatch.setattr(child_process, "CHILD_SILENCE_S", 8.0)
+    monkeypatch.setattr(rpc_servers, "SERVER_WAIT_S", 1.0)
     with opened(server) as engine:
         chat = engine.chat()
         stream = chat.send("Tell me a story.", sampling=LONG)

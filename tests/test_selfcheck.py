@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 
+import command_line
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from interruptions import wish_at_decode
 
 import inside
@@ -17,7 +18,6 @@ from localspec.checks.identity import ENOUGH_ACCEPTED, Rounding
 from localspec.checks.limit import EndedBy
 from localspec.checks.selfcheck import Finding, check
 from localspec.checks.step_law import BOUND, ENOUGH_PLACES
-from localspec.cli import main
 from localspec.cli.json_output import to_json
 from localspec.cli.verify_report import report_text
 from localspec.sampling.chain import SamplerChain
@@ -201,8 +201,7 @@ def test_rounding_is_measured_where_it_matters():
     assert rounding.widest_gap_changed == pytest.approx(0.001, rel=1e-3)
 
 
-def run(*arguments):
-    return CliRunner().invoke(main, ["verify", *arguments])
+run = functools.partial(command_line.run, "verify")
 
 
 @pytest.fixture

@@ -17,8 +17,6 @@ from localspec.llama.cache import Cache
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 
-GREEDY = localspec.SamplingParams(temperature=0)
-
 
 @pytest.fixture(scope="module", params=CACHE_KINDS)
 def made(request, tmp_path_factory, demo_target):

@@ -17,37 +17,15 @@ pytestmark = pytest.mark.process
 CHAT = "/v1/chat/completions"
 NUM = 4
 ANIMALS = ("fox", "owl", "bear", "hare")
-STEADY = {"temperature": 0, "draft_tokens": 3}
 
 
 def question(text):
-    return {"messages": [{"role": "user", "content": text}], **STEADY}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory, demo_target):
-    """Of a model with a context that no test waits for the end of, and of another one."""
-    folder = tmp_path_factory.mktemp("config")
-    long = write_random_model(folder / "long.gguf", demo_target, context_length=131_072)
-    presets = presets_of(folder, long=(long, 131_072))
-    with presets, running_server(presets=["long", "demo"], parallel=NUM) as running:
-        running.chat(max_tokens=1, model="long")
-        yield running
-
-
-@pytest.fixture(scope="module")
-def exact():
-    """Of the demo pair, with decodes that round alike."""
-    with running_server(parallel=NUM, exact=True) as running:
-        running.chat(max_tokens=1)
-        yield running
+    messages = [{"role": "user", "content": text}]
+    return {"messages": messages, "temperature": 0, "draft_tokens": 3}
 
 
 class Client(threading.Thread):
-    """A streamed answer that is read in a thread, and what came of it.
-
-    events: so far. gone: set to hang up.
-    """
+    """A streamed answer that is read in a thread. events: so far. gone: set to hang up."""
 
     def __init__(self, server, **fields):
         super().__init__()
@@ -66,15 +44,9 @@ class Client(threading.Thread):
                 if self.gone.is_set():
                     return
 
-    @property
-    def texts(self):
-        """The pieces of text so far."""
+    def has_text(self):
         chosen = [event["choices"][0] for event in self.events if event.get("choices")]
-        return [each["delta"]["content"] for each in chosen if each["delta"].get("content")]
-
-    def until(self, holds):
-        """Wait for something."""
-        wait_until(lambda: holds(self))
+        return any(each["delta"].get("content") for each in chosen)
 
     def hang_up(self):
         self.gone.set()
@@ -82,57 +54,47 @@ class Client(threading.Thread):
         assert not self.is_alive()
 
 
-def clients(server, **fields):
-    """Four with different questions."""
-    return [Client(server, **question(f"A {animal}!"), **fields) for animal in ANIMALS]
+def test_four_are_answered_at_once_and_the_fifth_waits(tmp_path, demo_target):
+    """By a model with a context that nobody waits for the end of."""
+    path = write_random_model(tmp_path / "long.gguf", demo_target, context_length=131_072)
+    with (
+        presets_of(tmp_path, long=(path, 131_072)),
+        running_server(presets=["long"], parallel=NUM) as server,
+    ):
+        endless = {"ignore_eos": True, "max_tokens": 100_000}
+        asked = [Client(server, **question(f"A {each}!"), **endless) for each in ANIMALS]
+        for client in asked:
+            wait_until(client.has_text)
+        assert server.client.get("/props").json()["total_slots"] == NUM
+        body = {**question("Hi."), "max_tokens": 2, "stream": True}
+        with server.client.stream("POST", CHAT, json=body) as fifth:
+            assert fifth.headers["x-localspec-queue"] == "1"
+            with httpx.Client(base_url=server.url, trust_env=False) as other:
+                metrics = other.get("/metrics").text
+            assert f"llamacpp:requests_processing {NUM}\n" in metrics
+            assert "llamacpp:requests_deferred 1\n" in metrics
+            asked[1].hang_up()
+            assert fifth.read().decode().endswith("data: [DONE]\n\n")
+        for client in (asked[0], *asked[2:]):
+            seen = len(client.events)
+            wait_until(lambda client=client, seen=seen: len(client.events) > seen + 3)
+            client.hang_up()
+        wait_until(lambda: "requests_processing 0\n" in server.client.get("/metrics").text)
 
 
-def endless(server, **fields):
-    return clients(server, model="long", ignore_eos=True, max_tokens=100_000, **fields)
-
-
-def has_text(client):
-    return bool(client.texts)
-
-
-def free(server):
-    """Wait until nobody is answered any more."""
-    wait_until(lambda: "requests_processing 0\n" in server.client.get("/metrics").text)
-
-
-def test_four_are_answered_at_once_and_the_fifth_waits(server):
-    asked = endless(server)
-    for client in asked:
-        client.until(has_text)
-    assert server.client.get("/props").json()["total_slots"] == NUM
-    body = {**question("Hi."), "model": "long", "max_tokens": 2, "stream": True}
-    with server.client.stream("POST", CHAT, json=body) as fifth:
-        assert fifth.headers["x-localspec-queue"] == "1"
-        with httpx.Client(base_url=server.url, trust_env=False) as other:
-            metrics = other.get("/metrics").text
-        assert f"llamacpp:requests_processing {NUM}\n" in metrics
-        assert "llamacpp:requests_deferred 1\n" in metrics
-        asked[1].hang_up()
-        assert fifth.read().decode().endswith("data: [DONE]\n\n")
-    for number in (0, 2, 3):
-        seen = len(asked[number].events)
-        asked[number].until(lambda client, seen=seen: len(client.events) > seen + 3)
-        asked[number].hang_up()
-    free(server)
-
-
-def test_answers_to_one_request_are_given_at_once(exact):
+def test_answers_to_one_request_are_given_at_once():
     """Each as if it had been asked for alone, and in the order of their numbers."""
     asked = question("Tell me a story about a fox.")
     asked |= {"temperature": 1.0, "seed": 5, "max_tokens": 60, "ignore_eos": True}
-    alone = [exact.chat(**asked | {"seed": 5 + number}) for number in range(NUM)]
-    expected = [each["choices"][0]["message"]["content"] for each in alone]
-    whole = exact.chat(**asked, n=NUM)
-    assert [each["message"]["content"] for each in whole["choices"]] == expected
-    assert [each["index"] for each in whole["choices"]] == [*range(NUM)]
-    assert whole["usage"]["prompt_tokens"] == alone[0]["usage"]["prompt_tokens"]
-    client = Client(exact, **asked, n=NUM)
-    client.join(300)
+    with running_server(parallel=NUM, exact=True) as exact:
+        alone = [exact.chat(**asked | {"seed": 5 + number}) for number in range(NUM)]
+        expected = [each["choices"][0]["message"]["content"] for each in alone]
+        whole = exact.chat(**asked, n=NUM)
+        assert [each["message"]["content"] for each in whole["choices"]] == expected
+        assert [each["index"] for each in whole["choices"]] == [*range(NUM)]
+        assert whole["usage"]["prompt_tokens"] == alone[0]["usage"]["prompt_tokens"]
+        client = Client(exact, **asked, n=NUM)
+        client.join(300)
     choices = [event["choices"][0] for event in client.events if event.get("choices")]
     said = [each["index"] for each in choices if each["delta"].get("content")]
     assert said.index(NUM - 1) < len(said) - 1 - said[::-1].index(0)  # not behind the first

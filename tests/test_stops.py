@@ -5,22 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prompts import Spelled
 
 from localspec.streaming.answer_text import AnswerText, StopSearch
 from localspec.streaming.thinking import Part, Thoughts
-
-
-class Spelled:
-    """Tokens that are spelled so, each once."""
-
-    def __init__(self, pieces: list[bytes]) -> None:
-        self._pieces = pieces
-
-    def piece(self, token: int) -> bytes:
-        return self._pieces[token]
-
-    def text(self, token: int) -> str:
-        return self._pieces[token].decode()
 
 
 def stream(pieces: list[bytes], stop: tuple[str, ...] = ()) -> tuple[list[str], bool]:

@@ -22,23 +22,15 @@ def users_file(own_config: Path, tmp_path: Path, monkeypatch) -> Path:
     return user_presets_file()
 
 
-@pytest.fixture
-def make(tmp_path: Path, demo_target: Path):
-    """A model with a trained context of so many tokens."""
-
-    def write(context_length: int, **more) -> Path:
-        path = tmp_path / f"{context_length}{len(more)}.gguf"
-        return write_random_model(path, demo_target, context_length=context_length, **more)
-
-    return write
-
-
 @pytest.mark.parametrize(
     ("trained", "context", "most"),
     [((256, 512), 256, 256), ((32768, 16384), 8192, 16384)],
 )
-def test_the_smaller_trained_context_is_taken(make, trained, context, most):
-    target, draft = map(make, trained)
+def test_the_smaller_trained_context_is_taken(tmp_path, demo_target, trained, context, most):
+    target, draft = (
+        write_random_model(tmp_path / f"{length}.gguf", demo_target, context_length=length)
+        for length in trained
+    )
     result = run("models", "add", "mine", "--target", target, "--draft", draft)
     assert result.exit_code == 0, result.output
     preset = find_preset("mine")
