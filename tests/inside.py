@@ -41,6 +41,8 @@ from localspec.sampling.distribution import Logits
 from localspec.server.running import Runner
 from localspec.server.served_models import AnsweredText, ServedModel
 from localspec.speculative.loop import SpeculativeDecoder
+from localspec.speculative.model import result_of
+from localspec.speculative.proposers import DraftModel
 from localspec.streaming.answer import Answer
 from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.exchange import Exchange
@@ -261,6 +263,11 @@ def replace_truncation(
 ) -> None:
     """Have all loops cut their caches otherwise: a check has to notice a wrong function."""
     patch.setattr(SpeculativeDecoder, "_truncate_caches", truncate)
+
+
+def row_of(draft: DraftModel, tokens: Sequence[int]) -> Logits:
+    """The row of a draft behind a text, of which it reads what it lacks."""
+    return result_of(draft._rows(draft._missing(tokens), 1))[0].copy()
 
 
 # llama

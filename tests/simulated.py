@@ -15,6 +15,7 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import CERTAIN, Distribution, Logits
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
+from localspec.speculative.model import Decoding
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     REPLAY_TOKENS,
@@ -241,7 +242,9 @@ class FreeProposer(Proposer):
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
-    ) -> Proposal:
+    ) -> Decoding[Proposal]:
+        yield from ()
+
         def next_row(drafted: list[int]) -> tuple[Distribution, float]:
             last = (drafted or tokens)[-1]
             token = successor(last) if self._agrees(last) else other(last)
@@ -253,7 +256,8 @@ class FreeProposer(Proposer):
 
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
-    ) -> ReplayScores:
+    ) -> Decoding[ReplayScores]:
+        yield from ()
         first = max(len(tokens) - min(len(probs), REPLAY_TOKENS), self._judged, 1)
         before = [token for token in tokens[first - 1 : -1] if self._states(token)]
         self._judged = len(tokens)

@@ -91,9 +91,9 @@ def dense(row, params):
 class FreeDraft(DraftModel):
     """Proposes what the constraint forbids, too."""
 
-    def proposing(self, tokens, extent, chain, draw):
+    def propose(self, tokens, extent, chain, draw):
         free = SamplerChain(chain.params, num_prompt_tokens=len(PROMPT))
-        return super().proposing(tokens, extent, free, draw)
+        return super().propose(tokens, extent, free, draw)
 
 
 def decoder(target, draft, k, is_end, kind=DraftModel):

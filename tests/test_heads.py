@@ -14,6 +14,7 @@ from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative.heads import Blocks, Head
 from localspec.speculative.lookup import Lookup
+from localspec.speculative.model import result_of
 from localspec.speculative.policy_api import (
     DraftOff,
     FixedDraftPolicy,
@@ -169,7 +170,7 @@ def test_a_replay_judges_one_block_as_far_as_it_would_have_been_accepted(is_pair
     assert (state.num_unjudged, state.num_missing, state.is_block) == (5, len(tokens), True)
     probs = [step.distributions[0].prob(step.tokens[0]) for step in steps]
     chain = SamplerChain(UNFILTERED, num_prompt_tokens=len(PROMPT))
-    found = proposer.replay(tokens, probs, chain)
+    found = result_of(proposer.replay(tokens, probs, chain))
     head.read_from(0)
     head.decode_block(tokens[:-5], 5)
     expected = []
@@ -181,7 +182,7 @@ def test_a_replay_judges_one_block_as_far_as_it_would_have_been_accepted(is_pair
             break
     np.testing.assert_allclose(found.chances, expected, rtol=1e-5)
     assert proposer.state(tokens).num_unjudged == 0
-    assert proposer.replay(tokens, probs, chain).chances == []
+    assert result_of(proposer.replay(tokens, probs, chain)).chances == []
 
 
 # --- the automatic policy, on clocks of their own ---

@@ -40,6 +40,7 @@ from localspec.presets.located import locate
 from localspec.presets.presets import find_preset
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
+from localspec.speculative.model import result_of
 from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy
 
 CONTEXT = 1024
@@ -117,7 +118,7 @@ class MadeWithSteps(Made):
     def says(self, proposer, tokens, _head):
         """What the head says of the next token and behind two more; what it should say."""
         drafted = [17, 251]
-        rows = [proposer.rows([*tokens, *drafted[:n]], 1)[0].copy() for n in range(3)]
+        rows = [inside.row_of(proposer, [*tokens, *drafted[:n]]) for n in range(3)]
         return rows, self.rows(tuple(tokens), tuple(drafted), proposer.begins_at)
 
 
@@ -453,7 +454,7 @@ def test_after_a_replay_the_head_reads_rightly(made):
         loop = inside.loop(engine)
         chain = SamplerChain(GREEDY, num_prompt_tokens=len(PROMPT))
         assert loop.proposers[0].state(loop.tokens).num_unjudged >= min(made.most, 8)
-        found = loop.proposers[0].replay(loop.tokens, [1.0] * 40, chain)
+        found = result_of(loop.proposers[0].replay(loop.tokens, [1.0] * 40, chain))
         assert 0 < len(found.chances) <= 8
         assert_reads_rightly(engine, made)
 
@@ -496,7 +497,7 @@ def test_a_head_in_a_file_of_its_own_says_the_same(made, tmp_path, demo_target):
         with made.opened(**keywords) as engine:
             text_of(engine, sampling=GREEDY)
             loop = inside.loop(engine)
-            rows.append(loop.proposers[0].rows(loop.tokens, 1)[0].copy())
+            rows.append(inside.row_of(loop.proposers[0], loop.tokens))
     np.testing.assert_allclose(*rows, atol=1e-5)
 
 

@@ -18,6 +18,7 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.lookup import Lookup, TextMemory
 from localspec.speculative.loop import Request
+from localspec.speculative.model import result_of
 from localspec.speculative.ngram_index import NUM_COMPARED, SIZES, NgramIndex, run_hashes
 from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind, UpTo
 from localspec.speculative.randomness import Randomness
@@ -37,7 +38,7 @@ def first_of(_index, distribution):
 def proposed(lookup: Lookup, text: list[int], num_tokens: int) -> list[int]:
     if lookup.state(text).max_tokens == 0:
         return []
-    found = lookup.propose(text, UpTo(num_tokens), CHAIN, first_of)
+    found = result_of(lookup.propose(text, UpTo(num_tokens), CHAIN, first_of))
     assert all(len(row.ids) == 1 for row in found.distributions)
     assert len(found.confidences) == len(found.draft_tokens)
     return found.draft_tokens
@@ -110,7 +111,7 @@ def test_nothing_is_proposed_behind_a_forbidden_token():
     chain = SamplerChain(SamplingParams(), num_prompt_tokens=len(text), constraint=constraint)
     lookup = Lookup(never)
     lookup.state(text)
-    proposal = lookup.propose(text, UpTo(8), chain, lambda _, row: row.draw(0.5))
+    proposal = result_of(lookup.propose(text, UpTo(8), chain, lambda _, row: row.draw(0.5)))
     assert proposal.draft_tokens == [4, 5]
 
 
@@ -270,12 +271,12 @@ def test_what_is_forced_and_what_is_remembered_join_in_one_step(remembered):
     lookup.memory.add(remembered)
     lookup.begin(chain)
     assert lookup.state(text).max_tokens > 0
-    proposal = lookup.propose(text, UpTo(4), chain, first_of)
+    proposal = result_of(lookup.propose(text, UpTo(4), chain, first_of))
     assert proposal.draft_tokens == [4, 5, 6, 7]
     constraint.commit([4, 5, 6])
     text += [4, 5, 6]
     lookup.truncate(len(text))
-    assert lookup.propose(text, UpTo(1), chain, first_of).draft_tokens == [7]
+    assert result_of(lookup.propose(text, UpTo(1), chain, first_of)).draft_tokens == [7]
 
 
 def answered(

@@ -7,6 +7,7 @@ import pytest
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative.lookup import Lookup
 from localspec.speculative.loop import Request
+from localspec.speculative.model import result_of
 from localspec.speculative.policy_api import (
     Decision,
     FixedDraftPolicy,
@@ -33,7 +34,7 @@ def test_chances_are_those_of_an_acceptance(params, max_outputs):
     draft = TableModel(seed=3, max_outputs=max_outputs)
     chain = SamplerChain(params, num_prompt_tokens=len(PROMPT))
     probs = [0.9, 0.5, 0.1, 0.02, 1.0, 0.3]
-    replay_scores = draft_model(draft).replay(TEXT, probs, chain)
+    replay_scores = result_of(draft_model(draft).replay(TEXT, probs, chain))
     assert replay_scores.num_read == len(TEXT) - 1
     assert draft.cached == TEXT[:-1]
     num_judged = min(max_outputs, len(probs))
@@ -54,7 +55,7 @@ def test_over_the_targets_distribution_they_add_up_to_the_acceptance():
     expected = 0.0
     for token in range(8):
         proposer = draft_model(TableModel(seed=3))
-        replay_scores = proposer.replay([*PROMPT, token], [p.prob(token)], chain)
+        replay_scores = result_of(proposer.replay([*PROMPT, token], [p.prob(token)], chain))
         expected += p.prob(token) * replay_scores.chances[0][1]
     overlap = sum(min(p.prob(token), q.prob(token)) for token in range(8))
     assert expected == pytest.approx(overlap)
@@ -67,11 +68,11 @@ def test_what_is_proposed_behind_it_is_the_same():
         proposer = draft_model(TableModel(seed=3))
         chain = SamplerChain(UNFILTERED, num_prompt_tokens=len(PROMPT))
         if looks:
-            proposer.replay(TEXT, [0.5] * 6, chain)
+            result_of(proposer.replay(TEXT, [0.5] * 6, chain))
         state = proposer.state(TEXT)
         assert state.num_unjudged == (0 if looks else len(TEXT) - 1)
         extent = FixedDraftPolicy(5).choose(PolicyContext(0, 16, 20, (state,))).extent
-        proposal = proposer.propose(TEXT, extent, chain, rule.draw(StepStart(1, 1)))
+        proposal = result_of(proposer.propose(TEXT, extent, chain, rule.draw(StepStart(1, 1))))
         proposals.append((proposal.draft_tokens, proposal.confidences))
     assert proposals[0] == proposals[1]
 
@@ -81,11 +82,11 @@ def test_a_lookup_judges_each_token_once():
     chain = SamplerChain(GREEDY, num_prompt_tokens=5)
     lookup = Lookup(never)
     lookup.state(text)
-    replay_scores = lookup.replay(text, [1.0] * 7, chain)
+    replay_scores = result_of(lookup.replay(text, [1.0] * 7, chain))
     # After 1 2 came a 3 each time, after 1 2 3 first a 9 and then an 8.
     assert [chance for _, chance in replay_scores.chances] == [1.0, 0.0, 1.0]
     assert lookup.state(text).num_unjudged == 0
-    assert lookup.replay(text, [1.0] * 7, chain).chances == []
+    assert result_of(lookup.replay(text, [1.0] * 7, chain)).chances == []
     fresh = Lookup(never)
     assert fresh.state(text)[:3] == lookup.state(text)[:3]
 

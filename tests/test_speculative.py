@@ -14,6 +14,7 @@ from localspec.errors import DecodeError
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Provenance
+from localspec.speculative.model import result_of
 from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy, UpTo
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness
@@ -204,7 +205,9 @@ def test_renamed_tokens_are_never_proposed():
         proposer.truncate(0)
         rule = make_rule("token", is_greedy=False, seed=None, randomness=Randomness(seed))
         proposer.state(PROMPT)
-        proposal = proposer.propose(PROMPT, UpTo(5), chain, rule.draw(StepStart(1, 1)))
+        proposal = result_of(
+            proposer.propose(PROMPT, UpTo(5), chain, rule.draw(StepStart(1, 1)))
+        )
         proposed |= set(proposal.draft_tokens)
     assert proposed == {0, 1, 4, 5, 6, 7}
 

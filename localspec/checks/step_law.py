@@ -22,7 +22,7 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import Distribution, Logits
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.model import Model
+from localspec.speculative.model import Decoding, Model, result_of
 from localspec.speculative.policy_api import (
     CERTAIN_CONFIDENCE,
     MAX_DRAFT_TOKENS,
@@ -260,7 +260,9 @@ class _Remembered(Proposer):
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
-    ) -> Proposal:
+    ) -> Decoding[Proposal]:
+        yield from ()
+
         def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
             """The distribution behind drafted tokens, which the proposer is made to draw."""
 
@@ -271,7 +273,7 @@ class _Remembered(Proposer):
             if tuple(drafted) not in self._rows:
                 self._proposer.truncate(len(tokens) - 1)
                 self._proposer.state(tokens)
-                self._proposer.propose(tokens, UpTo(len(drafted) + 1), chain, follow)
+                result_of(self._proposer.propose(tokens, UpTo(len(drafted) + 1), chain, follow))
             return self._rows.get(tuple(drafted))
 
         return Proposal([], [], []).extend(next_row, extent, draw, self._is_end)

@@ -12,7 +12,7 @@ from localspec.policy.cost import Costs
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import Distribution
 from localspec.speculative.loop import SpeculativeDecoder
-from localspec.speculative.model import Model
+from localspec.speculative.model import Model, result_of
 from localspec.speculative.policy_api import FixedDraftPolicy, UpTo
 from localspec.speculative.proposers import DraftModel
 
@@ -190,7 +190,7 @@ def _time_drafts(
         return
     for _ in range(_NUM_DRAFTS):
         started = decoder.clock()
-        proposal = draft.propose(tokens, UpTo(_DRAFT_TOKENS), chain, _likeliest)
+        proposal = result_of(draft.propose(tokens, UpTo(_DRAFT_TOKENS), chain, _likeliest))
         seconds = decoder.clock() - started
         draft.truncate(len(tokens) - 1)
         costs.learn_draft(draft.kind, proposal.num_read, len(proposal.draft_tokens), seconds)

@@ -187,7 +187,8 @@ class Blocks(Proposer):
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
-    ) -> Proposal:
+    ) -> Decoding[Proposal]:
+        yield from ()
         head, num_read = self._head, self._to_read(tokens)
         # A row may depend on the size, which must not depend on what is drawn or refused.
         size = min(extent.limit, head.max_draft_tokens)
@@ -215,7 +216,8 @@ class Blocks(Proposer):
 
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
-    ) -> ReplayScores:
+    ) -> Decoding[ReplayScores]:
+        yield from ()
         # One block in front of the latest tokens, as far as it would have been accepted.
         count = min(self._num_unjudged(tokens), len(probs))
         self._num_judged = len(tokens)

@@ -22,6 +22,7 @@ import numpy as np
 
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import CERTAIN, Distribution
+from localspec.speculative.model import Decoding
 from localspec.speculative.ngram_index import GAP, SIZES, NgramIndex, run_hashes
 from localspec.speculative.policy_api import (
     CERTAIN_CONFIDENCE,
@@ -296,8 +297,9 @@ class Lookup(Proposer):
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
-    ) -> Proposal:
+    ) -> Decoding[Proposal]:
         """Propose what follows the longest match. Each distribution is one-hot."""
+        yield from ()
         self.state(tokens)
 
         def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
@@ -317,7 +319,8 @@ class Lookup(Proposer):
 
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
-    ) -> ReplayScores:
+    ) -> Decoding[ReplayScores]:
+        yield from ()
         first = max(len(tokens) - min(len(probs), _MAX_REPLAYED), self._judged)
         self._cut(min(first, len(tokens)))
         chances = []

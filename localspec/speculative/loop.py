@@ -116,7 +116,8 @@ class SpeculativeDecoder:
         for num_behind in reversed(range(0, num_tokens, REPLAY_TOKENS)):
             probs = self._probs[: len(self._probs) - num_behind]
             assert self._chain is not None
-            yield proposer.replay(self.tokens[: end - num_behind], probs, self._chain)
+            replay = proposer.replay(self.tokens[: end - num_behind], probs, self._chain)
+            yield result_of(replay)
 
     def steps(self, request: Request) -> Iterator[Step]:
         """Steps until max_tokens tokens are out or an end token is, which is emitted too.
@@ -295,7 +296,7 @@ class SpeculativeDecoder:
         proposer = self.proposers[replay.proposer]
         if replay.reads_from is not None:
             proposer.read_from(replay.reads_from)
-        replay_scores = yield from proposer.replaying(self.tokens, self._probs, request.chain)
+        replay_scores = yield from proposer.replay(self.tokens, self._probs, request.chain)
         seconds = self.clock() - started
         self.draft_policy.replay(replay.proposer, replay_scores, seconds)
         return seconds
@@ -310,7 +311,7 @@ class SpeculativeDecoder:
             proposer.read_from(decision.reads_from)
         proposer.keeps_sizes = bool(self.draft_policy.keeps_sizes)
         draw, chain = request.rule.draw(start), request.chain
-        return (yield from proposer.proposing(self.tokens, decision.extent, chain, draw))
+        return (yield from proposer.propose(self.tokens, decision.extent, chain, draw))
 
     def _truncate_caches(self, num_tokens: int) -> None:
         # The target comes first: what remains in its cache decides what a head can read.

@@ -12,7 +12,7 @@ from localspec.pictures.cells import without_cells
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.distribution import CERTAIN, Distribution, Logits
-from localspec.speculative.model import Decode, Decoding, Model, result_of
+from localspec.speculative.model import Decode, Decoding, Model
 from localspec.speculative.policy_api import (
     CERTAIN_CONFIDENCE,
     MAX_DRAFT_TOKENS,
@@ -73,7 +73,8 @@ class Proposal(NamedTuple):
 class Proposer:
     """Anything that proposes draft tokens for a text.
 
-    The methods here suit a proposer that stores nothing of the answer or the text.
+    The methods here suit a proposer that stores nothing of the answer or the text. What may
+    decode yields its decodes.
     """
 
     kind: ProposerKind  # an engine has one proposer of each kind at most
@@ -92,7 +93,7 @@ class Proposer:
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
-    ) -> Proposal:
+    ) -> Decoding[Proposal]:
         """Tokens to follow `tokens`, each drawn by `draw` from its distribution, as far as it
         is worth.
 
@@ -100,28 +101,15 @@ class Proposer:
         """
         raise NotImplementedError
 
-    def proposing(
-        self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
-    ) -> Decoding[Proposal]:
-        """`propose`, which yields its decodes."""
-        yield from ()
-        return self.propose(tokens, extent, chain, draw)
-
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
-    ) -> ReplayScores:
+    ) -> Decoding[ReplayScores]:
         """How proposals would have done at the last positions of `tokens`.
 
         probs: the probabilities of the last tokens in the target's distributions.
         """
-        return ReplayScores([], 0)
-
-    def replaying(
-        self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
-    ) -> Decoding[ReplayScores]:
-        """`replay`, which yields its decodes."""
         yield from ()
-        return self.replay(tokens, probs, chain)
+        return ReplayScores([], 0)
 
     def read_from(self, position: int) -> None:
         """Forget the text, and from now on read only what follows `position`."""
@@ -175,11 +163,6 @@ class DraftModel(Proposer):
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
-    ) -> Proposal:
-        return result_of(self.proposing(tokens, extent, chain, draw))
-
-    def proposing(
-        self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Decoding[Proposal]:
         # First it decodes what it lacks, all at once: a whole prompt in its first step, later
         # the last token or two. Its own draft tokens are already in its cache.
@@ -194,7 +177,7 @@ class DraftModel(Proposer):
             if len(drafted) == 1:
                 # From here on it decodes its own tokens, which may be refused.
                 self.model.checkpoint()
-            row = (yield from self._shared_rows(drafted[-1:] or missing, 1))[0]
+            row = (yield from self._rows(drafted[-1:] or missing, 1))[0]
             distribution = chain.draft_distribution(row, tokens, drafted)
             confidence = confidence_in(row, distribution)
             may_follow = proposal.add(distribution, confidence, extent, draw, self._is_end)
@@ -203,11 +186,6 @@ class DraftModel(Proposer):
 
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
-    ) -> ReplayScores:
-        return result_of(self.replaying(tokens, probs, chain))
-
-    def replaying(
-        self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
     ) -> Decoding[ReplayScores]:
         # It has to read what it lacks, except the last token, before it can propose anyway. The
         # rows of that decode show what it would have proposed.
@@ -215,7 +193,7 @@ class DraftModel(Proposer):
         num_rows = min(self._num_unjudged(tokens), len(probs), self.model.max_outputs)
         if not missing:
             return ReplayScores([], 0)
-        rows = yield from self._shared_rows(missing, num_rows)
+        rows = yield from self._rows(missing, num_rows)
         self._num_judged = len(tokens)
         first = len(tokens) - num_rows
         before, after, probs = tokens[:first], tokens[first:], probs[len(probs) - num_rows :]
@@ -238,16 +216,11 @@ class DraftModel(Proposer):
         begin = max(self.begins_at + self.model.num_cached + 1, self._num_judged)
         return max(len(tokens) - begin, 0)
 
-    def rows(self, tokens: Sequence[int], num_rows: int) -> Logits:
-        """Logits (num_rows, shared vocabulary) after the last num_rows of `tokens`.
+    def _rows(self, missing: Sequence[int], num_rows: int) -> Decoding[Logits]:
+        """Logits (num_rows, shared vocabulary) after the last num_rows of what is missing.
 
-        -inf where an id is another token to the target. A view, valid until the next. Its
-        `state` must allow a proposal, and as many of the tokens must be new to it.
+        -inf where an id is another token to the target. A view, valid until the next.
         """
-        return result_of(self._shared_rows(self._missing(tokens), num_rows))
-
-    def _shared_rows(self, missing: Sequence[int], num_rows: int) -> Decoding[Logits]:
-        """The rows of a decode, with the shared vocabulary alone."""
         rows = (yield Decode(self.model, missing, num_rows))[:, : self._shared_size]
         rows[:, self._different] = -np.inf
         return rows
@@ -325,8 +298,9 @@ class Forced(Proposer):
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
-    ) -> Proposal:
+    ) -> Decoding[Proposal]:
         """Propose the forced tokens. Each distribution is one-hot."""
+        yield from ()
         forced = [] if self._constraint is None else self._constraint.forced()
 
         def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:

@@ -148,7 +148,7 @@ class TracedDraft(DraftModel):
         super().__init__(model, all_shared(model, model), lambda token: False)
         self._series = series
 
-    def proposing(
+    def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Decoding[Proposal]:
         missing, series = self._missing(tokens), self._series
@@ -167,7 +167,7 @@ class TracedDraft(DraftModel):
         self._num_judged = len(tokens) + len(drafted)
         return proposal
 
-    def replaying(
+    def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
     ) -> Decoding[ReplayScores]:
         missing = self._missing(tokens)[:-1]
@@ -205,7 +205,8 @@ class TracedText(Proposer):
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
-    ) -> Proposal:
+    ) -> Decoding[Proposal]:
+        yield from ()
         place = self._place(tokens)
         limit, num_right = self._series.limit[place], self._series.accepted[place]
         confidence = self._series.confidence[place]
@@ -229,7 +230,8 @@ class TracedText(Proposer):
 
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
-    ) -> ReplayScores:
+    ) -> Decoding[ReplayScores]:
+        yield from ()
         first = max(len(tokens) - min(len(probs), _MAX_REPLAYED), self._judged)
         self._judged = len(tokens)
         series = self._series
