@@ -51,7 +51,6 @@ from localspec.preflight.plan import (
     plan_side_by_side,
     reserved_bytes,
     target_context_length,
-    with_sequences,
 )
 from localspec.presets.folder_import import note_used
 from localspec.presets.presets import common_servers
@@ -131,7 +130,13 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     options = _with_common(target_options, of_target), _with_common(draft_options, both)
     sources = chosen_sources(found, drafting, *options)
     with contextlib.ExitStack() as undo:
-        opened = partial(_opened, sources, progress, (parallel, kept_bytes), undo, force=force)
+
+        def opened(mmproj: Path | None) -> tuple[Models, int]:
+            files, projector = seeing(mmproj, sources)
+            open_all = partial(_open_all, progress_shares(files, progress), projector)
+            files, reserved = _side_by_side(files, projector, parallel, kept_bytes)
+            return _open_fitting(files, projector, open_all, undo, force=force), reserved
+
         see = partial(with_projector, is_named=mmproj is not None)
         models, reserved = see(found.get("mmproj"), sources[0].header, opened)
         room = CacheRoom(kept_bytes - reserved, CacheDisk.of(cache_disk))
@@ -164,25 +169,6 @@ def _check_kept(kept_bytes: int, *, memory: bool) -> None:
         raise OptionError(f"kept_bytes is {kept_bytes!r}", "Choose 0 (none) or more.")
     if not isinstance(memory, bool):
         raise OptionError(f"memory is {memory!r}", "Choose True or False.")
-
-
-def _opened(
-    sources: list[Source],
-    progress: Callable[[float], None] | None,
-    at_once: tuple[int, int],
-    undo: contextlib.ExitStack,
-    mmproj: Path | None,
-    *,
-    force: bool,
-) -> tuple[Models, int]:
-    """The models with that projector, and the bytes that all texts but one reserve.
-
-    at_once: `parallel` and `kept_bytes`.
-    """
-    files, projector = seeing(mmproj, sources)
-    open_all = partial(_open_all, progress_shares(files, progress), projector)
-    files, reserved = _side_by_side(files, projector, *at_once)
-    return _open_fitting(files, projector, open_all, undo, force=force), reserved
 
 
 def _open_all(
@@ -219,16 +205,9 @@ def _with_common(own: LlamaOptions | None, common: LlamaOptions) -> LlamaOptions
         return common
     if not isinstance(own, LlamaOptions):
         raise OptionError(f"a model's options are {own!r}", "Give a LlamaOptions.")
-    return replace(
-        own,
-        context_length=own.context_length or common.context_length,
-        num_threads=own.num_threads or common.num_threads,
-        num_gpu_layers=(
-            common.num_gpu_layers if own.num_gpu_layers is None else own.num_gpu_layers
-        ),
-        rpc=own.rpc or common.rpc,
-        exact=common.exact if own.exact is None else own.exact,
-    )
+    names = "context_length", "num_threads", "num_gpu_layers", "rpc", "exact"
+    left = [name for name in names if getattr(own, name) in (None, ())]
+    return replace(own, **{name: getattr(common, name) for name in left})
 
 
 def _open(
@@ -379,22 +358,26 @@ def _side_by_side(
     planning raises.
     """
     check_parallel(parallel)
+    if parallel == 1 or any(each.header is None or each.options.rpc for each in sources):
+        return list(sources), 0
+    files = _planned(sources, projector)
+    alone = plan_here(files)
+    plan = plan_side_by_side(files, alone, parallel, kept_bytes)
+    count = plan.models[0].options.num_sequences
+    return [
+        source._replace(options=replace(source.options, num_sequences=count))
+        for source in sources
+    ], reserved_bytes(plan, alone)
+
+
+def _planned(sources: Sequence[Source], projector: Header | None) -> list[Planned]:
+    """The files among the models, and the target's projector."""
     files = [
         Planned(source.header, source.options, source.role)
         for source in sources
-        if source.header is not None and not source.options.rpc
+        if source.header is not None
     ]
-    if parallel == 1 or len(files) < len(sources):
-        return list(sources), 0
-    seen = [] if projector is None else [Planned(projector, role="mmproj")]
-    alone = plan_here([*files, *seen])
-    plan = plan_side_by_side([*files, *seen], alone, parallel, kept_bytes)
-    count = plan.models[0].options.num_sequences
-    chosen = zip(sources, files, strict=True)
-    return [
-        source._replace(options=with_sequences(model, count).options)
-        for source, model in chosen
-    ], reserved_bytes(plan, alone)
+    return files if projector is None else [*files, Planned(projector, role="mmproj")]
 
 
 def _open_fitting(
@@ -413,17 +396,10 @@ def _open_fitting(
     Where memory runs out, fewer layers are tried, as a warning tells. Raises MemoryLimitError
     where nothing was left to choose, or nothing helps; ModelFileError; OptionError.
     """
-    files = [
-        Planned(source.header, source.options, source.role)
-        for source in sources
-        if source.header is not None
-    ]
-    if not files:
+    if all(source.header is None for source in sources):
         return open_models(list(sources), undo)
-    all_known = len(files) == len(sources)
-    if projector is not None:
-        files.append(Planned(projector, role="mmproj"))
-    plan = plan_here(files)
+    all_known = all(source.header is not None for source in sources)
+    plan = plan_here(_planned(sources, projector))
     if not force:
         check_fit(plan)
     fewer = plan.fewer()

@@ -19,7 +19,6 @@ from localspec.speculative.policy_api import (
     DraftOff,
     DraftPolicy,
     FixedDraftPolicy,
-    FixedThreads,
     ProposerKind,
     ThreadPolicy,
 )
@@ -180,7 +179,7 @@ def _thread_policy(models: Models, was_alone: Callable[[], bool]) -> ThreadPolic
     """The target's number follows the load, and the others' with it, where nobody set them."""
     target, draft, head, _ = models
     if not target.may_change_threads:
-        return FixedThreads(target.num_threads)
+        return ThreadPolicy(target.num_threads)
     most_of_draft = 0 if draft is None else draft.num_threads
 
     def use(count: int) -> None:
