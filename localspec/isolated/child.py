@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 TOGETHER_S = 0.02  # pieces that come within that time are sent together
 _PULSE_S = 5.0  # between two words of a measurement, while decodes end
 _NUM_ASIDE = 8  # requests at once
-_AT_ONCE = ("ask", "read_on", "end", "cancel")
+_AT_ONCE = ("ask", "read_on", "end", "cancel", "measure")
 
 Say = Callable[[str, Any], None]  # of a request: what kind of message, and its value
 
@@ -160,16 +160,15 @@ class KeptPictures:
 class Served:
     """The requests that an engine answers. Each gets first what says something of it."""
 
-    def __init__(self, engine: Engine, servers: Sequence[str]) -> None:
-        self._engine = engine
-        self._servers = servers
+    def __init__(
+        self, engine: Engine, servers: Sequence[str], pool: ThreadPoolExecutor
+    ) -> None:
+        self._engine, self._servers, self._pool = engine, servers, pool
         self._pictures = KeptPictures()
         self._answers: dict[int, _ServedAnswer] = {}
         self._owners: dict[int, _Owner] = {}
         self._num_asked = 0  # as `ChildProcess` counts
-        self._changing = threading.Lock()  # what can be cancelled
         self._measuring: dict[int, Cancellation] = {}
-        self._cancelled: set[int] = set()  # measurements
 
     # At once, in the order in which they come: these wait for nothing.
 
@@ -220,10 +219,16 @@ class Served:
             self._num_asked += 1
             self._engine._end_idle_work()
             return
-        with self._changing:
-            self._cancelled.add(number)
-            if number in self._measuring:
-                self._measuring[number].request()
+        if (measuring := self._measuring.get(number)) is not None:
+            measuring.request()
+
+    def measure(
+        self, asker: _Asker, function: Callable[..., Any], *arguments: Any, **keywords: Any
+    ) -> None:
+        """Have a function called with the engine; `cancel` with that number ends it."""
+        self._measuring[asker.number] = ended = Cancellation()
+        given = asker, ended, function, *arguments
+        self._pool.submit(asker.answer, self._measured, *given, **keywords)
 
     # In a thread of a pool.
 
@@ -255,13 +260,15 @@ class Served:
             self._engine._produce(exchange, prompt._replace(pictures=pictures))
         return True
 
-    def measure(
-        self, asker: _Asker, function: Callable[..., Any], *arguments: Any, **keywords: Any
+    def _measured(
+        self,
+        asker: _Asker,
+        ended: Cancellation,
+        function: Callable[..., Any],
+        *arguments: Any,
+        **keywords: Any,
     ) -> Any:
-        """Call a function with the engine; `cancel` with that number ends it.
-
-        While decodes end, the progress is reported again every few seconds.
-        """
+        """A function's result. While decodes end, its progress is told every few seconds."""
         is_done, reporting = threading.Event(), threading.Lock()
         told: tuple[str, float | None] = ("", None)
 
@@ -281,16 +288,10 @@ class Served:
 
         shower = threading.Thread(target=show_life, name="localspec-life", daemon=True)
         shower.start()
-        watch = Watch(progress)
-        with self._changing:
-            self._measuring[asker.number] = watch.cancellation
-            if asker.number in self._cancelled:  # the wish was here before it
-                watch.cancellation.request()
         try:
-            return function(self._engine, *arguments, watch=watch, **keywords)
+            return function(self._engine, *arguments, watch=Watch(progress, ended), **keywords)
         finally:
-            with self._changing:
-                del self._measuring[asker.number]
+            del self._measuring[asker.number]
             is_done.set()
             shower.join()
 
@@ -391,8 +392,8 @@ def serve_engine(
         except Exception as error:
             messages.send(0, "error", error)
             return
-        served = Served(engine, servers)
         pool = ThreadPoolExecutor(_NUM_ASIDE, "localspec-request")
+        served = Served(engine, servers, pool)
         with pool, engine:
             messages.send(0, "done", facts_of(engine))
             while (request := pipe.recv()) is not None:
