@@ -22,10 +22,10 @@ from localspec.speculative.policy_api import (
     DraftOff,
     DraftPolicy,
     Extent,
-    FixedThreads,
     ProposerKind,
     ProposerState,
     ReplayScores,
+    ThreadPolicy,
 )
 from localspec.speculative.proposers import DraftModel, Draw, Proposal, Proposer
 from localspec.speculative.randomness import Randomness
@@ -312,7 +312,7 @@ def answer(
     target, draft = models(machine, clock, text.agrees, text.margin)
     shared = all_shared(target, draft)  # type: ignore[arg-type]
     proposers = [DraftModel(draft, shared, lambda token: False), *others]
-    loop = SpeculativeDecoder(target, proposers, policy, FixedThreads(1), None, clock)
+    loop = SpeculativeDecoder(target, proposers, policy, ThreadPolicy(1), None, clock)
     rule = make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0))
     for start in text.starts:
         question = [(7 * i) % VOCAB for i in range(text.num_prompt_tokens - 1)]

@@ -19,7 +19,7 @@ from localspec.engine.prefill import prepare
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative.loop import SpeculativeDecoder
-from localspec.speculative.policy_api import FixedDraftPolicy, FixedThreads, ProposerKind
+from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind, ThreadPolicy
 from localspec.speculative.proposers import DraftModel
 from toy import GREEDY, all_shared, never, steps_of, tokens_of
 
@@ -41,7 +41,7 @@ def loop_on(machine, kind, policy, agreement=0.85):
         # A policy changes sizes where it finds nothing if that is cheaper than padding.
         gap = int(isinstance(policy, FixedDraftPolicy))
         proposer = FreeProposer(lambda token: token % 20 >= gap, at_random(agreement))
-    loop = SpeculativeDecoder(target, [proposer], policy, FixedThreads(1), None, clock)
+    loop = SpeculativeDecoder(target, [proposer], policy, ThreadPolicy(1), None, clock)
     return loop, target, draft
 
 

@@ -14,7 +14,7 @@ from localspec.sampling.distribution import Logits
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Step
-from localspec.speculative.policy_api import DraftOff, DraftPolicy, FixedThreads
+from localspec.speculative.policy_api import DraftOff, DraftPolicy, ThreadPolicy
 from localspec.speculative.proposers import Proposer
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
@@ -38,7 +38,7 @@ def loop_of(
 ) -> SpeculativeDecoder:
     """A loop whose clock shows one second more at each look, or another clock."""
     clock = clock or functools.partial(next, itertools.count(1.0))
-    return SpeculativeDecoder(target, proposers, policy, FixedThreads(1), reason, clock)
+    return SpeculativeDecoder(target, proposers, policy, ThreadPolicy(1), reason, clock)
 
 
 def request(

@@ -28,9 +28,9 @@ from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     Extent,
     FixedDraftPolicy,
-    FixedThreads,
     ProposerState,
     RuleName,
+    ThreadPolicy,
     UpTo,
 )
 from localspec.speculative.prefix import common_length
@@ -128,7 +128,7 @@ class StepLawCheck:
         policy = FixedDraftPolicy(num_draft_tokens)
         remembered = _Remembered(proposer, state, self.is_end)
         loop = SpeculativeDecoder(
-            target, [remembered], policy, FixedThreads(1), None, lambda: 0.0
+            target, [remembered], policy, ThreadPolicy(1), None, lambda: 0.0
         )
 
         def step(numbers: Enumeration) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Callable
 
 from localspec.policy.cost import LARGEST_STEP, SHORT_READ, fill
-from localspec.speculative.policy_api import StepRecord, ThreadUse
+from localspec.speculative.policy_api import StepRecord, ThreadPolicy, ThreadUse
 
 # Steps over which slowdowns are averaged; a tried number that is faster over so many stays
 TRIAL_STEPS = 16
@@ -26,7 +26,7 @@ _NOISE = 1.05  # slowdown of steps on a machine that does nothing else
 Shape = tuple[int, int, int, int | None]
 
 
-class AdaptiveThreads:
+class AdaptiveThreads(ThreadPolicy):
     """Chooses the number of threads with which steps were fastest.
 
     most: the best number on a quiet machine, with which it begins. use_threads: sets the
@@ -40,23 +40,21 @@ class AdaptiveThreads:
         use_threads: Callable[[int], None],
         was_alone: Callable[[], bool],
     ) -> None:
+        super().__init__(most)
         self._use_threads = use_threads
         self._was_alone = was_alone
         self._counts = counts_to_try(most)
-        self._now = self._count = most  # the number outside of trials; the one in use
+        self._now = most  # the number outside of trials
         self._others = self._counts[1:]  # the one that is tried next is the first
         self._trial: list[float] = []  # slowdowns with a number that is tried
         self._mean = self._least = 1.0  # slowdowns with the number outside of trials
         self._saved = 0.0  # time that trials may lose, in fastest steps
         self._shortest: dict[Shape, float] = {}  # seconds
 
-    def choose(self) -> int:
-        return self._count
-
     def use(self) -> ThreadUse:
         # Where the number in use had the fastest steps, more are no faster.
         is_busy = self._now < self._counts[0] and self._least > _NOISE
-        return ThreadUse(self._count, self._counts[0], is_busy)
+        return ThreadUse(self._num_threads, self._counts[0], is_busy)
 
     def learn(self, record: StepRecord) -> None:
         is_prompt = record.proposer is None and record.num_target_tokens > 1
@@ -71,7 +69,7 @@ class AdaptiveThreads:
         if shortest is None:
             return
         slowdown = seconds / self._shortest[shape]
-        if self._count != self._now:
+        if self._num_threads != self._now:
             self._continue_trial(slowdown)
             return
         self._mean += (slowdown - self._mean) / TRIAL_STEPS
@@ -86,14 +84,14 @@ class AdaptiveThreads:
         self._saved = min(self._saved + self._mean - slowdown, 0.0)
         mean = statistics.mean(self._trial)
         if mean >= self._mean:
-            self._others.append(self._count)
+            self._others.append(self._num_threads)
             self._use(self._now)
         elif len(self._trial) == TRIAL_STEPS:
             self._others.append(self._now)
-            self._now, self._mean, self._least = self._count, mean, min(self._trial)
+            self._now, self._mean, self._least = self._num_threads, mean, min(self._trial)
 
     def _use(self, count: int) -> None:
-        self._count = count
+        self._num_threads = count
         self._use_threads(count)
 
 

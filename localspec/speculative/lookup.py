@@ -176,31 +176,6 @@ class FindingKind(NamedTuple):
         return cls(row, min(num_alike, 4) - 1, min(num_different, 3))
 
 
-class LookupOdds:
-    """Counts how often tokens of each kind of finding came true."""
-
-    def __init__(self) -> None:
-        self._counts: dict[FindingKind, list[float]] = {}  # of tokens that came, and of all
-
-    def chance(self, kind: FindingKind) -> float:
-        """The share of tokens of this kind that came as they were found, 0 … 1."""
-        came, seen = self._of(kind)
-        return came / seen
-
-    def learn(self, kind: FindingKind, *, came: bool) -> None:
-        """Count a token that was found, and whether it came."""
-        counts = self._of(kind)
-        counts[0] += came
-        counts[1] += 1
-        if counts[1] > _MOST_COUNTED:
-            counts[:] = [count / 2 for count in counts]
-
-    def _of(self, kind: FindingKind) -> list[float]:
-        length, alike, different = kind
-        share = _FIRST[length][alike][different] / 100
-        return self._counts.setdefault(kind, [share * _FIRST_WEIGHT, _FIRST_WEIGHT])
-
-
 class Found(NamedTuple):
     """Occurrences of the last `length` tokens, the one to follow first.
 
@@ -227,7 +202,7 @@ class Lookup(Proposer):
     def __init__(self, is_end: Callable[[int], bool], memory: TextMemory | None = None) -> None:
         self.memory = memory
         self._is_end = is_end
-        self._odds = LookupOdds()
+        self._counts: dict[FindingKind, list[float]] = {}  # of tokens that came, and of all
         self._own = NgramIndex()
         self._reference = NgramIndex()
         self._chain: SamplerChain | None = None  # of the answer
@@ -264,7 +239,7 @@ class Lookup(Proposer):
         return ProposerState(
             MAX_DRAFT_TOKENS,
             num_unjudged=max(num_tokens - self._judged, 0),
-            confidence=self._odds.chance(first[1]),
+            confidence=self._chance(first[1]),
         )
 
     def _look_behind(self, tokens: Sequence[int]) -> None:
@@ -311,7 +286,7 @@ class Lookup(Proposer):
             if found is None or chain.num_allowed(drafted) < len(drafted):
                 return None
             token, kind = found
-            return Distribution(np.array([token]), CERTAIN), self._odds.chance(kind)
+            return Distribution(np.array([token]), CERTAIN), self._chance(kind)
 
         proposal = Proposal([], [], []).extend(next_row, extent, draw, self._is_end)
         self._judged = len(tokens) + len(proposal.draft_tokens)
@@ -357,13 +332,27 @@ class Lookup(Proposer):
         is_next = self._found_at is not None and self._found_at[0] == num_read
         if is_next and list(new[:num_forced]) == self._forced:
             for token, (found, kind) in zip(new[num_forced:], self._expected, strict=False):
-                self._odds.learn(kind, came=token == found)
+                counts = self._counts_of(kind)
+                counts[0] += token == found
+                counts[1] += 1
+                if counts[1] > _MOST_COUNTED:
+                    counts[:] = [count / 2 for count in counts]
                 if token != found:
                     break
                 if self.memory is not None:
                     self.memory.mark_used(self._found.occurrences[0])
         self._expected.clear()
         self._own.read(new)
+
+    def _chance(self, kind: FindingKind) -> float:
+        """The share of tokens of this kind that came as they were found, 0 … 1."""
+        came, seen = self._counts_of(kind)
+        return came / seen
+
+    def _counts_of(self, kind: FindingKind) -> list[float]:
+        length, alike, different = kind
+        share = _FIRST[length][alike][different] / 100
+        return self._counts.setdefault(kind, [share * _FIRST_WEIGHT, _FIRST_WEIGHT])
 
     def _look(self, forced: Sequence[int] = ()) -> Found:
         """Search for the end of the text with forced tokens behind it."""

@@ -23,7 +23,7 @@ _MOST_IDLE = 2
 
 
 class DraftOff(str, enum.Enum):
-    """Why a step proposed nothing. The words for people are in `reasons`."""
+    """Why a step proposed nothing. The words for people are in `metrics`."""
 
     NO_DRAFT = "no_draft"
     SET_TO_ZERO = "set_to_zero"
@@ -326,30 +326,19 @@ class ThreadUse:
     is_busy: bool
 
 
-class ThreadPolicy(Protocol):
-    """Chooses the number of threads."""
+class ThreadPolicy:
+    """Chooses the number of threads: by default that with which the models were opened."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads  # now
 
     def choose(self) -> int:
         """The number for the target's decodes in the next step; the models are set to it."""
+        return self._num_threads
 
     def learn(self, record: StepRecord) -> None:
         """Learn from a finished step."""
 
     def use(self) -> ThreadUse:
         """The present choice."""
-
-
-@dataclass(frozen=True, slots=True)
-class FixedThreads:
-    """The number with which the models were opened."""
-
-    num_threads: int
-
-    def choose(self) -> int:
-        return self.num_threads
-
-    def learn(self, record: StepRecord) -> None:
-        """A fixed number learns nothing."""
-
-    def use(self) -> ThreadUse:
-        return ThreadUse(self.num_threads, self.num_threads, is_busy=False)
+        return ThreadUse(self._num_threads, self._num_threads, is_busy=False)

@@ -22,7 +22,7 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative import verify
 from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.policy_api import FixedDraftPolicy, FixedThreads
+from localspec.speculative.policy_api import FixedDraftPolicy, ThreadPolicy
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 
@@ -140,7 +140,7 @@ class Ready:
 def loop_ms(params: SamplingParams, rows: np.ndarray, repeats: int) -> float:
     """Median time of a plain step of the loop in milliseconds."""
     loop = SpeculativeDecoder(
-        Ready(rows), [], FixedDraftPolicy(0), FixedThreads(1), None, time.perf_counter
+        Ready(rows), [], FixedDraftPolicy(0), ThreadPolicy(1), None, time.perf_counter
     )
     loop.start([1, 2, 3])
     rule = make_rule(None, is_greedy=params.is_greedy, seed=None, randomness=Randomness(1))

@@ -48,10 +48,10 @@ from localspec.speculative.policy_api import (
     DraftPolicy,
     Extent,
     FixedDraftPolicy,
-    FixedThreads,
     ProposerKind,
     ProposerState,
     ReplayScores,
+    ThreadPolicy,
 )
 from localspec.speculative.proposers import DraftModel, Draw, Proposal, Proposer
 from localspec.speculative.randomness import Randomness
@@ -262,7 +262,7 @@ def replay(
         else TracedText(kind, trace.proposers.get(kind, _SILENT))
         for kind in kinds
     ]
-    loop = SpeculativeDecoder(target, proposers, policy, FixedThreads(1), None, clock)
+    loop = SpeculativeDecoder(target, proposers, policy, ThreadPolicy(1), None, clock)
     prompt = [0] * trace.num_prompt_tokens
     chain = SamplerChain(SamplingParams(temperature=0), num_prompt_tokens=len(prompt))
     rule = make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0))
