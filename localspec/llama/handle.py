@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from localspec.errors import ClosedError
@@ -68,14 +67,10 @@ class Handle:
         llama_cpp.llama_set_abort_callback(
             context, stop_callback, ctypes.cast(self._stop, ctypes.c_void_p)
         )
-        if owner is None:
-            model = None if model_of is not None else self.model
-            give_back = functools.partial(_free, context, model)
-        else:
-            give_back = functools.partial(_return, context, owner)
+        own_model = None if owner is not None or model_of is not None else self.model
         # The stop signal, which libllama reads, goes last. A reference to self would keep it.
         self._finalizer = weakref.finalize(
-            self, _finish, weakref.ref(self), self.in_use, give_back, self._stop
+            self, _finish, weakref.ref(self), self.in_use, context, own_model, owner, self._stop
         )
 
     def require_open(self) -> None:
@@ -126,7 +121,9 @@ class Handle:
 def _finish(
     handle: weakref.ref[Handle],
     in_use: threading.Lock,
-    give_back: Callable[[], None],
+    context: int,
+    own_model: int | None,
+    owner: Any,
     _stop: object,
 ) -> None:
     if not own_process.is_this():
@@ -135,19 +132,12 @@ def _finish(
     with in_use:
         if alive is not None:  # closed, or the interpreter ends
             alive.context = alive.memory = alive.model = alive.owner = alive.model_of = None
-        give_back()
-
-
-def _free(context: int, model: int | None) -> None:
-    llama_cpp.llama_free(context)
-    if model is not None:
-        llama_cpp.llama_model_free(model)
-    native.return_freed_memory()
-
-
-def _return(context: int, owner: Any) -> None:
-    if owner.ctx is None:
-        return  # the owner has freed it
-    llama_cpp.llama_set_abort_callback(context, llama_cpp.ggml_abort_callback(), None)
-    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
-    owner.reset()
+        if owner is None:
+            llama_cpp.llama_free(context)
+            if own_model is not None:
+                llama_cpp.llama_model_free(own_model)
+            native.return_freed_memory()
+        elif owner.ctx is not None:  # the owner has not freed it
+            llama_cpp.llama_set_abort_callback(context, llama_cpp.ggml_abort_callback(), None)
+            llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+            owner.reset()

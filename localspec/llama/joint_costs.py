@@ -6,6 +6,7 @@ each. Texts that have fewer are padded to that, and so are those in between that
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_left
 from collections import deque
@@ -38,13 +39,13 @@ class RowTimes:
         """Learn from a decode."""
         self._times.setdefault(num_rows, deque(maxlen=_NUM_TIMES)).append(seconds)
 
-    def expected(self, num_rows: int) -> float | None:
-        """On the line through the nearest numbers of rows that were timed; None without two."""
+    def expected(self, num_rows: int) -> float:
+        """On the line through the nearest numbers of rows that were timed; NaN without two."""
         known = sorted(self._times)
         if num_rows in self._times:
             return statistics.median(self._times[num_rows])
         if len(known) < 2:
-            return None
+            return math.nan
         above = min(max(bisect_left(known, num_rows), 1), len(known) - 1)
         low, high = known[above - 1], known[above]
         low_s, high_s = (statistics.median(self._times[each]) for each in (low, high))
@@ -52,12 +53,7 @@ class RowTimes:
 
     def pays(self, apart: list[int], num_rows: int) -> bool:
         """Whether so many rows at once take less time than decodes of these numbers of rows."""
-        together_s = self.expected(num_rows)
-        each_s = [self.expected(count) for count in apart]
-        known_s = [seconds for seconds in each_s if seconds is not None]
-        if together_s is None or len(known_s) < len(each_s):
-            return False
-        return together_s < _GAIN * sum(known_s)
+        return self.expected(num_rows) < _GAIN * sum(map(self.expected, apart))
 
 
 class PieceTimes:

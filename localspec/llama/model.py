@@ -18,6 +18,7 @@ import numpy as np
 
 from localspec.errors import ContextError, DecodeError, EngineError, Interrupted, ModelFileError
 from localspec.exactness import Exactness
+from localspec.gguf_file.shape import context_to_open
 from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import Cache
 from localspec.llama.cache_state import CacheState
@@ -26,7 +27,13 @@ from localspec.llama.handle import Handle, Stop
 from localspec.llama.hidden_rows import HiddenRows, OutputRows, Rows, TargetRows
 from localspec.llama.library import Llama, kernels, llama_cpp
 from localspec.llama.native import LoadWatch
-from localspec.llama.opening import adopted_handle, load_context, open_watched
+from localspec.llama.opening import (
+    adopted_handle,
+    context_params,
+    loaded_weights,
+    new_context,
+    open_watched,
+)
 from localspec.llama.options import LlamaOptions, text_batch_size
 from localspec.llama.projector import PicturePart, Projector
 from localspec.llama.quirks.spinning import computed_apart
@@ -121,7 +128,17 @@ class LlamaModel(LlamaContext):
 
     @classmethod
     def _load(cls, path: Path, options: LlamaOptions, watch: LoadWatch) -> LlamaModel:
-        handle, length = load_context(path, options, watch)
+        with loaded_weights(path, options, watch) as weights:
+            has_encoder = llama_cpp.llama_model_has_encoder(weights)
+            if has_encoder or llama_cpp.llama_model_is_diffusion(weights):
+                raise ModelFileError(
+                    f"{path} is not a causal language model",
+                    "Choose a decoder-only text model.",
+                )
+            trained = llama_cpp.llama_model_n_ctx_train(weights)
+            length = context_to_open(options.context_length, trained, path.name)
+            context = new_context(weights, path.name, context_params(options, length))
+        handle = Handle(context, path.name)
         with handle.closed_on_failure():
             model = cls(handle, length, options.max_outputs, options.summary)
             # Only pictures need larger ones, and a text is read as fast as without them.

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from localspec.errors import (
     ClosedError,
@@ -17,9 +17,9 @@ from localspec.errors import (
     ModelFileError,
     OptionError,
 )
-from localspec.gguf_file.shape import context_to_open
 from localspec.gguf_file.tensor_types import type_number
 from localspec.llama import native
+from localspec.llama.context import LlamaContext
 from localspec.llama.devices import device_pointers, list_devices
 from localspec.llama.handle import Handle
 from localspec.llama.library import Llama, complaints, llama_cpp, own_process
@@ -33,11 +33,7 @@ _FLASH_ATTENTION = {"auto": "AUTO", "on": "ENABLED", "off": "DISABLED"}
 _adopted: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
 
 
-class _Closes(Protocol):
-    def close(self) -> None: ...
-
-
-Opened = TypeVar("Opened", bound=_Closes)
+Opened = TypeVar("Opened", bound=Handle | LlamaContext)
 
 
 def open_watched(
@@ -72,7 +68,10 @@ def model_params(options: LlamaOptions) -> Any:
     if options.num_gpu_layers is not None:
         params.n_gpu_layers = options.num_gpu_layers
     if options.rpc:
-        devices = [*remote_pointers(options.rpc), *_gpus_here(), None]
+        known = zip(device_pointers(llama_cpp), list_devices(llama_cpp), strict=True)
+        usable = usable_gpus(list_devices(llama_cpp))
+        gpus_here = [pointer for pointer, device in known if device in usable]
+        devices = [*remote_pointers(options.rpc), *gpus_here, None]
         _point_to(params, "devices", (ctypes.c_void_p * len(devices))(*devices))
     elif options.num_gpu_layers == 0:
         # Otherwise libllama takes GPU memory all the same, to compute prompts there, and does
@@ -107,14 +106,6 @@ def _point_to(params: Any, field: str, array: Any) -> None:
     """Set a field that llama-cpp-python has as an untyped pointer; keep the array alive."""
     setattr(params, field, ctypes.addressof(array))
     setattr(params, f"{field}_array", array)  # kept by Python: the field holds a number
-
-
-def _gpus_here() -> list[int]:
-    """ggml's pointers to the GPUs that libllama takes by itself."""
-    found = list_devices(llama_cpp)
-    usable = usable_gpus(found)
-    pointers = zip(device_pointers(llama_cpp), found, strict=True)
-    return [pointer for pointer, device in pointers if device in usable]
 
 
 def _check_gpu(number: int) -> None:
@@ -186,27 +177,6 @@ def new_context(model: int, name: str, params: Any) -> int:
             'A cache type may need flash attention (flash_attention="on").',
         )
     return context
-
-
-def load_context(
-    path: Path, options: LlamaOptions, watch: native.LoadWatch
-) -> tuple[Handle, int]:
-    """A context of the model in a file, which owns it, and how many tokens it is for.
-
-    Raises what `loaded_weights` and `new_context` raise, and ModelFileError for a model that
-    does not generate text.
-    """
-    with loaded_weights(path, options, watch) as model:
-        lib = llama_cpp
-        if lib.llama_model_has_encoder(model) or lib.llama_model_is_diffusion(model):
-            raise ModelFileError(
-                f"{path} is not a causal language model", "Choose a decoder-only text model."
-            )
-        trained = llama_cpp.llama_model_n_ctx_train(model)
-        length = context_to_open(options.context_length, trained, path.name)
-        params = context_params(options, length)
-        context = new_context(model, path.name, params)
-    return Handle(context, path.name), length
 
 
 def adopted_handle(llama: Llama) -> Handle:

@@ -101,9 +101,8 @@ class LlamaOptions:
     def __post_init__(self) -> None:
         for name, (lowest, highest, hint) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and not (
-                isinstance(value, int) and lowest <= value <= highest
-            ):
+            is_right = isinstance(value, int) and lowest <= value <= highest
+            if value is not None and not is_right:
                 words = (
                     name.replace("num_", "the number of ")
                     .replace("_", " ")

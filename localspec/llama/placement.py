@@ -127,12 +127,7 @@ def chosen_gpus(gpus: Sequence[Device], options: LlamaOptions) -> list[int]:
     here = [index for index, gpu in enumerate(gpus) if not gpu.server]
     if options.main_gpu is not None:
         return here[options.main_gpu : options.main_gpu + 1]
-    remote = [
-        index
-        for address in options.rpc
-        for index, gpu in enumerate(gpus)
-        if gpu.server == address
-    ]
+    remote = [n for at in options.rpc for n, gpu in enumerate(gpus) if gpu.server == at]
     return [*remote, *here]
 
 

@@ -85,7 +85,7 @@ class Projector:
         self.name = path.name
         self.content = ""
         self._handle = handle  # kept: libmtmd has the model's pointer
-        self._is_cancelled: Callable[[], bool] = _never
+        self._is_cancelled: Callable[[], bool] = lambda: False
         self._num_nodes = 0  # nodes of the graph that libmtmd has asked about
         self._mtmd = mtmd()
         params = self._mtmd.mtmd_context_params_default()
@@ -186,7 +186,7 @@ class Projector:
         try:
             status = self._mtmd.mtmd_encode_chunk(self._context, chunk)
         finally:  # it may refer to this projector
-            self._is_cancelled = _never
+            self._is_cancelled = lambda: False
         if is_cancelled():
             raise Interrupted("reading a picture was cancelled")
         if status != 0:
@@ -320,10 +320,6 @@ def _goes_on(
         return not alive._is_cancelled()
     alive._num_nodes += 1
     return alive._num_nodes % _NODES_AT_ONCE == 0
-
-
-def _never() -> bool:
-    return False
 
 
 def _free(library: Any, context: int, _looks: object) -> None:

@@ -105,11 +105,9 @@ def touch_servers(addresses: Sequence[str]) -> None:
 
 
 def _add_server(address: str) -> int | None:
-    text = ctypes.c_char_p
+    text, by_name = ctypes.c_char_p, "ggml_backend_reg_get_proc_address"
     named = ggml_function(llama_cpp, "ggml_backend_reg_by_name", _Pointer, text)
-    find = ggml_function(
-        llama_cpp, "ggml_backend_reg_get_proc_address", _Pointer, _Pointer, text
-    )
+    find = ggml_function(llama_cpp, by_name, _Pointer, _Pointer, text)
     add = find(named(b"RPC"), b"ggml_backend_rpc_add_server")
     added: int | None = ctypes.CFUNCTYPE(_Pointer, text)(add)(address.encode())
     return added

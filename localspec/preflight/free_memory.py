@@ -217,7 +217,7 @@ def with_suited_attention(
     """
     shape = ModelShape(header)
     is_open = options.flash_attention == "auto" and options.cache_type_v in _PLAIN_TYPES
-    if not is_open or uses_gpu or shape.has_state or shape.is_latent:
+    if not is_open or uses_gpu or shape.architecture.has_state or shape.is_latent:
         return options
     settings: tuple[FlashAttention, ...] = ("auto", "off")
     with_flash, without = (

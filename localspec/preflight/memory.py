@@ -303,7 +303,7 @@ def graph_bytes(
 
 def _mask_bytes(shape: ModelShape, context_length: int, attention: FlashAttention) -> int:
     batch, cells = graph_batch_size(attention, context_length), num_cells(context_length)
-    masks = 0 if shape.is_recurrent else 1 + (shape.sliding_window > 0)
+    masks = 0 if shape.architecture.is_recurrent else 1 + (shape.sliding_window > 0)
     return masks * batch * cells * (_FLOAT if attention == "off" else _HALF)
 
 

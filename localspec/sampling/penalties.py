@@ -22,10 +22,10 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 def penalise_tokens(row: Logits, text: TokenIds, params: SamplingParams) -> None:
     """Apply the repetition, presence and frequency penalties to `row` (vocab,), in place.
 
-    text: the tokens so far, (n,). The last penalty_last_n count. Ids beyond the row are
-    skipped: the target may have tokens that the draft lacks.
+    text: the tokens so far, (n,). The last penalty_last_n count, which is above 0. Ids beyond
+    the row are skipped: the target may have tokens that the draft lacks.
     """
-    tokens, counts = np.unique(_last(text, params.penalty_last_n), return_counts=True)
+    tokens, counts = np.unique(text[-params.penalty_last_n :], return_counts=True)
     num_known = int(np.searchsorted(tokens, len(row)))
     tokens, counts = tokens[:num_known], counts[:num_known]
     # float32 throughout, as llama.cpp computes it.
@@ -46,17 +46,13 @@ def penalise_repeats(
     llama.cpp, only the last dry_penalty_last_n tokens count, back to the last breaker, and a
     token that is a breaker by itself is not penalised.
     """
-    text = _last(text, params.dry_penalty_last_n)
+    text = text[-params.dry_penalty_last_n :]
     longest = _longest_repeats(text, params, breakers)
     for token, length in longest.items():
         if token < len(row) and () not in breakers.get(token, ()):
             excess = length - params.dry_allowed_length
             penalty = params.dry_multiplier * params.dry_base**excess
             row[token] -= np.float32(min(penalty, _FLOAT32_MAX))
-
-
-def _last(text: TokenIds, n: int) -> TokenIds:
-    return text[max(len(text) - n, 0) :]
 
 
 def _longest_repeats(
