@@ -98,14 +98,10 @@ def test_tokens(server, engine):
     assert found == engine.tokenize(text, special=True)
     plain = server.ask("/tokenize", content=text, parse_special=False, add_special=True)
     assert plain.json()["tokens"] == with_bos(engine.tokenize(text), engine.vocabulary)
-    pieces = server.ask("/tokenize", content=text, with_pieces=True).json()["tokens"]
-    assert [each["id"] for each in pieces] == found
-    assert "".join(each["piece"] for each in pieces) == text
     assert server.ask("/detokenize", tokens=found).json() == {"content": text}
     assert server.ask("/tokenize").json() == {"tokens": []}
     for path, fields in (
         ("/tokenize", {"content": 3}),
-        ("/tokenize", {"content": "a " * 3000, "with_pieces": True}),
         ("/detokenize", {}),
         ("/detokenize", {"tokens": ["x"]}),
         ("/detokenize", {"tokens": [99_999_999]}),
@@ -216,9 +212,7 @@ def test_blocks(server):
 
 
 def test_blocks_of_anthropics_own_servers(server):
-    """In a history that another server began: what they called is left out, texts are read."""
-    text, title = text_block("It is red."), text_block("Foxes")
-    found = {"type": "search_result", "source": "x", "title": "Foxes", "content": [text]}
+    """In a history that another server began: what they called is left out."""
 
     def read(said, asked, result):
         return counted(server, called_and_answered(result, said, asked))
@@ -227,18 +221,14 @@ def test_blocks_of_anthropics_own_servers(server):
         {"type": "server_tool_use", **CALLED},
         {"type": "web_search_tool_result", "tool_use_id": "2", "content": [{"url": "x"}]},
         {"type": "mcp_tool_use", "server_name": "x", **CALLED},
-        {"type": "mcp_tool_result", "tool_use_id": "2", "content": [text]},
+        {"type": "mcp_tool_result", "tool_use_id": "2", "content": [text_block("It is red.")]},
         {"type": "refusal", "refusal": "No."},
     ]
-    no, plain = text_block("No."), [title, text]
+    no, asked = text_block("No."), [text_block("Foxes")]
     reference = {"type": "tool_reference", "tool_name": "look"}
-    whole = read(theirs, [found], [found, reference])
-    assert whole == read([no], plain, [*plain, text_block("look")])
-    assert whole > read([no], plain, plain)
-    written = {"type": "text", "media_type": "text/plain", "data": text["text"]}
-    for source in (written, {"type": "content", "content": [text]}):
-        document = {"type": "document", "title": "Foxes", "source": source}
-        assert read([], [document], [document]) == read([], plain, plain)
+    whole = read(theirs, asked, [*asked, reference])
+    assert whole == read([no], asked, [*asked, text_block("look")])
+    assert whole > read([no], asked, asked)
 
 
 def test_a_model_hears_that_a_tool_failed(server):

@@ -134,13 +134,8 @@ class WaitingLine:
         self.is_closed = False
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no request has its turn or waits for it."""
-        return not self._places
-
-    @property
     def num_working(self) -> int:
-        """How many have their turn."""
+        """How many have their turn; 0 only if nobody waits for it."""
         return sum(each.has_turn.is_set() for each in self._places)
 
     def join(self, model: ServedModel | None) -> PlaceInLine:

@@ -208,7 +208,7 @@ class Server:
         while True:
             await asyncio.sleep(min(_IDLE_CHECKS_S, limits.unload_s, limits.keep_s))
             await self._models.keep_unused(limits.keep_s)
-            if self._line.is_empty:
+            if self._line.num_working == 0:
                 place = self._line.join(None)
                 try:
                     await self._models.close_unused(limits.unload_s)

@@ -32,7 +32,6 @@ from localspec.server.question import (
     asked_logprobs,
     max_tokens,
     openai_tools,
-    own_form,
     template_variables,
     templated,
 )
@@ -82,7 +81,7 @@ class OpenAIForm(Form):
     def body(self, finished: Sequence[Finished]) -> Any:
         choices = [self._whole_choice(each) for each in finished]
         own = self._own_fields(finished[-1].reply)
-        return {**self._object(0, choices), "usage": self._usage(finished), **own}
+        return {**self._object(0, choices), "usage": usage_of(finished, self.question), **own}
 
     def text_for(self, event: Event) -> str:
         if isinstance(event, NewPiece):
@@ -94,16 +93,11 @@ class OpenAIForm(Form):
         return self._chunk([self._empty_choice(0, None)], **event.field)
 
     def end(self, finished: Sequence[Finished]) -> str:
-        usage = self._chunk([], usage=self._usage(finished)) if self._has_usage else ""
-        return usage + sse_event("[DONE]")
+        usage = {"usage": usage_of(finished, self.question)}
+        return (self._chunk([], **usage) if self._has_usage else "") + sse_event("[DONE]")
 
     def _own_fields(self, reply: Reply) -> dict[str, Any]:
         return own_fields(reply)
-
-    def _usage(self, finished: Sequence[Finished]) -> dict[str, Any]:
-        has_prediction = self.question.options.prediction is not None
-        num_answers = self.question.num_answers
-        return usage_of(finished, num_answers, has_prediction=has_prediction)
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
         usage = {"usage": None} if self._has_usage else {}
@@ -152,7 +146,8 @@ class Completion(OpenAIForm):
 
 def openai_options(fields: Fields) -> dict[str, Any]:
     """The options that all forms of completions share."""
-    return {**answer_options(fields), **own_form(fields), "stop": fields.texts("stop")}
+    form = {"json_schema": fields.any("json_schema"), "grammar": fields.text("grammar") or None}
+    return {**answer_options(fields), **form, "stop": fields.texts("stop")}
 
 
 def _inputs(fields: Fields) -> list[Input]:
@@ -390,25 +385,13 @@ class Infill(LlamaCompletion):
 
 
 def tokenize(fields: Fields) -> Aside:
-    """Answer a request to /tokenize: the token ids of a text, with their pieces if wanted."""
+    """Answer a request to /tokenize: the token ids of a text."""
     text, special = fields.text("content") or "", fields.flag("parse_special") is not False
-    has_bos, has_pieces = fields.flag("add_special"), fields.flag("with_pieces")
+    has_bos = fields.flag("add_special")
 
     def compute(engine: IsolatedEngine) -> dict[str, Any]:
         tokens = engine.tokenize(text, special=special)
-        if has_bos:
-            tokens = with_bos(tokens, engine.vocabulary)
-        if not has_pieces:
-            return {"tokens": tokens}
-        if len(tokens) > engine.context_length:  # each piece is a call of its own
-            raise RequestError(
-                f"the text has {len(tokens)} tokens",
-                f"with_pieces takes up to {engine.context_length}.",
-                param="with_pieces",
-            )
-        pieces = [engine.detokenize([token], special=True) for token in tokens]
-        pairs = zip(tokens, pieces, strict=True)
-        return {"tokens": [{"id": token, "piece": piece} for token, piece in pairs]}
+        return {"tokens": with_bos(tokens, engine.vocabulary) if has_bos else tokens}
 
     return engine_aside(fields, compute)
 

@@ -81,7 +81,6 @@ def _memory(models: ServedModels) -> Iterator[tuple[str, float]]:
         yield _series("localspec_model_loaded", model=model.name), model.engine is not None
     for model in models.all:
         name, memory = model.name, model.memory
-        yield _series("localspec_kept_bytes_limit", model=name), model.kept_bytes
         if model.engine is not None and memory is not None:
             for place, number in (("main", memory.main_bytes), ("gpu", sum(memory.gpu_bytes))):
                 yield _series("localspec_model_bytes", model=name, place=place), number

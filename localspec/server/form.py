@@ -24,7 +24,7 @@ from localspec.server.guard import CLIENT, BodyReader
 from localspec.server.question import Question
 from localspec.server.refusal import RequestError, openai_error, refusal_of, refusal_response
 from localspec.server.served_models import ServedModel
-from localspec.speculative.metrics import Stats, why_mostly_off
+from localspec.speculative.metrics import why_mostly_off
 from localspec.speculative.policy_api import ProposerKind
 from localspec.streaming.reply import Reply
 
@@ -217,12 +217,11 @@ class _StreamWriter:
         self.written_s = time.monotonic()
 
 
-def usage_of(
-    finished: Sequence[Finished], num_answers: int = 1, *, has_prediction: bool = False
-) -> dict[str, Any]:
+def usage_of(finished: Sequence[Finished], question: Question) -> dict[str, Any]:
     """The tokens of all answers in OpenAI's fields; a prompt with several counts once."""
+    has_prediction = question.options.prediction is not None
     stats = [each.reply.stats for each in finished]
-    firsts = stats[::num_answers]
+    firsts = stats[:: question.num_answers]
     num_read = sum(each.prompt_tokens for each in firsts)
     num_said = sum(each.completion_tokens for each in stats)
     lookup = ProposerKind.LOOKUP
@@ -244,18 +243,14 @@ def usage_of(
 
 
 def own_fields(reply: Reply) -> dict[str, Any]:
-    """Fields that no protocol has: timings, and the parts of a schema that were not kept to."""
-    told: dict[str, Any] = {"timings": _timings_of(reply.stats)}
-    if reply.not_kept:
-        told["not_kept"] = list(reply.not_kept)
-    return told
+    """Fields that no protocol has: timings, and the parts of a schema that were not kept to.
 
-
-def _timings_of(stats: Stats) -> dict[str, Any]:
-    """Timings in llama-server's fields. draft_off: why most steps had no draft, or None."""
+    Timings are llama-server's. draft_off: why most steps had no draft, or None.
+    """
+    stats = reply.stats
     num_read = stats.prompt_tokens - stats.cached_prompt_tokens
     prompt_s, decode_s = stats.time_to_first_token_s, stats.decode_time_s
-    return {
+    timings = {
         "cache_n": stats.cached_prompt_tokens,
         "prompt_n": num_read,
         "prompt_ms": 1000 * prompt_s,
@@ -269,6 +264,8 @@ def _timings_of(stats: Stats) -> dict[str, Any]:
         "draft_n_accepted": stats.num_accepted,
         "draft_off": why_mostly_off(stats),
     }
+    not_kept = {"not_kept": list(reply.not_kept)} if reply.not_kept else {}
+    return {"timings": timings, **not_kept}
 
 
 def _ratio(amount: float, by: float) -> float:

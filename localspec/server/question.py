@@ -283,14 +283,6 @@ def answer_form(form: Fields) -> dict[str, Any]:
     )
 
 
-def own_form(fields: Fields) -> dict[str, Any]:
-    """The form of an answer, from llama-server's own fields. Raises RequestError."""
-    schema, grammar = fields.any("json_schema"), fields.text("grammar")
-    if schema is not None and not isinstance(schema, Mapping):
-        fields.refuse("json_schema", "Give a JSON schema.")
-    return {"json_schema": schema, "grammar": grammar or None}
-
-
 def templated(
     messages: Sequence[Message], tools: Mapping[str, Any], variables: Mapping[str, Any]
 ) -> Callable[[IsolatedEngine], list[int]]:

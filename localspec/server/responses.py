@@ -234,7 +234,7 @@ class ResponseForm(Form):
             "usage": None,
         }
         if status == "completed":
-            response["usage"] = _usage(finished)
+            response["usage"] = _usage(finished, self.question)
         if finished:
             response |= own_fields(finished[-1].reply)
         return response
@@ -314,8 +314,8 @@ def _status(reply: Reply) -> str:
     return "incomplete" if reply.finish_reason == "length" else "completed"
 
 
-def _usage(finished: Sequence[Finished]) -> dict[str, Any]:
-    usage = usage_of(finished)
+def _usage(finished: Sequence[Finished], question: Question) -> dict[str, Any]:
+    usage = usage_of(finished, question)
     thought = usage["completion_tokens_details"]["reasoning_tokens"]
     return {
         "input_tokens": usage["prompt_tokens"],

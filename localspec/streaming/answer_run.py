@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from localspec.errors import Interrupted
@@ -43,6 +44,7 @@ class AnswerRun:
     exactness: Exactness
     waited: Callable[[], float]
     meter: Meter = field(init=False)
+    _stats: Callable[[], Stats] = field(init=False)  # once it has ended
     before: list[Part] = field(default_factory=list)  # of the answer that is continued
     parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -80,9 +82,9 @@ class AnswerRun:
             decoder = self.decoder
             decoder.truncate(len(self.prompt.tokens) + len(self.token_ids))
             self._rest(text)
-            meter.tokens = Counter(self.provenances)
             estimate, threads = decoder.draft_policy.estimate(), decoder.thread_policy.use()
-            self._conclude(meter.stats(self._now(), estimate, threads))
+            self._stats = partial(meter.stats, self._now(), estimate, threads)
+            self._conclude()
 
     def _now(self) -> float:
         return self.decoder.clock() + self.waited()
@@ -147,14 +149,15 @@ class AnswerRun:
         self.logprobs.append(found)
         return found
 
-    def _conclude(self, stats: Stats) -> None:
+    def _conclude(self) -> None:
+        self.meter.tokens = Counter(self.provenances)
         new = Said.of([part for part in self.parts if not part.is_again])
         said = Said.of([*self.before, *self.parts]) if self.prompt.num_said else new
         reply = Reply(
             text=new.text,
             token_ids=tuple(self.token_ids),
             finish_reason=self.finish_reason,
-            stats=stats,
+            stats=self._stats(),
             seed=self.options.seed,
             rule=self.request.rule.name,
             logprobs=None if self.options.logprobs is None else tuple(self.logprobs),
@@ -180,16 +183,8 @@ class AnswerRun:
         text = self._text()
         for token in self.token_ids:
             self._pushed(text, token)
-        rest, counts = self._rest(text), Counter(self.provenances)
-        self._conclude(
-            replace(
-                self.result[0].stats,
-                completion_tokens=num_tokens,
-                num_recovered=counts[Provenance.RECOVERED],
-                num_bonus=counts[Provenance.BONUS],
-                num_plain=counts[Provenance.PLAIN],
-            )
-        )
+        rest = self._rest(text)
+        self._conclude()
         return rest
 
 

@@ -29,32 +29,7 @@ class ArgumentReader(abc.ABC):
         self._schema, self._is_kept = tool.parameters, is_kept
         self.rest = ""
         self.is_over = False
-
-    @abc.abstractmethod
-    def push(self, text: str) -> str:
-        """More of the JSON. Raises ValueError for what no grammar allows."""
-
-
-class JsonArguments(ArgumentReader):
-    """An object, or a list, as it stands."""
-
-    def __init__(self, tool: Tool, *, is_kept: bool) -> None:
-        super().__init__(tool, is_kept=is_kept)
-        self._end = ObjectEnd()
-
-    def push(self, text: str) -> str:
-        size = self._end.push(text)
-        self.is_over, self.rest = self._end.is_over, text[size:]
-        return text[:size]
-
-
-class _Stepwise(ArgumentReader):
-    """Takes the text in steps."""
-
-    _at = 0  # the position in the rest at which the next one begins
-
-    def __init__(self, tool: Tool, *, is_kept: bool) -> None:
-        super().__init__(tool, is_kept=is_kept)
+        self._at = 0  # the position in the rest at which the next step begins
         self._steps = self._parts()
 
     @abc.abstractmethod
@@ -62,12 +37,22 @@ class _Stepwise(ArgumentReader):
         """Parts of the JSON, and None wherever more text has to come first."""
 
     def push(self, text: str) -> str:
+        """More of the JSON. Raises ValueError for what no grammar allows."""
         self.rest += text
         found = []
         while not self.is_over and (more := next(self._steps)) is not None:
             found.append(more)
         self.rest, self._at = self.rest[self._at :], 0
         return "".join(found)
+
+    def _object(self) -> Iterator[str | None]:
+        """An object, or a list, as it stands."""
+        end = ObjectEnd()
+        while not end.is_over:
+            text = self.rest[self._at :]
+            size = end.push(text)
+            self._at += size
+            yield text[:size] or None
 
     def _skip_space(self) -> None:
         while self._at < len(self.rest) and self.rest[self._at].isspace():
@@ -88,11 +73,20 @@ class _Stepwise(ArgumentReader):
         yield f'{text}"'
 
 
+class JsonArguments(ArgumentReader):
+    """An object, or a list, as it stands."""
+
+    def _parts(self) -> Iterator[str | None]:
+        yield from self._object()
+        self.is_over = True
+        yield ""
+
+
 _KEY_END, _VALUE_END = re.compile(":"), re.compile(r"[,:\[\]{}]")  # without quotes
 _QUOTE_END = re.compile(re.escape(QUOTE))
 
 
-class GemmaArguments(_Stepwise):
+class GemmaArguments(ArgumentReader):
     """Gemma 4's {key:value,…}, whose strings stand between <|"|>.
 
     Text in a wrong position gives no JSON.
@@ -145,7 +139,7 @@ _LAST_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|\Z))")
 _WORDS = ("true", "false", "null")
 
 
-class TagArguments(_Stepwise):
+class TagArguments(ArgumentReader):
     """Qwen3-Coder's <parameter=key> for each argument, up to </function>.
 
     Where no grammar keeps them, all of the parameters come at once.
@@ -184,12 +178,7 @@ class TagArguments(_Stepwise):
             yield from self._string(end, _ENDS)
             return
         if self._is_kept and is_text is False and begun[0] in "[{":  # which no tag in it ends
-            value = ObjectEnd()
-            while not value.is_over:
-                text = self.rest[self._at :]
-                size = value.push(text)
-                self._at += size
-                yield text[:size] or None
+            yield from self._object()
             while (found := end.match(self.rest, self._at)) is None:
                 yield None
             self._at = found.end()

@@ -97,37 +97,30 @@ def read_message(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
     return [_call(name, arguments, tools)]
 
 
-def read_gemma(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
-    """Gemma 4's call:name{key:value,…}, whose strings stand between <|"|>."""
-    found = re.fullmatch(r"\s*call:([^\s{]+)\s*(\{.*\})\s*", text, re.DOTALL)
-    if found is None:
-        raise ValueError("no call")
-    return _read_arguments(GemmaArguments, found[1], [found[2]], tools)
+def _in_notation(kind: type[ArgumentReader], pattern: re.Pattern[str]) -> Reader:
+    """A reader of one call in a notation of its own.
+
+    pattern: its groups are the name, and the parts of the text that `kind` reads.
+    """
+
+    def read(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        found = pattern.fullmatch(text)
+        name, *texts = ("",) if found is None else found.groups()
+        tool = next((tool for tool in tools if tool.name == name.strip()), None)
+        if tool is None:
+            raise ValueError("no call of these tools")
+        reader = kind(tool, is_kept=False)
+        arguments = "".join(map(reader.push, texts))
+        if reader.rest.strip():
+            raise ValueError("more than arguments")
+        return [_call(tool.name, arguments, tools)]
+
+    return read
 
 
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\n?(.*?)\n?(</function>)\s*", re.DOTALL)
-
-
-def read_tags(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
-    """Qwen3-Coder's <function=name> with a <parameter=…> for each argument."""
-    found = _FUNCTION.fullmatch(text)
-    if found is None:
-        raise ValueError("no call")
-    return _read_arguments(TagArguments, found[1].strip(), found.groups()[1:], tools)
-
-
-def _read_arguments(
-    kind: type[ArgumentReader], name: str, texts: Sequence[str], tools: Sequence[Tool]
-) -> list[ToolCall]:
-    """The call of that name, whose arguments are these texts, one after the other."""
-    tool = next((tool for tool in tools if tool.name == name), None)
-    if tool is None:
-        raise ValueError("no such tool")
-    reader = kind(tool, is_kept=False)
-    arguments = "".join(map(reader.push, texts))
-    if reader.rest.strip():
-        raise ValueError("more than arguments")
-    return [_call(name, arguments, tools)]
+# Gemma 4's call:name{key:value,…}, and Qwen3-Coder's tags.
+_GEMMA = re.compile(r"\s*call:([^\s{]+)\s*(\{.*\})\s*", re.DOTALL)
+_TAGS = re.compile(r"\s*<function=([^>\n]+)>\n?(.*?)\n?(</function>)\s*", re.DOTALL)
 
 
 def _call(name: object, arguments: object, tools: Sequence[Tool]) -> ToolCall:
@@ -234,7 +227,7 @@ FORMS = (
         end="</function>\n",
         between="</tool_call>\n<tool_call>\n",
         after="</tool_call>",
-        read=read_tags,
+        read=_in_notation(TagArguments, _TAGS),
         arguments=TagArguments,
         forgets="<function=NAME>",
         marks=("<tool_call>", "</tool_call>"),
@@ -248,7 +241,7 @@ FORMS = (
         start="call:NAME",
         between="<tool_call|><|tool_call>",
         after="<tool_call|>",
-        read=read_gemma,
+        read=_in_notation(GemmaArguments, _GEMMA),
         arguments=GemmaArguments,
         marks=("<|tool_call>", "<tool_call|>", '<|"|>'),
     ),

@@ -38,12 +38,11 @@ class CallGrammar(NamedTuple):
     """The grammar of an answer.
 
     lark: for the text behind the first of the triggers; without triggers for all but the
-    thoughts. has_frame: it is for the whole answer, in which thoughts and calls are messages.
+    thoughts.
     """
 
     lark: str
     triggers: tuple[str, ...] = ()
-    has_frame: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,8 @@ class Calls:
 
     @property
     def have_frame(self) -> bool:
-        """Whether the grammar is of the whole answer, with its thoughts."""
-        return self.grammar is not None and self.grammar.has_frame
+        """Whether the grammar is of the whole answer, whose thoughts and calls are messages."""
+        return self.grammar is not None and bool(self.form.recipient)
 
 
 def call_grammar(
@@ -98,7 +97,7 @@ def call_grammar(
             rules.append(json_rule(name, schema))
     if form.recipient:
         start, triggers = _messages(use, spell)
-        return CallGrammar("\n".join([*start, *rules]) + "\n", triggers, has_frame=True)
+        return CallGrammar("\n".join([*start, *rules]) + "\n", triggers)
     calls = " | ".join(f"call_{number}" for number in range(len(use.callable)))
     rules.insert(0, f"call: {calls}")
     more = f"({spell.of(form.between)} call)*" if use.is_parallel and not form.is_single else ""
