@@ -12,9 +12,9 @@ import inside
 import localspec
 from localspec.llama.joint_costs import RowTimes
 from localspec.sampling.params import SamplingParams
+from localspec.streaming.answer_text import Prompt
 from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.prompt import Prompt
 
 PLACES = [
     pytest.param(localspec.load, id="here"),

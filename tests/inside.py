@@ -44,10 +44,10 @@ from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.model import result_of
 from localspec.speculative.proposers import DraftModel
 from localspec.streaming.answer import Answer
+from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.prompt import Prompt
 from localspec.tools.tool import ToolUse
 from waiting import wait_until
 

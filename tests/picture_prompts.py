@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inside
 import localspec
+from localspec.streaming.answer_text import Prompt
 from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.prompt import Prompt
 
 GREEDY = localspec.SamplingParams(temperature=0)
 

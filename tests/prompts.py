@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from localspec.chat.chat import Chat, ChatExchange
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn
+from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import never
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.prompt import Prompt
 from localspec.vocabulary import Vocabulary
 
 

@@ -26,8 +26,8 @@ from localspec.errors import ConstraintError, OptionError
 from localspec.sampling.chain import Resolver
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import ProposerKind
+from localspec.streaming.answer_text import Prompt
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.prompt import Prompt
 
 llguidance = pytest.importorskip("llguidance", reason="llguidance is not installed")
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")

@@ -423,8 +423,8 @@ def test_stream_refuses_what_it_cannot_do(engine, arguments, message):
 def test_bad_token_ids_are_an_error_not_a_crash(engine):
     """Also where nobody looked at them before they are decoded."""
     from localspec.errors import DecodeError
+    from localspec.streaming.answer_text import Prompt
     from localspec.streaming.exchange import Exchange
-    from localspec.streaming.prompt import Prompt
 
     for bad in (-1, 10**6):
         asked = Exchange(AnswerOptions(), lambda _, bad=bad: Prompt([1, bad]))

@@ -23,9 +23,9 @@ from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.pictures.cells import cell_numbers, cell_rows
 from localspec.pictures.picture import Picture
+from localspec.streaming.answer_text import Prompt
 from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.prompt import Prompt
 
 MARKER = b"<localspec-picture>"
 

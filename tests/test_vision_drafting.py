@@ -16,7 +16,7 @@ from vision_maker import (
 
 import localspec
 from engines import Owner
-from localspec.streaming.prompt import Prompt
+from localspec.streaming.answer_text import Prompt
 
 SAMPLED = localspec.SamplingParams(
     temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.1

@@ -26,11 +26,10 @@ from localspec.chat.turns import (
 )
 from localspec.errors import EngineError, OptionError
 from localspec.streaming.answer import Answer
-from localspec.streaming.answer_text import Said
+from localspec.streaming.answer_text import Prompt, Said
 from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
-from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Reply
 from localspec.tools.tool import Tool
 

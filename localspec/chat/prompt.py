@@ -23,8 +23,8 @@ from localspec.constraints.guidance import is_installed, problem_with
 from localspec.constraints.spec import ConstraintSpec, constraint_spec, readable_schema
 from localspec.errors import ConstraintError, TemplateError
 from localspec.pictures.picture import KnownCells, Picture, Vision
+from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck, never
-from localspec.streaming.prompt import Prompt
 from localspec.streaming.thinking import Thoughts, said
 from localspec.streaming.thought_families import families_of
 from localspec.tools.forms import KNOWN_FAMILIES, CallForm, form_of

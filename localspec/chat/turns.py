@@ -14,9 +14,9 @@ from localspec.chat.template import Message
 from localspec.errors import ContextError, OptionError
 from localspec.pictures.picture import Vision
 from localspec.streaming.answer import Answer
+from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.exchange import Exchange
-from localspec.streaming.prompt import Prompt
 from localspec.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

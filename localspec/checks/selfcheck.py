@@ -32,9 +32,9 @@ from localspec.errors import OptionError
 from localspec.sampling.chain import Resolver, SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import SpeculativeDecoder
+from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import Watch
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.prompt import Prompt
 
 _SPARE = 1.2  # times the seconds that should be needed
 _PLACES = 50  # positions of one text, at most

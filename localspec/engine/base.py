@@ -23,10 +23,10 @@ from localspec.fork_guard import OwnProcess
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.rules import rule_name
 from localspec.streaming.answer import Answer, Producer
+from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck, Cancellation
 from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
-from localspec.streaming.prompt import Prompt
 from localspec.tools.tool import ToolUse
 from localspec.vocabulary import Vocabulary, with_bos
 

@@ -18,7 +18,7 @@ from localspec.tools.arguments import JsonArguments
 
 if TYPE_CHECKING:
     from localspec.sampling.constraint import Constraint
-    from localspec.streaming.prompt import Prompt
+    from localspec.streaming.answer_text import Prompt
     from localspec.tools.grammar import Calls
     from localspec.vocabulary import WholeVocabulary
 

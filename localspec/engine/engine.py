@@ -40,10 +40,10 @@ from localspec.speculative.policy_api import (
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
 from localspec.streaming.answer_run import AnswerRun
+from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck, Cancellation
 from localspec.streaming.exchange import MOST_AHEAD, Exchange
 from localspec.streaming.options import AnswerOptions, spec_of
-from localspec.streaming.prompt import Prompt
 
 if TYPE_CHECKING:
     from localspec.llama.vocabulary import LlamaVocabulary

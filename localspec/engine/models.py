@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from localspec.llama.model import LlamaModel
     from localspec.llama.projector import PicturePart
     from localspec.preflight.free_memory import PairMemory
-    from localspec.streaming.prompt import Prompt
+    from localspec.streaming.answer_text import Prompt
 
 
 class Models(NamedTuple):

@@ -30,10 +30,10 @@ from localspec.engine.loading import load
 from localspec.errors import EngineError, Interrupted
 from localspec.pictures.picture import KEPT_PICTURE_BYTES, Picture
 from localspec.speculative.metrics import Provenance
+from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck, Cancellation, Watch
 from localspec.streaming.exchange import READ_ON, Exchange, ForReader
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece
 from localspec.streaming.waiting import Outbox
 

@@ -23,11 +23,10 @@ from localspec.errors import (
 )
 from localspec.isolated.process import ChildProcess
 from localspec.presets.preset import Preset
-from localspec.streaming.answer_text import Said
+from localspec.streaming.answer_text import Prompt, Said
 from localspec.streaming.cancellation import CancelCheck, Watch
 from localspec.streaming.exchange import READ_ON, Exchange
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece, Reply
 from localspec.vocabulary import Vocabulary
 

@@ -29,10 +29,10 @@ from localspec.server.refusal import RequestError, overloaded, stopping
 from localspec.server.served_models import AnsweredText, ServedModel, ServedModels
 from localspec.speculative.metrics import Stats
 from localspec.streaming.answer import Answer
+from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece, Reply
 from localspec.streaming.waiting import Outbox
 

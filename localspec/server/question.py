@@ -14,9 +14,9 @@ from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.server.fields import Fields
 from localspec.server.refusal import RequestError
 from localspec.speculative.randomness import MAX_SEED
+from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.options import AnswerOptions, spec_of
-from localspec.streaming.prompt import Prompt
 from localspec.tools.tool import ToolUse
 
 

@@ -15,10 +15,9 @@ from localspec.sampling.logprobs import TokenLogprobs, token_logprobs
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Meter, Provenance, Stats, Step
 from localspec.speculative.model import Decode
-from localspec.streaming.answer_text import AnswerText, Said, checked_stop_strings
+from localspec.streaming.answer_text import AnswerText, Prompt, Said, checked_stop_strings
 from localspec.streaming.cancellation import Cancellation
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import FinishReason, Piece, Reply, StepFacts
 from localspec.streaming.thinking import Part
 from localspec.vocabulary import WholeVocabulary

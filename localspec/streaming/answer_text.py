@@ -1,4 +1,4 @@
-"""Tokens of an answer → its thoughts and speech, up to a stop string in what it says."""
+"""A prompt, and tokens of its answer → thoughts and speech, up to a stop string in that."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from localspec.errors import OptionError
+from localspec.pictures.picture import Picture
 from localspec.streaming.calls import CallStream
 from localspec.streaming.thinking import Part, Thoughts, ThoughtStream
 from localspec.tools.grammar import Calls
@@ -33,6 +34,24 @@ class Said(NamedTuple):
             "".join(part.text for part in parts if part.is_thought),
             whole_calls(part.call for part in parts),
         )
+
+
+class Prompt(NamedTuple):
+    """The text that a model reads.
+
+    thoughts: how to tell them from speech in the answer; by default all of it is speech.
+    num_said: the last tokens that belong to the answer, which continues behind them. calls: the
+    calls of tools that the answer can have; None for none. pictures: whose cells are among the
+    tokens, in order. client: whose it is; it begins with no cached text of another's. ""
+    where all are one's.
+    """
+
+    tokens: list[int]
+    thoughts: Thoughts = Thoughts()
+    num_said: int = 0
+    calls: Calls | None = None
+    pictures: tuple[Picture, ...] = ()
+    client: str = ""
 
 
 class AnswerText:

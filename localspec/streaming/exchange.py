@@ -9,10 +9,9 @@ from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Meter
 from localspec.speculative.policy_api import RuleName
 from localspec.streaming.answer_run import AnswerRun
-from localspec.streaming.answer_text import Said
+from localspec.streaming.answer_text import Prompt, Said
 from localspec.streaming.cancellation import CancelCheck, Cancellation
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.prompt import Prompt
 from localspec.streaming.reply import Piece, Reply
 from localspec.streaming.thinking import Part
 from localspec.streaming.waiting import Outbox

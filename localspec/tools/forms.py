@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from localspec.tools.arguments import (
@@ -97,25 +98,23 @@ def read_message(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
     return [_call(name, arguments, tools)]
 
 
-def _in_notation(kind: type[ArgumentReader], pattern: re.Pattern[str]) -> Reader:
-    """A reader of one call in a notation of its own.
+def _read_notation(
+    kind: type[ArgumentReader], pattern: re.Pattern[str], text: str, tools: Sequence[Tool]
+) -> list[ToolCall]:
+    """One call in a notation of its own.
 
     pattern: its groups are the name, and the parts of the text that `kind` reads.
     """
-
-    def read(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        found = pattern.fullmatch(text)
-        name, *texts = ("",) if found is None else found.groups()
-        tool = next((tool for tool in tools if tool.name == name.strip()), None)
-        if tool is None:
-            raise ValueError("no call of these tools")
-        reader = kind(tool, is_kept=False)
-        arguments = "".join(map(reader.push, texts))
-        if reader.rest.strip():
-            raise ValueError("more than arguments")
-        return [_call(tool.name, arguments, tools)]
-
-    return read
+    found = pattern.fullmatch(text)
+    name, *texts = ("",) if found is None else found.groups()
+    tool = next((tool for tool in tools if tool.name == name.strip()), None)
+    if tool is None:
+        raise ValueError("no call of these tools")
+    reader = kind(tool, is_kept=False)
+    arguments = "".join(map(reader.push, texts))
+    if reader.rest.strip():
+        raise ValueError("more than arguments")
+    return [_call(tool.name, arguments, tools)]
 
 
 # Gemma 4's call:name{key:value,…}, and Qwen3-Coder's tags.
@@ -227,7 +226,7 @@ FORMS = (
         end="</function>\n",
         between="</tool_call>\n<tool_call>\n",
         after="</tool_call>",
-        read=_in_notation(TagArguments, _TAGS),
+        read=partial(_read_notation, TagArguments, _TAGS),
         arguments=TagArguments,
         forgets="<function=NAME>",
         marks=("<tool_call>", "</tool_call>"),
@@ -241,7 +240,7 @@ FORMS = (
         start="call:NAME",
         between="<tool_call|><|tool_call>",
         after="<tool_call|>",
-        read=_in_notation(GemmaArguments, _GEMMA),
+        read=partial(_read_notation, GemmaArguments, _GEMMA),
         arguments=GemmaArguments,
         marks=("<|tool_call>", "<tool_call|>", '<|"|>'),
     ),
