@@ -101,7 +101,7 @@ def read_message(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
 def _read_notation(
     kind: type[ArgumentReader], pattern: re.Pattern[str], text: str, tools: Sequence[Tool]
 ) -> list[ToolCall]:
-    """One call in a notation of its own.
+    """Read a call in a notation of its own.
 
     pattern: its groups are the name, and the parts of the text that `kind` reads.
     """
