@@ -323,19 +323,13 @@ class Engine(BaseEngine):
         self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
     ) -> None:
         before = self._worker.num_asked
-
-        def is_stale() -> bool:
-            return self._worker.num_asked != before
-
         if not self._worker.is_busy:
             with contextlib.suppress(Interrupted):
-                whole = make_tokens(is_stale)
-                self._read_ahead(whole, owner, lambda: not is_stale())
+                whole = make_tokens(lambda: self._worker.num_asked != before)
+                self._read_ahead(whole, owner, before)
 
-    def _read_ahead(
-        self, whole: list[int], owner: object, is_wanted: Callable[[], bool]
-    ) -> None:
-        """Read a text in idle time, if that is still wanted then."""
+    def _read_ahead(self, whole: list[int], owner: object, num_asked: int) -> None:
+        """Read a text in idle time, unless more is asked for than was then."""
 
         def work() -> None:
             tokens, _parts = self._models.readable(whole)
@@ -347,26 +341,25 @@ class Engine(BaseEngine):
                     prepare(lane.decoder, tokens, chain)
                 self._save_profile(lane)
 
-        self._while_idle(work, is_wanted)
+        self._while_idle(work, num_asked)
 
     def _keep_on_disk(self) -> None:
         """Write the caches of conversations that the disk lacks, until an answer begins."""
-        before = self._worker.num_asked
         self._while_idle(
             lambda: self._cache_pool.put_all_aside(lambda: self._target.is_interrupted),
-            lambda: self._worker.num_asked == before,
+            self._worker.num_asked,
         )
 
-    def _while_idle(self, function: Callable[[], None], is_wanted: Callable[[], bool]) -> None:
+    def _while_idle(self, function: Callable[[], None], num_asked: int) -> None:
         """Call a function in the worker while no answer runs, if none does already.
 
-        Whatever else is asked ends what it does, as `cancel` does.
+        Whatever is asked, once so much was, ends what it does, as `cancel` does.
         """
 
         def begins() -> bool:
             self._require_open()
             self._begin_lanes()
-            return is_wanted()
+            return self._worker.num_asked == num_asked
 
         self._require_open()
         with contextlib.suppress(Interrupted):
