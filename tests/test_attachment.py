@@ -50,14 +50,14 @@ def test_a_text_of_more_than_bearable_size_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("photo.png", b"\x89PNG\r\n\x1a\n\0\0", "photo.png is an image"),
-        ("photo.txt", b"\xff\xd8\xff\xe0\0\x10JFIF", "photo.txt is an image"),
+        ("photo.png", b"\x89PNG\r\n\x1a\n\0\0", "photo.png is not a picture that can be"),
+        ("photo.txt", b"\xff\xd8\xff\xe0\0\x10JFIF", "photo.txt cannot be read"),
         ("x.wav", b"RIFF\x24\0\0\0WAVEfmt ", "x.wav is not text: it has zero bytes"),
         ("x.txt", b"%PDF-1.7\nonly characters of text", "x.txt is a PDF"),
-        ("large.png", b"\x89PNG\r\n\x1a\n" + bytes(MAX_ATTACHED_BYTES), "is an image"),
+        ("large.png", b"\x89PNG\r\n\x1a\n" + bytes(MAX_ATTACHED_BYTES), "large.png is not a"),
     ],
 )
-def test_images_sound_and_pdfs_are_refused(tmp_path, name, content, said):
+def test_damaged_images_sound_and_pdfs_are_refused(tmp_path, name, content, said):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(OptionError, match=said) as caught:
         read_attachment(tmp_path / name)

@@ -290,7 +290,7 @@ def test_a_path_of_an_image_that_is_dropped_is_no_message(chat, tmp_path, monkey
     """As terminals type it: in quotes, with escapes, as a URL, several of them."""
     monkeypatch.chdir(tmp_path)
     picture = tmp_path / "my photo.png"
-    picture.write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    picture.write_bytes(random_picture(1, 40, 30).png())
     (tmp_path / "notes.txt").write_text("remember the milk")
     person = chat()
     for typed in (
@@ -302,7 +302,8 @@ def test_a_path_of_an_image_that_is_dropped_is_no_message(chat, tmp_path, monkey
         "my photo.png",
     ):
         said = person.says(typed)
-        assert "Error: my photo.png is an image" in said
+        assert "an image in it, and the model has no projector" in said
+        assert "--mmproj" in said
         assert "tokens" not in said
     for typed in (f"What is '{picture}'?", "It's a photo.png", "notes.txt"):
         assert "tokens/s" in person.says(typed)

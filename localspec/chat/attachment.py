@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.errors import OptionError
-from localspec.pictures.picture import Picture, Vision, read_bytes
+from localspec.pictures.picture import Picture, read_bytes
 
 MAX_ATTACHED_BYTES = 8_000_000  # of one file: more than any context holds
 # A file as `attached` writes it: no line of its text has as many backticks.
@@ -28,15 +28,13 @@ class Attachment:
     picture: Picture | None = None
 
 
-def read_attachment(path: Path, *, sees: bool = False) -> Attachment:
-    """The file's text, or its picture where the model sees.
+def read_attachment(path: Path) -> Attachment:
+    """The file's text, or its picture.
 
     Raises OptionError for a file that is missing, too large or neither.
     """
     data = read_bytes(path, MAX_ATTACHED_BYTES)
     if _PICTURE.match(data) and b"\0" in data:  # a text may begin like a picture
-        if not sees:
-            raise _unseen(path.name)
         return Attachment(path.name, picture=Picture.read(path))
     if len(data) > MAX_ATTACHED_BYTES:
         raise OptionError(
@@ -75,21 +73,6 @@ def attached(question: str, attachments: Sequence[Attachment]) -> str:
 def pictures_in(attachments: Sequence[Attachment]) -> list[Picture]:
     """The pictures among the attachments."""
     return [each.picture for each in attachments if each.picture is not None]
-
-
-def require_sight(attachments: Sequence[Attachment], vision: Vision | None) -> None:
-    """Raise OptionError for a picture among attachments of a model without vision."""
-    for each in attachments:
-        if each.picture is not None and vision is None:
-            raise _unseen(each.name)
-
-
-def _unseen(name: str) -> OptionError:
-    return OptionError(
-        f"{name} is an image; this model reads text",
-        "Give the model's projector (mmproj=…), describe the image, or give the text that "
-        "stands in it.",
-    )
 
 
 # Longer marks first: that of UTF-32 begins as that of UTF-16 does.

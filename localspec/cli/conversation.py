@@ -10,13 +10,7 @@ from typing import Literal
 import click
 from filelock import FileLock
 
-from localspec.chat.attachment import (
-    Attachment,
-    attached,
-    pictures_in,
-    require_sight,
-    without_files,
-)
+from localspec.chat.attachment import Attachment, attached, pictures_in, without_files
 from localspec.chat.chat import Chat
 from localspec.chat.session import (
     check_exists,
@@ -102,9 +96,8 @@ class Conversation:
 
         Raises ContextError if it does not fit, OptionError for a picture that is not seen.
         """
+        files = [*self.attachments, attachment]
         try:
-            require_sight([attachment], self.engine.vision)
-            files = [*self.attachments, attachment]
             self.chat.prompt_tokens(attached("", files), pictures_in(files))
         except ContextError as error:
             raise ContextError(

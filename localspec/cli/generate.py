@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localspec.chat.attachment import (
-    Attachment,
-    attached,
-    pictures_in,
-    read_attachment,
-    require_sight,
-)
+from localspec.chat.attachment import Attachment, attached, pictures_in, read_attachment
 from localspec.cli.answer import note_limits, write_answer
 from localspec.cli.completion import complete_model
 from localspec.cli.flags import option
@@ -118,7 +112,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
             answer = engine.generate_raw(text, chosen)
         else:
             template = options.template()
-            asked = _with_pictures(text, attachments, engine)
+            asked = _with_pictures(text, attachments)
             answer = engine.generate(asked, chosen, system=options.system, template=template)
         if as_json:
             with cancel_on_interrupt(answer.cancel), answer:
@@ -135,11 +129,8 @@ def generate(  # noqa: PLR0913  each is an option of the command
             note("\n".join(stats_lines(reply.stats, engine.context_length)))
 
 
-def _with_pictures(
-    text: str, attachments: Sequence[Attachment], engine: BaseEngine
-) -> str | list[dict[str, Any]]:
-    """The question, and the pictures before it. Raises OptionError for a blind model."""
-    require_sight(attachments, engine.vision)
+def _with_pictures(text: str, attachments: Sequence[Attachment]) -> str | list[dict[str, Any]]:
+    """The question, and the pictures before it."""
     images = [{"type": "image", "image": each} for each in pictures_in(attachments)]
     parts = [*images, {"type": "text", "text": text}]
     return [{"role": "user", "content": parts}] if images else text
@@ -151,9 +142,7 @@ def _asked(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attachment],
     Raises click.UsageError if there is no prompt, OptionError for a file that is not text.
     """
     given = [
-        Attachment("stdin", read_input())
-        if str(path) == "-"
-        else read_attachment(path, sees=True)
+        Attachment("stdin", read_input()) if str(path) == "-" else read_attachment(path)
         for path in files
     ]
     if prompt is not None and prompt.endswith(".gguf") and os.path.isfile(prompt):

@@ -298,8 +298,7 @@ def _file(conversation: Conversation, argument: str) -> None:
     if argument == "none":
         conversation.attachments.clear()
     elif argument:
-        path, sees = Path(os.path.expanduser(argument)), conversation.engine.vision is not None
-        attach(conversation, read_attachment(path, sees=sees))
+        attach(conversation, read_attachment(Path(os.path.expanduser(argument))))
         return
     note("Files for the next message: " + (conversation.file_names() or "none"))
 

@@ -68,15 +68,14 @@ def converse(conversation: Conversation) -> None:
 
 def _prefilled(conversation: Conversation, was_emptied: bool) -> str:  # noqa: FBT001
     """The text that the input line starts with; a note says why."""
+    if not conversation.is_editing:
+        return ""
     if was_emptied:
-        if conversation.is_editing:
-            note("The question is unchanged.")
+        note("The question is unchanged.")
         conversation.is_editing = False
         return ""
-    if conversation.is_editing:
-        note("Enter asks it again, in place of the old one; Ctrl-C keeps the old one.")
-        return conversation.edited_text()
-    return ""
+    note("Enter asks it again, in place of the old one; Ctrl-C keeps the old one.")
+    return conversation.edited_text()
 
 
 def show_answer(conversation: Conversation, answer: Answer) -> Reply:
@@ -137,11 +136,10 @@ def _takes_dropped(conversation: Conversation, text: str) -> bool:
     False if the text is a message: anything but paths, or paths of texts alone. Raises
     OptionError for a file that the model cannot take.
     """
-    sees = conversation.engine.vision is not None
-    found = [read_attachment(path, sees=sees) for path in _dropped_files(text)]
+    found = list(map(read_attachment, _dropped_files(text)))
     if all(each.picture is None for each in found):
         return False
-    for each in found:
+    for each in sorted(found, key=lambda each: each.picture is None):  # which may be refused
         attach(conversation, each)
     return True
 
