@@ -9,7 +9,7 @@ from command_line import run
 
 import localspec
 from gguf_maker import write_random_model
-from localspec.presets.folder_import import search_folder
+from localspec.presets.local_models import search_folder
 
 # As gemma3, qwen2.5-vl and mistral3 have them in Ollama's library.
 INSIDE = {

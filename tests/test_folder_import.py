@@ -13,7 +13,7 @@ from vision_maker import write_projector
 
 import localspec
 from gguf_maker import split_model, write_random_model
-from localspec.presets.folder_import import search_folder
+from localspec.presets.local_models import search_folder
 from localspec.presets.presets import find_preset, load_presets
 
 HASHES = ["ab" * 32, "cd" * 32, "ef" * 32]

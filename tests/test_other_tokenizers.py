@@ -12,7 +12,7 @@ from command_line import run
 import localspec
 from gguf_maker import write_random_model, write_spm_model
 from localspec.errors import PairError
-from localspec.presets.folder_import import search_folder
+from localspec.presets.local_models import search_folder
 from localspec.speculative.shared_vocabulary import shared_vocabulary
 
 

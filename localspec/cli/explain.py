@@ -17,8 +17,8 @@ from localspec.errors import DownloadError
 from localspec.hub.hub_file import HubModel
 from localspec.machine import memory_here
 from localspec.preflight.plan import MOST_PARALLEL, served_kept_bytes
+from localspec.presets.local_models import LARGEST_SHARE
 from localspec.presets.located import missing_files, preset_state, size_of
-from localspec.presets.pairing import LARGEST_SHARE
 from localspec.presets.preset import Preset
 from localspec.presets.presets import load_presets, stands_for
 from localspec.presets.source import choose_model

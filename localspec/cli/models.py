@@ -22,7 +22,7 @@ from localspec.hub.hub_file import HubModel
 from localspec.preflight.free_memory import MemoryRoom, free_memory
 from localspec.preflight.plan import fits_by_size
 from localspec.presets import located
-from localspec.presets.folder_import import (
+from localspec.presets.local_models import (
     FolderContent,
     ProposedPreset,
     files_here,

@@ -147,8 +147,12 @@ def read_head(path: Path) -> CacheHead | None:
         _outline(count, len(tokens), spans)
         for count, spans in zip(head["num_cached"], head["pictures"], strict=True)
     ]
-    both = zip(entries[: len(identities)], entries[len(identities) :], strict=True)
-    states = [state and state._replace(checkpoint=behind) for state, behind in both]
+    states = [
+        None if state is None else state._replace(checkpoint=checkpoint)
+        for state, checkpoint in zip(
+            entries[: len(identities)], entries[len(identities) :], strict=True
+        )
+    ]
     outline = PooledCache(tokens, states)
     return CacheHead(str(head["owner"]), identities, outline, sizes, digests, begin)
 
@@ -163,17 +167,22 @@ def read_states(path: Path, head: CacheHead, numbers: Sequence[int | None]) -> P
     with path.open("rb") as file:
 
         def filled(index: int) -> CacheState | None:
-            entry, num_states = entries[index], len(head.identities)
+            entry = entries[index]
             if entry is None:
                 return None
             file.seek(ends[index])
             data = file.read(head.sizes[index])
             if not data or _digest(data) != head.sha256[index]:
                 raise ValueError("its bytes have changed")
-            checkpoint = filled(index + num_states) if index < num_states else None
-            return entry._replace(data=np.frombuffer(data, np.uint8), checkpoint=checkpoint)
+            return entry._replace(data=np.frombuffer(data, dtype=np.uint8))
 
-        states = [None if number is None else filled(number) for number in numbers]
+        def state(number: int) -> CacheState | None:
+            found = filled(number)
+            if found is None:
+                return None
+            return found._replace(checkpoint=filled(number + len(head.identities)))
+
+        states = [None if number is None else state(number) for number in numbers]
     return PooledCache(head.outline.tokens[:], states)
 
 

@@ -52,7 +52,7 @@ from localspec.preflight.plan import (
     reserved_bytes,
     target_context_length,
 )
-from localspec.presets.folder_import import note_used
+from localspec.presets.local_models import note_used
 from localspec.presets.presets import common_servers
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import REPLAY_TOKENS, Drafting, ProposerName

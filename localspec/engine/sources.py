@@ -17,8 +17,8 @@ from localspec.gguf_file.head import check_target, head_facts, head_misfit
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.projector import NO_PROJECTOR
 from localspec.llama.options import LlamaOptions
+from localspec.presets.local_models import size_warning
 from localspec.presets.located import locate, locate_source
-from localspec.presets.pairing import size_warning
 from localspec.presets.preset import Preset, Role
 from localspec.presets.presets import common_servers
 from localspec.presets.source import chosen_pair
@@ -166,10 +166,8 @@ def chosen_sources(
         _check_head(target, head)
     if not drafting.may_use(ProposerKind.DRAFT):
         draft = None
-    if draft is not None and draft.header is not None and target.header is not None:
-        warning = size_warning(target.header, draft.header)
-        if warning:  # an application chooses its own models' sizes
-            logger.warning("%s", warning)
+    if draft is not None:
+        _warn_of_sizes(target, draft)
     # Inside the target's file it would be where the target's last layers are.
     is_remote = bool(target.options.rpc) and drafting.proposer != "head"
     if target.options.with_head is None and is_remote:
@@ -227,6 +225,14 @@ def _check_head(target: Source, head: Source) -> None:
             f"{head.header.path} cannot draft for the target: {why}",
             "Choose the head that was made for this very model, or leave it out.",
         )
+
+
+def _warn_of_sizes(target: Source, draft: Source) -> None:
+    """Warn of files with odd sizes; an application chooses its own models' sizes."""
+    if target.header is not None and draft.header is not None:
+        warning = size_warning(target.header, draft.header)
+        if warning:
+            logger.warning("%s", warning)
 
 
 def _can_compute_head(source: Source) -> bool:

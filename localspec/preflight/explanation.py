@@ -47,6 +47,7 @@ from localspec.preflight.plan import (
     planned_at_once,
     target_context_length,
 )
+from localspec.presets.local_models import compare_vocabularies, draft_here, size_warning
 from localspec.presets.located import (
     FoundHeader,
     find_model,
@@ -56,7 +57,6 @@ from localspec.presets.located import (
     read_model_headers,
     used_models,
 )
-from localspec.presets.pairing import compare_vocabularies, draft_here, size_warning
 from localspec.presets.preset import LocalModel, Preset, PresetModel, Role
 from localspec.presets.presets import common_servers, load_presets
 from localspec.presets.source import chosen_pair

@@ -59,20 +59,12 @@ _MODEL: dict[str, dict[str, type]] = {
     "path": {"path": str, **_COMMON},
     "repo": {"repo": str, "revision": str, "parts": list, **_FILE, **_COMMON},
 }
-_PRESET = {
-    "extends": str,
-    "description": str,
-    "context_length": int,
-    "max_context_length": int,
-    "notes": str,
-    "unconfirmed": str,
+_PRESET: dict[str, type] = {
+    **dict.fromkeys(("extends", "description", "notes", "unconfirmed"), str),
+    **dict.fromkeys(("context_length", "max_context_length"), int),
+    **dict.fromkeys(("sampling", *get_args(Role)), dict),
     "embeds": bool,
     "rpc": list,
-    "sampling": dict,
-    "target": dict,
-    "draft": dict,
-    "head": dict,
-    "mmproj": dict,
 }
 
 
@@ -183,12 +175,18 @@ def as_preset(preset: str | Preset) -> Preset:
     return preset if isinstance(preset, Preset) else find_preset(preset)
 
 
-def check_free(name: str) -> None:
-    """Raise PresetError if a preset or an alias has that name, or a file is malformed."""
+def check_free(name: str, *, is_alias: bool) -> None:
+    """Raise PresetError if a preset has that name, or a file is malformed.
+
+    is_alias: whether an alias may have it, which is then replaced. Raises OptionError for an
+    invalid name.
+    """
+    if not PRESET_NAME.fullmatch(name):
+        raise OptionError(f"{name!r} is not a valid name", "Use letters, digits, . and -.")
     user_presets()
     if name in load_presets():
         raise PresetError(f"there is a preset {name!r} already", "Choose another name.")
-    if meant := read_names().aliases.get(name):
+    if not is_alias and (meant := read_names().aliases.get(name)):
         raise PresetError(
             f"{name!r} is an alias of {meant}",
             f"Choose another name, or: localspec models alias {name} --clear",

@@ -25,7 +25,6 @@ from localspec.hub.hub_file import (
 from localspec.presets.preset import LocalModel, Preset, PresetModel, Role
 from localspec.presets.presets import (
     DEFAULT_PRESET,
-    PRESET_NAME,
     Names,
     change_names,
     check_free,
@@ -225,10 +224,7 @@ def set_alias(alias: str, name: str) -> str:
     Raises OptionError for an invalid name, PresetError if it is a preset's, and what
     `set_default` raises.
     """
-    if not PRESET_NAME.fullmatch(alias):
-        raise OptionError(f"{alias!r} is not a valid name", "Use letters, digits, . and -.")
-    if alias in load_presets():
-        check_free(alias)
+    check_free(alias, is_alias=True)
     meant = stands_for(_lasting(name))
     change_names(lambda names: replace(names, aliases={**names.aliases, alias: meant}))
     return meant

@@ -9,18 +9,17 @@ from dataclasses import replace
 from typing import get_args
 
 from localspec.atomic_write import write_whole
-from localspec.errors import OptionError, PairError, PresetError
+from localspec.errors import PairError, PresetError
 from localspec.gguf_file.head import check_target, head_misfit
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.projector import require_projector_of
 from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.hub.api import remote_file
 from localspec.hub.hub_file import HubFile
+from localspec.presets.local_models import compare_vocabularies
 from localspec.presets.located import find_model, read_model_headers
-from localspec.presets.pairing import compare_vocabularies
 from localspec.presets.preset import LocalModel, PackagedModel, Preset, PresetModel, Role
 from localspec.presets.presets import (
-    PRESET_NAME,
     check_free,
     header_of,
     load_presets,
@@ -52,9 +51,7 @@ def add_preset(
     malformed; ModelFileError for a path without a model; PairError for a model that does not
     fit the target; DownloadError.
     """
-    if not PRESET_NAME.fullmatch(name):
-        raise OptionError(f"{name!r} is not a valid name", "Use letters, digits, . and -.")
-    check_free(name)
+    check_free(name, is_alias=False)
     named = {
         role: find_model(text, role) for role in get_args(Role) if (text := models.get(role))
     }
@@ -67,7 +64,7 @@ def add_preset(
     path = user_presets_file()
     with locked(path):
         # Again, since another process may have added it in the meantime.
-        check_free(name)
+        check_free(name, is_alias=False)
         text = users_text()
         text = f"{text.rstrip()}\n\n".lstrip() + toml_of({name: added})
         preset = read_presets(str(path), text, load_presets())[name]
@@ -137,8 +134,7 @@ def _check_together(headers: dict[Role, Header]) -> None:
         require_projector_of(target, headers["mmproj"])
     if "draft" in headers:
         compare_vocabularies(target, headers["draft"])
-    misfit = "" if head is None else head_misfit(target, head)
-    if head is not None and misfit:
+    if head is not None and (misfit := head_misfit(target, head)):
         raise PairError(
             f"{head.path} cannot draft for the target: {misfit}",
             "Choose the head that was made for this very model, or leave it out.",
