@@ -8,16 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from localspec.call_thread import CallThread
 from localspec.cli.screen import clock_time
 from localspec.cli.standard_streams import echo_off, is_terminal, num_columns
 from localspec.streaming.cancellation import Watch
-from localspec.streaming.waiting import taken
 
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
@@ -119,17 +117,13 @@ def measured(
     line = ProgressLine(seconds, time.monotonic)
     watch = Watch(line.report)
     keywords |= {"watch": watch, "seconds": seconds}
-    done: SimpleQueue[Future[Measured]] = SimpleQueue()
-    with (
-        ThreadPoolExecutor(1) as pool,
-        cancel_on_interrupt(watch.cancellation.request),
-        waiting(line.text, _PIPE_S),
-    ):
-        # In a thread, so that this one can hear Ctrl-C even within a long decode.
-        pool.submit(engine._measure, function, *arguments, **keywords).add_done_callback(
-            done.put
-        )
-        return taken(done).result()
+    # In a thread, so that this one can hear Ctrl-C even within a long decode.
+    thread = CallThread(lambda: engine._measure(function, *arguments, **keywords))
+    with cancel_on_interrupt(watch.cancellation.request), waiting(line.text, _PIPE_S):
+        thread.start()
+        while thread.is_alive():  # on Windows nothing ends a join without an end
+            thread.join(_REFRESH_S)
+    return thread.result()
 
 
 class ProgressLine:
