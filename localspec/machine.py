@@ -183,10 +183,10 @@ def _numbers(path: Path) -> set[int]:
     """The numbers in a file like "0-3,8"; none if it cannot be read."""
     numbers: set[int] = set()
     try:
-        for part in "".join(_lines(path)).split(","):
+        for part in path.read_text(encoding="ascii").strip().split(","):
             first, dash, last = part.partition("-")
             numbers |= set(range(int(first), int(last if dash else first) + 1))
-    except ValueError:
+    except (OSError, ValueError):
         return set()
     return numbers
 
@@ -256,7 +256,8 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     The tightest limit of its own control groups and of all visible groups above them, of both
     versions. Read below root.
     """
-    return min(filter(None, map(_quota, _groups(root, "cpu"))), default=None)
+    quotas = [_quota(group) for group in _groups(root, "cpu")]
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 class MemoryLimit(NamedTuple):
@@ -271,7 +272,8 @@ def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
 
     A group without a limit is left out, or states more than any machine has. Read below root.
     """
-    return list(filter(None, map(_memory_limit, _groups(root, "memory"))))
+    found = [_memory_limit(group) for group in _groups(root, "memory")]
+    return [limit for limit in found if limit is not None]
 
 
 def _groups(root: Path, resource: str) -> Iterator[Path]:

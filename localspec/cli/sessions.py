@@ -199,7 +199,8 @@ def _session_json(name: str) -> dict[str, Any]:
 def _as_markdown(session: Session) -> str:
     parts = [f"# {session.name}"]
     for message in session.messages:
-        parts += [f"## {_speaker(message)}", _closed(_said(message).strip())]
+        role = str(message["role"])  # an edited file can have any
+        parts += [f"## {_SPEAKERS.get(role, role)}", _closed(_said(message).strip())]
     return "\n\n".join(parts) + "\n"
 
 
@@ -207,12 +208,6 @@ def _said(message: Message) -> str:
     """The text of a message, and a note for each picture before it."""
     notes = [f"[image {each['sha256'][:8]}]" for each in message.get("pictures", ())]
     return "\n".join([*notes, message["content"]])
-
-
-def _speaker(message: Message) -> str:
-    """The speaker of a message; an edited file can have any role."""
-    role = str(message["role"])
-    return _SPEAKERS.get(role, role)
 
 
 def _closed(text: str) -> str:

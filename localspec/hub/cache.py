@@ -18,10 +18,11 @@ import contextlib
 import errno
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from platformdirs import user_cache_path
 
 from localspec.errors import DownloadError
 from localspec.hub.api import COMMIT, RemoteFile, cache_folder
@@ -267,11 +268,12 @@ def model_folders() -> dict[str, list[Path]]:
     """Folders in which other programs keep their models, by program."""
     home = Path.home()
     chosen = os.environ.get("OLLAMA_MODELS")
+    llama_cpp = user_cache_path("llama.cpp", appauthor=False, opinion=False)
     ollama = [home / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
     return {
         "LM Studio": [home / ".lmstudio/models", home / ".cache/lm-studio/models"],
         "Ollama": [Path(chosen), *ollama] if chosen else ollama,
-        "llama.cpp": _llama_cpp_folders(home),
+        "llama.cpp": [Path(os.environ.get("LLAMA_CACHE") or llama_cpp)],
     }
 
 
@@ -288,13 +290,3 @@ def _candidates(remote: RemoteFile) -> Iterator[ForeignFile]:
         yield ForeignFile(folder / flat, "llama.cpp")
         repo = folder / f"models--{file.repo.replace('/', '--')}"
         yield ForeignFile(repo / "blobs" / sha256, "llama.cpp")
-
-
-def _llama_cpp_folders(home: Path) -> list[Path]:
-    if chosen := os.environ.get("LLAMA_CACHE"):
-        return [Path(chosen)]
-    if sys.platform == "darwin":
-        return [home / "Library/Caches/llama.cpp"]
-    if sys.platform == "win32":
-        return [Path(os.environ.get("LOCALAPPDATA") or home) / "llama.cpp"]
-    return [Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "llama.cpp"]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape
@@ -109,6 +109,10 @@ class Planned(NamedTuple):
     header: Header
     options: LlamaOptions = LlamaOptions()
     role: Role = "target"
+
+    def changed(self, **changes: Any) -> Planned:
+        """The model with other options."""
+        return self._replace(options=replace(self.options, **changes))
 
 
 @dataclass(frozen=True, slots=True)

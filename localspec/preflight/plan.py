@@ -9,6 +9,7 @@ rest. Numbers that a user sets stay as they are.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -134,9 +135,7 @@ def _chosen(
     if not free.gpus:
         return wanted
     models = [
-        model._replace(options=replace(model.options, num_gpu_layers=0))
-        if model.options.num_gpu_layers is None
-        else model
+        model.changed(num_gpu_layers=0) if model.options.num_gpu_layers is None else model
         for model in wanted
     ]
     for index in reversed(range(len(wanted))):
@@ -230,11 +229,7 @@ def largest(limit: int, fits: Callable[[int], bool]) -> int:
     """The largest number up to the limit that fits, by bisection. 0 counts as fitting."""
     if fits(limit):
         return limit
-    low, high = 0, limit - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    return bisect_left(range(1, limit), 1, key=lambda number: not fits(number))
 
 
 def check_parallel(parallel: object) -> None:
@@ -290,10 +285,10 @@ def plan_side_by_side(
     cost no layer on a GPU and no snapshot.
     """
     for count in range(parallel, 1, -1):
-        planned = [with_sequences(model, count) for model in wanted]
+        planned = [model.changed(num_sequences=count) for model in wanted]
         plan = plan_layers(planned, alone.context_length, alone.free)
         # Nothing but the sequences may differ from the plan for one text.
-        is_like = [with_sequences(model, 1) for model in plan.models] == list(alone.models)
+        is_like = [model.changed(num_sequences=1) for model in plan.models] == [*alone.models]
         is_small = reserved_bytes(plan, alone) <= kept_bytes // 2
         if is_small and is_like and not alone.free.shortages(plan.memory):
             return plan
@@ -303,11 +298,6 @@ def plan_side_by_side(
 def reserved_bytes(plan: Plan, alone: Plan) -> int:
     """Memory that a plan takes for all texts but the first."""
     return plan.memory.needed_bytes - alone.memory.needed_bytes
-
-
-def with_sequences(model: Planned, num_sequences: int) -> Planned:
-    """The model with that many texts side by side."""
-    return model._replace(options=replace(model.options, num_sequences=num_sequences))
 
 
 def target_context_length(header: Header, wanted: int | None) -> int:
@@ -381,7 +371,7 @@ def most_gpu_layers(
     num_layers = ModelShape(models[0].header).num_blocks + 1
     for count in range(min(wanted, num_layers), -1, -1):
         changed = [
-            model._replace(options=replace(model.options, num_gpu_layers=count))
+            model.changed(num_gpu_layers=count)
             if model.options.num_gpu_layers == wanted
             else model
             for model in models

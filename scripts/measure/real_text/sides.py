@@ -17,6 +17,7 @@ from localspec.engine.proposer_choice import (
     choose_policies,
     choose_proposers,
     choose_threads,
+    shared_with_draft,
 )
 from localspec.errors import OptionError
 from localspec.gguf_file.check import check_model_file
@@ -224,9 +225,8 @@ class Sides:
             if isinstance(engine._draft_policy, AdaptiveDraftPolicy):
                 engine._draft_policy = self.policy(name)
                 if name not in self._learned:  # a lookup counts what it found, too
-                    proposers, _ = choose_proposers(
-                        models, engine.drafting, engine.shared_vocabulary
-                    )
+                    shared = shared_with_draft(models, engine.drafting)
+                    proposers, _ = choose_proposers(models, engine.drafting, shared)
                     engine._decoder.proposers = tuple(proposers)
 
         return begin
