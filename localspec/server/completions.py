@@ -108,7 +108,7 @@ class OpenAIForm(Form):
             "id": self._id,
             "object": self.objects[number],
             "created": self._created,
-            "model": self._model.name,
+            "model": self.model.name,
             "system_fingerprint": None,
             "choices": choices,
         }
@@ -181,7 +181,8 @@ class ChatCompletion(OpenAIForm):
             options["prediction"] = str(said["content"])
         self._explains = bool(fields.flag("explain"))
         messages = checked_messages(fields.any("messages"))
-        super().__init__(fields, [messages], options, variables=chat_variables(fields))
+        variables = template_variables(fields, effort=fields.text("reasoning_effort"))
+        super().__init__(fields, [messages], options, variables=variables)
         self._has_role: set[int] = set()
         self._started_calls: set[tuple[int, int]] = set()  # numbers of answer and call
 
@@ -281,11 +282,6 @@ def _function_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": function}
 
 
-def chat_variables(fields: Fields) -> dict[str, Any]:
-    """Variables of the chat template that a request sets. Raises RequestError."""
-    return template_variables(fields, effort=fields.text("reasoning_effort"))
-
-
 def _logprob_content(found: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:
     if found is None:
         return None
@@ -355,7 +351,7 @@ class LlamaCompletion(Form):
             "index": 0,
             "content": "",
             "stop": True,
-            "model": self._model.name,
+            "model": self.model.name,
             "tokens_predicted": 0 if self._only_reads else stats.completion_tokens,
             "tokens_evaluated": stats.prompt_tokens,
             "tokens_cached": stats.cached_prompt_tokens,
@@ -409,7 +405,8 @@ def detokenize(fields: Fields) -> Aside:
 def apply_template(fields: Fields) -> Aside:
     """Answer a request to /apply-template: the prompt made from messages."""
     messages = checked_messages(fields.any("messages"))
-    prompt = templated(messages, openai_tools(fields), chat_variables(fields))
+    variables = template_variables(fields, effort=fields.text("reasoning_effort"))
+    prompt = templated(messages, openai_tools(fields), variables)
 
     def compute(engine: IsolatedEngine) -> dict[str, Any]:
         return {"prompt": engine.detokenize(without_cells(prompt(engine)), special=True)}

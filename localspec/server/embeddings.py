@@ -36,8 +36,7 @@ async def _read(
     """
     started_s = time.monotonic()
     models, embedder = service.models, service.models.embedder_named(name)
-    was_loaded, found = embedder.engine is not None, []
-    given = texts or ["a"]
+    given, found = texts or ["a"], []
     for first in range(0, len(given), _MOST_TEXTS):
         part = given[first : first + _MOST_TEXTS]
         async with embedder.turn, models.opened(embedder) as engine:
@@ -54,7 +53,7 @@ async def _read(
     for what, number in (("texts", len(texts)), ("tokens", num_tokens)):
         service.counters.add(f"localspec_embedded_{what}_total", number, model=embedder.name)
     values = np.concatenate([each.values for each in found])[: len(texts)]
-    load_s, total_s = 0.0 if was_loaded else embedder.load_s, time.monotonic() - started_s
+    load_s, total_s = embedder.loading_s(started_s), time.monotonic() - started_s
     took = {"total_duration": round(1e9 * total_s), "load_duration": round(1e9 * load_s)}
     return embedder.name, Embedded(values, num_tokens), took
 

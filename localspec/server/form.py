@@ -38,18 +38,16 @@ _Outcome = TypeVar("_Outcome")
 class Form(abc.ABC):
     """A request for an answer, and the answer, in one protocol.
 
-    content_type: of a stream. Raises RequestError and OptionError for a wrong request.
+    content_type: of a stream. model: the one that answers, set before anything is written.
+    Raises RequestError and OptionError for a wrong request.
     """
 
     content_type: ClassVar[str] = EVENTS
+    model: ServedModel
 
     @abc.abstractmethod
     def __init__(self, fields: Fields) -> None:
         self.question: Question
-
-    def begin(self, model: ServedModel) -> None:
-        """Take note of the model that answers. Called before the methods below."""
-        self._model = model
 
     @abc.abstractmethod
     def body(self, finished: Sequence[Finished]) -> Any:
@@ -154,7 +152,7 @@ class PostEndpoint:
             return json_response(await form(self._service))
         form.question.client = scope[CLIENT]
         answering = scope[ANSWERING] = Answering(self._service, form.question)
-        form.begin(answering.model)
+        form.model = answering.model
         headers = {"x-localspec-queue": str(answering.position)}
         if form.question.not_kept:
             text = json.dumps(", ".join(form.question.not_kept))[1:-1]  # in ASCII

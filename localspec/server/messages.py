@@ -141,7 +141,7 @@ class MessageForm(Form):
             "id": self._id,
             "type": "message",
             "role": "assistant",
-            "model": self._model.name,
+            "model": self.model.name,
             "content": content,
         }
 

@@ -168,10 +168,6 @@ class OllamaForm(Form):
         self._started_s = time.monotonic()
         self._calls: list[CallPiece] = []  # all pieces of them
 
-    def begin(self, model: ServedModel) -> None:
-        super().begin(model)
-        self._was_loaded = model.engine is not None
-
     def body(self, finished: Sequence[Finished]) -> Any:
         """The answer, or without a question whether the model was loaded or unloaded."""
         if not finished:
@@ -221,7 +217,7 @@ class OllamaForm(Form):
         message = {"role": "assistant", "content": text, **more}
         said = {"message": message} if self.is_chat else {"response": text, **more}
         part: dict[str, Any] = {
-            "model": self._model.name,
+            "model": self.model.name,
             "created_at": _utc(time.time()),
             **said,
         }
@@ -232,8 +228,7 @@ class OllamaForm(Form):
     def _end_of(self, finished: Finished) -> dict[str, Any]:
         """The further fields of the last piece: why the answer ended, and its costs."""
         reply, stats = finished.reply, finished.reply.stats
-        load_s = 0.0 if self._was_loaded else self._model.load_s
-        wanted, here, warning = self._num_ctx or 0, self._model.context_length, {}
+        wanted, here, warning = self._num_ctx or 0, self.model.context_length, {}
         if wanted > here:  # Ollama would load the model again
             message = f"num_ctx is {wanted}; the context holds {here} tokens"
             warning = {"warning": f"{message}. Start the server with --ctx {wanted}."}
@@ -241,7 +236,7 @@ class OllamaForm(Form):
             "done": True,
             "done_reason": reply.finish_reason,
             "total_duration": _ns(time.monotonic() - self._started_s),
-            "load_duration": _ns(load_s),
+            "load_duration": _ns(self.model.loading_s(self._started_s)),
             "prompt_eval_count": stats.prompt_tokens,
             "prompt_eval_duration": _ns(stats.time_to_first_token_s),
             "eval_count": stats.completion_tokens,

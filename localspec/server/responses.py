@@ -218,7 +218,7 @@ class ResponseForm(Form):
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "instructions": None,
             "max_output_tokens": options.max_tokens,
-            "model": self._model.name,
+            "model": self.model.name,
             "output": list(output),
             "parallel_tool_calls": is_parallel,
             "previous_response_id": None,

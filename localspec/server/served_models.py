@@ -99,9 +99,9 @@ class ServedFile(abc.ABC, Generic[_Opened]):
     preset: the model's, if it has one. file_name: without its folders. created: Unix time of
     the file. num_trained: tokens of context that the model was trained for. context_length:
     those that it has here. width: numbers of a row. chat_template: its source, or "". keep_s:
-    how long it stays loaded without a request; None is the server's default. load_s: seconds
-    that loading took. needed_bytes: the memory that it takes while it is loaded; gpu_bytes: of
-    that on GPUs, None if that is not known here.
+    how long it stays loaded without a request; None is the server's default. needed_bytes: the
+    memory that it takes while it is loaded; gpu_bytes: of that on GPUs, None if that is not
+    known here.
     """
 
     context_length: int
@@ -121,7 +121,7 @@ class ServedFile(abc.ABC, Generic[_Opened]):
         target = None if preset is None else preset.target
         self.quantization = "" if target is None else target.quantization
         self.keep_s: float | None = None
-        self.load_s = 0.0
+        self._load_s = self._loaded_s = 0.0  # how long loading took, and when it ended
         self.engine: _Opened | None = None
         self.loading: asyncio.Task[_Opened] | None = None
         self.num_users = 0
@@ -139,9 +139,13 @@ class ServedFile(abc.ABC, Generic[_Opened]):
         """The engine by `load`."""
         started_s = time.monotonic()
         engine = self.load()
-        self.used_s = time.monotonic()
-        self.load_s = self.used_s - started_s
+        self.used_s = self._loaded_s = time.monotonic()
+        self._load_s = self.used_s - started_s
         return engine
+
+    def loading_s(self, since_s: float) -> float:
+        """Seconds that loading took, if that ended after `since_s`; else 0."""
+        return self._load_s if self._loaded_s >= since_s else 0.0
 
     def left_s(self, unload_s: float) -> float:
         """Seconds until it may be closed. unload_s: the server's default."""

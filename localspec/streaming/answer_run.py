@@ -107,32 +107,35 @@ class AnswerRun:
             self.provenances.append(provenance)
             self.token_ids.append(token)
             logprobs = self._logprobs(step, index)
-            first, *more = self._pushed(text, token)
+            parts, tried = self._pushed(text, token), None if index else facts
+            ids: tuple[int, ...] = (token,)
             # Before it is handed on, behind which the answer may be closed.
             if text.stopped or self.request.is_end(token):
                 self.finish_reason, self.stopped_by = "stop", text.stopped_by
-            yield _piece(first, provenance, (token,), logprobs, step=None if index else facts)
-            for part in more:
-                yield _piece(part, provenance)
+            for part in parts:  # the first has the token
+                yield Piece(
+                    part.text, ids, provenance, logprobs, part.is_thought, part.call, tried
+                )
+                ids, logprobs, tried = (), None, None
             if text.stopped:
                 return
 
     def _pushed(self, text: AnswerText, token: int) -> list[Part]:
         """The new parts with a token: at least one."""
-        parts = self._new(text.push(token)) or [Part("", text.is_thinking)]
-        self.num_thought_tokens += parts[0].is_thought
-        return parts
+        self.parts += (parts := text.push(token))
+        new = [part for part in parts if not part.is_again] or [Part("", text.is_thinking)]
+        self.num_thought_tokens += new[0].is_thought
+        return new
 
     def _rest(self, text: AnswerText) -> list[Piece]:
         """The text that waited for tokens that do not come."""
         last = self.provenances[-1] if self.provenances else Provenance.PLAIN
-        parts = self._new(text.finish(is_cut=self.finish_reason != "stop"))
-        return [_piece(part, last) for part in parts]
-
-    def _new(self, parts: list[Part]) -> list[Part]:
-        """The next parts, without those that were shown before."""
-        self.parts += parts
-        return [part for part in parts if not part.is_again]
+        self.parts += (parts := text.finish(is_cut=self.finish_reason != "stop"))
+        return [
+            Piece(part.text, (), last, is_thought=part.is_thought, call=part.call)
+            for part in parts
+            if not part.is_again
+        ]
 
     def _logprobs(self, step: Step, index: int) -> TokenLogprobs | None:
         if self.options.logprobs is None:
@@ -185,14 +188,3 @@ class AnswerRun:
         rest = self._rest(text)
         self._conclude()
         return rest
-
-
-def _piece(
-    part: Part,
-    provenance: Provenance,
-    token_ids: tuple[int, ...] = (),
-    logprobs: TokenLogprobs | None = None,
-    step: StepFacts | None = None,
-) -> Piece:
-    """A part as the reader gets it. token_ids: the token, for the first part that it gave."""
-    return Piece(part.text, token_ids, provenance, logprobs, part.is_thought, part.call, step)
