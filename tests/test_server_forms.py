@@ -52,7 +52,7 @@ def test_who_waits_in_the_midst_of_a_block_gets_nothing_more_of_that_block(
     pieces, kind, waiting
 ):
     form = MessageForm(Fields(QUESTION))
-    form.begin(SimpleNamespace(name="demo"))
+    form.model = SimpleNamespace(name="demo")
     first, second = pieces
     text = form.text_for(first) + form.text_for(waiting) + form.text_for(second)
     start, block, *deltas = data_of(text)
@@ -83,7 +83,7 @@ def test_json_stays_one_line_to_who_reads_lines():
 )
 def test_every_whole_number_is_a_seed(seed, expected):
     asked = ChatCompletion(Fields({**QUESTION, "seed": seed}))
-    assert asked.question.seed_of(0) == expected
+    assert asked.question.options.seed == expected
 
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {}}
@@ -156,7 +156,7 @@ def test_a_function_in_a_namespace_is_called_by_both_names():
         "tools": [SPACE, FUNCTION, other],
     }
     form = ResponseForm(Fields(asked))
-    form.begin(SimpleNamespace(name="demo"))
+    form.model = SimpleNamespace(name="demo")
     names = [tool.name for tool in form.question.use.tools]
     assert names == ["mcp__x__f", "f", "agents__f"]
     (messages,) = form.question.inputs
@@ -226,7 +226,7 @@ def test_whether_to_think_reaches_the_template_by_its_name_for_it(kind, fields, 
 @pytest.mark.parametrize("kind", [ChatCompletion, ResponseForm, MessageForm, OllamaChat])
 def test_clients_that_ask_can_see_how_far_a_prompt_is(kind):
     form = kind(Fields(ASKED))
-    form.begin(SimpleNamespace(name="demo", engine=None))
+    form.model = SimpleNamespace(name="demo", engine=None)
     form.text_for(Waiting(0))
     text = form.text_for(ReadingPrompt(1024, 7239, 512, 361.26))
     found = json.loads(text.strip().rpartition("data: ")[2])

@@ -28,6 +28,7 @@ from localspec.server.question import (
 from localspec.server.refusal import RequestError, overloaded, stopping
 from localspec.server.served_models import AnsweredText, ServedModel, ServedModels
 from localspec.speculative.metrics import Stats
+from localspec.speculative.randomness import MAX_SEED
 from localspec.streaming.answer import Answer
 from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck
@@ -303,7 +304,9 @@ class Answering:
                     if (place := self._service.line.join_free(self.model)) is not None:
                         break
                     await self._one_ended(at_work)
-                options = replace(asked.options, seed=asked.seed_of(repetition))
+                options, seed = asked.options, asked.options.seed
+                if seed is not None:  # each answer to an input gets another
+                    options = replace(options, seed=(seed + repetition) % (MAX_SEED + 1))
                 exchange = _TextExchange(engine, given, self, options)
                 answer = engine._answer(exchange)
                 task = asyncio.create_task(self._read(number, answer, exchange))

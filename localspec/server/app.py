@@ -115,11 +115,10 @@ class Server:
         *,
         has_page: bool = True,
     ) -> None:
-        self._models = models
         self._has_page = has_page
         self._limits = limits
-        self._line = WaitingLine(limits.num_waiting)
-        self._service = Service(models=models, line=self._line, patience_s=limits.patience_s)
+        line = WaitingLine(limits.num_waiting)
+        self._service = Service(models=models, line=line, patience_s=limits.patience_s)
         self._bodies = BodyReader(limits.body_bytes, limits.body_s)
 
     def app(self, access: AccessRules) -> ASGIApp:
@@ -147,7 +146,7 @@ class Server:
 
     def stop(self) -> None:
         """End requests with an error: waiting ones now, others soon. In the event loop."""
-        self._line.is_closed = True
+        self._service.line.is_closed = True
         for each in list(self._service.answerings):
             if each.is_waiting:
                 each.stop()
@@ -156,7 +155,7 @@ class Server:
     def _stop_all(self) -> None:
         for each in list(self._service.answerings):
             each.stop()
-        self._models.stop_embedding()
+        self._service.models.stop_embedding()
 
     def routes(self) -> list[BaseRoute]:
         """Every route, with all of its paths."""
@@ -176,7 +175,7 @@ class Server:
         return routes
 
     def _gets(self) -> dict[str, Callable[[Request], Any]]:
-        models, unload_s = self._models, self._limits.unload_s
+        models, unload_s = self._service.models, self._limits.unload_s
         return {
             "/": _health,  # programs look for a server, or for Ollama, by its address alone
             "/v1/health": _health,
@@ -201,34 +200,34 @@ class Server:
             yield
         finally:
             unloading.cancel()
-            await self._models.close()
+            await self._service.models.close()
 
     async def _unload_unused(self) -> None:
         limits = self._limits
         while True:
             await asyncio.sleep(min(_IDLE_CHECKS_S, limits.unload_s, limits.keep_s))
-            await self._models.keep_unused(limits.keep_s)
-            if self._line.num_working == 0:
-                place = self._line.join(None)
+            await self._service.models.keep_unused(limits.keep_s)
+            if self._service.line.num_working == 0:
+                place = self._service.line.join(None)
                 try:
-                    await self._models.close_unused(limits.unload_s)
+                    await self._service.models.close_unused(limits.unload_s)
                 except LocalspecError:
                     logger.exception("an unused model cannot be closed")
                 finally:
-                    self._line.leave(place)
+                    self._service.line.leave(place)
 
     def _metrics(self, _request: Request) -> Response:
         num_waiting = sum(each.is_waiting for each in self._service.answerings)
         num_answered = len(self._service.answerings) - num_waiting
-        text = self._service.counters.text(self._models, num_answered, num_waiting)
+        text = self._service.counters.text(self._service.models, num_answered, num_waiting)
         return Response(sent_bytes(text), headers={"content-type": PROMETHEUS})
 
     def _list(self, request: Request) -> dict[str, Any]:
         """All models, or the one that the path names."""
         if not (name := request.path_params.get("name")):  # or a slash behind the list's path
-            data = list(map(_openai_model, self._models.listed))
+            data = list(map(_openai_model, self._service.models.listed))
             return {"object": "list", "data": data}
-        for model in self._models.listed:
+        for model in self._service.models.listed:
             if model.is_called(name):
                 return _openai_model(model)
         raise RequestError(f"there is no model {name!r:.80}", code="model_not_found")

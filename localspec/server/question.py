@@ -98,13 +98,6 @@ class Question:
         self.client = ""
         self.keep_s = keep_s
 
-    def seed_of(self, number: int) -> int | None:
-        """The seed of one of the answers to an input: each gets another."""
-        seed = self.options.seed
-        if seed is None or number == 0:
-            return seed
-        return (seed + number) % (MAX_SEED + 1)
-
 
 def answer_options(fields: Fields) -> dict[str, Any]:
     """The options of sampling, seed and drafting, from the fields that protocols share."""
@@ -273,14 +266,9 @@ def answer_form(form: Fields) -> dict[str, Any]:
         return {}
     if kind == "json_object":
         return {"json_schema": schema or {"type": "object"}}
-    if kind == "json_schema" and isinstance(schema, Mapping):
-        return {"json_schema": schema, "strict": holder.flag("strict") is True}
-    raise RequestError(
-        f"the form of the answer is {kind!r:.80}, with the schema {schema!r:.80}",
-        "Choose text, json_object, or json_schema with its schema.",
-        code="unsupported_value",
-        param="response_format",
-    )
+    if kind != "json_schema" or not isinstance(schema, Mapping):
+        form.refuse("type", "Choose text, json_object, or json_schema with its schema.")
+    return {"json_schema": schema, "strict": holder.flag("strict") is True}
 
 
 def templated(

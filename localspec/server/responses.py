@@ -206,9 +206,6 @@ class ResponseForm(Form):
     ) -> dict[str, Any]:
         is_cut = any(each.reply.finish_reason == "length" for each in finished)
         options = self.question.options
-        choice, is_parallel = options.tool_choice or "auto", options.parallel_tool_calls
-        if is_parallel is None:  # as `tool_use` has it
-            is_parallel = choice in ("auto", "none")
         response: dict[str, Any] = {
             "id": self._id,
             "object": "response",
@@ -220,14 +217,14 @@ class ResponseForm(Form):
             "max_output_tokens": options.max_tokens,
             "model": self.model.name,
             "output": list(output),
-            "parallel_tool_calls": is_parallel,
+            "parallel_tool_calls": self.question.use.is_parallel,
             "previous_response_id": None,
             "store": False,
             "temperature": options.changes.get("temperature"),
             "top_p": options.changes.get("top_p"),
             "top_logprobs": options.logprobs or 0,
             "text": {"format": {"type": "text"}},
-            "tool_choice": choice,
+            "tool_choice": options.tool_choice or "auto",
             "tools": [],
             "truncation": "disabled",
             "metadata": {},

@@ -87,7 +87,8 @@ class AnswerText:
     @property
     def stopped(self) -> bool:
         """Whether there was a stop string, or the only call: nothing comes after it."""
-        return self._search.stopped or (self._calls is not None and self._calls.has_ended)
+        has_ended = self._calls is not None and self._calls.has_ended
+        return has_ended or self.stopped_by is not None
 
     @property
     def stopped_by(self) -> str | None:
@@ -202,14 +203,9 @@ class StopSearch:
         self.stopped_by: str | None = None
         self.passes = False  # over stop strings that are whole: text from before they were set
 
-    @property
-    def stopped(self) -> bool:
-        """Whether there was a stop string."""
-        return self.stopped_by is not None
-
     def push(self, text: str) -> str:
         """Text that is decided now. Sets `stopped_by` when a stop string is complete."""
-        if self.stopped:
+        if self.stopped_by is not None:
             return ""
         text = self._held + text
         found = first_of(self._stop, text)

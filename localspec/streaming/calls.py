@@ -355,9 +355,8 @@ class _UnmarkedCalls:
             self._closing = ""
             return
         self._begin += character.strip()
-        at = next((at for at, each in enumerate(self._begin) if each in "{["), None)
-        fence, value = self._begin[:at].lower(), self._begin[len(self._begin[:at]) :]
-        unfinished = _WHOLE_FENCES.sub("", fence)
+        fence = re.split(r"[{[]", self._begin, maxsplit=1)[0]
+        value, unfinished = self._begin[len(fence) :], _WHOLE_FENCES.sub("", fence.lower())
         if not value:
             self.is_possible = any(each.startswith(unfinished) for each in _FENCES)
             return
@@ -372,10 +371,8 @@ class _UnmarkedCalls:
 
         is_last: nothing follows, so that an object needs no fence.
         """
-        calls = calls_in(self._text, self._tools, read_unmarked) if is_last else None
-        if calls is not None:
-            return calls, ""
-        calls = calls_in(self._text[: self._num_closed], self._tools, read_unmarked)
-        if calls is None:
-            return None
-        return calls, "" if self.is_within and not is_last else self._text[self._num_closed :]
+        for size in (len(self._text) if is_last else 0, self._num_closed):
+            calls = calls_in(self._text[:size], self._tools, read_unmarked)
+            if calls is not None:
+                return calls, "" if self.is_within and not is_last else self._text[size:]
+        return None
