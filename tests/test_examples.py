@@ -19,8 +19,10 @@ from types import ModuleType
 import httpx
 import pytest
 
+import inside
 import localspec
 from standin_hub import StandinHub
+from waiting import wait_until
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -135,21 +137,26 @@ def test_the_starlette_application_serves_several_tasks(engine):
     app = load_example("starlette_app").make_app(engine)
     expected = answers_of(engine)
 
-    async def ask(client: httpx.AsyncClient, visitor: str) -> list[str]:
-        return [(await client.post(visitor, content=each)).text for each in QUESTIONS]
+    def client() -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here")
 
-    async def everybody(*visitors: str) -> list[list[str]]:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-            left = asyncio.create_task(client.post("eve", content="Tell me a long story."))
-            await asyncio.sleep(0.1)
+    async def ask(visitor: str) -> list[str]:
+        async with client() as one:
+            return [(await one.post(visitor, content=each)).text for each in QUESTIONS]
+
+    async def everybody() -> list[list[str]]:
+        async with client() as one:
+            left = asyncio.create_task(one.post("eve", content="Tell me a long story."))
+            await asyncio.to_thread(wait_until, lambda: inside.num_in_line(engine) == 1)
             left.cancel()  # as Starlette does where a client has gone
-            return await asyncio.gather(*(ask(client, each) for each in visitors))
+            found = await asyncio.gather(ask("anna"), ask("ben"))
+        assert left.cancelled()
+        return found
 
-    assert asyncio.run(everybody("anna", "ben")) == [expected, expected]
-    assert engine.generate_raw("Hi", max_tokens=2).reply().token_ids
+    assert asyncio.run(everybody()) == [expected, expected]
+    assert inside.num_in_line(engine) == 0
     engine.close()
-    assert "(I cannot answer: " in asyncio.run(everybody("anna"))[0][0]
+    assert "(I cannot answer: " in asyncio.run(ask("anna"))[0]
 
 
 def test_a_batch_goes_on_where_it_was(tmp_path):
