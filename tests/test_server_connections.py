@@ -27,7 +27,7 @@ def hasty(monkeypatch):
     """A server that does not wait long, for few."""
     monkeypatch.setattr(running, "MOST_CONNECTIONS", 4)
     monkeypatch.setattr(running, "UNUSED_S", 0.5)
-    monkeypatch.setattr(running, "LOOKS_S", 0.1)
+    monkeypatch.setattr(running, "LOOK_TICKS", 1)
     with running_server() as server:
         yield server
 
@@ -87,7 +87,7 @@ def test_far_too_many_connections_are_hung_up_on_at_once(monkeypatch):
     """Those of a second would take every file descriptor."""
     monkeypatch.setattr(running, "MOST_CONNECTIONS", 4)
     monkeypatch.setattr(running, "SPARE_CONNECTIONS", 4)
-    monkeypatch.setattr(running, "LOOKS_S", 3600)
+    monkeypatch.setattr(running, "LOOK_TICKS", 36_000)
     with running_server() as server, contextlib.ExitStack() as open_ones:
         made = [open_ones.enter_context(connected(server)) for _ in range(30)]
         assert all(read_all(each) == b"" for each in made[8:])

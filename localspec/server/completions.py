@@ -325,24 +325,19 @@ class LlamaCompletion(Form):
         self.question = Question(fields, [self._input(fields)], options)
 
     def _input(self, fields: Fields) -> Input:
-        prompts = fields.prompts("prompt", MOST_ANSWERS)
-        if len(prompts) != 1:
-            fields.refuse("prompt", "Give one: a string, or token ids.")
-        return RawPrompt(prompts[0])
+        return RawPrompt(*fields.prompts("prompt", 1))
 
     def body(self, finished: Sequence[Finished]) -> Any:
-        return {**self._last(finished[-1]), "content": self._shown(finished[-1].reply.text)}
+        text = "" if self._only_reads else finished[-1].reply.text
+        return {**self._last(finished[-1]), "content": text}
 
     def text_for(self, event: Event) -> str:
         if isinstance(event, Finished):
             return sse_event(self._last(event))
         if not isinstance(event, NewPiece):
             return ":\n\n"  # a comment, so that the client sees that the server is there
-        text = self._shown(event.piece.text)
+        text = "" if self._only_reads else event.piece.text
         return sse_event({"content": text, "stop": False}) if text else ""
-
-    def _shown(self, text: str) -> str:
-        return "" if self._only_reads else text
 
     def _last(self, finished: Finished) -> dict[str, Any]:
         reply, stats = finished.reply, finished.reply.stats

@@ -77,7 +77,8 @@ class Fields:
         given = [value] if isinstance(value, str) or _is_ids(value) else value
         is_list = isinstance(given, list) and 0 < len(given) <= most
         if not is_list or not all(isinstance(each, str) or _is_ids(each) for each in given):
-            self.refuse(name, f"Give a string, a list of token ids, or up to {most} of these.")
+            several = "" if most == 1 else f", or up to {most} of these"
+            self.refuse(name, f"Give a string or a list of token ids{several}.")
         return list(given)
 
     def object(self, name: str) -> Fields:

@@ -22,7 +22,7 @@ UNUSED_S = 60.0  # for a connection to send a request's headers, or to take what
 _ACCEPTED_AT_ONCE = 128  # before any of them can be ended
 _KEEP_ALIVE_S = 30
 _GRACE_S = 5  # for answers to end when the server stops
-LOOKS_S = 1.0  # between two looks at the connections
+LOOK_TICKS = 10  # of a tenth of a second, between two looks at the connections
 
 
 class PortError(LocalspecError):
@@ -98,7 +98,6 @@ class Runner(uvicorn.Server):
         self._ready = ready
         self._stop = stop
         self._unused: dict[Any, tuple[Any, float]] = {}  # connections, since when
-        self._looked_s = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -114,10 +113,8 @@ class Runner(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
-        now_s = time.monotonic()
-        if now_s - self._looked_s >= LOOKS_S:
-            self._looked_s = now_s
-            self._end_unused(now_s)
+        if counter % LOOK_TICKS == 0:
+            self._end_unused(time.monotonic())
         return await super().on_tick(counter)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -138,9 +138,7 @@ class AnswerOptions:
     @property
     def triggers(self) -> tuple[str, ...]:
         """The texts behind which that begins; none if it is at once."""
-        if self.trigger is None:
-            return ()
-        return (self.trigger,) if isinstance(self.trigger, str) else tuple(self.trigger)
+        return (self.trigger,) if isinstance(self.trigger, str) else tuple(self.trigger or ())
 
     @classmethod
     def of(cls, options: Self | None = None, /, **keywords: Unpack[AnswerKeywords]) -> Self:
