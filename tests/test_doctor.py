@@ -15,8 +15,7 @@ from localspec.llama import placement
 from localspec.llama.devices import Device, gpus_of_drivers
 from localspec.machine import Cores, Memory
 from localspec.preflight.installation import inspect_installation
-from localspec.presets.preset import hub_files
-from localspec.presets.presets import find_preset
+from localspec.presets.presets import find_preset, hub_files
 from standin_hub import StandinHub
 
 # A laptop's, whose hyperthreads are nothing to mend.

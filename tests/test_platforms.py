@@ -9,7 +9,11 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import platformdirs
 import pytest
+from platformdirs.macos import MacOS
+from platformdirs.unix import Unix
+from platformdirs.windows import Windows
 
 from localspec.atomic_write import write_whole
 from localspec.chat.session import read_session, save_session
@@ -76,9 +80,9 @@ def test_no_file_has_the_name_of_a_device(name):
 @pytest.mark.parametrize(
     ("platform", "folder"),
     [
-        ("linux", ".cache/llama.cpp"),
-        ("darwin", "Library/Caches/llama.cpp"),
-        ("win32", "AppData/Local/llama.cpp"),
+        (Unix, ".cache/llama.cpp"),
+        (MacOS, "Library/Caches/llama.cpp"),
+        (Windows, "AppData/Local/llama.cpp"),
     ],
 )
 def test_files_of_llama_cpp_are_looked_for_where_it_keeps_them(
@@ -88,21 +92,22 @@ def test_files_of_llama_cpp_are_looked_for_where_it_keeps_them(
         monkeypatch.delenv(name, raising=False)
     for name in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "AppData/Local"))
+    local = str(tmp_path / "AppData/Local")
+    monkeypatch.setattr("platformdirs.windows.get_win_folder", lambda _name: local)
     checksum = hashlib.sha256(b"model").hexdigest()
     file = HubFile(repo="owner/name", file="model.gguf", sha256=checksum, size_bytes=5)
     path = tmp_path / folder / "owner_name_model.gguf"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"model")
     remote = _remote(file, checksum)
-    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(platformdirs, "PlatformDirs", platform)
     found = find_elsewhere(remote)
     assert found is not None
     assert found.path == path
 
 
 def _remote(file: HubFile, checksum: str) -> RemoteFile:
-    return RemoteFile(file=file, commit="0" * 40, etag=checksum, size_bytes=5, url="")
+    return RemoteFile(file=file, commit="0" * 40, etag=checksum, size_bytes=5)
 
 
 def test_a_server_starts_where_files_have_no_limit(monkeypatch):

@@ -17,9 +17,12 @@ import localspec
 from localspec.errors import OptionError, PresetError
 from localspec.hub.hub_file import HubFile, HubModel, all_parts
 from localspec.presets.located import locate, preset_state
-from localspec.presets.preset import LocalModel, PackagedModel, Preset, hub_files
 from localspec.presets.presets import (
+    LocalModel,
+    PackagedModel,
+    Preset,
     find_preset,
+    hub_files,
     load_presets,
     read_presets,
     user_presets,

@@ -10,8 +10,7 @@ from head_maker import write_head_model
 
 import localspec
 from gguf_maker import write_random_model
-from localspec.presets.preset import LocalModel
-from localspec.presets.presets import find_preset, load_presets, user_presets_file
+from localspec.presets.presets import LocalModel, find_preset, load_presets, user_presets_file
 from localspec.presets.user_presets import drop_preset
 
 

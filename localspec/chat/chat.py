@@ -346,8 +346,7 @@ class ChatExchange(Exchange):
         chat = self.owner
         if chat._revision != self._revision:
             raise EngineError(
-                "the conversation has changed, or another answer of it came first",
-                "Ask again.",
+                "the conversation has changed, or another answer of it came first", "Ask again."
             )
         chat._revision += 1
         chat._num_asked = max(chat._num_asked, self.turn + 1)

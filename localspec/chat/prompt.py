@@ -51,12 +51,7 @@ class PromptMaker:
     """
 
     def __init__(
-        self,
-        vocabulary: Vocabulary,
-        source: str,
-        *,
-        think: bool,
-        vision: Vision | None = None,
+        self, vocabulary: Vocabulary, source: str, *, think: bool, vision: Vision | None = None
     ) -> None:
         bos, eos = vocabulary.text(vocabulary.bos), vocabulary.text(vocabulary.eos)
         self._template = ChatTemplate(source, bos=bos, eos=eos, think=think)

@@ -209,20 +209,16 @@ def _session(name: str, path: Path, content: Any) -> Session:
         messages = content["messages"]
         counts = content["num_asked"], content["num_forgotten"]
         texts = [message[key] for message in messages for key in ("role", "content")]
-        positions = [
-            (position["sha256"], position["at"], len(message["content"]))
-            for message in messages
-            for position in message.get("pictures", ())
-        ]
         is_right = (
             isinstance(messages, list)
             and all(isinstance(text, str) for text in texts)
             and all(map(is_count, counts))
             and all(
-                _DIGEST.fullmatch(digest)  # becomes the name of a file
-                and type(at) is int
-                and 0 <= at <= length
-                for digest, at, length in positions
+                _DIGEST.fullmatch(position["sha256"])  # becomes the name of a file
+                and type(position["at"]) is int
+                and 0 <= position["at"] <= len(message["content"])
+                for message in messages
+                for position in message.get("pictures", ())
             )
         )
     except DAMAGES:
@@ -238,30 +234,21 @@ def _pictures_folder(session: Path) -> Path:
 
 def _as_json(session: Path, message: Message) -> dict[str, Any]:
     """The message as JSON can hold it, once its pictures are on disk. Raises OSError."""
-    positions = [
-        {"at": each.at, "sha256": _keep_picture(session, Picture.read(each.given))}
-        for each in shown_in(message)
-    ]
+    positions = []
+    for each in shown_in(message):
+        picture = Picture.read(each.given)
+        path = _pictures_folder(session) / f"{picture.digest.hex()}.png"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, picture.png(), durable=True)
+        positions.append({"at": each.at, "sha256": path.stem})
     bare = with_shown(dict(message), ())
     return {**bare, "pictures": positions} if positions else bare
 
 
-def _keep_picture(session: Path, picture: Picture) -> str:
-    """The picture's SHA-256, once it is on disk. Raises OSError."""
-    digest = picture.digest.hex()
-    path = _pictures_folder(session) / f"{digest}.png"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, picture.png(), durable=True)
-    return digest
-
-
 def _with_pictures(session: Path, message: Message) -> Message:
     positions = message.get("pictures", ())
-    shown = (
-        Shown(position["at"], _read_picture(session, position["sha256"]))
-        for position in positions
-    )
+    shown = (Shown(each["at"], _read_picture(session, each["sha256"])) for each in positions)
     return with_shown(dict(message), shown)
 
 

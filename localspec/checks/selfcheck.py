@@ -17,13 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localspec.checks.identity import (
-    ENOUGH_ACCEPTED,
-    GREEDY,
-    Identity,
-    IdentityCheck,
-    Rounding,
-)
+from localspec.checks.identity import ENOUGH_ACCEPTED, GREEDY, Identity, IdentityCheck, Rounding
 from localspec.checks.limit import EndedBy, limited
 from localspec.checks.prompts import check_lengths
 from localspec.checks.step_law import BOUND, ENOUGH_PLACES, StepLaw, StepLawCheck

@@ -23,13 +23,7 @@ _DEFAULT_TOKENS = 128
 @shared("seconds", default=90)
 @json_option("object with everything measured")
 @pair_options
-def bench(
-    options: PairOptions,
-    *,
-    prompts: Path | None,
-    seconds: float,
-    as_json: bool,
-) -> None:
+def bench(options: PairOptions, *, prompts: Path | None, seconds: float, as_json: bool) -> None:
     """Measure the speed-up over plain decoding, by kind of text.
 
     On your machine, with your pair: code, chat, editing, arithmetic, JSON, calls of tools,

@@ -19,8 +19,7 @@ from localspec.machine import memory_here
 from localspec.preflight.plan import MOST_PARALLEL, served_kept_bytes
 from localspec.presets.local_models import LARGEST_SHARE
 from localspec.presets.located import missing_files, preset_state, size_of
-from localspec.presets.preset import Preset
-from localspec.presets.presets import load_presets, stands_for
+from localspec.presets.presets import Preset, load_presets, stands_for
 from localspec.presets.source import choose_model
 
 if TYPE_CHECKING:
@@ -48,12 +47,7 @@ _NOT_MEASURED = "not measured on this machine yet; run: localspec bench"
 )
 @json_option("object with everything found")
 def explain(
-    *,
-    model: str | None,
-    target: str | None,
-    parallel: int | None,
-    as_json: bool,
-    **asked: Any,
+    *, model: str | None, target: str | None, parallel: int | None, as_json: bool, **asked: Any
 ) -> None:
     """Say whether a pair fits and pays, and why, before any download.
 

@@ -10,7 +10,7 @@ import click
 
 from localspec.cli.flags import THEIRS
 from localspec.errors import LocalspecError, perhaps
-from localspec.presets.preset import LocalModel
+from localspec.presets.presets import LocalModel
 from localspec.presets.source import parse_source
 
 # In the order of --help. Options without a heading belong to one command, and come first.

@@ -35,9 +35,12 @@ from localspec.presets.located import (
     locate,
     preset_state,
 )
-from localspec.presets.preset import LocalModel, PackagedModel, Preset, Role
 from localspec.presets.presets import (
     DEFAULT_PRESET,
+    LocalModel,
+    PackagedModel,
+    Preset,
+    Role,
     find_preset,
     load_presets,
     read_names,

@@ -63,11 +63,7 @@ def verify(
     with options.open_engine(memory=False) as engine:
         tokens = _prompts(engine, options, texts, are_own=prompts is not None)
         report = measured(
-            engine,
-            check,
-            tokens,
-            seconds=seconds,
-            options=AnswerOptions(json_schema=schema),
+            engine, check, tokens, seconds=seconds, options=AnswerOptions(json_schema=schema)
         )
         if as_json:
             write_json(report)

@@ -16,8 +16,7 @@ from localspec.hub.cache import HubCache
 from localspec.policy.profile import is_of_exactness, kept_profiles
 from localspec.presets import located
 from localspec.presets.located import locate
-from localspec.presets.preset import Preset
-from localspec.presets.presets import as_preset, load_presets
+from localspec.presets.presets import Preset, as_preset, load_presets
 
 DiskUse = Literal["files", "caches", "costs"]
 

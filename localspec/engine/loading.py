@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from localspec.llama.head import LlamaHead
     from localspec.llama.medusa import MedusaHeads
     from localspec.llama.model import LlamaModel
-    from localspec.presets.preset import Preset
+    from localspec.presets.presets import Preset
 
     # Opens what is to be opened; the stack gets what closes it.
     OpenModels = Callable[[list[Source], contextlib.ExitStack], Models]

@@ -19,8 +19,7 @@ from localspec.gguf_file.projector import NO_PROJECTOR
 from localspec.llama.options import LlamaOptions
 from localspec.presets.local_models import size_warning
 from localspec.presets.located import locate, locate_source
-from localspec.presets.preset import Preset, Role
-from localspec.presets.presets import common_servers
+from localspec.presets.presets import Preset, Role, common_servers
 from localspec.presets.source import chosen_pair
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,

@@ -44,14 +44,13 @@ class RemoteFile:
     """A file as the hub serves it now.
 
     commit: of the repository, 40 hex digits. etag: the sha256 of the content (64 hex
-    digits), or for a small file its git blob id (40). url: where to get it.
+    digits), or for a small file its git blob id (40).
     """
 
     file: HubFile
     commit: str
     etag: str
     size_bytes: int
-    url: str
 
     @property
     def checksum(self) -> str:
@@ -93,9 +92,7 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
             f"the hub has another {file.name} than pinned: {size} bytes with the hash {etag}",
             f"{file.repo} was changed, or the pin is wrong; nothing was downloaded.",
         )
-    # By commit: a branch may change before the last byte is here.
-    url = _url_at(file, commit)
-    return RemoteFile(file=file, commit=commit, etag=etag, size_bytes=size, url=url)
+    return RemoteFile(file=file, commit=commit, etag=etag, size_bytes=size)
 
 
 def content_of(remote: RemoteFile, begin: int, end: int | None = None) -> Iterator[bytes]:
@@ -106,6 +103,8 @@ def content_of(remote: RemoteFile, begin: int, end: int | None = None) -> Iterat
     Raises HubBusyError where a retry may help, else DownloadError.
     """
     timeout_s = float(_settings().HF_HUB_DOWNLOAD_TIMEOUT)
+    # By commit: a branch may change before the last byte is here.
+    url = _url_at(remote.file, remote.commit)
     from huggingface_hub import get_session, hf_raise_for_status
     from huggingface_hub.utils import build_hf_headers
 
@@ -114,9 +113,7 @@ def content_of(remote: RemoteFile, begin: int, end: int | None = None) -> Iterat
     if begin or end is not None:
         headers["Range"] = f"bytes={begin}-{'' if end is None else end}"
     try:
-        with get_session().stream(
-            "GET", remote.url, headers=headers, timeout=timeout_s
-        ) as response:
+        with get_session().stream("GET", url, headers=headers, timeout=timeout_s) as response:
             hf_raise_for_status(response)
             num_known = 0 if response.status_code == 206 else begin
             for piece in response.iter_bytes():
@@ -135,20 +132,16 @@ def pinned_file(file: HubFile, size_bytes: int) -> RemoteFile | None:
     """
     if file.sha256 is None:
         return None
-    revision = file.revision or "main"
     return RemoteFile(
         file=file,
-        commit=revision,
+        commit=file.revision or "main",
         etag=file.sha256,
         size_bytes=file.size_bytes or size_bytes,
-        url=_url_at(file, revision),
     )
 
 
-def list_files(
-    repo: str, revision: str | None = None, on_wait: OnWait = lambda: None
-) -> list[HubFile]:
-    """The GGUF files of a repository at a revision, with their sizes and hashes.
+def list_files(repo: str, on_wait: OnWait = lambda: None) -> list[HubFile]:
+    """The GGUF files of a repository's main branch, with their sizes and hashes.
 
     Files with invalid facts, or names that lead out of a folder, are left out. on_wait: as in
     `patiently`. Raises HubBusyError or DownloadError.
@@ -156,21 +149,14 @@ def list_files(
     address = _address()
     from huggingface_hub import HfApi
 
-    api = HfApi(endpoint=address)
-    ask = functools.partial(api.model_info, repo, revision=revision, files_metadata=True)
+    ask = functools.partial(HfApi(endpoint=address).model_info, repo, files_metadata=True)
     info = _asking(repo, None, ask, on_wait)
     files = []
     for entry in info.siblings or ():
+        sha256 = entry.lfs.sha256 if entry.lfs else None
         with contextlib.suppress(OptionError, TypeError):
-            files.append(
-                HubFile(
-                    repo=repo,
-                    file=entry.rfilename,
-                    revision=revision,
-                    size_bytes=entry.size,
-                    sha256=entry.lfs.sha256 if entry.lfs else None,
-                )
-            )
+            name, size = entry.rfilename, entry.size
+            files.append(HubFile(repo=repo, file=name, size_bytes=size, sha256=sha256))
     return files
 
 

@@ -39,7 +39,7 @@ from localspec.streaming.waiting import Outbox
 
 if TYPE_CHECKING:
     from localspec.engine.sources import LoadKeywords
-    from localspec.presets.preset import Preset
+    from localspec.presets.presets import Preset
 
 logger = logging.getLogger(__name__)
 

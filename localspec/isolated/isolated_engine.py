@@ -22,7 +22,7 @@ from localspec.errors import (
     check_keywords,
 )
 from localspec.isolated.process import ChildProcess
-from localspec.presets.preset import Preset
+from localspec.presets.presets import Preset
 from localspec.streaming.answer_text import Prompt, Said
 from localspec.streaming.cancellation import CancelCheck, Watch
 from localspec.streaming.exchange import READ_ON, Exchange

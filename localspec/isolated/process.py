@@ -26,7 +26,7 @@ from localspec.streaming.waiting import taken
 
 if TYPE_CHECKING:
     from localspec.engine.sources import LoadKeywords
-    from localspec.presets.preset import Preset
+    from localspec.presets.presets import Preset
 
 _SPAWN = multiprocessing.get_context("spawn")
 CHILD_PATIENCE_S = 10.0  # for the process to free its models, before it is killed

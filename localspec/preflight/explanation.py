@@ -57,8 +57,14 @@ from localspec.presets.located import (
     read_model_headers,
     used_models,
 )
-from localspec.presets.preset import LocalModel, Preset, PresetModel, Role
-from localspec.presets.presets import common_servers, load_presets
+from localspec.presets.presets import (
+    LocalModel,
+    Preset,
+    PresetModel,
+    Role,
+    common_servers,
+    load_presets,
+)
 from localspec.presets.source import chosen_pair
 from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.shared_vocabulary import SharedVocabulary
@@ -218,7 +224,9 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     found or read, OptionError for numbers that `load` refuses, and RpcError.
     """
     asked = LlamaOptions(context_length=context_length, num_gpu_layers=num_gpu_layers)
-    chosen, found, projector, projector_header = _found(preset, target, draft, head, mmproj)
+    named: dict[Role, _Name | None] = {"target": target, "draft": draft, "head": head}
+    named["mmproj"] = mmproj
+    chosen, found, projector, projector_header = _found(preset, named)
     vocabulary, misfit = _compared(found)
     asked = replace(asked, rpc=common_servers(rpc, chosen), tensor_split=tuple(tensor_split))
     free = free_memory(asked.rpc)
@@ -256,19 +264,15 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
 
 
 def _found(
-    preset: _Name | Preset | None,
-    target: _Name | None,
-    draft: _Name | None,
-    head: _Name | None,
-    mmproj: _Name | None,
+    preset: _Name | Preset | None, named: dict[Role, _Name | None]
 ) -> tuple[Preset | None, dict[Role, FoundHeader], ProjectorReport | None, Header | None]:
     """The preset, if one was named; each model's header; the projector's report and header.
 
     Raises ModelFileError if the target is a head.
     """
-    is_blind = mmproj == NO_PROJECTOR
-    named: dict[Role, _Name | None] = {"target": target, "draft": draft, "head": head}
-    named["mmproj"] = None if is_blind else mmproj
+    is_blind = named["mmproj"] == NO_PROJECTOR
+    if is_blind:
+        named["mmproj"] = None
     chosen, named["target"] = chosen_pair(preset, named)
     models = {role: find_model(text, role) for role, text in named.items() if text is not None}
     if chosen is not None:
@@ -282,7 +286,8 @@ def _found(
         projector = None if path is None else LocalModel(path=path)
     if projector is None or is_blind:
         return chosen, found, None, None
-    return chosen, found, *_found_projector(one, projector, is_named=mmproj is not None)
+    is_named = named["mmproj"] is not None
+    return chosen, found, *_found_projector(one, projector, is_named=is_named)
 
 
 def _found_projector(
@@ -360,9 +365,7 @@ def _head_report(
     )
 
 
-def _compared(
-    found: dict[Role, FoundHeader],
-) -> tuple[SharedVocabulary | None, str]:
+def _compared(found: dict[Role, FoundHeader]) -> tuple[SharedVocabulary | None, str]:
     if "draft" not in found:
         return None, ""
     try:

@@ -25,12 +25,7 @@ from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import repacked_types, type_name, unevenly_repacked
 from localspec.llama.devices import Device
 from localspec.llama.options import FlashAttention, LlamaOptions
-from localspec.llama.placement import (
-    chosen_gpus,
-    is_in_main_memory,
-    place_layers,
-    usable_gpus,
-)
+from localspec.llama.placement import chosen_gpus, is_in_main_memory, place_layers, usable_gpus
 from localspec.machine import memory_here
 from localspec.preflight.memory import (
     SMALL_BYTES,
@@ -40,7 +35,7 @@ from localspec.preflight.memory import (
     projector_memory,
     repacked_bytes,
 )
-from localspec.presets.preset import Role
+from localspec.presets.presets import Role
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS
 
 _PROCESS_BYTES = 14 << 20  # code that is paged in, modules that are imported: measured

@@ -129,9 +129,7 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
     )
 
 
-def _servers(
-    addresses: tuple[str, ...],
-) -> tuple[list[RpcServer], tuple[tuple[str, str], ...]]:
+def _servers(addresses: tuple[str, ...]) -> tuple[list[RpcServer], tuple[tuple[str, str], ...]]:
     """The RPC servers that answer, and message and hint of every fault."""
     from localspec.llama.rpc_backend import server_fault  # loads libllama
 

@@ -19,12 +19,7 @@ from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.hub.hub_file import HubModel
 from localspec.llama.options import DEFAULT_SNAPSHOTS, LlamaOptions
-from localspec.llama.placement import (
-    chosen_gpus,
-    has_experts,
-    is_in_main_memory,
-    place_layers,
-)
+from localspec.llama.placement import chosen_gpus, has_experts, is_in_main_memory, place_layers
 from localspec.preflight.free_memory import (
     MemoryRoom,
     PairMemory,
@@ -32,8 +27,7 @@ from localspec.preflight.free_memory import (
     free_memory,
     pair_memory,
 )
-from localspec.presets.preset import Preset
-from localspec.presets.presets import load_presets
+from localspec.presets.presets import Preset, load_presets
 
 MOST_PARALLEL = 16
 _KEPT_PART = 8  # caches of texts that wait take up to 1/8 of a server's memory

@@ -24,8 +24,15 @@ from localspec.hub.cache import (
 from localspec.hub.hub_file import HubFile, HubModel, choose_quantization, is_of_model
 from localspec.hub.transfer import DownloadJob, OnProgress, Progress
 from localspec.presets.located import path_of
-from localspec.presets.preset import LocalModel, PackagedModel, Preset, hub_files
-from localspec.presets.presets import load_presets, no_such_preset, stands_for
+from localspec.presets.presets import (
+    LocalModel,
+    PackagedModel,
+    Preset,
+    hub_files,
+    load_presets,
+    no_such_preset,
+    stands_for,
+)
 from localspec.presets.source import Quantized, parse_source
 
 _MAX_AT_ONCE = 4

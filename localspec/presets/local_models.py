@@ -27,8 +27,7 @@ from localspec.gguf_file.projector import checked_projector, require_projector_o
 from localspec.hub.cache import HubCache, model_folders
 from localspec.hub.hub_file import all_parts, is_of_model
 from localspec.presets.located import list_models, missing_files, path_of
-from localspec.presets.preset import LocalModel, PackagedModel
-from localspec.presets.presets import load_presets
+from localspec.presets.presets import LocalModel, PackagedModel, load_presets
 from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
 
 # Of the target's bytes. The more bytes a draft has, the more its tokens cost; with the usual
@@ -115,9 +114,7 @@ def search_folder(folder: Path) -> FolderContent:
         else:
             names[path] = name
     return FolderContent(
-        proposals=tuple(_proposals(headers, names, projectors)),
-        known=known,
-        skipped=skipped,
+        proposals=tuple(_proposals(headers, names, projectors)), known=known, skipped=skipped
     )
 
 

@@ -17,16 +17,19 @@ from localspec.hub.api import list_files, remote_file
 from localspec.hub.cache import HubCache
 from localspec.hub.hub_file import HubFile, HubModel, all_parts, choose_quantization
 from localspec.hub.transfer import RemoteSource, has_checksum
-from localspec.presets.preset import (
+from localspec.presets.presets import (
     OWN_PACKAGE,
     LocalModel,
     PackagedModel,
     Preset,
     PresetModel,
     Role,
+    as_preset,
     hub_files,
+    load_presets,
+    stands_for,
+    user_presets_file,
 )
-from localspec.presets.presets import as_preset, load_presets, stands_for, user_presets_file
 from localspec.presets.source import Quantized, parse_source
 
 

@@ -1,6 +1,7 @@
-"""All presets, of the shipped models.toml and of the user's own file; and short names.
+"""Presets: a target, perhaps a draft or a head, and where their files come from.
 
-Errors in a file of presets name the file, the table and the key.
+They are those of the shipped models.toml and of the user's own file. Errors in such a file name
+the file, the table and the key.
 
 The user's short names for models, and the default model, are in `names.toml`, in the folder of
 the user's presets. Commands write it:
@@ -26,14 +27,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import platformdirs
 
 from localspec.atomic_write import write_whole
 from localspec.errors import DAMAGES, OptionError, PresetError, UnknownPresetError, perhaps
 from localspec.hub.hub_file import HubFile, HubModel
-from localspec.presets.preset import LocalModel, PackagedModel, Preset, PresetModel, Role
 from localspec.rpc_address import checked_addresses
 from localspec.sampling.params import SamplingParams
 
@@ -45,12 +45,139 @@ else:
 logger = logging.getLogger(__name__)
 
 DEFAULT_PRESET = "demo"
+OWN_PACKAGE = "localspec"
 PRESET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9._-]+)?")
 
+_MAX_LENGTH = 2**31 - 1  # llama.cpp counts tokens in 32 bits
 _PAGE = "docs/presets.md lists the keys of a preset."
 
 Table = Mapping[str, Any]
 Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackagedModel:
+    """A model file that comes with localspec, or in another Python package.
+
+    packaged: the file's name. package: its Python package, as pip knows it. extra: the extra of
+    localspec that installs this package. sha256: of the file, empty if it is not checked.
+    """
+
+    packaged: str
+    package: str = OWN_PACKAGE
+    extra: str = ""
+    sha256: str = ""
+    quantization: str
+    license: str
+
+    @property
+    def path(self) -> Path:
+        """The path of the file; there is none if its package is not installed or lacks it."""
+        if self.package == OWN_PACKAGE:
+            return Path(str(resources.files("localspec") / "demo" / self.packaged))
+        from importlib import metadata  # not for the commands that need none
+
+        with contextlib.suppress(metadata.PackageNotFoundError, ValueError):  # an empty name
+            for file in metadata.files(self.package) or ():
+                if file.name == self.packaged:
+                    return Path(str(file.locate()))
+        return Path(self.package, self.packaged)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModel:
+    """A model file of the user's own; of a split model, the first part.
+
+    Raises OptionError for an invalid path.
+    """
+
+    path: Path
+    quantization: str = ""
+    license: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, Path):
+            raise OptionError(f"the path is {self.path!r}", "Give a pathlib.Path.")
+
+
+Role = Literal["target", "draft", "head", "mmproj"]
+PresetModel = HubModel | PackagedModel | LocalModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A target, what drafts for it, and the settings that the model's makers recommend.
+
+    It has a name in a file of presets, or is made by an application and given to `load`,
+    `explain` and `download` in place of a name.
+
+    head: a trained head in a file of its own; one inside the target's file is not named.
+    mmproj: the projector with which the target sees pictures. context_length: tokens it is
+    opened with. max_context_length: tokens that all models were trained for, None if no source
+    says. rpc: addresses of llama.cpp's RPC servers that hold layers of the target, too, each
+    "host:port". embeds: whether the target turns texts into vectors, and answers nothing.
+    unconfirmed: facts that only one source states, or none; empty if all are confirmed. Raises
+    OptionError for an invalid model, context length or address.
+    """
+
+    name: str
+    description: str = ""
+    target: PresetModel
+    draft: PresetModel | None = None
+    head: PresetModel | None = None
+    mmproj: PresetModel | None = None
+    context_length: int
+    max_context_length: int | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    rpc: tuple[str, ...] = ()
+    notes: str = ""
+    unconfirmed: str = ""
+    embeds: bool = False
+
+    def __post_init__(self) -> None:
+        for role in get_args(Role):
+            model = getattr(self, role)
+            may_lack = role != "target" and model is None
+            if not may_lack and not isinstance(model, HubModel | PackagedModel | LocalModel):
+                raise OptionError(
+                    f"the {role} of preset {self.name!r} is {model!r}",
+                    "Give a HubModel or a LocalModel.",
+                )
+        check_length("context_length", self.context_length)
+        if self.max_context_length is not None:
+            check_length("max_context_length", self.max_context_length)
+        object.__setattr__(self, "rpc", checked_addresses(self.rpc))
+
+    @property
+    def models(self) -> tuple[PresetModel, ...]:
+        """The target, and the draft, the head and the projector if there are any."""
+        return tuple(self.by_role().values())
+
+    @property
+    def needed(self) -> tuple[PresetModel, ...]:
+        """All models but a projector on the hub, without which the target is blind."""
+        named = self.by_role()
+        if isinstance(self.mmproj, HubModel):
+            del named["mmproj"]
+        return tuple(named.values())
+
+    def by_role(self) -> dict[Role, PresetModel]:
+        """The models by their roles, the target first."""
+        found = {role: getattr(self, role) for role in get_args(Role)}
+        return {role: model for role, model in found.items() if model is not None}
+
+
+def check_length(name: str, length: object) -> None:
+    """Raise OptionError for an invalid number of tokens. name: of the argument."""
+    if type(length) is not int or not 1 <= length <= _MAX_LENGTH:
+        raise OptionError(f"{name} is {length!r}", f"Give 1 to {_MAX_LENGTH} tokens.")
+
+
+def hub_files(models: Sequence[PresetModel]) -> list[HubFile]:
+    """The models' files on the hub, each once."""
+    files = [file for model in models if isinstance(model, HubModel) for file in model.files]
+    return list(dict.fromkeys(files))
+
 
 _COMMON: dict[str, type] = {"quantization": str, "license": str}
 _FILE: dict[str, type] = {"file": str, "size_bytes": int, "sha256": str}

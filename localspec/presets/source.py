@@ -22,10 +22,13 @@ from localspec.hub.hub_file import (
     all_parts,
     is_repo,
 )
-from localspec.presets.preset import LocalModel, Preset, PresetModel, Role
 from localspec.presets.presets import (
     DEFAULT_PRESET,
+    LocalModel,
     Names,
+    Preset,
+    PresetModel,
+    Role,
     change_names,
     check_free,
     find_preset,

@@ -18,8 +18,12 @@ from localspec.hub.api import remote_file
 from localspec.hub.hub_file import HubFile
 from localspec.presets.local_models import compare_vocabularies
 from localspec.presets.located import find_model, read_model_headers
-from localspec.presets.preset import LocalModel, PackagedModel, Preset, PresetModel, Role
 from localspec.presets.presets import (
+    LocalModel,
+    PackagedModel,
+    Preset,
+    PresetModel,
+    Role,
     check_free,
     header_of,
     load_presets,
@@ -36,11 +40,7 @@ _FACTS = ("file", "size_bytes", "sha256")  # of a file on the hub
 
 
 def add_preset(
-    name: str,
-    models: Mapping[str, str | None],
-    *,
-    description: str,
-    context_length: int | None,
+    name: str, models: Mapping[str, str | None], *, description: str, context_length: int | None
 ) -> Preset:
     """Append a preset to the user's file, with models of the hub pinned.
 

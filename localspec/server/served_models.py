@@ -28,8 +28,7 @@ from localspec.machine import memory_here
 from localspec.preflight.free_memory import PairMemory
 from localspec.preflight.memory import embedder_bytes
 from localspec.preflight.plan import served_kept_bytes, target_context_length
-from localspec.presets.preset import LocalModel, Preset, Role
-from localspec.presets.presets import load_presets, stands_for
+from localspec.presets.presets import LocalModel, Preset, Role, load_presets, stands_for
 from localspec.presets.source import parse_source
 from localspec.sampling.params import SamplingParams
 from localspec.server.refusal import RequestError

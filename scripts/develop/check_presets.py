@@ -14,8 +14,7 @@ from collections import defaultdict
 from localspec.errors import LocalspecError
 from localspec.hub.api import list_files
 from localspec.hub.hub_file import HubFile
-from localspec.presets.preset import hub_files
-from localspec.presets.presets import find_preset, load_presets
+from localspec.presets.presets import find_preset, hub_files, load_presets
 
 
 def problems_of(file: HubFile, served: dict[str, HubFile]) -> list[str]:
