@@ -180,8 +180,9 @@ def test_impossible_tokens_are_never_drawn():
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0), OFF])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_broken_row_is_an_error(params, bad):
-    """NaN and infinite logits are reported, not sampled from."""
-    row = np.zeros(5000, dtype=np.float32)
-    row[4321] = bad
-    with pytest.raises(DecodeError, match=f"largest logit of a row is {bad}"):
-        filtered_distribution(row, params)
+    """NaN and infinite logits are reported, not sampled from, wherever they are."""
+    for place in (0, 4321, 5119, 5999):  # the last is behind the whole columns of `top_k`
+        row = np.arange(6000, dtype=np.float32)
+        row[place] = bad
+        with pytest.raises(DecodeError, match=f"largest logit of a row is {bad}"):
+            filtered_distribution(row, params)

@@ -56,6 +56,8 @@ class PictureSpans(tuple[PictureSpan, ...]):
 
     def position(self, place: int) -> int:
         """The position of what stands at a place: of none within a picture that is read."""
+        if not self:
+            return place
         return place - sum(
             min(span.num_cells, place - span.begin) - span.num_positions
             for span in self

@@ -45,7 +45,7 @@ def end_of_part(tokens: Sequence[int], index: int) -> int:
 
 def has_cells(tokens: Sequence[int]) -> bool:
     """Whether any token is a cell of a picture."""
-    return any(token < 0 for token in tokens)
+    return min(tokens, default=0) < 0
 
 
 def without_cells(tokens: Sequence[int]) -> list[int]:

@@ -52,6 +52,8 @@ class Distribution(NamedTuple):
 
     def prob(self, token: int) -> float:
         """Probability of one token id."""
+        if len(self.ids) == 1:
+            return float(self.ids[0] == token)
         index = int(self.ids.searchsorted(token))
         if index < len(self.ids) and self.ids[index] == token:
             return float(self.masses[index]) / self.total

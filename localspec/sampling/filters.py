@@ -52,9 +52,9 @@ def filtered_distribution(
         best = int(logits.argmax())  # the first NaN, if there is one
         _require_finite(logits[best])
         return one_hot(best)
-    _require_finite(logits.max())
     if params.top_n_sigma <= 0.0 and 0 < params.top_k <= _FEW and params.typical_p == 1.0:
         return _of_few(logits, params)
+    _require_finite(logits.max())
     ids, kept = _cut(logits, params)
     if params.is_greedy:
         return one_hot(int(ids[kept.argmax()]))
@@ -126,7 +126,8 @@ def _of_many(ids: TokenIds, logits: Logits, temperature: float, masses: Logits) 
 def _of_few(logits: Logits, params: SamplingParams) -> Distribution:
     """The distribution where top-k leaves few tokens: plain floats are faster than arrays."""
     ids = _at_least(logits, params.top_k)
-    if ids is None or len(ids) > 8 * params.top_k:  # many ties, or a short row
+    if ids is None or len(ids) > 8 * params.top_k:  # many ties, a short row, or no numbers
+        _require_finite(logits.max())
         ids = top_k(logits, params.top_k)
     found, tokens = logits[ids].tolist(), ids.tolist()
     order = sorted(range(len(found)), key=found.__getitem__, reverse=True)  # ties stay in order
@@ -176,7 +177,7 @@ def top_k(logits: Logits, k: int) -> TokenIds:
 
 
 def _at_least(logits: Logits, k: int) -> TokenIds | None:
-    """Ascending indices of the k largest logits and a few more; None: of all.
+    """Ascending indices of the k largest logits and a few more; None: of all, or not finite.
 
     The row is dealt into columns, and their maxima into columns of columns. The k best maxima
     of these belong to k different tokens, so at least k logits reach the k-th of them, and
@@ -188,16 +189,23 @@ def _at_least(logits: Logits, k: int) -> TokenIds | None:
     if rows <= 1:
         return None
     table = logits[: rows * columns].reshape(rows, columns)
-    maxima = table.max(axis=0)
-    highest = maxima.reshape(8, -1).max(axis=0)
-    floor = np.partition(highest, len(highest) - k)[len(highest) - k]
+    rest = logits[rows * columns :]
+    maxima = np.maximum.reduce(table)
+    np.maximum(maxima[: len(rest)], rest, out=maxima[: len(rest)])
+    highest = np.maximum.reduce(maxima.reshape(8, -1))
+    highest.partition((len(highest) - k, len(highest) - 1))  # NaN is the last
+    floor = highest[-k]
+    if not math.isfinite(highest[-1]):
+        return None
     # `nonzero()[0]` where few tokens are left: `flatnonzero` takes twice as long there.
     tall = (maxima >= floor).nonzero()[0]
     if len(tall) > 4 * k:  # ties, or neighbours: no saving
         return None
-    row, column = (table.take(tall, axis=1) >= floor).nonzero()
-    rest = (logits[rows * columns :] >= floor).nonzero()[0] + rows * columns
-    return np.concatenate([row * columns + tall[column], rest])
+    # Flat, as `nonzero` of a table takes eight times as long.
+    found = (table.take(tall, axis=1) >= floor).ravel().nonzero()[0]
+    above = found // len(tall) * columns + tall[found % len(tall)]
+    last = (rest >= floor).nonzero()[0] + rows * columns
+    return np.concatenate([above, last])
 
 
 def typical(logits: Logits, typical_p: float) -> TokenIds:
