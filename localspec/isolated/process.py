@@ -49,81 +49,6 @@ def _serve(name: str, pipe: Connection, *arguments: Any) -> None:
         getattr(child, name)(pipe, *arguments)
 
 
-class _Child:
-    """The process itself, and how it ended. servers: RPC servers that its models are on.
-
-    is_closed: whether the engine is. last_words: of libllama, before it ended the process.
-    patience_s: for it to end.
-    """
-
-    def __init__(
-        self, process: BaseProcess, servers: tuple[str, ...], patience_s: float
-    ) -> None:
-        self.process = process
-        self._patience_s = patience_s
-        self.is_closed = False
-        self.last_words = ""
-        self.servers = servers
-        # Held while the system is asked how it does: of several threads that ask at once, all
-        # but one would hear that there is no such process. A finalizer may come between.
-        self._asking = threading.RLock()
-        self._has_ended = False
-        self._end: tuple[str, str] | None = None  # message and hint
-        self.is_mute = False  # it was killed, because it said nothing any more
-
-    def is_alive(self) -> bool:
-        if self._has_ended:
-            return False
-        with self._asking:
-            return self.process.is_alive()
-
-    def lost(self) -> EngineError:
-        """The error of a call whose answer does not come."""
-        if self.is_closed:  # by whoever closed it while this waited
-            return ClosedError("the engine is closed", "Load it again.")
-        self._has_ended = True
-        with self._asking:
-            if self._end is None:
-                self._end = self._how_it_ended()
-            return CrashedError(*self._end)
-
-    def _how_it_ended(self) -> tuple[str, str]:
-        ended = f"the process of the engine ended: {self._exit()}"
-        if not self.servers:
-            return ended, "Ask again: it is started again."
-        if self.is_mute:
-            ended = "the process of the engine waited too long for an RPC server"
-        faults = [error for error in ask_servers(self.servers) if isinstance(error, RpcError)]
-        if not faults:
-            names = ", ".join(self.servers)
-            return (
-                f"{ended}{self.last_words}. It used the RPC servers {names}, which answer now",
-                "Ask again: it is started again.",
-            )
-        return (
-            f"{ended}. {'; '.join(map(str, faults))}",
-            f"{faults[0].hint} Then ask again: the engine is started again.",
-        )
-
-    def _exit(self) -> str:
-        self.process.join(CHILD_PATIENCE_S)
-        code = self.process.exitcode
-        if code is None:  # the application lets the system clear its children away
-            return "its exit code is unknown"
-        if code >= 0:
-            return f"exit code {code}"
-        known = {number.value: number.name for number in signal.Signals}
-        return known.get(-code, f"signal {-code}")
-
-    def end(self) -> None:
-        """Wait until it has ended, and kill it if that takes long."""
-        with self._asking:
-            self.process.join(self._patience_s)
-            if self.process.is_alive():
-                self.process.kill()
-                self.process.join()
-
-
 class Hears(Protocol):
     """Whoever is told of what was asked for. is_awaited: whether somebody waits for more."""
 
@@ -142,10 +67,10 @@ class Call:
     is_awaited = True
 
     def __init__(
-        self, calls: _Calls, number: int, on_report: Callable[[Any], None] | None
+        self, child: _Child, number: int, on_report: Callable[[Any], None] | None
     ) -> None:
         self.number = number
-        self._calls = calls
+        self._child = child
         self.on_report = on_report
         self._told: SimpleQueue[tuple[str, Any]] = SimpleQueue()
 
@@ -159,26 +84,40 @@ class Call:
             while kind not in ("done", "error"):
                 kind, value = taken(self._told)
                 if kind == "lost":
-                    raise self._calls.child.lost()
+                    raise self._child.lost()
                 if kind == "progress" and self.on_report is not None:
                     self.on_report(value)
         except BaseException:
-            self._calls.give_up(self.number)
+            self._child.give_up(self.number)
             raise
         if isinstance(value, Exception):
             raise value
         return value
 
 
-class _Calls:
-    """Calls to a child by one pipe, each with a number. From any thread, as many at once.
+class _Child:
+    """A child, and the calls to it by one pipe, each with a number.
 
-    Two threads write and read the messages, which no exception of a signal handler can tear.
+    They come from any thread, as many at once. Two threads write and read the messages, which
+    no exception of a signal handler can tear. servers: RPC servers that its models are on.
+    patience_s: for it to end. is_closed: whether the engine is.
     """
 
-    def __init__(self, pipe: Any, child: _Child) -> None:
+    def __init__(
+        self, process: BaseProcess, pipe: Any, servers: tuple[str, ...], patience_s: float
+    ) -> None:
+        self.process = process
         self._pipe = pipe
-        self.child = child
+        self._servers = servers
+        self._patience_s = patience_s
+        self.is_closed = False
+        self._last_words = ""  # of libllama, before it ended the process
+        # Held while the system is asked how it does: of several threads that ask at once, all
+        # but one would hear that there is no such process. A finalizer may come between.
+        self._asking = threading.RLock()
+        self._has_ended = False
+        self._end: tuple[str, str] | None = None  # message and hint
+        self._is_mute = False  # it was killed, because it said nothing any more
         self._numbers = itertools.count(1)
         self._to_write: SimpleQueue[Any] = SimpleQueue()  # None: there is nothing more
         self._hearing: dict[int, Hears] = {}  # by number
@@ -272,7 +211,7 @@ class _Calls:
         if is_last:
             self._hearing.pop(number, None)
         if kind == "last words":
-            self.child.last_words = f" ({' '.join(value.split())})"
+            self._last_words = f" ({' '.join(value.split())})"
         elif hears is not None:
             hears.hear(kind, value)
         elif number and is_last:
@@ -282,15 +221,69 @@ class _Calls:
         """Wait for a message. A child that is silent too long, and may be waiting for a server,
         is killed."""
         since_s = time.monotonic()
-        while self.child.servers and not self._pipe.poll(_LOOK_S):
+        while self._servers and not self._pipe.poll(_LOOK_S):
             # Nobody waits long for what nobody wants any more.
             limit_s = CHILD_PATIENCE_S if self._num_given_up > 0 else CHILD_SILENCE_S
             if not any(each.is_awaited for each in tuple(self._hearing.values())):
                 since_s = time.monotonic()
             elif time.monotonic() - since_s > limit_s:
-                self.child.is_mute = True
-                self.child.process.kill()
+                self._is_mute = True
+                self.process.kill()
                 return
+
+    def is_running(self) -> bool:
+        """Whether the child has not ended yet."""
+        if self._has_ended or self.is_lost:
+            return False
+        with self._asking:
+            return self.process.is_alive()
+
+    def lost(self) -> EngineError:
+        """The error of a call whose answer does not come."""
+        if self.is_closed:  # by whoever closed it while this waited
+            return ClosedError("the engine is closed", "Load it again.")
+        self._has_ended = True
+        with self._asking:
+            if self._end is None:
+                self._end = self._how_it_ended()
+            return CrashedError(*self._end)
+
+    def _how_it_ended(self) -> tuple[str, str]:
+        ended = f"the process of the engine ended: {self._exit()}"
+        if not self._servers:
+            return ended, "Ask again: it is started again."
+        if self._is_mute:
+            ended = "the process of the engine waited too long for an RPC server"
+        faults = [error for error in ask_servers(self._servers) if isinstance(error, RpcError)]
+        if not faults:
+            names = ", ".join(self._servers)
+            return (
+                f"{ended}{self._last_words}. It used the RPC servers {names}, which answer now",
+                "Ask again: it is started again.",
+            )
+        return (
+            f"{ended}. {'; '.join(map(str, faults))}",
+            f"{faults[0].hint} Then ask again: the engine is started again.",
+        )
+
+    def _exit(self) -> str:
+        self.process.join(CHILD_PATIENCE_S)
+        code = self.process.exitcode
+        if code is None:  # the application lets the system clear its children away
+            return "its exit code is unknown"
+        if code >= 0:
+            return f"exit code {code}"
+        known = {number.value: number.name for number in signal.Signals}
+        return known.get(-code, f"signal {-code}")
+
+    def close(self) -> None:
+        """End the child once it has done what it was told; kill it if that takes long."""
+        self.end()
+        with self._asking:
+            self.process.join(self._patience_s)
+            if self.process.is_alive():
+                self.process.kill()
+                self.process.join()
 
 
 class _OwnedChild:
@@ -319,21 +312,15 @@ class _OwnedChild:
         )
         process.start()
         there.close()  # the last copy here: the end of the child is the end of the pipe
-        self._child = _Child(process, servers, patience_s)
-        self._calls = calls = _Calls(here, self._child)
-        weakref.finalize(self, calls.end)
-        self.call = calls.call
+        self._child = child = _Child(process, here, servers, patience_s)
+        weakref.finalize(self, child.end)
+        self.call, self.close = child.call, child.close
         self.process_id = process.pid
         try:
-            self.facts = calls.loaded(progress)  # what the function says of what it loaded
+            self.facts = child.loaded(progress)  # what the function says of what it loaded
         except BaseException:
             self.close()
             raise
-
-    def close(self) -> None:
-        """End the child. Idempotent."""
-        self._calls.end()
-        self._child.end()
 
 
 class ChildProcess(_OwnedChild):
@@ -350,19 +337,15 @@ class ChildProcess(_OwnedChild):
         given = preset, arguments, servers
         self.num_asked = 0  # answers, and wishes to end all
         super().__init__("serve_engine", given, progress, servers, patience_s)
-        self.begin, self.tell, self.ask = self._calls.begin, self._calls.tell, self._calls.ask
-        self.next_number = self._calls.next_number
-        self.is_of_this_thread = self._calls.is_of_this_thread
-        self.lost = self._child.lost
+        child = self._child
+        self.begin, self.tell, self.ask = child.begin, child.tell, child.ask
+        self.next_number, self.is_of_this_thread = child.next_number, child.is_of_this_thread
+        self.is_running, self.lost = child.is_running, child.lost
 
     def cancel(self) -> None:
         """End idle work. From any thread."""
         self.num_asked += 1
         self.tell("cancel", None)
-
-    def is_running(self) -> bool:
-        """Whether the child has not ended yet."""
-        return self._child.is_alive() and not self._calls.is_lost
 
     def close_engine(self) -> None:
         """End the child, in whose place no other comes: the engine is closed. Idempotent."""
