@@ -108,15 +108,6 @@ def answer_policy(
     return policy, frozenset([kind])
 
 
-def _weight_share(models: Models, kind: ProposerKind) -> float:
-    """Least cost of a token of a proposer, in target-only steps.
-
-    A decode reads all weights once, which is most of what it costs.
-    """
-    model = {ProposerKind.DRAFT: models.draft, ProposerKind.HEAD: models.head}.get(kind)
-    return 0.0 if model is None else model.num_weight_bytes / models.target.num_weight_bytes
-
-
 def choose_policies(
     models: Models,
     drafting: Drafting,
@@ -131,7 +122,12 @@ def choose_policies(
     fixed = 0 if drafting.is_off else drafting.draft_tokens
     if fixed is not None:
         return (FixedDraftPolicy(fixed), threads), None
-    shares = {each.kind: _weight_share(models, each.kind) for each in proposers}
+    # The least that a token costs, in target-only steps: a decode reads all weights once, which
+    # is most of its cost.
+    shares = {each.kind: 0.0 for each in proposers}
+    for kind, model in (ProposerKind.DRAFT, models.draft), (ProposerKind.HEAD, models.head):
+        if kind in shares and model is not None:
+            shares[kind] = model.num_weight_bytes / models.target.num_weight_bytes
     policy = AdaptiveDraftPolicy(shares, models.target.num_threads)
     identities = [model.identity for model in models.all]
     known = [identity for identity in identities if identity is not None]

@@ -179,38 +179,32 @@ def chosen_sources(
 def _source(role: Role, model: ModelSource, options: LlamaOptions) -> Source:
     if isinstance(model, str | os.PathLike):
         return Source(role, check_model_file(Path(model)), None, options)
-    if options.rpc:
-        raise OptionError(
-            f"the {role} is a Llama object, whose layers are where they are",
-            "Name its file instead, or leave rpc out.",
-        )
-    if options.exact:
-        raise OptionError(
-            f"the {role} is a Llama object, whose settings are its own",
-            "Name its file instead, or leave exact out.",
-        )
+    for name in ("rpc", "exact"):
+        if getattr(options, name):
+            raise OptionError(
+                f"the {role} is a Llama object, whose layers and settings are its own",
+                f"Name its file instead, or leave {name} out.",
+            )
     return Source(role, None, model, replace(options, with_head=False))
 
 
 def _by_role(sources: Iterable[Source]) -> dict[Role, Source]:
     found = {source.role: source for source in sources}
     draft = found.get("draft")
-    facts = None if draft is None or draft.header is None else head_facts(draft.header)
-    if draft is None or facts is None or not facts.is_apart:
+    if draft is None or draft.header is None:
         return found
-    if other := found.get("head"):
+    facts = head_facts(draft.header)
+    if facts is None or not facts.is_apart:
+        return found
+    if (other := found.get("head")) and other.header is not None:
         raise PairError(
-            f"two heads are given: {_name(draft)} as the draft, and {_name(other)}",
+            f"two heads are given: {draft.header.path} as the draft, and {other.header.path}",
             "Choose one of them.",
         )
     del found["draft"]
     options = _for_head(found["target"].options)
     found["head"] = draft._replace(role="head", options=options)
     return found
-
-
-def _name(source: Source) -> str:
-    return str(source.header.path) if source.header else "a Llama object"
 
 
 def _check_head(target: Source, head: Source) -> None:

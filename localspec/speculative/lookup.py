@@ -230,15 +230,12 @@ class Lookup(Proposer):
         self._look_behind(tokens)
         if self._chain is not None and self._chain.constraint is not None:
             self._join_forced(self._chain)
-        return self._state(len(tokens))
-
-    def _state(self, num_tokens: int) -> ProposerState:
         first = self._next(0)
         if first is None:
             return ProposerState(0, draft_off=DraftOff.NOTHING_REPEATS)
         return ProposerState(
             MAX_DRAFT_TOKENS,
-            num_unjudged=max(num_tokens - self._judged, 0),
+            num_unjudged=max(len(tokens) - self._judged, 0),
             confidence=self._chance(first[1]),
         )
 
@@ -301,11 +298,10 @@ class Lookup(Proposer):
         chances = []
         for position in range(first, len(tokens)):
             self._look_behind(tokens[:position])
-            state = self._state(position)
-            if state.confidence is not None:
+            if (found := self._next(0)) is not None:
                 # A proposal without a choice is kept exactly where the target draws it.
-                hit = self._expected[0][0] == tokens[position]
-                chances.append((state.confidence, float(hit)))
+                token, kind = found
+                chances.append((self._chance(kind), float(token == tokens[position])))
         self._judged = len(tokens)
         self._look_behind(tokens)
         return ReplayScores(chances, 0)
