@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from localspec.constraints.behind import Behind, Boundary, Start, Trigger
 from localspec.constraints.guidance import Guide, NumberBound
 from localspec.constraints.spec import ConstraintSpec, constraint_spec
-from localspec.constraints.spelling import Crossing, Spelling
+from localspec.constraints.spelling import Spelling
 from localspec.errors import ConstraintError, OptionError
 from localspec.streaming.options import AnswerOptions, spec_of
 from localspec.streaming.thinking import HeadTrigger, Thoughts, ThoughtsEnd
@@ -30,7 +30,8 @@ class Constrainer:
 
     def __init__(self, vocabulary: WholeVocabulary, num_logits: int) -> None:
         self._spelling = Spelling(vocabulary, num_logits)
-        self._crossings: dict[tuple[str, ...], Crossing] = {}  # of each family's marks
+        # Of each family's marks, and of triggers.
+        self._crossing = lru_cache(_MAX_CROSSINGS)(self._spelling.crossing)
 
     def constraint(self, options: AnswerOptions, prompt: Prompt) -> Constraint | None:
         """The constraint of the answer to a prompt, if any: behind thoughts and trigger.
@@ -84,12 +85,7 @@ class Constrainer:
     def _behind(
         self, inner: Constraint, boundary: Boundary, marks: tuple[str, ...], start: Start
     ) -> Behind:
-        crossing = self._crossings.get(marks)
-        if crossing is None:
-            crossing = self._spelling.crossing(marks)
-            if len(self._crossings) < _MAX_CROSSINGS:
-                self._crossings[marks] = crossing
-        return Behind(inner, boundary, self._spelling, crossing, start)
+        return Behind(inner, boundary, self._spelling, self._crossing(marks), start)
 
 
 def _are_json(calls: Calls) -> bool:
