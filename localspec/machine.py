@@ -119,12 +119,10 @@ def num_busy_cores() -> float:
 
 def peak_memory_bytes() -> int:
     """The most memory that this process has used, in bytes."""
-    status = Path("/proc/self/status")
-    if status.exists():  # Linux, where ru_maxrss includes the parent process
-        lines = status.read_text(encoding="utf-8").splitlines()
-        peaks = [line.split()[1] for line in lines if line.startswith("VmHWM")]
-        if peaks:
-            return int(peaks[0]) * 1024
+    # Linux, where ru_maxrss includes the parent process.
+    for line in _lines(Path("/proc/self/status")):
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) * 1024
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
     import resource  # absent on Windows

@@ -286,8 +286,7 @@ class Engine(BaseEngine):
 
     def _save_caches_of(self, owner: object, path: Path) -> bool:
         def save() -> bool:
-            kept = self._cache_pool.text_of(owner)
-            if kept is not None:
+            if (kept := self._cache_pool.text_of(owner)) is not None:
                 write_caches(path, kept, self._models.identities())
             return kept is not None
 

@@ -278,9 +278,8 @@ def _find_exactness(
     if model.identity is not None:
         snapshots, count = options.num_snapshots or 0, options.num_sequences
         profile = Profile([model.identity, exactness_setting(snapshots, count, gpu_models)])
-    known = None if profile is None else Exactness.saved(profile.load())
-    if known is not None:
-        return known
+        if (known := Exactness.saved(profile.load())) is not None:
+            return known
     try:
         from localspec.llama.exact_probe import probe_exactness  # loads libllama
 

@@ -130,7 +130,7 @@ class KeptPictures:
 
     def __init__(self) -> None:
         self._kept: dict[bytes, Picture] = {}  # the oldest first
-        self._changing = threading.Lock()  # each pipe has a thread
+        self._changing = threading.Lock()  # requests have threads of their own
 
     def keep(self, pictures: Sequence[Picture]) -> tuple[Picture, ...]:
         """Keep them, and let older ones go where all of them are too much.
@@ -149,12 +149,8 @@ class KeptPictures:
     def named(self, digests: Sequence[bytes]) -> tuple[Picture, ...] | None:
         """The pictures with these digests; None if one is not there any more."""
         with self._changing:
-            found = [self._kept.get(digest) for digest in digests]
-        pictures = tuple(each for each in found if each is not None)
-        if len(pictures) < len(found):
-            return None
-        self.keep(pictures)
-        return pictures
+            found = [self._kept[each] for each in digests if each in self._kept]
+        return self.keep(found) if len(found) == len(digests) else None
 
 
 class Served:
