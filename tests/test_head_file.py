@@ -104,7 +104,7 @@ def test_a_head_inside_and_a_head_alone_are_told_apart(pair, name):
     assert inside is not None
     assert alone == replace(inside, is_apart=True)
     assert not inside.is_apart
-    assert not inside.shares_cache
+    assert inside.graph is not HeadGraph.SHARED
     assert inside.why_not == ""
     assert inside.num_layers == inside.num_chained == NUM_HEADS[name]
 
@@ -132,7 +132,7 @@ def test_what_a_head_apart_is(pair, name, graph, words):
     assert facts.graph is graph
     assert facts.description.startswith(words)
     assert (facts.is_apart, facts.num_chained, facts.why_not) == (True, 1, "")
-    assert facts.shares_cache is (name == "gemma4")
+    assert (facts.graph is HeadGraph.SHARED) is (name == "gemma4")
     assert facts.layers_read == (tuple(LAYERS_READ) if READS in words else ())
     assert facts.num_bytes == head.weights_bytes  # F32
     sizes = {tensor.name: tensor.size_bytes for tensor in head.tensors}

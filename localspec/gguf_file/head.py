@@ -101,11 +101,6 @@ class HeadFacts:
     block: BlockFacts | None = None
 
     @property
-    def shares_cache(self) -> bool:
-        """Whether it attends with the target's keys and values, and keeps none."""
-        return self.graph is HeadGraph.SHARED
-
-    @property
     def description(self) -> str:
         """The head in the field's words."""
         if self.graph in (HeadGraph.LAYERS, HeadGraph.BLOCK):

@@ -48,11 +48,8 @@ class ModelShape:
             self.most("feed_forward_length"),
             self.num_experts_used * self.most("expert_feed_forward_length"),
         )
-
-    @property
-    def widest(self) -> int:
-        """Numbers of the longest row that a matrix is multiplied with."""
-        return max(self.width, self.hidden)
+        # Numbers of the longest row that a matrix is multiplied with.
+        self.widest = max(self.width, self.hidden)
 
     def kv_heads(self) -> list[int]:
         """Heads of keys and values for each layer: (num_layers,); 0 if it has no cache."""

@@ -45,8 +45,6 @@ def _block(name: str) -> tuple[int, int]:
 _AMX = {
     "F16": 0, "Q4_0": 0, "Q4_1": 0, "Q8_0": 4, "Q4_K": 4, "Q5_K": 4, "Q6_K": 0, "IQ4_XS": 2,
 }  # fmt: skip
-
-
 # Types whose repacked kernels for one row and for several add alike, unless they are AMX's.
 _EVEN = {"Q4_0", "IQ4_NL"}
 

@@ -61,7 +61,10 @@ def open_watched(
 
 
 def model_params(options: LlamaOptions) -> Any:
-    """llama_model_params, which keep alive what they point to."""
+    """llama_model_params, which keep alive what they point to.
+
+    Raises OptionError for a GPU that does not exist.
+    """
     params = llama_cpp.llama_model_default_params()
     params.load_mtp = bool(options.with_head)
     params.use_extra_bufts = options.repack is not False
@@ -84,7 +87,12 @@ def model_params(options: LlamaOptions) -> Any:
         experts = _BufferOverride(pattern.encode(), main_memory)
         _point_to(params, "tensor_buft_overrides", (_BufferOverride * 2)(experts))
     if options.main_gpu is not None:
-        _check_gpu(options.main_gpu)
+        names = [gpu.name for gpu in usable_gpus(list_devices(llama_cpp))]
+        if names and options.main_gpu >= len(names):  # without any, the processor computes
+            listed = ", ".join(f"{index} for {name}" for index, name in enumerate(names))
+            raise OptionError(
+                f"there is no GPU {options.main_gpu}", f"Choose main_gpu=N: {listed}."
+            )
         params.main_gpu = options.main_gpu
         params.split_mode = llama_cpp.LLAMA_SPLIT_MODE_NONE  # otherwise it is ignored
     if options.tensor_split:
@@ -106,14 +114,6 @@ def _point_to(params: Any, field: str, array: Any) -> None:
     """Set a field that llama-cpp-python has as an untyped pointer; keep the array alive."""
     setattr(params, field, ctypes.addressof(array))
     setattr(params, f"{field}_array", array)  # kept by Python: the field holds a number
-
-
-def _check_gpu(number: int) -> None:
-    """Raise OptionError for a GPU that does not exist; without any, the processor computes."""
-    names = [gpu.name for gpu in usable_gpus(list_devices(llama_cpp))]
-    if names and number >= len(names):
-        listed = ", ".join(f"{index} for {name}" for index, name in enumerate(names))
-        raise OptionError(f"there is no GPU {number}", f"Choose main_gpu=N: {listed}.")
 
 
 @contextmanager

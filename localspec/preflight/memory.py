@@ -255,7 +255,7 @@ def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
     if model_context is None:
         sizes = [0] * len(sizes)
     facts = head_facts(header)
-    if head_context is not None and facts is not None and not facts.shares_cache:
+    if head_context is not None and facts is not None and facts.graph is not HeadGraph.SHARED:
         sizes += [int(each * width * cells) for each in shape.head_kv_heads()]
     return sizes
 

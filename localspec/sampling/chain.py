@@ -47,11 +47,9 @@ class SamplerChain:
         self._ends = np.array(sorted(ends), dtype=np.int64)
         self._ends_from = num_prompt_tokens + params.min_tokens
         self._breakers = breakers or {}
-        self._penalises_tokens = params.penalty_last_n > 0 and (
-            params.repetition_penalty != 1.0
-            or params.presence_penalty != 0.0
-            or params.frequency_penalty != 0.0
-        )
+        added = params.presence_penalty, params.frequency_penalty
+        has_penalty = params.repetition_penalty != 1.0 or any(added)
+        self._penalises_tokens = has_penalty and params.penalty_last_n > 0
         self._penalises_repeats = params.dry_multiplier > 0.0 and params.dry_penalty_last_n > 0
         self._states = None if constraint is None else ConstraintStates(constraint)
         # Tokens at the front of the text that are committed to the constraint.
