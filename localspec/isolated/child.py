@@ -8,6 +8,10 @@ requests whose answers nobody waits for. None is the last request.
 
 from __future__ import annotations
 
+import localspec.llama.loaded  # noqa: F401  libllama before NumPy
+
+# isort: split
+
 import contextlib
 import functools
 import logging
