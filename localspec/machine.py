@@ -181,10 +181,10 @@ def _numbers(path: Path) -> set[int]:
     """The numbers in a file like "0-3,8"; none if it cannot be read."""
     numbers: set[int] = set()
     try:
-        for part in path.read_text(encoding="ascii").strip().split(","):
+        for part in "".join(_lines(path)).split(","):
             first, dash, last = part.partition("-")
             numbers |= set(range(int(first), int(last if dash else first) + 1))
-    except (OSError, ValueError):
+    except ValueError:
         return set()
     return numbers
 
@@ -254,8 +254,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     The tightest limit of its own control groups and of all visible groups above them, of both
     versions. Read below root.
     """
-    quotas = [_quota(group) for group in _groups(root, "cpu")]
-    return min((quota for quota in quotas if quota is not None), default=None)
+    return min(filter(None, map(_quota, _groups(root, "cpu"))), default=None)
 
 
 class MemoryLimit(NamedTuple):
@@ -270,8 +269,7 @@ def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
 
     A group without a limit is left out, or states more than any machine has. Read below root.
     """
-    found = [_memory_limit(group) for group in _groups(root, "memory")]
-    return [limit for limit in found if limit is not None]
+    return list(filter(None, map(_memory_limit, _groups(root, "memory"))))
 
 
 def _groups(root: Path, resource: str) -> Iterator[Path]:

@@ -175,7 +175,7 @@ def save_profile(engine: Engine) -> None:
 
 def constraint(engine: Engine, options: AnswerOptions, prompt: Prompt) -> Constraint | None:
     """What an answer to the prompt is to fit: tests ask it for masks, without an answer."""
-    return engine._constraint(options, prompt)
+    return engine._constrainer.constraint(options, prompt)
 
 
 def answer(engine: BaseEngine, exchange: Exchange) -> Answer:

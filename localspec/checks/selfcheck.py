@@ -169,7 +169,7 @@ class _Check:
         def chain(
             params: SamplingParams, prompt: Sequence[int], said: Sequence[int] = ()
         ) -> SamplerChain:
-            state = engine._constraint(options, Prompt([*prompt]))
+            state = engine._constrainer.constraint(options, Prompt([*prompt]))
             if state is not None:
                 state.commit(said)
             return resolver.chain(params, len(prompt), state, len(said))

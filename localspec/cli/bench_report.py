@@ -6,7 +6,7 @@ from localspec.checks.bench import Bench, KindSpeed, Outcome
 from localspec.checks.limit import EndedBy
 from localspec.checks.ratio_estimate import RatioEstimate
 from localspec.cli.screen import PROPOSER_NAMES, counted, duration, fitted, pays_from
-from localspec.speculative.metrics import why_off
+from localspec.speculative.metrics import WHY_OFF
 
 
 def bench_text(found: Bench) -> str:
@@ -34,7 +34,7 @@ def verdict(found: Bench) -> list[str]:
     if found.outcome is Outcome.SLOWER:
         lines.append("Drafting costs more than it gains here: use --no-draft.")
     if found.outcome is Outcome.NOTHING_DRAFTED:
-        reason = "" if found.draft_off is None else f" ({why_off(found.draft_off)})"
+        reason = "" if found.draft_off is None else f" ({WHY_OFF[found.draft_off]})"
         lines.append(f"No tokens were drafted{reason}: both sides are plain decoding.")
     return lines
 

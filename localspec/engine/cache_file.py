@@ -147,12 +147,8 @@ def read_head(path: Path) -> CacheHead | None:
         _outline(count, len(tokens), spans)
         for count, spans in zip(head["num_cached"], head["pictures"], strict=True)
     ]
-    states = [
-        None if state is None else state._replace(checkpoint=checkpoint)
-        for state, checkpoint in zip(
-            entries[: len(identities)], entries[len(identities) :], strict=True
-        )
-    ]
+    both = zip(entries[: len(identities)], entries[len(identities) :], strict=True)
+    states = [state and state._replace(checkpoint=behind) for state, behind in both]
     outline = PooledCache(tokens, states)
     return CacheHead(str(head["owner"]), identities, outline, sizes, digests, begin)
 
@@ -167,22 +163,17 @@ def read_states(path: Path, head: CacheHead, numbers: Sequence[int | None]) -> P
     with path.open("rb") as file:
 
         def filled(index: int) -> CacheState | None:
-            entry = entries[index]
+            entry, num_states = entries[index], len(head.identities)
             if entry is None:
                 return None
             file.seek(ends[index])
             data = file.read(head.sizes[index])
             if not data or _digest(data) != head.sha256[index]:
                 raise ValueError("its bytes have changed")
-            return entry._replace(data=np.frombuffer(data, dtype=np.uint8))
+            checkpoint = filled(index + num_states) if index < num_states else None
+            return entry._replace(data=np.frombuffer(data, np.uint8), checkpoint=checkpoint)
 
-        def state(number: int) -> CacheState | None:
-            found = filled(number)
-            if found is None:
-                return None
-            return found._replace(checkpoint=filled(number + len(head.identities)))
-
-        states = [None if number is None else state(number) for number in numbers]
+        states = [None if number is None else filled(number) for number in numbers]
     return PooledCache(head.outline.tokens[:], states)
 
 

@@ -27,14 +27,12 @@ from localspec.engine.worker import LaneWork, Producing, Worker
 from localspec.errors import ContextError, EngineError, Interrupted, OptionError
 from localspec.llama.quirks.spinning import computed_apart
 from localspec.sampling.chain import Resolver
-from localspec.sampling.constraint import Constraint
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.lookup import LONGEST_MATCH, Lookup, TextMemory
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import (
     Drafting,
     DraftPolicy,
-    FixedDraftPolicy,
     ProposerKind,
 )
 from localspec.speculative.randomness import Randomness, fresh_seed
@@ -123,11 +121,6 @@ class Engine(BaseEngine):
         for lane in self._lanes:
             lane.decoder.draft_policy = lane.own_policy if is_own else draft_policy
 
-    def _constraint(self, options: AnswerOptions, prompt: Prompt) -> Constraint | None:
-        """The constraint of the answer to a prompt, if any. Raises ConstraintError."""
-        self._require_open()
-        return self._constrainer.constraint(options, prompt)
-
     def exclusively(self, function: Callable[[SpeculativeDecoder], Found]) -> Found:
         """A function's result for the loop below the answers, its text empty.
 
@@ -195,53 +188,45 @@ class Engine(BaseEngine):
         parts = self._models.show(prompt)  # at hand until the answer ends
         policy, kinds = answer_policy(exchange.options.drafting, self._decoder.proposers)
         request = self._request(prompt, exchange, kinds)
-        own = policy, _reference_to(self, prompt, exchange.options)
+        reference = self._reference(prompt, exchange.options)
+        num_tokens, put = len(prompt.tokens), exchange.outbox.put
         self._models.require_unwritten()
+
+        def produced(lane: Lane) -> Producing:
+            try:
+                lane.begin()
+                self._cache_pool.switch_to(lane, exchange.owner, prompt.tokens, prompt.client)
+                lane.use(
+                    lambda done: put(lambda: exchange.on_prompt(done, num_tokens)),
+                    policy,
+                    reference,
+                )
+                exchange.run = run = AnswerRun(
+                    decoder=lane.decoder,
+                    prompt=prompt,
+                    request=request,
+                    vocabulary=self.vocabulary,
+                    options=exchange.options,
+                    cancellation=exchange.cancellation,
+                    interrupt=lane.interrupt,
+                    not_kept=not_kept(spec_of(exchange.options)),
+                    exactness=self.exactness,
+                    waited=lambda: lane.work.waited_s,
+                )
+                num_cached = run.start()
+                put(lambda: exchange.on_cached(num_cached, num_tokens))
+                yield from run.pieces()
+            finally:
+                lane.use_usual()
+                self._save_profile(lane)
+                parts.clear()
 
         def begin() -> LaneWork:
             lane = self._cache_pool.lane_for(exchange.owner, prompt.tokens, prompt.client)
-            lane.work.exchange = exchange
-            lane.work.producing = self._produced(lane, exchange, prompt, request, own, parts)
+            lane.work.exchange, lane.work.producing = exchange, produced(lane)
             return lane.work
 
         self._worker.start(exchange, begin)
-
-    def _produced(
-        self,
-        lane: Lane,
-        exchange: Exchange,
-        prompt: Prompt,
-        request: Request,
-        own: tuple[FixedDraftPolicy | None, Sequence[int]],
-        _parts: object,
-    ) -> Producing:
-        """Produce an answer in a lane, in the worker.
-
-        own: its policy and its prediction, as `Lane.use` takes them.
-        """
-        num_tokens, put = len(prompt.tokens), exchange.outbox.put
-        try:
-            lane.begin()
-            self._cache_pool.switch_to(lane, exchange.owner, prompt.tokens, prompt.client)
-            lane.use(lambda done: put(lambda: exchange.on_prompt(done, num_tokens)), *own)
-            exchange.run = run = AnswerRun(
-                decoder=lane.decoder,
-                prompt=prompt,
-                request=request,
-                vocabulary=self.vocabulary,
-                options=exchange.options,
-                cancellation=exchange.cancellation,
-                interrupt=lane.interrupt,
-                not_kept=not_kept(spec_of(exchange.options)),
-                exactness=self.exactness,
-                waited=lambda: lane.work.waited_s,
-            )
-            num_cached = run.start()
-            put(lambda: exchange.on_cached(num_cached, num_tokens))
-            yield from run.pieces()
-        finally:
-            lane.use_usual()
-            self._save_profile(lane)
 
     def _request(
         self,
@@ -262,7 +247,7 @@ class Engine(BaseEngine):
                 num_tokens=num_tokens,
                 context_length=self.context_length,
             )
-        constraint = self._constraint(options, prompt)
+        constraint = self._constrainer.constraint(options, prompt)
         seed = fresh_seed() if options.seed is None else options.seed
         return Request(
             chain=self._resolver.chain(
@@ -278,6 +263,15 @@ class Engine(BaseEngine):
             is_end=self.vocabulary.is_end,
             kinds=kinds,
         )
+
+    def _reference(self, prompt: Prompt, options: AnswerOptions) -> list[int]:
+        """The tokens of the prediction, for the lookup to propose from; none without one."""
+        given = options.prediction
+        if given is None:
+            return []
+        prediction = self.tokenize(given) if isinstance(given, str) else self._known_ids(given)
+        # After the end of the prompt, so that the lookup finds its beginning.
+        return [*prompt.tokens[-LONGEST_MATCH:], *prediction] if prediction else []
 
     def _alone(self, function: Callable[[], Found]) -> Found:
         """A function's result, called in the worker. Raises BusyError, and ClosedError."""
@@ -328,19 +322,13 @@ class Engine(BaseEngine):
         self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
     ) -> None:
         before = self._worker.num_asked
-
-        def is_stale() -> bool:
-            return self._worker.num_asked != before
-
         if not self._worker.is_busy:
             with contextlib.suppress(Interrupted):
-                whole = make_tokens(is_stale)
-                self._read_ahead(whole, owner, lambda: not is_stale())
+                whole = make_tokens(lambda: self._worker.num_asked != before)
+                self._read_ahead(whole, owner, before)
 
-    def _read_ahead(
-        self, whole: list[int], owner: object, is_wanted: Callable[[], bool]
-    ) -> None:
-        """Read a text in idle time, if that is still wanted then."""
+    def _read_ahead(self, whole: list[int], owner: object, num_asked: int) -> None:
+        """Read a text in idle time, unless more is asked for than was then."""
 
         def work() -> None:
             tokens, _parts = self._models.readable(whole)
@@ -352,26 +340,25 @@ class Engine(BaseEngine):
                     prepare(lane.decoder, tokens, chain)
                 self._save_profile(lane)
 
-        self._while_idle(work, is_wanted)
+        self._while_idle(work, num_asked)
 
     def _keep_on_disk(self) -> None:
         """Write the caches of conversations that the disk lacks, until an answer begins."""
-        before = self._worker.num_asked
         self._while_idle(
             lambda: self._cache_pool.put_all_aside(lambda: self._target.is_interrupted),
-            lambda: self._worker.num_asked == before,
+            self._worker.num_asked,
         )
 
-    def _while_idle(self, function: Callable[[], None], is_wanted: Callable[[], bool]) -> None:
+    def _while_idle(self, function: Callable[[], None], num_asked: int) -> None:
         """Call a function in the worker while no answer runs, if none does already.
 
-        Whatever else is asked ends what it does, as `cancel` does.
+        Whatever is asked, once so much was, ends what it does, as `cancel` does.
         """
 
         def begins() -> bool:
             self._require_open()
             self._begin_lanes()
-            return is_wanted()
+            return self._worker.num_asked == num_asked
 
         self._require_open()
         with contextlib.suppress(Interrupted):
@@ -430,15 +417,3 @@ class Engine(BaseEngine):
         # A fork has none of the threads.
         for model in self._models.all:
             model.require_open()
-
-
-def _reference_to(engine: BaseEngine, prompt: Prompt, options: AnswerOptions) -> list[int]:
-    """The tokens of the prediction, for the lookup to propose from; none without one."""
-    if options.prediction is None:
-        return []
-    if isinstance(options.prediction, str):
-        prediction = engine.tokenize(options.prediction)
-    else:
-        prediction = engine._known_ids(options.prediction)
-    # After the end of the prompt, so that the lookup finds its beginning.
-    return [*prompt.tokens[-LONGEST_MATCH:], *prediction] if prediction else []

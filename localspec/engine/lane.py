@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from localspec.engine.cache_file import PooledCache
 from localspec.engine.models import Models
-from localspec.engine.proposer_choice import (
-    choose_policies,
-    choose_proposers,
-    shared_with_draft,
-)
+from localspec.engine.proposer_choice import choose_policies, choose_proposers
 from localspec.engine.worker import LaneWork
 from localspec.errors import CacheError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
@@ -25,11 +22,7 @@ from localspec.speculative.policy_api import (
 )
 from localspec.speculative.prefix import common_length
 from localspec.speculative.proposers import DraftModel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from localspec.speculative.shared_vocabulary import SharedVocabulary
+from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
 
 
 class Lane:
@@ -187,7 +180,9 @@ def open_lanes(
 
     Raises PairError if their tokenizers differ.
     """
-    shared = shared_with_draft(models, drafting)
+    shared = None
+    if models.draft is not None and not drafting.is_off:
+        shared = shared_vocabulary(models.target.vocabulary, models.draft.vocabulary)
     lanes: list[Lane] = []
     profile = None
     for number in range(models.num_sequences):

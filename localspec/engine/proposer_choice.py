@@ -23,7 +23,7 @@ from localspec.speculative.policy_api import (
     ThreadPolicy,
 )
 from localspec.speculative.proposers import DraftModel, Forced, Proposer
-from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
+from localspec.speculative.shared_vocabulary import SharedVocabulary
 
 if TYPE_CHECKING:
     from localspec.llama.head import LlamaHead
@@ -37,23 +37,12 @@ _THREADS_MARGIN = 0.9  # of the time with fewer threads, that more must not exce
 logger = logging.getLogger(__name__)
 
 
-def shared_with_draft(models: Models, drafting: Drafting) -> SharedVocabulary | None:
-    """The tokens that the vocabularies of target and draft share; None without a draft.
-
-    Raises PairError if their tokenizers differ.
-    """
-    target, draft, _, _ = models
-    if drafting.is_off or draft is None:
-        return None
-    return shared_vocabulary(target.vocabulary, draft.vocabulary)
-
-
 def choose_proposers(
     models: Models, drafting: Drafting, shared: SharedVocabulary | None
 ) -> tuple[list[Proposer], DraftOff | None]:
     """The proposers for a text, the preferred first; why there are none.
 
-    models: at its sequence. shared: see `shared_with_draft`.
+    models: at its sequence. shared: the tokens that target and draft share.
     """
     target, draft, head, _ = models
     if drafting.is_off:

@@ -165,8 +165,10 @@ def chosen_sources(
         _check_head(target, head)
     if not drafting.may_use(ProposerKind.DRAFT):
         draft = None
-    if draft is not None:
-        _warn_of_sizes(target, draft)
+    if draft is not None and draft.header is not None and target.header is not None:
+        warning = size_warning(target.header, draft.header)
+        if warning:  # an application chooses its own models' sizes
+            logger.warning("%s", warning)
     # Inside the target's file it would be where the target's last layers are.
     is_remote = bool(target.options.rpc) and drafting.proposer != "head"
     if target.options.with_head is None and is_remote:
@@ -218,14 +220,6 @@ def _check_head(target: Source, head: Source) -> None:
             f"{head.header.path} cannot draft for the target: {why}",
             "Choose the head that was made for this very model, or leave it out.",
         )
-
-
-def _warn_of_sizes(target: Source, draft: Source) -> None:
-    """Warn of files with odd sizes; an application chooses its own models' sizes."""
-    if target.header is not None and draft.header is not None:
-        warning = size_warning(target.header, draft.header)
-        if warning:
-            logger.warning("%s", warning)
 
 
 def _can_compute_head(source: Source) -> bool:

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 TOGETHER_S = 0.02  # pieces that come within that time are sent together
 _PULSE_S = 5.0  # between two words of a measurement, while decodes end
 _NUM_ASIDE = 8  # requests at once
-_AT_ONCE = ("ask", "read_on", "end", "cancel", "measure")
+_AT_ONCE = ("ask", "read_on", "end", "cancel", "prepare", "measure")
 
 Say = Callable[[str, Any], None]  # of a request: what kind of message, and its value
 
@@ -167,7 +167,6 @@ class Served:
         self._pictures = KeptPictures()
         self._answers: dict[int, _ServedAnswer] = {}
         self._owners: dict[int, _Owner] = {}
-        self._num_asked = 0  # as `ChildProcess` counts
         self._measuring: dict[int, Cancellation] = {}
 
     # At once, in the order in which they come: these wait for nothing.
@@ -186,7 +185,6 @@ class Served:
         owner: the number of its conversation. gone_owners: conversations that are gone; what
         was kept for them is freed.
         """
-        self._num_asked += 1
         for each in gone_owners:
             self._owners.pop(each, None)
         on_over = functools.partial(self._answers.pop, asker.number, None)
@@ -216,11 +214,15 @@ class Served:
     def cancel(self, _asker: _Asker, number: int | None) -> None:
         """End the measurement with that number, or idle work."""
         if number is None:
-            self._num_asked += 1
             self._engine._end_idle_work()
             return
         if (measuring := self._measuring.get(number)) is not None:
             measuring.request()
+
+    def prepare(self, asker: _Asker, tokens: list[int], owner: int) -> None:
+        """Have a text read in advance, unless more is asked for."""
+        given = tokens, self._owner(owner), self._engine._worker.num_asked
+        self._pool.submit(asker.answer, self._engine._read_ahead, *given)
 
     def measure(
         self, asker: _Asker, function: Callable[..., Any], *arguments: Any, **keywords: Any
@@ -307,12 +309,6 @@ class Served:
     def owned(self, asker: _Asker, method: str, owner: int, path: Path) -> bool:
         """The result of a method of the engine that takes a conversation and a file."""
         return bool(self.engine(asker, method, self._owner(owner), path))
-
-    def prepare(self, _asker: _Asker, tokens: list[int], owner: int, num_asked: int) -> None:
-        """Read a text in advance, unless more than so many answers were asked for."""
-        self._engine._read_ahead(
-            tokens, self._owner(owner), lambda: self._num_asked == num_asked
-        )
 
     def keep_on_disk(self, _asker: _Asker) -> None:
         """`Engine._keep_on_disk`."""

@@ -214,8 +214,8 @@ class IsolatedEngine(BaseEngine):
         before = process.num_asked
         try:
             tokens = make_tokens(lambda: process.num_asked != before)
-            if tokens:
-                process.call("prepare", tokens, self._owner_number(owner), before)
+            if tokens and process.num_asked == before:
+                process.call("prepare", tokens, self._owner_number(owner))
         except Interrupted:
             pass
         except EngineError:

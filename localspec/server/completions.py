@@ -37,7 +37,7 @@ from localspec.server.question import (
 )
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
-from localspec.speculative.metrics import why_off
+from localspec.speculative.metrics import WHY_OFF
 from localspec.streaming.reply import Reply
 from localspec.vocabulary import with_bos
 
@@ -227,7 +227,7 @@ class ChatCompletion(OpenAIForm):
                     "drafted": step.num_drafted,
                     "accepted": step.num_accepted,
                     "threads": step.num_threads,
-                    "draft_off": None if step.draft_off is None else why_off(step.draft_off),
+                    "draft_off": None if step.draft_off is None else WHY_OFF[step.draft_off],
                 }
         return choice
 
@@ -266,7 +266,7 @@ def _explanation(reply: Reply) -> dict[str, Any]:
             for kind, steps in stats.steps_per_proposer.items()
         },
         "steps_not_drafted": {
-            why_off(reason): steps for reason, steps in stats.draft_off_steps.items()
+            WHY_OFF[reason]: steps for reason, steps in stats.draft_off_steps.items()
         },
         "outlook": None if stats.outlook is None else asdict(stats.outlook),
         "threads": None if stats.threads is None else asdict(stats.threads),

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from localspec.pictures.cells import has_cells
 from localspec.sampling.chain import SamplerChain
-from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Provenance, Step
 from localspec.speculative.model import Decode, Decoding, Model, result_of
 from localspec.speculative.policy_api import (
@@ -46,10 +45,6 @@ class Request:
     max_tokens: int
     is_end: Callable[[int], bool]
     kinds: Collection[ProposerKind] | None = None
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.chain.params
 
 
 class SpeculativeDecoder:

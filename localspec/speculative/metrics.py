@@ -233,7 +233,8 @@ class Meter:
         )
 
 
-_DRAFT_OFF = {
+# Reasons for not drafting, in words
+WHY_OFF = {
     DraftOff.NO_DRAFT: "no draft model",
     DraftOff.SET_TO_ZERO: "draft off",
     DraftOff.TARGET_CANNOT_ROLL_BACK: "draft off: the target's cache cannot be cut back",
@@ -248,11 +249,6 @@ _DRAFT_OFF = {
 }
 
 
-def why_off(reason: DraftOff) -> str:
-    """A reason for not drafting, in words."""
-    return _DRAFT_OFF[reason]
-
-
 def why_mostly_off(stats: Stats) -> str | None:
     """Why most steps of an answer did not draft, in words; None if most did."""
     if stats.draft_off is None or 2 * sum(stats.draft_off_steps.values()) < stats.num_steps:
@@ -261,4 +257,4 @@ def why_mostly_off(stats: Stats) -> str | None:
     never_pays = stats.outlook is not None and stats.outlook.break_even is None
     if never_pays and reason in (DraftOff.DOES_NOT_PAY, DraftOff.OVER_BUDGET):
         return "draft off: at what it costs here none would pay"
-    return _DRAFT_OFF[reason]
+    return WHY_OFF[reason]

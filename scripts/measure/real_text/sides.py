@@ -17,7 +17,6 @@ from localspec.engine.proposer_choice import (
     choose_policies,
     choose_proposers,
     choose_threads,
-    shared_with_draft,
 )
 from localspec.errors import OptionError
 from localspec.gguf_file.check import check_model_file
@@ -225,8 +224,9 @@ class Sides:
             if isinstance(engine._draft_policy, AdaptiveDraftPolicy):
                 engine._draft_policy = self.policy(name)
                 if name not in self._learned:  # a lookup counts what it found, too
-                    shared = shared_with_draft(models, engine.drafting)
-                    proposers, _ = choose_proposers(models, engine.drafting, shared)
+                    proposers, _ = choose_proposers(
+                        models, engine.drafting, engine.shared_vocabulary
+                    )
                     engine._decoder.proposers = tuple(proposers)
 
         return begin
