@@ -96,7 +96,9 @@ def test_typical_mass_must_exceed_its_share():
     """Where top-p's may just reach it: of four equal tokens two make up a half."""
     row = np.zeros(4, dtype=np.float32)
     assert filtered_distribution(row, replace(OFF, typical_p=0.5)).ids.tolist() == [0, 1, 2]
-    assert filtered_distribution(row, replace(OFF, top_p=0.5)).ids.tolist() == [0, 1]
+    for top_k in (0, 4):  # of few tokens as of many
+        found = filtered_distribution(row, replace(OFF, top_p=0.5, top_k=top_k))
+        assert found.ids.tolist() == [0, 1]
 
 
 def rows_that_defeat_thresholds(size: int) -> dict[str, np.ndarray]:
