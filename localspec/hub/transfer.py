@@ -10,7 +10,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,8 +41,8 @@ class Progress:
     """
 
     file: HubFile
-    state: str
-    received_bytes: int
+    state: str = "waiting"
+    received_bytes: int = 0
     total_bytes: int
 
 
@@ -69,7 +69,7 @@ class DownloadJob(threading.Thread):
         self.path = Path()
         self.failure: Exception | None = None
         self.is_over = False
-        self.progress = self._progress("waiting", 0)
+        self.progress = Progress(file=remote.file, total_bytes=remote.size_bytes)
         self._store = store
         self._candidate = candidate
         self._news = news
@@ -92,16 +92,8 @@ class DownloadJob(threading.Thread):
         """Report progress. Raises DownloadError if the job was cancelled."""
         if self._cancelled.is_set():
             raise DownloadError("the download was stopped", "Run it again to continue.")
-        self.progress = self._progress(state, num_bytes)
+        self.progress = replace(self.progress, state=state, received_bytes=num_bytes)
         self._news.set()
-
-    def _progress(self, state: str, num_bytes: int) -> Progress:
-        return Progress(
-            file=self.remote.file,
-            state=state,
-            received_bytes=num_bytes,
-            total_bytes=self.remote.size_bytes,
-        )
 
     def _in_place(self, slot: Slot) -> Path:
         """The path of the file, once it is there; waits as long as another process has it."""

@@ -190,7 +190,7 @@ def _files_of(source: str | Preset, on_progress: OnProgress, *, mmproj: bool) ->
         return _files_of(presets[meant], on_progress, mmproj=mmproj)
     if isinstance(model, Quantized):
         sought = HubFile(repo=model.repo, file=f"{model.quantization}.gguf")
-        waiting = Progress(file=sought, state="waiting", received_bytes=0, total_bytes=0)
+        waiting = Progress(file=sought, total_bytes=0)
         listed = list_files(model.repo, on_wait=lambda: on_progress(waiting))
         return _chosen(model, {file.file: file for file in listed}, mmproj=mmproj)
     if isinstance(model, HubModel):
@@ -233,9 +233,7 @@ def _remote_of(file: HubFile, path: Path | None, on_progress: OnProgress) -> Rem
     """The file's facts by its pin or the hub. path: the file that has its name here."""
     if path is not None and (pinned := pinned_file(file, path.stat().st_size)):
         return pinned
-    waiting = Progress(
-        file=file, state="waiting", received_bytes=0, total_bytes=file.size_bytes or 0
-    )
+    waiting = Progress(file=file, total_bytes=file.size_bytes or 0)
     try:
         return remote_file(file, lambda: on_progress(waiting))
     except DownloadError as error:

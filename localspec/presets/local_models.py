@@ -113,9 +113,8 @@ def search_folder(folder: Path) -> FolderContent:
             known[path] = targets[content]
         else:
             names[path] = name
-    return FolderContent(
-        proposals=tuple(_proposals(headers, names, projectors)), known=known, skipped=skipped
-    )
+    proposals = tuple(_proposals(headers, names, projectors))
+    return FolderContent(proposals=proposals, known=known, skipped=skipped)
 
 
 class _Named(NamedTuple):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import shlex
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,6 +14,7 @@ from urllib.request import url2pathname
 
 import click
 
+from localspec.call_thread import CallThread
 from localspec.chat.attachment import read_attachment
 from localspec.chat.chat import Chat
 from localspec.cli.answer import PlainView, note_limits
@@ -31,8 +30,6 @@ from localspec.errors import ContextError, LocalspecError
 from localspec.speculative.metrics import Provenance
 from localspec.streaming.answer import Answer
 from localspec.streaming.reply import Piece, Reply
-
-logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.01  # between attempts to end the idle work, which may not have started yet
 
@@ -113,14 +110,7 @@ def idle_time(engine: BaseEngine, chat: Chat) -> Iterator[None]:
     A thread prepares the chat, and has ended when the context is left. An error there is not
     shown: it comes again with the next answer.
     """
-
-    def prepare() -> None:
-        try:
-            chat.prepare()
-        except Exception:
-            logger.info("preparing the next answer failed", exc_info=True)
-
-    worker = threading.Thread(target=prepare, name="localspec-idle", daemon=True)
+    worker = CallThread(chat.prepare, daemon=True)
     worker.start()
     try:
         yield
