@@ -17,7 +17,7 @@ from localspec.checks.bench import Bench, DecodeCosts, KindSpeed, Outcome, run_b
 from localspec.checks.limit import EndedBy
 from localspec.checks.prompts import Task, built_in_tasks
 from localspec.checks.rounds import SHORTEST_ANSWER, Stretch
-from localspec.cli.bench_report import bench_text, verdict
+from localspec.cli.check_reports import bench_text, verdict
 from localspec.cli.json_output import to_json
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import Resolver

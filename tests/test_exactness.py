@@ -22,9 +22,9 @@ from head_maker import write_head_model
 import localspec
 from engines import all_at_once
 from localspec.checks import selfcheck
+from localspec.cli.check_reports import report_text
 from localspec.cli.explain import explanation_text
 from localspec.cli.screen import stats_lines, status_line
-from localspec.cli.verify_report import report_text
 from localspec.errors import OptionError
 from localspec.exactness import Exactness
 from localspec.gguf_file.check import check_model_file

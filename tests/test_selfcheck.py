@@ -18,8 +18,8 @@ from localspec.checks.identity import ENOUGH_ACCEPTED, Rounding
 from localspec.checks.limit import EndedBy
 from localspec.checks.selfcheck import Finding, check
 from localspec.checks.step_law import BOUND, ENOUGH_PLACES
+from localspec.cli.check_reports import report_text
 from localspec.cli.json_output import to_json
-from localspec.cli.verify_report import report_text
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative import verify
 from localspec.speculative.proposers import Proposal

@@ -13,8 +13,8 @@ import click
 
 from localspec._version import __version__
 from localspec.cli import exit_codes
-from localspec.cli.bench import bench
 from localspec.cli.chat import chat
+from localspec.cli.checks import bench, verify
 from localspec.cli.completion import completion
 from localspec.cli.doctor import doctor
 from localspec.cli.download import download
@@ -26,7 +26,6 @@ from localspec.cli.models import models
 from localspec.cli.screen import error_lines, note, printable
 from localspec.cli.serve import serve
 from localspec.cli.sessions import sessions
-from localspec.cli.verify import verify
 from localspec.cli.waiting import line_gone
 from localspec.errors import LocalspecError, OptionError
 

@@ -1,4 +1,4 @@
-"""Waiting: a line on stderr, the progress of a measurement, Ctrl-C, and signals to end."""
+"""Waiting: a line on stderr, also of a measurement, Ctrl-C, and signals to end."""
 
 from __future__ import annotations
 
@@ -6,25 +6,15 @@ import contextlib
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from localspec.call_thread import CallThread
 from localspec.cli.screen import clock_time
 from localspec.cli.standard_streams import echo_off, is_terminal, num_columns
-from localspec.streaming.cancellation import Watch
-
-if TYPE_CHECKING:
-    from localspec.engine.base import BaseEngine
-
-Measured = TypeVar("Measured")
 
 _PATIENCE_S = 0.5
 _REFRESH_S = 0.2
-_PIPE_S = 5.0  # between two lines where no terminal shows one
 _terminal = threading.Lock()
 _length = [0]  # characters of the longest text on the line
 
@@ -104,26 +94,6 @@ def told_to_end(leave: Callable[[int], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def measured(
-    engine: BaseEngine,
-    function: Callable[..., Measured],
-    *arguments: Any,
-    seconds: float,
-    **keywords: Any,
-) -> Measured:
-    """The function's result for the engine; after Ctrl-C or the limit, the result so far."""
-    line = ProgressLine(seconds, time.monotonic)
-    watch = Watch(line.report)
-    keywords |= {"watch": watch, "seconds": seconds}
-    # In a thread, so that this one can hear Ctrl-C even within a long decode.
-    thread = CallThread(lambda: engine._measure(function, *arguments, **keywords))
-    with cancel_on_interrupt(watch.cancellation.request), waiting(line.text, _PIPE_S):
-        thread.start()
-        while thread.is_alive():  # on Windows nothing ends a join without an end
-            thread.join(_REFRESH_S)
-    return thread.result()
 
 
 class ProgressLine:

@@ -227,7 +227,14 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     named: dict[Role, _Name | None] = {"target": target, "draft": draft, "head": head}
     named["mmproj"] = mmproj
     chosen, found, projector, projector_header = _found(preset, named)
-    vocabulary, misfit = _compared(found)
+    vocabulary, misfit, too_large = None, "", ""
+    if "draft" in found:
+        headers = found["target"].header, found["draft"].header
+        too_large = size_warning(*headers)
+        try:
+            vocabulary = compare_vocabularies(*headers)
+        except PairError as error:
+            misfit = str(error)
     asked = replace(asked, rpc=common_servers(rpc, chosen), tensor_split=tuple(tensor_split))
     free = free_memory(asked.rpc)
     wanted = _wanted(found, replace(asked, context_length=None), projector_header)
@@ -245,9 +252,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         projector=projector,
         vocabulary=vocabulary,
         misfit=misfit,
-        size_warning=size_warning(found["target"].header, found["draft"].header)
-        if "draft" in found
-        else "",
+        size_warning=too_large,
         memory=memory,
         room=free,
         largest_context=largest_context(wanted, free),
@@ -363,15 +368,6 @@ def _head_report(
         size_bytes=0 if facts is None else facts.num_bytes if own is None else own.size_bytes,
         why_not=why_not,
     )
-
-
-def _compared(found: dict[Role, FoundHeader]) -> tuple[SharedVocabulary | None, str]:
-    if "draft" not in found:
-        return None, ""
-    try:
-        return compare_vocabularies(found["target"].header, found["draft"].header), ""
-    except PairError as error:
-        return None, str(error)
 
 
 def _variants(chosen: Preset) -> dict[str, str]:

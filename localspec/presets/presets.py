@@ -422,8 +422,12 @@ class _PresetReader:
         if not PRESET_NAME.fullmatch(self._preset):
             raise self._error("", "is not a valid name for a preset")
         self._check(table, _PRESET, "")
-        values = {**self._base(table, known), **table, "name": self._preset}
-        values.pop("extends", None)
+        values: dict[str, Any] = {**table, "name": self._preset}
+        if (extended := values.pop("extends", None)) is not None:
+            if extended not in known:
+                raise self._error("", "extends: names no preset further up")
+            base = known[extended]
+            values = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)} | values
         for role in get_args(Role):
             if role in table:
                 values[role] = self._model(table[role], role)
@@ -434,15 +438,6 @@ class _PresetReader:
             if key not in values:
                 raise self._error("", f"lacks the key {key!r}")
         return self._made("", Preset, **values)
-
-    def _base(self, table: Table, known: Mapping[str, Preset]) -> Table:
-        """The values of the preset that this one extends."""
-        if "extends" not in table:
-            return {}
-        base = known.get(table["extends"])
-        if base is None:
-            raise self._error("", "extends: names no preset further up")
-        return {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
 
     def _model(self, table: Table, role: Role) -> PresetModel:
         where, kinds = f".{role}", [kind for kind in _MODEL if kind in table]

@@ -129,7 +129,16 @@ def parse_source(text: str | os.PathLike[str], role: Role) -> PresetModel | Quan
     if named and is_repo(named[1]):
         sign = {"head": HEAD_SIGN, "mmproj": PROJECTOR_SIGN}.get(role, "")
         return Quantized(named[1], sign + named[2].removeprefix(sign))
-    return _hub_model(text) if text.startswith("hf:") else _absent_path(text)
+    if not text.startswith("hf:"):
+        return _absent_path(text)
+    named = _HUB_FILE.fullmatch(text)
+    if named is None:
+        raise OptionError(
+            f"{text!r} names no file", "Write hf:owner/repo/file.gguf or owner/repo:Q4_K_M."
+        )
+    repo, revision, file = named.groups()
+    parts = (HubFile(repo=repo, file=part, revision=revision) for part in all_parts(file))
+    return HubModel(files=tuple(parts))
 
 
 def _absent_path(text: str) -> LocalModel:
@@ -143,18 +152,6 @@ def _absent_path(text: str) -> LocalModel:
                 f"Add the quantisation, as in {text}:Q4_K_M.",
             )
     return LocalModel(path=_expanded(text))
-
-
-def _hub_model(text: str) -> HubModel:
-    """The model of hf:owner/repo/file.gguf. Raises OptionError if that names no file."""
-    named = _HUB_FILE.fullmatch(text)
-    if named is None:
-        raise OptionError(
-            f"{text!r} names no file", "Write hf:owner/repo/file.gguf or owner/repo:Q4_K_M."
-        )
-    repo, revision, file = named.groups()
-    parts = (HubFile(repo=repo, file=part, revision=revision) for part in all_parts(file))
-    return HubModel(files=tuple(parts))
 
 
 def _expanded(path: str) -> Path:
