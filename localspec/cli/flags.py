@@ -30,7 +30,7 @@ _USUAL_FLAGS = {
 _MODEL = ("-m", "--model", "--preset", "--target", "-hf", "--hf-repo")
 # Options of llama.cpp and Ollama by what to use here: an option, the name of an argument, or
 # words, with a blank between them.
-THEIRS = {
+FOREIGN_FLAGS = {
     **dict.fromkeys(("model", "models", "presets", "-m"), _MODEL),
     **dict.fromkeys(("prompt", "localspec generate -m MODEL PROMPT"), ("-p", "--prompt")),
     "--ctx": ("-c", "--ctx-size", "--num-ctx", "--n-ctx"),

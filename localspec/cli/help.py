@@ -1,4 +1,4 @@
-"""Commands whose --help shows options in groups, the same everywhere and in one order."""
+"""Commands that group their options in --help, and whose errors say what to type."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 import click
 
-from localspec.cli.flags import THEIRS
+from localspec.cli.flags import FOREIGN_FLAGS
 from localspec.errors import LocalspecError, perhaps
 from localspec.presets.presets import LocalModel
 from localspec.presets.source import parse_source
 
-# In the order of --help. Options without a heading belong to one command, and come first.
+# In the order of --help. An option of a single command has no heading: it is in "Options".
 HEADINGS = (
     *("Options", "Model", "Drafting", "Prompt and answer", "Sampling", "Device", "Output"),
 )
-# The hint for extra words that are not a model's name, by command.
+# Hints by command, for extra words of which none is a model's name.
 _NO_MODEL = {
     "generate": "Put a prompt of several words in quotes.",
     "chat": "To ask one question: localspec generate -m MODEL PROMPT.",
 }
-_WHOLE = 1000  # characters of a command's summary
+_MAX_SUMMARY = 1000  # characters; no summary is as long
 
 
 class _Grouped(click.Command):
@@ -40,15 +40,15 @@ class _Grouped(click.Command):
                 with formatter.section(heading):
                     formatter.write_dl(records)
 
-    def get_short_help_str(self, limit: int = _WHOLE) -> str:
+    def get_short_help_str(self, limit: int = _MAX_SUMMARY) -> str:
         """The summary, wrapped and never cut."""
-        return super().get_short_help_str(_WHOLE)
+        return super().get_short_help_str(_MAX_SUMMARY)
 
 
 class Command(_Grouped):
-    """A command whose errors say where a model belongs."""
+    """A command whose errors name the option or command that was meant."""
 
-    allow_extra_args = True  # `parse_args` refuses them, and says where they belong
+    allow_extra_args = True  # `parse_args` refuses them, with a hint
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. Raises click.UsageError."""
@@ -59,21 +59,21 @@ class Command(_Grouped):
                 raise click.NoSuchOption(theirs.pop())
             extra = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            # For -ngl the error names -n.
+            # If -ngl was typed, click's error names -n.
             typed = next((word for word in own if word.startswith(error.option_name)), "")
             if instead := self._instead_of(typed.partition("=")[0]):
                 ctx.fail(f"No such option '{typed}'. Use: {instead}.")
             raise
-        if extra and not ctx.resilient_parsing:  # as in completion
+        if extra and not ctx.resilient_parsing:  # set while a shell completes
             several = "s" if len(extra) > 1 else ""
             message = f"Got unexpected extra argument{several} ({' '.join(extra)})."
             ctx.fail(f"{message} {self._place_of(extra, ctx.params.get('prompt'))}".strip())
         return extra
 
     def _instead_of(self, theirs: str) -> str:
-        """Our words for an option of another program; empty if there are none."""
+        """The option or command here for another program's option; empty if there is none."""
         names = {opt for param in self.params for opt in (*param.opts, *param.secondary_opts)}
-        meant = [ours for ours, flags in THEIRS.items() if theirs in flags]
+        meant = [ours for ours, flags in FOREIGN_FLAGS.items() if theirs in flags]
         ours = next((ours for ours in meant if ours in names or " " in ours), "")
         if ours.isalpha():  # an argument
             return f"localspec {self.name} {ours.removesuffix('s').upper()}"
@@ -94,8 +94,8 @@ class Command(_Grouped):
 class Group(_Grouped, click.Group):
     """Several commands, each with its whole summary.
 
-    elsewhere: names of commands in other programs, or MODEL for the name of any model, and the
-    command here.
+    elsewhere: the command here for each command of other programs; the key MODEL stands for
+    the name of any model.
     """
 
     command_class = Command
@@ -107,10 +107,10 @@ class Group(_Grouped, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command of that name. Raises click.UsageError that names a similar command."""
+        """The command that args begin with. Raises click.UsageError with a hint if unknown."""
         name = args[0]
         is_unknown = self.get_command(ctx, name) is None and not name.startswith("-")
-        if is_unknown and not ctx.resilient_parsing:  # as in completion
+        if is_unknown and not ctx.resilient_parsing:  # set while a shell completes
             here = self._elsewhere.get(name)
             if here is None and _is_model(name):
                 here = self._elsewhere.get("MODEL", "").replace("MODEL", name)

@@ -1,4 +1,4 @@
-"""Proposers and policies for a pair of models, chosen when an engine is opened."""
+"""Chooses the proposers and policies of an engine, and the policy of a single answer."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from localspec.llama.medusa import MedusaHeads
     from localspec.llama.model import LlamaModel
 
-_LARGEST_TRIED_BYTES = 100_000_000  # of weights; with more, a token is work for all cores
+_LARGEST_TRIED_BYTES = 100_000_000  # of weights; a larger model keeps all cores busy
 _NUM_THREAD_ROUNDS = 5
-_THREADS_MARGIN = 0.9  # of the time with fewer threads, that more must not exceed
+_THREADS_MARGIN = 0.9  # more threads must take less than this share of the time of fewer
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 def choose_proposers(
     models: Models, drafting: Drafting, shared: SharedVocabulary | None
 ) -> tuple[list[Proposer], DraftOff | None]:
-    """The proposers for a text, the preferred first; why there are none.
+    """The proposers of a lane in order of preference, and the reason if there are none.
 
-    models: at its sequence. shared: the tokens that target and draft share.
+    models: at the lane's sequence. shared: the tokens that target and draft share.
     """
     target, draft, head, _ = models
     if drafting.is_off:
@@ -52,7 +52,7 @@ def choose_proposers(
     is_end = target.vocabulary.is_end
     proposers: list[Proposer] = []
     if head is not None:
-        proposers.append(_of_head(head, is_end))
+        proposers.append(_head_proposer(head, is_end))
     if draft is not None and shared is not None:
         proposers.append(DraftModel(draft, shared, is_end))
     if drafting.may_use(ProposerKind.FORCED):
@@ -63,8 +63,8 @@ def choose_proposers(
     return proposers, None if proposers else without
 
 
-def _of_head(head: LlamaHead | MedusaHeads, is_end: Callable[[int], bool]) -> Proposer:
-    from localspec.llama.head import DflashHead  # loads libllama
+def _head_proposer(head: LlamaHead | MedusaHeads, is_end: Callable[[int], bool]) -> Proposer:
+    from localspec.llama.head import DflashHead  # imported late: loads libllama
     from localspec.llama.medusa import MedusaHeads
 
     if isinstance(head, DflashHead | MedusaHeads):
@@ -75,9 +75,9 @@ def _of_head(head: LlamaHead | MedusaHeads, is_end: Callable[[int], bool]) -> Pr
 def answer_policy(
     drafting: Drafting | None, proposers: Sequence[Proposer]
 ) -> tuple[FixedDraftPolicy | None, frozenset[ProposerKind] | None]:
-    """An answer's own policy, and the only kinds that may propose in it.
+    """The policy for one answer, and the kinds of proposers that it may use.
 
-    None is the engine's, and whoever can. Raises OptionError for a proposer that is not there.
+    None means the engine's policy, or all kinds. Raises OptionError for a missing proposer.
     """
     if drafting is None:
         return None, None
@@ -103,16 +103,16 @@ def choose_policies(
     proposers: Sequence[Proposer],
     was_alone: Callable[[], bool],
 ) -> tuple[tuple[DraftPolicy, ThreadPolicy], Profile | None]:
-    """The draft and thread policies, and the profile that keeps what they learn.
+    """The draft and thread policies, and the profile that saves what drafting learns.
 
-    The profile is None if a model has no identity. was_alone: see `AdaptiveThreads`.
+    The profile is None if drafting is fixed or a model has no identity. was_alone: see
+    `AdaptiveThreads`.
     """
     threads = _thread_policy(models, was_alone)
     fixed = 0 if drafting.is_off else drafting.draft_tokens
     if fixed is not None:
         return (FixedDraftPolicy(fixed), threads), None
-    # The least that a token costs, in target-only steps: a decode reads all weights once, which
-    # is most of its cost.
+    # The least cost of a drafted token in target-only steps: a decode mostly reads weights.
     shares = {each.kind: 0.0 for each in proposers}
     for kind, model in (ProposerKind.DRAFT, models.draft), (ProposerKind.HEAD, models.head):
         if kind in shares and model is not None:
@@ -134,12 +134,12 @@ def choose_policies(
 
 
 def choose_threads(model: LlamaModel) -> None:
-    """Let a small model decode with as few threads as are fastest; leave others alone.
+    """Set a small model's threads to the fewest that are about the fastest.
 
-    Threads that share a few milliseconds of work spend much of it waiting for each other: a
-    model of some million parameters can be twice as fast on one core as on two.
+    Threads that share a few milliseconds of work mostly wait for each other: a model of a
+    few million parameters can be twice as fast on one core as on two.
 
-    Takes some ten decodes of a token. The model's cache must be empty, and is again.
+    Decodes a token five times per number of threads. The KV cache must be empty, and stays so.
     """
     if model.num_weight_bytes > _LARGEST_TRIED_BYTES or model.context_length < 2:
         return
@@ -161,7 +161,7 @@ def choose_threads(model: LlamaModel) -> None:
 
 
 def _thread_policy(models: Models, was_alone: Callable[[], bool]) -> ThreadPolicy:
-    """The target's number follows the load, and the others' with it, where nobody set them."""
+    """A policy that adapts threads to the load, unless the user set the target's number."""
     target, draft, head, _ = models
     if not target.may_change_threads:
         return ThreadPolicy(target.num_threads)

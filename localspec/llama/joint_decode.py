@@ -20,7 +20,7 @@ from localspec.sampling.distribution import Logits
 
 @dataclass(slots=True, eq=False)
 class JointPart:
-    """A text's part in a decode: the arguments of `LlamaModel.decode`; rows or error."""
+    """A text's part of a joint decode: arguments as of `LlamaModel.decode`, rows or error."""
 
     model: LlamaModel  # or a head
     tokens: Sequence[int]
@@ -29,7 +29,7 @@ class JointPart:
     error: BaseException | None = None
 
     def decode(self) -> None:
-        """Decode it alone."""
+        """Decode this text alone, and set its rows or its error."""
         try:
             self.rows = self.model.decode(self.tokens, self.num_logits)
         except Exception as error:
@@ -37,22 +37,21 @@ class JointPart:
 
     @property
     def sequence(self) -> int:
-        """The text's, in the context."""
+        """The number of the text's sequence in the context."""
         return self.model.cache.number
 
     @property
     def takes_rows(self) -> bool:
-        """Whether a head reads the rows of this decode."""
+        """Whether a head reads the hidden rows of this decode."""
         rows = self.model._rows
         return rows is not None and rows.wants(len(self.tokens), self.num_logits, 0)
 
     @property
     def may_be_joined(self) -> bool:
-        """Whether other texts may be decoded with it.
+        """Whether other texts may share this decode.
 
-        Not where that could change rows that are exact, and not where it gains nothing:
-        libllama takes recurrent sequences one by one where all tokens have logits, as Medusa's
-        heads ask.
+        False if sharing could change exact rows, and if it saves no time: libllama decodes
+        recurrent sequences one by one if all tokens have logits, which Medusa's heads need.
         """
         model = self.model
         if not isinstance(model, LlamaModel):  # a head
@@ -63,14 +62,14 @@ class JointPart:
 
     @property
     def may_pad(self) -> bool:
-        """Whether padding can be taken back, and costs no rows of logits."""
+        """Whether padding can be cut from the cache, and costs no rows of logits."""
         return not (self.model.cache.is_recurrent or isinstance(self.model._rows, OutputRows))
 
 
 def joinable(parts: Sequence[JointPart], times: RowTimes) -> tuple[list[JointPart], int]:
-    """The first part, and those of the same context that are to be decoded with it.
+    """The parts to decode in one call, the first among them, and the number of rows computed.
 
-    Also the number of rows that libllama computes then.
+    parts: of one context. times: seconds that this context takes for a number of rows.
     """
     chosen, left = [parts[0]], list(parts[1:])
     if not chosen[0].may_be_joined:
@@ -80,7 +79,7 @@ def joinable(parts: Sequence[JointPart], times: RowTimes) -> tuple[list[JointPar
         if part.takes_rows != chosen[0].takes_rows or not part.may_be_joined:
             return False
         num_rows = _block_rows([*chosen, part])
-        # The rows that heads read come in the order of the graphs, in which texts are mixed.
+        # Several graphs would scatter a text's hidden rows, which a head reads side by side.
         if num_rows > part.model.handle.graph_size:
             return False
         if num_rows == sum(len(each.tokens) for each in (*chosen, part)):
@@ -95,28 +94,28 @@ def joinable(parts: Sequence[JointPart], times: RowTimes) -> tuple[list[JointPar
 
 
 def _block_rows(parts: Sequence[JointPart]) -> int:
-    """Tokens of the smallest block that has all of them."""
+    """The number of rows in the smallest block, sequences x tokens, that holds all parts."""
     numbers = [part.sequence for part in parts]
     return (max(numbers) - min(numbers) + 1) * max(len(part.tokens) for part in parts)
 
 
 def decode_parts(parts: Sequence[JointPart]) -> None:
-    """Decode the parts, at once if that goes well, else each by itself.
+    """Decode the parts by one call if possible, else one by one.
 
-    Each has its rows then, valid until the next decode, or its error.
+    Afterwards each part has its rows, valid until the next decode, or its error.
     """
     wanted = [part for part in parts if len(parts) > 1 and _may_be_tried(part)]
-    if len(wanted) > 1 and _others_let_move(wanted):
+    if len(wanted) > 1 and _may_move_others(wanted):
         _try_together(wanted)
     for part in parts:
         if part.rows is None and part.error is None:
             part.decode()
             if part.rows is not None and len(parts) > 1:
-                part.rows = part.rows.copy()  # before the next one's come in their place
+                part.rows = part.rows.copy()  # the next decode overwrites them
 
 
 def _may_be_tried(part: JointPart) -> bool:
-    """Whether it may be decoded; notes its error if it cannot be asked for."""
+    """Whether a part is valid and not interrupted; sets the error of an invalid part."""
     try:
         part.model.check(part.tokens, part.num_logits)
     except Exception as error:
@@ -124,11 +123,11 @@ def _may_be_tried(part: JointPart) -> bool:
     return part.error is None and not part.model.is_interrupted
 
 
-def _others_let_move(parts: Sequence[JointPart]) -> bool:
-    """Whether no other text's snapshots of a recurrent state are needed any more.
+def _may_move_others(parts: Sequence[JointPart]) -> bool:
+    """Whether no text beside the parts still needs snapshots of its recurrent state.
 
-    libllama has the states of a joint decode side by side, and moves others' for that, of which
-    it leaves the snapshots where they were.
+    libllama puts the states of a joint decode side by side. It moves the states of other texts
+    out of the way, but not their snapshots, which are lost.
     """
     caches = list(parts[0].model.handle.caches.values())
     numbers = {part.sequence for part in parts}
@@ -136,8 +135,8 @@ def _others_let_move(parts: Sequence[JointPart]) -> bool:
 
 
 def _try_together(parts: Sequence[JointPart]) -> None:
-    """Decode by one call. A part that has no rows and no error then may be tried again."""
-    # In this order libllama has as many of them as it can in one graph.
+    """Decode the parts by one call; parts left without rows or error can be decoded again."""
+    # In this order libllama puts as many sequences as it can into one graph.
     parts = sorted(parts, key=lambda part: part.sequence)
     leader = parts[0].model
     caches = _padded(leader.handle, parts)
@@ -157,16 +156,16 @@ def _try_together(parts: Sequence[JointPart]) -> None:
         _share_out(parts, texts)
     for cache, text in zip(caches, texts, strict=True):
         if status != 0:
-            cache.begin_decode()  # its state is unknown
+            cache.begin_decode()  # a recurrent state is unknown
         if text.num_padding or status != 0:
-            cache.keep(cache.num_cached)  # without what is not recorded
+            cache.keep(cache.num_cached)  # cut tokens that are not recorded
     for part, begin in zip(parts, begins, strict=True):
         if status != 0 and part.model.num_cached != begin:
             part.error = part.model.failed(status, len(part.tokens), part.model.num_cached)
 
 
 def _padded(handle: Handle, parts: Sequence[JointPart]) -> list[Cache] | None:
-    """The caches of all sequences from the first to the last, if each has room for padding."""
+    """The caches from the first part's to the last's; None if one is missing or too full."""
     size, caches = max(len(part.tokens) for part in parts), list[Cache]()
     most_cached = llama_cpp.llama_n_ctx_seq(handle.context)
     for number in range(parts[0].sequence, parts[-1].sequence + 1):
@@ -185,7 +184,7 @@ def _text_part(cache: Cache, part: JointPart | None, num_tokens: int) -> TextPar
 
 
 def _share_out(parts: Sequence[JointPart], texts: Sequence[TextPart]) -> None:
-    """Give each its rows, which are in the order of the batch."""
+    """Give each part its rows, in the order of the batch, and count its tokens as cached."""
     begins = itertools.accumulate((text.size for text in texts[:-1]), initial=0)
     before = {text.sequence: begin for text, begin in zip(texts, begins, strict=True)}
     num_rows, first = sum(part.num_logits for part in parts), 0

@@ -22,7 +22,7 @@ from localspec.server.encoding import json_response
 
 logger = logging.getLogger(__name__)
 
-# HTTP's status for codes other than those of wrong fields, which are a 400.
+# The HTTP status of each error code; codes that are not listed, for wrong fields, are a 400.
 _STATUSES = {
     "invalid_api_key": 401,
     "forbidden_host": 403,
@@ -41,8 +41,8 @@ _CODES = (
 )
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _ANTHROPIC_TYPES = {**_OPENAI_TYPES, 413: "request_too_large", 503: "overloaded_error"}
-# Words of Python in hints, and what a client calls these things.
-_CLIENTS_WORDS = {
+# Python's words in hints, and the words for clients of the server.
+_CLIENT_WORDS = {
     "a str": "a string",
     "a dict": "an object",
     "a tuple": "a list",
@@ -53,18 +53,18 @@ _CLIENTS_WORDS = {
     "Load it again": "Ask again",
     "Install it:": "Install it where the server runs:",
 }
-_PYTHON_ARGUMENT = re.compile(r" \(\w+=[^)]*\)")  # as (context_length=…)
+_PYTHON_ARGUMENT = re.compile(r" \(\w+=[^)]*\)")  # for example (context_length=…)
 _OWN_FIELD = re.compile(r"\bpenalty_last_n")  # clients call it repeat_last_n
 _CLAUSE_END = re.compile(r"(?<=[.;]) ")
 _CODE = re.compile(r"\b\w+=\S|\w\(\)")  # an argument or a call in Python
-_RETRY_AFTER_S = 2  # after which a client should ask again where too many waited
+_RETRY_AFTER_S = 2  # the wait before a retry that a 503 asks for
 
 
 class RequestError(LocalspecError):
-    """A request that is refused.
+    """The error of a refused or failed request, as the client gets it.
 
-    code: for programs, OpenAI's if it has one for this. status: of HTTP, by default the code's.
-    param: the field that is wrong, if any. headers: of the response.
+    code: for programs, OpenAI's code if it has one. status: the HTTP status, by default the
+    code's. param: the wrong field, if any. headers: HTTP headers of the response.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RequestError(LocalspecError):
 
 
 def refusal_of(error: Exception) -> RequestError:
-    """The error for the client. An unexpected one is logged, and the client gets no details."""
+    """The error to send for an exception. Unexpected exceptions are logged, not described."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, RecursionError):
@@ -99,7 +99,7 @@ def refusal_of(error: Exception) -> RequestError:
         logger.error("a request failed", exc_info=error)
         return RequestError("the server failed; see its log", code="server_error")
     if isinstance(error, CrashedError):
-        logger.error("the process of the models ended", exc_info=error)
+        logger.error("the process that runs the models ended", exc_info=error)
     code = next((code for kind, code in _CODES if isinstance(error, kind)), "server_error")
     message = _OWN_FIELD.sub("repeat_last_n", str(error))
     refusal = RequestError(message, _hint_for_clients(error.hint), code=code)
@@ -108,10 +108,10 @@ def refusal_of(error: Exception) -> RequestError:
 
 
 def _hint_for_clients(hint: str) -> str:
-    """The hint without advice that only a Python program could follow."""
+    """The hint in a client's words, without advice that only a Python program could follow."""
     hint = _PYTHON_ARGUMENT.sub("", hint)
-    for word, clients in _CLIENTS_WORDS.items():
-        hint = hint.replace(word, clients)
+    for word, client_word in _CLIENT_WORDS.items():
+        hint = hint.replace(word, client_word)
     clauses = [each for each in _CLAUSE_END.split(hint) if not _CODE.search(each)]
     useful = " ".join(clauses)
     return f"{useful[:-1]}." if useful.endswith(";") else useful
@@ -128,15 +128,15 @@ def overloaded(message: str) -> RequestError:
 
 
 def refusal_response(path: str, error: RequestError) -> Response:
-    """The response to a refused request; its path says in which protocol."""
+    """The response to a refused request, in the shape of the protocol of its path."""
     headers = dict(error.headers)
     if error.status == 503:
         headers["retry-after"] = str(_RETRY_AFTER_S)
     if path.removeprefix("/v1").startswith("/messages"):
-        told = anthropic_error(error)
+        body = anthropic_error(error)
     else:
-        told = {"error": error.sentence} if path.startswith("/api/") else openai_error(error)
-    return json_response(told, error.status, headers)
+        body = {"error": error.sentence} if path.startswith("/api/") else openai_error(error)
+    return json_response(body, error.status, headers)
 
 
 def openai_error(error: RequestError) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def openai_error(error: RequestError) -> dict[str, Any]:
 def anthropic_error(error: RequestError) -> dict[str, Any]:
     """The error in the shape of Anthropic's protocol.
 
-    Clients look for these words and numbers of a prompt that is too long.
+    If a prompt is too long, clients search the message for these words and numbers.
     """
     kind = "api_error" if error.status >= 500 else "invalid_request_error"
     message, cause = error.sentence, error.__cause__

@@ -4,9 +4,9 @@ The contract: whatever the draft proposed, the emitted tokens follow the target'
 distribution. Nothing here calls a model, draws a random number or knows how many tokens come
 next.
 
-A drafted token that has probability 0 is judged like any other. To leave it out instead,
-because of what it is, would be wrong: the draft drew it, and what is drawn in its place has to
-make up for that.
+A drafted token to which the target gives probability 0 is judged like any other. Dropping it
+unjudged would change the distribution: the draft drew it, so its replacement has to come from
+the residual.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def match(
     draft_tokens: Sequence[int],
     choose: Callable[[int, Distribution], int],
 ) -> Verdict:
-    """Keep draft tokens while each is the target's own choice; then that choice.
+    """Keep draft tokens while each is the target's own choice; the next token is its choice.
 
-    choose(i, row): the target's token at position i, a function of nothing else. With the
-    argmax it is the rule greedy. With Gumbel-max noise that the draft used too it is the
-    rule coupled (Daliri et al., arXiv 2408.07978, algorithm 1): the text depends on the
-    noise alone, so the same noise gives the same text with any draft or none.
+    choose(i, row): the target's token at position i, a pure function. With `argmax` this is
+    the rule greedy. With Gumbel-max noise that the draft used too, this is the rule coupled
+    (Daliri et al., arXiv 2408.07978, algorithm 1): the text depends on the noise alone, so
+    the same noise gives the same text with any draft or none.
 
     targets: K + 1 rows, row i given the first i draft tokens.
     """
@@ -52,7 +52,7 @@ def match(
 
 
 def argmax(_index: int, row: Distribution) -> int:
-    """The one token of a one-hot row: the choice of the rule greedy."""
+    """The only token of a one-hot row: the choice of the rule greedy."""
     return int(row.ids[0])
 
 
@@ -89,16 +89,16 @@ def block(
     accept_uniforms: Probs,
     residual_uniform: float,
 ) -> Verdict:
-    """Block verification: judges the draft tokens together and keeps the longest good prefix.
+    """Block verification: judge the draft tokens together and keep the longest good prefix.
 
     Sun et al., arXiv 2403.10444, algorithm 2 and theorem 1: never fewer tokens in
     expectation than `token`. With p_0 = 1 and p_i = min(1, p_(i-1) * target(X_i) /
     draft(X_i)), prefix i is kept with probability h_i = s_i / (s_i + 1 - p_i), where s_i is
-    the mass of (p_i * target - draft)+ after it; h_K = p_K. The token after it is drawn
-    from that surplus, or from the last target row if all K are kept.
+    the mass of (p_i * target - draft)+ after it; h_K = p_K. The next token is drawn from
+    this surplus, or from the last target row if all K are kept.
 
-    Arguments as for `token`. Every position has a uniform of its own: an early exit from
-    the front would use fewer, and choose another prefix.
+    Arguments as for `token`. Each position has its own uniform. A search from the
+    front that stops at the first refusal would keep another prefix than this one from the back.
     """
     shares = [1.0]  # p_0 … p_K
     for index, drawn in enumerate(draft_tokens):
@@ -120,10 +120,10 @@ def block(
 
 
 def residual(target: Distribution, draft: Distribution, share: float = 1.0) -> Distribution:
-    """The surplus (share * target - draft)+ of the target's survivors.
+    """The surplus (share * target - draft)+ over the tokens of the target's row.
 
-    The token after a kept prefix is drawn from it. Its total is the sum of the surplus
-    probabilities. Returns new masses; the arguments are left untouched.
+    The token after a kept prefix is drawn from this distribution. Its total is the sum of the
+    surplus probabilities. The masses are new; the arguments are left untouched.
     """
     # In the draft's units, so that its masses need no copy.
     masses = target.masses * (share * draft.total / target.total)
@@ -133,7 +133,7 @@ def residual(target: Distribution, draft: Distribution, share: float = 1.0) -> D
         masses[indices] -= draft.masses[:num_known]
     elif len(target.ids) >= len(draft.ids):
         indices = np.searchsorted(target.ids, draft.ids)
-        indices[indices == len(target.ids)] = 0  # no such index; the comparison drops it
+        indices[indices == len(target.ids)] = 0  # out of range; the comparison drops it
         shared = target.ids[indices] == draft.ids
         masses[indices[shared]] -= draft.masses[shared]
     else:
@@ -147,5 +147,5 @@ def residual(target: Distribution, draft: Distribution, share: float = 1.0) -> D
 
 
 def _replacement(target: Distribution, left: Distribution, uniform: float) -> int:
-    # Equal rows leave nothing; only rounding can bring us here after a refusal.
+    # Equal rows have no residual: only rounding can refuse a token then.
     return (left if left.total > 0.0 else target).draw(uniform)
