@@ -70,3 +70,9 @@ def test_no_option_is_missing_or_shown_twice():
 @pytest.mark.parametrize("words", [(), *all_commands(main)], ids=" ".join)
 def test_nothing_is_wider_than_a_terminal(words):
     assert max(map(len, help_of(*words).splitlines())) <= 80
+
+
+@pytest.mark.parametrize("words", [(), *all_commands(main)], ids=" ".join)
+def test_no_value_of_python_is_shown(words):
+    """Such as [x<=None], the bound of a number that has none."""
+    assert not re.search(r"None\b|Sentinel|object at|<class", help_of(*words))

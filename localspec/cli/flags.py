@@ -112,8 +112,8 @@ def field_type(owner: type, field: str) -> dict[str, Any]:
     return {"type": click.Choice(get_args(kind)) if get_origin(kind) is Literal else kind}
 
 
-class Number(click.FloatRange):
-    """A finite number, since NaN is in every range of click's."""
+class Number(click.types.FloatParamType):
+    """A finite number: click's own types accept NaN and infinity."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -122,6 +122,10 @@ class Number(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number
+
+
+class NumberRange(Number, click.FloatRange):
+    """A finite number in a range."""
 
 
 class Parsed(click.ParamType[Any]):

@@ -15,7 +15,7 @@ from localspec.cli.completion import complete_model, complete_preset, complete_t
 from localspec.cli.download import offer_download
 from localspec.cli.flags import (
     Decorator,
-    Number,
+    NumberRange,
     Parsed,
     field_type,
     flags_of,
@@ -92,7 +92,7 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
         ),
         "seconds": _row(
             "The time limit, once the models are loaded. Then the results so far are printed.",
-            type=Number(min=1),
+            type=NumberRange(min=1),
             show_default=True,
         ),
     },
