@@ -98,10 +98,14 @@ def test_tokens(server, engine):
     assert found == engine.tokenize(text, special=True)
     plain = server.ask("/tokenize", content=text, parse_special=False, add_special=True)
     assert plain.json()["tokens"] == with_bos(engine.tokenize(text), engine.vocabulary)
+    pieces = server.ask("/tokenize", content=text, with_pieces=True).json()["tokens"]
+    assert [each["id"] for each in pieces] == found
+    assert "".join(each["piece"] for each in pieces) == text
     assert server.ask("/detokenize", tokens=found).json() == {"content": text}
     assert server.ask("/tokenize").json() == {"tokens": []}
     for path, fields in (
         ("/tokenize", {"content": 3}),
+        ("/tokenize", {"content": "a " * 3000, "with_pieces": True}),
         ("/detokenize", {}),
         ("/detokenize", {"tokens": ["x"]}),
         ("/detokenize", {"tokens": [99_999_999]}),
@@ -142,15 +146,21 @@ def test_names_of_models():
         assert strict.ask("/tokenize", content="x", model="gpt-9").status_code == 404
 
 
-def test_raw_prompts_have_logprobs_as_chats_have(server):
-    found = complete(server, prompt="Once, é", logprobs=2)["choices"][0]
-    listed = found["logprobs"]["content"]
-    assert "".join(each["token"] for each in listed).startswith(found["text"])
-    assert all(len(each["top_logprobs"]) == 2 for each in listed)
-    body = {"prompt": "Once, é", **STEADY, "max_tokens": 20, "logprobs": 2}
-    chunks = [each["choices"][0] for each in server.stream("/v1/completions", **body)]
-    parts = [chunk["logprobs"]["content"] for chunk in chunks if chunk["logprobs"]]
-    assert [each for part in parts for each in part] == listed
+def test_each_token_says_where_it_begins(server):
+    """In characters from the start of the prompt on, as in OpenAI's reference."""
+    found = complete(server, prompt=["Once, é", PROMPT], logprobs=0, n=2)
+    for choice in found["choices"]:
+        before = len(PROMPT if choice["index"] > 1 else "Once, é")
+        listed = choice["logprobs"]
+        assert listed["text_offset"][0] == before
+        whole = "".join(listed["tokens"])
+        for token, at in zip(listed["tokens"], listed["text_offset"], strict=True):
+            assert whole[at - before :].startswith(token)
+    body = {"prompt": "Once, é", **STEADY, "max_tokens": 20, "logprobs": 0}
+    chunks = server.stream("/v1/completions", **body)
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    offsets = [at for part in parts if part for at in part["text_offset"]]
+    assert offsets == found["choices"][0]["logprobs"]["text_offset"]
 
 
 def test_a_message_begins_with_the_usage_that_it_ends_with(server):
@@ -212,7 +222,9 @@ def test_blocks(server):
 
 
 def test_blocks_of_anthropics_own_servers(server):
-    """In a history that another server began: what they called is left out."""
+    """In a history that another server began: what they called is left out, texts are read."""
+    text, title = text_block("It is red."), text_block("Foxes")
+    found = {"type": "search_result", "source": "x", "title": "Foxes", "content": [text]}
 
     def read(said, asked, result):
         return counted(server, called_and_answered(result, said, asked))
@@ -221,14 +233,18 @@ def test_blocks_of_anthropics_own_servers(server):
         {"type": "server_tool_use", **CALLED},
         {"type": "web_search_tool_result", "tool_use_id": "2", "content": [{"url": "x"}]},
         {"type": "mcp_tool_use", "server_name": "x", **CALLED},
-        {"type": "mcp_tool_result", "tool_use_id": "2", "content": [text_block("It is red.")]},
+        {"type": "mcp_tool_result", "tool_use_id": "2", "content": [text]},
         {"type": "refusal", "refusal": "No."},
     ]
-    no, asked = text_block("No."), [text_block("Foxes")]
+    no, plain = text_block("No."), [title, text]
     reference = {"type": "tool_reference", "tool_name": "look"}
-    whole = read(theirs, asked, [*asked, reference])
-    assert whole == read([no], asked, [*asked, text_block("look")])
-    assert whole > read([no], asked, asked)
+    whole = read(theirs, [found], [found, reference])
+    assert whole == read([no], plain, [*plain, text_block("look")])
+    assert whole > read([no], plain, plain)
+    written = {"type": "text", "media_type": "text/plain", "data": text["text"]}
+    for source in (written, {"type": "content", "content": [text]}):
+        document = {"type": "document", "title": "Foxes", "source": source}
+        assert read([], [document], [document]) == read([], plain, plain)
 
 
 def test_a_model_hears_that_a_tool_failed(server):

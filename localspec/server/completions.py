@@ -127,21 +127,52 @@ class Completion(OpenAIForm):
         options["max_tokens"] = max_tokens(fields, "max_tokens", "n_predict")
         options["logprobs"] = fields.whole_from("logprobs", 0, MOST_LOGPROBS)
         super().__init__(fields, _inputs(fields), options)
+        self._offsets: dict[int, int] = {}  # of the next token, for each answer
 
     def _whole_choice(self, finished: Finished) -> dict[str, Any]:
         reply = finished.reply
-        whole = {"text": reply.text, "logprobs": _logprob_content(reply.logprobs)}
+        logprobs = self._logprob_lists(finished.number, reply.logprobs)
+        whole = {"text": reply.text, "logprobs": logprobs}
         return {**self._empty_choice(finished.number, finished), **whole}
 
     def _choice(self, new: NewPiece) -> dict[str, Any] | None:
         if not new.piece.text and new.logprobs is None:
             return None
-        more = {"text": new.piece.text, "logprobs": _logprob_content(new.logprobs)}
+        logprobs = self._logprob_lists(new.number, new.logprobs)
+        more = {"text": new.piece.text, "logprobs": logprobs}
         return {**self._empty_choice(new.number, None), **more}
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
         reason = None if finished is None else finished.reply.finish_reason
         return {"index": number, "text": "", "logprobs": None, "finish_reason": reason}
+
+    def _logprob_lists(
+        self, number: int, found: Sequence[TokenLogprobs] | None
+    ) -> dict[str, Any] | None:
+        """The lists of OpenAI's first endpoint, whose offsets count the prompt's characters."""
+        if found is None:
+            return None
+        offsets = []
+        for each in found:
+            offsets.append(self._offsets.setdefault(number, self._num_before(number)))
+            data = each.raw.get(each.token_id, each.text.encode())
+            # A character begins with any byte but 10xxxxxx.
+            self._offsets[number] += sum(byte & 0xC0 != 0x80 for byte in data)
+        return {
+            "tokens": [each.text for each in found],
+            "token_logprobs": [max(each.before, _LOWEST_LOGPROB) for each in found],
+            "top_logprobs": [
+                {top.text: max(top.logprob, _LOWEST_LOGPROB) for top in each.top_before}
+                for each in found
+            ],
+            "text_offset": offsets,
+        }
+
+    def _num_before(self, number: int) -> int:
+        """The characters of an answer's prompt; token ids count as none."""
+        given = self.question.inputs[number // self.question.num_answers]
+        text = given.before if isinstance(given, FimPrompt) else getattr(given, "prompt", "")
+        return len(text) if isinstance(text, str) else 0
 
 
 def openai_options(fields: Fields) -> dict[str, Any]:
@@ -376,13 +407,25 @@ class Infill(LlamaCompletion):
 
 
 def tokenize(fields: Fields) -> Aside:
-    """Answer a request to /tokenize: the token ids of a text."""
+    """Answer a request to /tokenize: the token ids of a text, with their pieces if wanted."""
     text, special = fields.text("content") or "", fields.flag("parse_special") is not False
-    has_bos = fields.flag("add_special")
+    has_bos, has_pieces = fields.flag("add_special"), fields.flag("with_pieces")
 
     def compute(engine: IsolatedEngine) -> dict[str, Any]:
         tokens = engine.tokenize(text, special=special)
-        return {"tokens": with_bos(tokens, engine.vocabulary) if has_bos else tokens}
+        if has_bos:
+            tokens = with_bos(tokens, engine.vocabulary)
+        if not has_pieces:
+            return {"tokens": tokens}
+        if len(tokens) > engine.context_length:  # each piece is a call of its own
+            raise RequestError(
+                f"the text has {len(tokens)} tokens",
+                f"with_pieces takes up to {engine.context_length}.",
+                param="with_pieces",
+            )
+        pieces = [engine.detokenize([token], special=True) for token in tokens]
+        pairs = zip(tokens, pieces, strict=True)
+        return {"tokens": [{"id": token, "piece": piece} for token, piece in pairs]}
 
     return engine_aside(fields, compute)
 

@@ -201,7 +201,7 @@ def _messages_in(content: object, role: str) -> list[Message]:
         {"id": each.get("id"), "name": each.get("name"), "arguments": each.get("input")}
         for each in blocks["tool_use"]
     ]
-    text = blocks["text"]
+    text = _plain(blocks["text"])
     if results and not (text or calls):
         return results
     thought = "\n".join(str(block.get("thinking")) for block in blocks["thinking"])
@@ -210,11 +210,38 @@ def _messages_in(content: object, role: str) -> list[Message]:
 
 
 def _result_in(block: Mapping[str, Any]) -> Message:
-    content = block.get("content")
+    content = _plain(block.get("content"))
     if block.get("is_error") is True:
         parts = content if isinstance(content, list) else [{**_NO_TEXT, "text": content or ""}]
         content = [{**_NO_TEXT, "text": "The tool failed:"}, *parts]
     return {"role": "tool", "content": content, "tool_call_id": block.get("tool_use_id")}
+
+
+def _plain(content: object) -> object:
+    """The content, with documents and search results as their titles and texts."""
+    if not isinstance(content, list):
+        return content
+    found: list[Any] = []
+    for block in content:
+        if (within := _texts_within(block)) is None:
+            found.append(block)
+        else:
+            found += [{**_NO_TEXT, "text": str(block.get("title") or "")}, *within]
+    return found
+
+
+def _texts_within(block: object) -> list[Any] | None:
+    """The blocks of a search result or of a document that is text; None for any other."""
+    if not isinstance(block, dict):
+        return None
+    source, kind, within = block.get("source"), block.get("type"), None
+    if kind == "search_result":
+        within = block.get("content")
+    elif kind == "document" and isinstance(source, dict):
+        within = source.get("data" if source.get("type") == "text" else "content")
+    if isinstance(within, str):
+        return [{**_NO_TEXT, "text": within}]
+    return within if isinstance(within, list) else None
 
 
 def _variables(fields: Fields) -> dict[str, Any]:
