@@ -49,9 +49,8 @@ _LOG_ODDS = np.log(RATES) - np.log1p(-RATES)
 _CENTRES = np.convolve([0.0, *_EDGES, 1.0], [0.5, 0.5], "valid")  # of the bins
 # A lookup's confidence is at first taken at its word in a regime of this rate
 _LITERAL_SHIFTS = np.log(_CENTRES / (1.0 - _CENTRES)) - np.log(0.85 / 0.15)
-_POWERS = np.cumsum(RATES[:, None] ** np.arange(1, MAX_DRAFT_TOKENS + 1), axis=1)
 # (regimes, 1 + MAX_DRAFT_TOKENS): tokens accepted of the next 0, 1, 2 …
-GAINS: Weights = np.concatenate([np.zeros((len(RATES), 1)), _POWERS], axis=1)
+GAINS: Weights = np.cumsum(RATES[:, None] ** np.arange(1.0 + MAX_DRAFT_TOKENS), axis=1) - 1.0
 
 
 class Acceptance:
@@ -93,8 +92,7 @@ class Acceptance:
             match = 1.0 / max(1.0 - confidence, 1e-9)
             ahead = 1.0 - 1.0 / (match + np.arange(MAX_DRAFT_TOKENS))
             chances = self._chances[np.searchsorted(_EDGES, ahead, side="right")]
-            gains = np.zeros((len(RATES), 1 + MAX_DRAFT_TOKENS))
-            gains[:, 1:] = np.cumsum(np.cumprod(chances, axis=0), axis=0).T
+            gains = np.pad(chances.cumprod(axis=0).cumsum(axis=0).T, ((0, 0), (1, 0)))
         expected: Weights = weights @ gains
         return expected
 
