@@ -367,6 +367,6 @@ def measure_costs(
     if costs.plain_s is None:
         return None
     largest = max(costs.measured_sizes(), default=1)
-    timed = {kind: costs.tokens[kind].kept() for kind in by_token}
+    timed = {kind: costs.ledger[kind].kept() for kind in by_token}
     shares = {kind: share for kind, share in timed.items() if share is not None}
     return DecodeCosts(costs.plain_s, tuple(costs.ratios()[1 : largest + 1]), shares, is_quiet)

@@ -135,7 +135,7 @@ def _measure_costs(decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChai
     try:
         _measure_steps(decoder, costs, chain)
         for proposer in decoder.proposers:
-            token = costs.tokens.get(proposer.kind)
+            token = costs.ledger.get(proposer.kind)
             if isinstance(proposer, DraftModel) and token is not None and token.num_lacking:
                 _time_drafts(decoder, proposer, costs, chain)
     finally:

@@ -11,7 +11,7 @@ Costs are fixed when an answer begins, so that a repeated question takes the sam
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -92,21 +92,24 @@ class Costs:
     """The costs of target and proposers, for one number of threads and one `fill`.
 
     The unit is a target-only step; names in `_s` are in seconds. plain_s: a target-only step.
-    prefill_token_s: a token of a prompt. sizes: v(n). change: a target-only step after another
-    size. tokens: drafting a token, or a whole block, by kind of proposer; reads: a token of a
-    proposer's prefill. draft_shares: initial guesses of `tokens`.
+    prefill_token_s: a token of a prompt. ledger: all other costs: "change" of a target-only
+    step after another size; n in digits of v(n); a kind of proposer of drafting a token, or a
+    whole block; "read" and a kind of a token of its prefill. draft_shares: guesses of what a
+    token of each kind costs.
     """
 
     def __init__(self, draft_shares: Mapping[ProposerKind, float]) -> None:
         self._shares = draft_shares
         self.plain_s: float | None = None
         self.prefill_token_s: float | None = None
-        self.sizes: dict[int, Estimate] = {}
-        self.change = Estimate(1.0)
-        self.tokens = {kind: Estimate(share) for kind, share in draft_shares.items()}
-        self.reads = {kind: Estimate() for kind in draft_shares}
+        self.ledger: dict[str, Estimate] = defaultdict(Estimate, {"change": Estimate(1.0)})
+        self._guess_drafts()
         self._plain: deque[float] = deque(maxlen=_NUM_SAMPLES // 2 + 1)
         self._tables: dict[int, tuple[Row, list[int]]] = {}  # of `steps`
+
+    def _guess_drafts(self) -> None:
+        for kind, share in self._shares.items():
+            self.ledger[kind.value] = Estimate(share)
 
     @property
     def is_change_dear(self) -> bool:
@@ -116,7 +119,7 @@ class Costs:
     @property
     def change_cost(self) -> float:
         """The extra cost of a decode whose size differs from the last decode's."""
-        return max((self.change.value or 1.0) - 1.0, 0.0)
+        return max((self.ledger["change"].value or 1.0) - 1.0, 0.0)
 
     @property
     def needs_plain(self) -> bool:
@@ -125,8 +128,7 @@ class Costs:
 
     def settle(self) -> None:
         """Fix all costs for an answer."""
-        drafts = [*self.tokens.values(), *self.reads.values()]
-        for estimate in (self.change, *self.sizes.values(), *drafts):
+        for estimate in self.ledger.values():
             estimate.settle()
         self._tables.clear()
 
@@ -138,21 +140,19 @@ class Costs:
 
     def learn_size(self, size: int, ratio: float) -> bool:
         """Learn v(size) from a step. Returns whether plain_s may be outdated."""
-        if size not in self.sizes:
-            # The first decode of a size may include loading kernels and capturing graphs.
-            self.sizes[size] = Estimate()
-            if ratio > 2.0 * self.ratios()[size]:
-                return False
+        is_new, estimate = str(size) not in self.ledger, self.ledger[str(size)]
+        # The first decode of a size may include loading kernels and capturing graphs.
+        if is_new and ratio > 2.0 * self.ratios()[size]:
+            return False
         self._tables.clear()
-        return self.sizes[size].learn(ratio)
+        return estimate.learn(ratio)
 
     def learn_change(self, ratio: float) -> None:
         """Learn from a target-only step just after another size. ratio: its time ÷ plain_s."""
         was_dear = self.is_change_dear
-        self.change.learn(ratio)
+        self.ledger["change"].learn(ratio)
         if self.is_change_dear and not was_dear:
-            # The costs of drafts so far include changes of size.
-            self.tokens = {kind: Estimate(share) for kind, share in self._shares.items()}
+            self._guess_drafts()  # their costs so far include changes of size
         self._tables.clear()
 
     def compare(self, size: int, plain_s: float, seconds: list[float], back_s: float) -> None:
@@ -164,7 +164,7 @@ class Costs:
         if self.plain_s is None:
             self.plain_s = plain_s
         for each in seconds:
-            self.sizes.setdefault(size, Estimate()).learn(each / plain_s)
+            self.ledger[str(size)].learn(each / plain_s)
         self.learn_change(back_s / plain_s)
 
     def learn_draft(
@@ -176,17 +176,17 @@ class Costs:
         share = seconds / self.plain_s
         if num_read > LARGEST_STEP:  # shorter reads are mostly fixed overhead
             others = max(num_decodes - 1, 0) * self.token(kind)
-            self.reads[kind].learn(max(share - others, 0.0) / num_read)
+            self.ledger[f"read {kind.value}"].learn(max(share - others, 0.0) / num_read)
         elif num_decodes > 0 and num_read <= SHORT_READ:
-            self.tokens[kind].learn(share / num_decodes)
+            self.ledger[kind.value].learn(share / num_decodes)
 
     def token(self, kind: ProposerKind) -> float:
         """The cost of drafting a token, or a whole block."""
-        return self.tokens[kind].value or 0.0
+        return self.ledger[kind.value].value or 0.0
 
     def read_token(self, kind: ProposerKind) -> float:
         """The cost of a token of a proposer's prefill; at first guessed from the target's."""
-        read = self.reads[kind].value
+        read = self.ledger[f"read {kind.value}"].value
         return self._prompt_token * self.token(kind) if read is None else read
 
     @property
@@ -198,8 +198,8 @@ class Costs:
 
     def measured_sizes(self) -> dict[int, float]:
         """n → v(n) for the timed sizes n > 1."""
-        known = ((size, estimate.value) for size, estimate in sorted(self.sizes.items()))
-        return {size: value for size, value in known if value is not None}
+        known = {int(name): one.value for name, one in self.ledger.items() if name.isdecimal()}
+        return {size: value for size, value in sorted(known.items()) if value is not None}
 
     def ratios(self) -> list[float]:
         """(LARGEST_STEP + 1,) v(n) for n = 0, 1, 2 …
@@ -243,32 +243,21 @@ class Costs:
 
     def sizes_to_time(self) -> list[int]:
         """Sizes that lack samples."""
-        return [
-            size
-            for size in STEADY_SIZES[1:]
-            if size not in self.sizes or self.sizes[size].num_lacking
-        ]
+        known = [name for name, estimate in self.ledger.items() if not estimate.num_lacking]
+        return [size for size in STEADY_SIZES[1:] if str(size) not in known]
 
     def as_dict(self) -> dict[str, Any]:
         """The content to save for the next process, in JSON's types."""
-        return {
-            "plain_s": self.plain_s,
-            "change": self.change.kept(),
-            "sizes": {size: one.kept() for size, one in self.sizes.items()},
-            "tokens": {kind.value: one.kept() for kind, one in self.tokens.items()},
-            "reads": {kind.value: one.kept() for kind, one in self.reads.items()},
-        }
+        kept = {name: one.kept() for name, one in self.ledger.items()}
+        return {"plain_s": self.plain_s, **kept}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Continue from `as_dict`."""
         if kept["plain_s"] is not None:
             self.plain_s = float(kept["plain_s"])
-        self.change.restore(kept["change"])
-        for size, ratio in kept["sizes"].items():
-            self.sizes.setdefault(int(size), Estimate()).restore(ratio)
-        for name, part in (("tokens", self.tokens), ("reads", self.reads)):
-            for kind, estimate in part.items():
-                estimate.restore(kept[name].get(kind.value))
+        for name, value in kept.items():
+            if name != "plain_s":
+                self.ledger[name].restore(value)
         self._tables.clear()
 
 

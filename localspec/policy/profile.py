@@ -20,7 +20,7 @@ from localspec.errors import DAMAGES
 
 logger = logging.getLogger(__name__)
 
-VERSION = 10
+VERSION = 11
 _EXACTNESS = "exactness ·"  # begins the setting of a profile of exact decodes
 
 

@@ -109,7 +109,8 @@ class Prospect:
             self.reads_from = 0
             return True
         num_read = _LONG_READ
-        if drafts and costs.reads[self.kind].value is not None and token > 0.0:
+        is_timed = costs.ledger[f"read {self.kind.value}"].value is not None
+        if drafts and is_timed and token > 0.0:
             num_read = max(int(budget / 2 / token), _LONG_READ)
         num_read = min(num_read, num_missing)
         if num_read < num_missing:
