@@ -56,7 +56,7 @@ TASKS = (
 )
 
 
-def test_numbers_of_a_bench_agree(few):
+def test_numbers_of_a_bench_agree(few, own_folders):
     told = []
     # Costs belong to a number of threads, which could change on a busy machine.
     with localspec.load(num_threads=1) as engine:
