@@ -133,7 +133,7 @@ def test_steps_are_padded_to_a_cheaper_size_and_to_the_last_where_a_change_is_de
     assert steps[3] == pytest.approx(Q4_0[4] + change)
 
 
-@pytest.mark.parametrize("damage", [{"costs": []}, {"costs": {"1": {}}}])
+@pytest.mark.parametrize("damage", [{"costs": []}, {"costs": {"1 0": {}}}])
 def test_a_damaged_file_is_an_error(damage):
     kept = policy().as_dict()
     policy().restore(kept)

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.policy.cost import LARGEST_STEP, SHORT_READ, Costs
+from localspec.policy.cost import LARGEST_STEP, SHORT_READ, Costs, fill
 from localspec.policy.prospect import HORIZON, LONGEST_REST, Prospect, Stopping
 from localspec.policy.speedup import Curve, break_even_acceptance
 from localspec.policy.threads import TRIAL_STEPS
@@ -48,14 +48,14 @@ class AdaptiveDraftPolicy(DraftPolicy):
     One object serves all answers of an engine; what it learned can be saved and restored.
     draft_shares: for each kind of proposer, a guess of what a draft token costs, as a share of
     a target-only step; it counts until the cost is measured. num_threads: the number of threads
-    that the models begin with. costs: with the present number.
+    that the models begin with. costs: with the present number, for the length of the text.
     """
 
     def __init__(self, draft_shares: Mapping[ProposerKind, float], num_threads: int) -> None:
         self._draft_shares = draft_shares
-        self._num_threads = num_threads  # of the present costs
+        self._key = num_threads, 0  # of the present costs: threads, class of lengths
         self.costs = Costs(draft_shares)
-        self._costs = {num_threads: self.costs}
+        self._costs = {self._key: self.costs}
         self._budget = _GRANT  # target-only steps that may be lost
         self._num_other = 0  # steps in a row with another number of threads
         self.prospects = [Prospect(index, kind) for index, kind in enumerate(draft_shares)]
@@ -66,14 +66,14 @@ class AdaptiveDraftPolicy(DraftPolicy):
         self._padded: list[int] = []
         self._idle = math.inf  # target-only steps that padding cost since the last draft
 
-    def _use_costs(self, num_threads: int) -> None:
-        """Take the costs with so many threads."""
-        self._num_threads, self._num_other = num_threads, 0
-        if num_threads not in self._costs:
-            self._costs[num_threads] = Costs(self._draft_shares)
-            self._costs[num_threads].restore(self.costs.as_dict())  # a guess
-            self._costs[num_threads].prefill_token_s = self.costs.prefill_token_s
-        self.costs = self._costs[num_threads]
+    def _use_costs(self, num_threads: int, length: int) -> None:
+        """Take the costs with so many threads, for a class of lengths."""
+        self._key, self._num_other = (num_threads, length), 0
+        if self._key not in self._costs:
+            self._costs[self._key] = Costs(self._draft_shares)
+            self._costs[self._key].restore(self.costs.as_dict())  # a guess
+            self._costs[self._key].prefill_token_s = self.costs.prefill_token_s
+        self.costs = self._costs[self._key]
 
     def begin(self) -> None:
         for prospect in self.prospects:
@@ -102,6 +102,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
         ]
         if not available:
             return Decision(None, draft_off=reason_for_none(context))
+        if fill(context.num_cached) != self._key[1]:
+            self._use_costs(self._key[0], fill(context.num_cached))
         if self.costs.needs_plain or self._since_plain >= LONGEST_REST:
             return Decision(None, draft_off=DraftOff.MEASURING)
         for prospect in available:
@@ -179,10 +181,10 @@ class AdaptiveDraftPolicy(DraftPolicy):
     def learn(self, record: StepRecord) -> None:
         size = record.num_target_tokens
         scored_s = record.target_time_s + record.sampler_time_s
-        is_other = record.num_threads != self._num_threads
+        is_other = record.num_threads != self._key[0]
         self._num_other = self._num_other + 1 if is_other else 0
         if self._num_other > TRIAL_STEPS or (is_other and self.costs.needs_plain):
-            self._use_costs(record.num_threads)
+            self._use_costs(record.num_threads, self._key[1])
         elif not is_other:
             self._learn_step(record, size, scored_s)
         self._budget += _GRANT_SHARE * record.num_emitted
@@ -256,15 +258,17 @@ class AdaptiveDraftPolicy(DraftPolicy):
         """The content to save for the next process, in JSON's types."""
         for prospect in self.prospects:
             prospect.take_in()
-        costs = {str(count): one.as_dict() for count, one in self._costs.items()}
+        costs = {" ".join(map(str, key)): one.as_dict() for key, one in self._costs.items()}
         learned = {each.kind.value: each.learned.as_dict() for each in self.prospects}
         return {"costs": costs, "acceptance": learned}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Continue from `as_dict`. Of no use after an error, as of a damaged file."""
         parts = kept["acceptance"]
-        for count, part in kept["costs"].items():
-            self._costs.setdefault(int(count), Costs(self._draft_shares)).restore(part)
+        for name, part in kept["costs"].items():
+            num_threads, length = map(int, name.split())
+            costs = self._costs.setdefault((num_threads, length), Costs(self._draft_shares))
+            costs.restore(part)
         for prospect in self.prospects:
             if prospect.kind.value in parts:
                 prospect.learned.restore(parts[prospect.kind.value])

@@ -89,7 +89,7 @@ class Estimate:
 
 
 class Costs:
-    """The costs of target and proposers, for one number of threads.
+    """The costs of target and proposers, for one number of threads and one `fill`.
 
     The unit is a target-only step; names in `_s` are in seconds. plain_s: a target-only step.
     prefill_token_s: a token of a prompt. ledger: all other costs: "change" of a target-only
@@ -264,3 +264,8 @@ class Costs:
 def _typical(samples: Collection[float]) -> float:
     """The median; of one or two samples the minimum, since disturbances only add time."""
     return (min if len(samples) < 3 else statistics.median)(samples)
+
+
+def fill(num_cached: int) -> int:
+    """The length class of num_cached tokens: 0 below 2048, then 1 more per doubling."""
+    return (num_cached // 2048).bit_length()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-from localspec.policy.cost import LARGEST_STEP, SHORT_READ
+from localspec.policy.cost import LARGEST_STEP, SHORT_READ, fill
 from localspec.speculative.policy_api import StepRecord, ThreadPolicy, ThreadUse
 
 # Steps over which slowdowns are averaged; a tried number that is faster over so many stays
@@ -22,7 +22,7 @@ TRIAL_STEPS = 16
 _SHARE = 1 / 20  # of the lost time, which trials may lose
 _NOISE = 1.05  # slowdown of steps on a machine that does nothing else
 
-# Doublings of the text from 2048 tokens on, tokens of target and draft, the proposer's index
+# Class of lengths, tokens of the target, tokens of the draft, index of the proposer
 Shape = tuple[int, int, int, int | None]
 
 
@@ -63,7 +63,7 @@ class AdaptiveThreads(ThreadPolicy):
             return  # reading takes its own time, and says nothing about steps
         seconds = record.draft_time_s + record.target_time_s + record.sampler_time_s
         sizes = record.num_target_tokens, record.num_draft_tokens
-        shape = ((record.num_cached // 2048).bit_length(), *sizes, record.proposer)
+        shape = (fill(record.num_cached), *sizes, record.proposer)
         shortest = self._shortest.get(shape)
         self._shortest[shape] = min(shortest or seconds, seconds)
         if shortest is None:

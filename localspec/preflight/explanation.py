@@ -422,8 +422,8 @@ def _measured_costs(found: dict[Role, FoundHeader], head: HeadReport | None) -> 
     if learned is None:
         return None
     try:
-        # The costs of a quiet machine; a key is a number of threads.
-        num_threads = max(map(int, learned["costs"]))
+        # The costs of a quiet machine; a key is a number of threads and a length.
+        num_threads = max(int(key.split()[0]) for key in learned["costs"])
         policy = AdaptiveDraftPolicy({kind: 0.0}, num_threads)
         policy.restore(learned)
     except DAMAGES:
