@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import copy
 import dataclasses
 import gc
 import json
+import operator
 import pickle
 import subprocess
 import sys
@@ -48,6 +50,19 @@ def freed(monkeypatch):
         llama_cpp, "llama_free", lambda context: (contexts.append(context), real(context))
     )
     return contexts
+
+
+def test_a_ctrl_c_as_an_answer_is_dropped_leaves_it_free(any_engine, monkeypatch):
+    """The signal is noticed where the finalizer begins, before anything there can catch it."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest's keeps the answer
+    chat = any_engine.chat()
+    for _ in range(2):
+        kept = [chat.send("Hello", sampling=ENDLESS)]
+        next(kept[0])
+        with contextlib.suppress(KeyboardInterrupt):
+            # By C alone: Python code would see the signal between the two.
+            list(map(operator.methodcaller("__call__"), (_thread.interrupt_main, kept.clear)))
+        assert chat.send("Hi", sampling=GREEDY, max_tokens=2).reply().token_ids
 
 
 @pytest.mark.usefixtures("no_collector")

@@ -36,6 +36,26 @@ class Producer(Protocol):
         """Whether this thread may wait for that: none that the end itself needs."""
 
 
+class _LastEnd:
+    """Ends an answer whose own finalizer Ctrl-C struck before it began to run.
+
+    Python passes over an exception there. This is freed next, and no signal comes twice.
+    """
+
+    def __init__(self, exchange: Exchange, producer: Producer, own_process: OwnProcess) -> None:
+        self._exchange = exchange
+        self._producer = producer
+        self._own_process = own_process
+
+    def __del__(self) -> None:
+        exchange = self._exchange
+        if exchange.is_asked and not exchange.is_over and self._own_process.is_this():
+            exchange.cancellation.request()
+            self._producer._end(exchange)
+            while self._producer._may_wait() and not isinstance(exchange.outbox.take(), list):
+                pass
+
+
 class Answer:
     """An answer that is asked for: its pieces as they come, and its whole reply.
 
@@ -55,6 +75,7 @@ class Answer:
         self._exchange = exchange
         self._producer = producer
         self._own_process = OwnProcess()
+        self._last_end = _LastEnd(exchange, producer, self._own_process)
         self._is_read = False  # whether a thread or a task waits for a piece
         self._error: BaseException | None = None  # that ended it, until it is raised
         self._rest: deque[Piece] | None = None  # once it is over: what is left to read
@@ -201,7 +222,7 @@ class Answer:
         try:
             self._producer._start(exchange)
         except Exception:
-            self._rest = deque()
+            exchange.is_over, self._rest = True, deque()
             raise
 
     def _taken(self, told: ForReader) -> Piece | None:
