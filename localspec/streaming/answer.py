@@ -39,7 +39,7 @@ class Producer(Protocol):
 class _LastEnd:
     """Ends an answer whose own finalizer Ctrl-C struck before it began to run.
 
-    Python passes over an exception there. This is freed next, and no signal comes twice.
+    Python passes over an exception there. This is freed next, when the signal has been served.
     """
 
     def __init__(self, exchange: Exchange, producer: Producer, own_process: OwnProcess) -> None:
