@@ -81,6 +81,7 @@ assert dict(os.environ) == before
     ("settings", "name", "value"),
     [
         ({}, "GOMP_SPINCOUNT", "3000"),
+        ({}, "OMP_WAIT_POLICY", "ACTIVE"),
         ({"GOMP_SPINCOUNT": "77"}, "GOMP_SPINCOUNT", "77"),
         ({"OMP_WAIT_POLICY": "active"}, "OMP_WAIT_POLICY", "ACTIVE"),
     ],

@@ -186,16 +186,9 @@ class Answer:
 
     def __del__(self) -> None:
         if self._exchange.is_asked and self._rest is None:
-            try:
-                self._leave()
-            except BaseException:  # Ctrl-C, which is passed over here
-                self._leave()
-                raise
-
-    def _leave(self) -> None:
-        self.cancel()
-        if self._producer._may_wait():
-            self._wait()
+            self.cancel()  # Ctrl-C amid this is passed over: see `_LastEnd`
+            if self._producer._may_wait():
+                self._wait()
 
     def _may_read(self) -> bool:
         """Whether there may be more to read here.

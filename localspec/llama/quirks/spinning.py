@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
 
-from localspec.call_thread import CallThread
-
-Found = TypeVar("Found")
-
-_SPINS = "3000"  # passes of the loop, some 60 microseconds
-_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+# libgomp keeps threads for each thread that has computed. If they outnumber the cores, they
+# spin 100 passes of the loop, too few to meet: beside a second engine a decode of a 135M on
+# two cores took 9.8 ms, not 4.9. "active" makes that 1 000. Others spin 3 000, some 60 µs.
+_SETTINGS = {"GOMP_SPINCOUNT": "3000", "OMP_WAIT_POLICY": "active"}
 
 
 @contextlib.contextmanager
@@ -28,25 +25,12 @@ def spinning_briefly() -> Iterator[None]:
 
     Nothing changes if libgomp is loaded already, nor for processes that are started later.
     """
-    if any(name in os.environ for name in _SETTINGS):
+    if _SETTINGS.keys() & os.environ.keys():
         yield
         return
-    os.environ["GOMP_SPINCOUNT"] = _SPINS
+    os.environ.update(_SETTINGS)
     try:
         yield
     finally:
-        os.environ.pop("GOMP_SPINCOUNT", None)
-
-
-def computed_apart(function: Callable[[], Found]) -> Found:
-    """The result of a function that decodes, in a thread that ends with it.
-
-    libgomp keeps threads for each thread that has computed. If they outnumber the cores, all
-    sleep at each barrier: a decode of a 1.5B on two cores took 41 ms in place of 34.
-    """
-    thread = CallThread(function)
-    thread.start()
-    try:
-        return thread.result()
-    finally:
-        thread.join()  # also after Ctrl-C: what it computes with is in use until then
+        for name in _SETTINGS:
+            os.environ.pop(name, None)
