@@ -29,8 +29,10 @@ Weights = NDArray[np.float64]
 # The regimes: rates at which draft tokens are accepted, closer together near 1, where small
 # differences decide how long a draft pays
 RATES = np.array([0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.9, 0.93, 0.955, 0.98])
-# Chance that another regime begins, per emitted token
-HAZARD = 1 / 64
+# Tokens that a regime lasts on average: over so many a bet has to pay, and so many verdicts
+# replace a first guess. Its inverse is the chance of another regime at each token
+REGIME_TOKENS = 64
+_HAZARD = 1 / REGIME_TOKENS
 # The first priors of the regimes. People choose good drafts for a target; a match is worth four
 # tokens that were right and one that was wrong; what a constraint forces has to come in one
 # spelling or another
@@ -70,7 +72,7 @@ class Acceptance:
         """(regimes,) probabilities of the rates in `RATES` now."""
         # On demand, since most target-only steps do not need them.
         if self._num_passed > 0:
-            stays = (1.0 - HAZARD) ** self._num_passed
+            stays = (1.0 - _HAZARD) ** self._num_passed
             self._weights = stays * self._weights + (1.0 - stays) * self._prior
             self._num_passed = 0
         return self._weights
@@ -112,7 +114,7 @@ class Acceptance:
         weights = self.weights * (outcome * chances + (1.0 - outcome) * (1.0 - chances))
         self._weights = weights / weights.sum()
         self.num_seen += 1
-        rate = max(HAZARD / 4, 1.0 / (_PRIOR_TOKENS + self.num_seen))
+        rate = max(_HAZARD / 4, 1.0 / (_PRIOR_TOKENS + self.num_seen))
         self._prior += rate * (self._weights - self._prior)
 
     def pass_by(self, num_tokens: int) -> None:
@@ -135,7 +137,7 @@ class Acceptance:
         )
         self.num_seen = int(kept["num_seen"])
         # Every rate keeps a little weight, so that no regime is ruled out forever.
-        spread = 2 * HAZARD
+        spread = 2 * _HAZARD
         self._prior = (1.0 - spread) * prior / prior.sum() + spread / len(RATES)
         self._shifts = np.clip(shifts, _LOG_ODDS[0], _LOG_ODDS[-1])  # of a damaged profile
         self._shares = shares / shares.sum()

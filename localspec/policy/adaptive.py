@@ -17,8 +17,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from localspec.policy.acceptance import REGIME_TOKENS
 from localspec.policy.cost import LARGEST_STEP, SHORT_READ, Costs, fill
-from localspec.policy.prospect import HORIZON, LONGEST_REST, Prospect, Stopping
+from localspec.policy.prospect import FIRST_REST, LONGEST_REST, Prospect, Stopping
 from localspec.policy.speedup import Curve, break_even_acceptance
 from localspec.policy.threads import TRIAL_STEPS
 from localspec.speculative.policy_api import (
@@ -37,9 +38,7 @@ from localspec.speculative.policy_api import (
 
 # A gain has to be larger than this factor
 _MARGIN = 1.02
-# Target-only steps that trials may lose in an answer, at first and for each token
-_GRANT, _GRANT_SHARE = 6.0, 0.003
-_QUIET_TOKENS = 8  # for which a decision that nothing pays holds
+_GRANT = 6.0  # target-only steps that trials may lose in an answer
 
 
 class AdaptiveDraftPolicy(DraftPolicy):
@@ -130,8 +129,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
         is_sure = state.confidence is not None
         looks = state.num_unjudged > 1 and not prospect.was_replayed
         gain = plain - 1.0 / prospect.rate if pays else prospect.hope()
-        worth = gain * min(HORIZON, context.num_remaining) * (pays or (looks and not is_sure))
-        if self._budget <= 0.0 and not pays:
+        worth = gain * min(REGIME_TOKENS, context.num_remaining)
+        if not pays and (is_sure or not looks or self._budget <= 0.0):
             worth = 0.0
         length = context.num_cached + 1
         if prospect.may_read(self.costs, length, worth, self._budget, drafts=pays):
@@ -145,7 +144,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         if prospect.was_replayed:
             prospect.fail()
         elif not is_sure:
-            prospect.rest_left = _QUIET_TOKENS
+            prospect.rest_left = FIRST_REST
         return None
 
     def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
@@ -187,7 +186,6 @@ class AdaptiveDraftPolicy(DraftPolicy):
             self._use_costs(record.num_threads, self._key[1])
         elif not is_other:
             self._learn_step(record, size, scored_s)
-        self._budget += _GRANT_SHARE * record.num_emitted
         if record.proposer is not None:
             self._learn_draft(self.prospects[record.proposer], record)
         self._last_size, self._last_proposer = size, record.proposer
@@ -229,7 +227,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         if record.num_target_tokens <= LARGEST_STEP:
             spent += costs.ratios()[record.num_target_tokens]
         gain = record.num_emitted - spent
-        self._budget = min(self._budget + gain, HORIZON)
+        self._budget = min(self._budget + gain, REGIME_TOKENS)
         prospect.save(gain)
         if prospect.is_look and gain < 0.0:
             prospect.fail()

@@ -6,15 +6,14 @@ import copy
 
 import numpy as np
 
-from localspec.policy.acceptance import GAINS, Acceptance, Weights
+from localspec.policy.acceptance import GAINS, REGIME_TOKENS, Acceptance, Weights
 from localspec.policy.cost import Costs
 from localspec.speculative.policy_api import ProposerKind, ProposerState
 
-# Tokens that a proposer rests after a first trial that did not pay; twice as long after each
-# further one, up to the second number
-_FIRST_REST, LONGEST_REST = 12, 128
+# Tokens that a proposer rests after a first trial that did not pay, or where none may; twice as
+# long after each further trial, up to two regimes
+FIRST_REST, LONGEST_REST = 12, 2 * REGIME_TOKENS
 _LOSS = 4.0  # target-only steps that it may lose before it rests
-HORIZON = 64  # tokens over which a bet has to pay, and that replace a first guess
 _LONG_READ = 32  # tokens that a draft reads at least of a long text
 _NOTHING = ProposerState(max_tokens=0)
 
@@ -49,10 +48,10 @@ class Prospect:
     def begin(self) -> None:
         """Another answer begins, as the others before."""
         self.take_in()
-        if self._first.num_seen < HORIZON <= self.learned.num_seen:
+        if self._first.num_seen < REGIME_TOKENS <= self.learned.num_seen:
             self._first = copy.deepcopy(self.learned)
         self.acceptance = copy.deepcopy(self._first)
-        self.rest_left, self._rest = 0, _FIRST_REST
+        self.rest_left, self._rest = 0, FIRST_REST
         self._saved = 0.0  # target-only steps, lately
         self.looks = 0.0  # cost of replays since it rested
         self.was_replayed = self.is_look = False
@@ -124,9 +123,9 @@ class Prospect:
 
     def save(self, gain: float) -> None:
         """Count what a draft saved; less than 0 if it lost some."""
-        self._saved = min(self._saved + gain, HORIZON)
+        self._saved = min(self._saved + gain, REGIME_TOKENS)
         if self._saved > _LOSS:
-            self._rest, self.looks = _FIRST_REST, 0.0
+            self._rest, self.looks = FIRST_REST, 0.0
         elif self._saved < -_LOSS:
             self._saved = self.looks = 0.0
             self.fail()
