@@ -28,6 +28,24 @@ def engine():
         yield opened
 
 
+@pytest.mark.parametrize("draft_tokens", [None, 3])
+def test_what_loads_leaves_no_thread_behind_that_has_computed(monkeypatch, draft_tokens):
+    """Its OpenMP threads would outnumber the cores beside the worker's, and all sleep then."""
+    threads = []
+
+    def noted(decode):
+        def note(*arguments, **keywords):
+            threads.append(threading.current_thread())
+            return decode(*arguments, **keywords)
+
+        return note
+
+    inside.replace_decode_batch(noted, monkeypatch)
+    with localspec.load(draft_tokens=draft_tokens):
+        assert threads
+        assert not any(thread.is_alive() for thread in threads)
+
+
 def wait_for_pieces(stream, number):
     """Until so many pieces were produced, read or not."""
     wait_until(lambda: inside.exchange_of(stream).num_told >= number)

@@ -25,6 +25,7 @@ from localspec.engine.prefill import measure_fast, prepare
 from localspec.engine.proposer_choice import answer_policy
 from localspec.engine.worker import LaneWork, Producing, Worker
 from localspec.errors import ContextError, EngineError, Interrupted, OptionError
+from localspec.llama.quirks.spinning import computed_apart
 from localspec.sampling.chain import Resolver
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.lookup import LONGEST_MATCH, Lookup, TextMemory
@@ -83,7 +84,8 @@ class Engine(BaseEngine):
         for lane in self._lanes:
             lane.memory = self._memory
         self._cache_pool = CachePool(self._lanes, room)
-        measure_fast(self._decoder, self._resolver.chain(sampling, 1))
+        chain = self._resolver.chain(sampling, 1)
+        computed_apart(lambda: measure_fast(self._decoder, chain))
         self._save_profile()
         self._worker = Worker(len(self._lanes))
         self._is_closed = False

@@ -39,6 +39,7 @@ from localspec.llama.devices import list_devices
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import is_on_gpus, place_layers, unused_gpu, usable_gpus
 from localspec.llama.quirks import tiled_kernels
+from localspec.llama.quirks.spinning import computed_apart
 from localspec.llama.rpc_servers import reset_lines_at_end
 from localspec.policy.profile import Profile, exactness_setting
 from localspec.preflight.free_memory import Planned, suited
@@ -183,7 +184,7 @@ def _open_all(
         if source.role == "draft":
             draft = _open(_as_draft(source, target.context_length), share, undo)
             if draft.may_change_threads:
-                choose_threads(draft)
+                computed_apart(partial(choose_threads, draft))
         else:
             head = _open_head(source, target, share, undo)
     if sources[0].options.with_head:
@@ -282,7 +283,7 @@ def _find_exactness(
     try:
         from localspec.llama.exact_probe import probe_exactness  # loads libllama
 
-        found = probe_exactness(model.handle, options)
+        found: Exactness = computed_apart(lambda: probe_exactness(model.handle, options))
     except DecodeError as error:
         found = Exactness(reason=str(error))
     logger.info("exact decodes of %s: %s", model.name, found)
@@ -442,6 +443,6 @@ def _content_of_adopted(model: LlamaModel, path: str) -> str | None:
         return None
     count = min(_NUM_TRIED, model.vocab_size, model.context_length)
     tokens = [model.vocab_size * index // count for index in range(count)]
-    row = model.decode(tokens, 1)
+    row = computed_apart(lambda: model.decode(tokens, 1))
     model.truncate(0)
     return f"{in_file} {hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest()}"

@@ -36,6 +36,7 @@ from localspec.llama.opening import (
 )
 from localspec.llama.options import LlamaOptions, text_batch_size
 from localspec.llama.projector import PicturePart, Projector
+from localspec.llama.quirks.spinning import computed_apart
 from localspec.llama.vocabulary import LlamaVocabulary
 from localspec.pictures.cells import LAST_CELL, cell_rows
 from localspec.sampling.distribution import Logits
@@ -104,7 +105,7 @@ class LlamaModel(LlamaContext):
         first = self.vocabulary.bos if self.vocabulary.bos >= 0 else 0
         if self.context_length < 2:
             return 0
-        self.decode([first, first], 0)
+        computed_apart(lambda: self.decode([first, first], 0))
         most = self.cache.max_rollback(self.context_length)
         self.cache.clear()
         return most
