@@ -285,6 +285,15 @@ def test_whatever_it_says_and_wherever_it_is_cut(answer, name, is_kept, data):
     ]
 
 
+def test_a_call_of_no_tool_is_text_even_where_a_grammar_should_have_kept_it():
+    form = form_of(FAMILIES["Mistral Small"].template)
+    use = tool_use(TOOLS, "auto", is_parallel=False)
+    calls = Calls(form, use, grammar=CallGrammar(""))
+    thoughts = Thoughts(families_of(FAMILIES["Mistral Small"].template, ()))
+    said, _, _ = read((Spelled([b"[TOOL_CALLS]</[ARGS]"]), thoughts, (), calls), 1, set())
+    assert (said.text, said.tool_calls) == ("[TOOL_CALLS]</[ARGS]", ())
+
+
 def read(arguments, num_tokens, cuts):
     """An answer that is cut behind such tokens; if it was stopped; what its streams showed."""
     text = AnswerText(*arguments)

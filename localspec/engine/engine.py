@@ -84,8 +84,7 @@ class Engine(BaseEngine):
         for lane in self._lanes:
             lane.memory = self._memory
         self._cache_pool = CachePool(self._lanes, room)
-        chain = self._resolver.chain(sampling, 1)
-        computed_apart(lambda: measure_fast(self._decoder, chain))
+        computed_apart(lambda: measure_fast(self._decoder, self._resolver.chain(sampling, 1)))
         self._save_profile()
         self._worker = Worker(len(self._lanes))
         self._is_closed = False

@@ -252,6 +252,9 @@ class CallStream:
             found = self._head.search(self._held)
             if found is None:
                 return None
+            if found["name"] not in self._tools:  # no grammar kept it
+                self._is_certain = False
+                return []
             self._held = self._held[found.end() :]
             call_id = self._id_of(self._number)
             self._open = CallPiece(self._number, call_id, found["name"], "", is_last=False)
