@@ -1,4 +1,4 @@
-"""A file that is replaced as a whole, or not at all."""
+"""A file that is replaced as a whole, or not at all, and folders for this user alone."""
 
 from __future__ import annotations
 
@@ -53,6 +53,20 @@ def write_parts(path: Path, parts: Iterable[bytes | memoryview], *, durable: boo
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create the folder, and those above it that are missing, for this user alone.
+
+    Whatever the umask is: with none, others could replace what lies there. A folder that is
+    there keeps its mode. Windows takes the rights of the folder above. Raises OSError.
+    """
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for each in reversed(missing):
+        each.mkdir(mode=0o700, exist_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

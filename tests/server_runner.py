@@ -16,6 +16,7 @@ import pytest
 from localspec.engine.models import CacheDisk
 from localspec.server.app import Limits, Server
 from localspec.server.guard import AccessRules
+from localspec.server.own_server import announced
 from localspec.server.running import Runner, listen
 from localspec.server.served_models import (
     AnsweredTexts,
@@ -127,16 +128,19 @@ def running_server(
     for model in models.all:
         model.parallel = parallel
         model.cache_disk = cache_disk or CacheDisk(0)
-    server = Server(models, limits or Limits(), has_page=has_page)
-    app = server.app(AccessRules(keys=keys, hosts=hosts, origins=origins))
     is_ready = threading.Event()
-    with listen("127.0.0.1", 0) as listening:
+    with contextlib.ExitStack() as until_end:
+        listening = until_end.enter_context(listen("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        own_key = None if keys else until_end.enter_context(announced(port))
+        server = Server(models, limits or Limits(), has_page=has_page, own_key=own_key)
+        app = server.app(AccessRules(keys=keys, hosts=hosts, origins=origins))
         runner = Runner(app, is_ready.set, server.stop)
         thread = threading.Thread(target=runner.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
             assert is_ready.wait(60)
-            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            url = f"http://127.0.0.1:{port}"
             with httpx.Client(base_url=url, timeout=300, trust_env=False) as client:
                 yield Running(url, client, models, server)
         finally:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from localspec.cli.cloud_keys import CLOUD_KEYS
+from localspec.server.own_server import PROOF_PATH, ServerKey, announced, new_nonce, read_key
 from server_runner import free_port, running_server
 from waiting import wait_until
 
@@ -67,8 +74,9 @@ key, context = settings["options"]["apiKey"], settings["models"][model]["limit"]
 fields = {"messages": message, "max_tokens": 3}
 """,
 }
+SECRET = "a-secret-key"
 # Of a user whose agent asks other servers.
-ELSEWHERE = {"ANTHROPIC_API_KEY": "a-secret-key", "CLAUDE_CODE_USE_BEDROCK": "1"}
+ELSEWHERE = {**dict.fromkeys(CLOUD_KEYS, SECRET), "CLAUDE_CODE_USE_BEDROCK": "1"}
 
 
 def installed(folder: Path, name: str, end: str = "") -> None:
@@ -123,8 +131,9 @@ def test_a_server_is_started_for_the_program_and_ended_behind_it(name, tmp_path)
     assert found["context"] == 512
     assert found["rest"] == ["-p", "--", "Say hello."]
     assert not listens(port)
-    if name == "claude":  # whose key and clouds are other servers
-        assert not found["variables"].keys() & ELSEWHERE.keys()
+    assert SECRET not in found["variables"].values()
+    if name == "claude":  # it would ask that cloud
+        assert "CLAUDE_CODE_USE_BEDROCK" not in found["variables"]
 
 
 def test_a_server_that_runs_is_used_and_stays(tmp_path, demo_target):
@@ -146,23 +155,128 @@ def test_a_server_that_runs_is_used_and_stays(tmp_path, demo_target):
 
 
 def test_without_a_program_or_a_server_nothing_is_started(tmp_path):
-    """The program is missing, another server is at the port, or none starts."""
+    """The program is missing, or no server starts."""
     code, said = ended(started(tmp_path, "codex"))
     assert (code, said.splitlines()) == (
         2,
         ["Error: Codex is not installed", "Hint: Install it: npm install -g @openai/codex"],
     )
     installed(tmp_path, "claude")
-    with running_server(keys=["a-key"]) as server:
-        port = server.url.rpartition(":")[2]
-        code, said = ended(started(tmp_path, "claude", "--port", port))
-    assert code == 2
-    assert "is no localspec server, or needs a key" in said
     words = ("claude", "missing.gguf", "--port", str(free_port()))
     code, said = ended(started(tmp_path, *words))
     assert code in (1, 2)
     assert "missing.gguf" in said
     assert not (tmp_path / "found").exists()
+
+
+def test_a_server_that_needs_a_key_is_not_used(tmp_path):
+    installed(tmp_path, "claude")
+    with running_server(keys=["a-key"]) as server:
+        port = server.url.rpartition(":")[2]
+        words = ("claude", "demo", "--ctx", "256", "--port", port)
+        code, said = ended(started(tmp_path, *words))
+    assert code == 0, said
+    assert f":{port} is no localspec server of yours, or needs a key" in said
+    found = json.loads((tmp_path / "found").read_text())
+    assert found["variables"]["ANTHROPIC_BASE_URL"] != server.url
+
+
+class Stranger(http.server.BaseHTTPRequestHandler):
+    """Says that it is a localspec server, and writes down the paths that it is asked for."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        model = {"id": "demo", "owned_by": "localspec", "max_model_len": 256}
+        content = json.dumps({"data": [model], "proof": "0" * 64}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_POST = do_GET
+
+    def log_message(self, *_arguments: object) -> None:
+        """No lines on stderr."""
+
+
+@contextlib.contextmanager
+def stranger() -> Iterator[int]:
+    """The port of a `Stranger`."""
+    Stranger.asked.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("is_after_a_kill", [False, True])
+def test_no_stranger_is_taken_for_this_user_s_server(tmp_path, is_after_a_kill):
+    """Also where a server that was killed has left its key. The key itself is never sent."""
+    installed(tmp_path, "claude")
+    with contextlib.ExitStack() as until_end:
+        port = until_end.enter_context(stranger())
+        secret = None
+        if is_after_a_kill:
+            secret = until_end.enter_context(announced(port)).secret
+        words = ("claude", "demo", "--ctx", "256", "--port", str(port))
+        code, said = ended(started(tmp_path, *words))
+    assert code == 0, said
+    assert f":{port} is no localspec server of yours, or needs a key" in said
+    found = json.loads((tmp_path / "found").read_text())
+    assert found["answer"]["usage"]["output_tokens"] == 3
+    assert found["variables"]["ANTHROPIC_BASE_URL"] != f"http://127.0.0.1:{port}"
+    if is_after_a_kill:
+        assert len(Stranger.asked) == 1
+        assert Stranger.asked[0].startswith(f"{PROOF_PATH}?nonce=")
+        assert secret not in Stranger.asked[0]
+    else:
+        assert not Stranger.asked
+
+
+def test_a_server_s_key_is_this_user_s_alone_and_leaves_with_it(own_folders):
+    umask = os.umask(0)
+    try:
+        with announced(8617) as key:
+            files = [path for path in own_folders.rglob("*") if path.is_file()]
+            folders = [path for path in own_folders.rglob("*") if path.is_dir()]
+            assert read_key(8617) == key
+            assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+            assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+    finally:
+        os.umask(umask)
+    assert read_key(8617) is None
+
+
+def test_a_key_is_of_one_port(own_folders):
+    """A stranger that passes a nonce on to the real server at another port has no proof."""
+    with announced(8617) as key:
+        elsewhere = ServerKey(8618, key.secret)
+        nonce = new_nonce()
+        assert key.proof(nonce) != elsewhere.proof(nonce)
+        assert key.proof(nonce) != key.proof(new_nonce())
+        [path] = list(own_folders.rglob("*.json"))
+        path.rename(path.with_name("8618.json"))
+        assert read_key(8618) is None
+
+
+def test_only_a_server_with_the_key_proves_it():
+    with running_server() as server:
+        port = int(server.url.rpartition(":")[2])
+        key = read_key(port)
+        nonce = new_nonce()
+        answer = server.client.get(PROOF_PATH, params={"nonce": nonce})
+        assert answer.json() == {"proof": key.proof(nonce)}
+        for other in ("", "x", nonce + "\n", nonce[1:]):
+            assert server.client.get(PROOF_PATH, params={"nonce": other}).status_code == 400
+    assert read_key(port) is None
+    with running_server(keys=["a-key"]) as server:
+        headers = {"authorization": "Bearer a-key"}
+        answer = server.client.get(PROOF_PATH, params={"nonce": nonce}, headers=headers)
+        assert answer.status_code == 400
 
 
 def test_told_to_end_it_ends_the_program_and_the_server(tmp_path):

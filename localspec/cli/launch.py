@@ -1,28 +1,32 @@
 """`localspec claude`, `codex` and `opencode`: a coding agent with a local model behind it.
 
 The agent gets the settings that `localspec serve` prints, for this run alone: nothing is
-written into its files. A server that runs already is used; otherwise one is started, and ended
-behind the agent.
+written into its files. A server of this user that runs already is used; otherwise one is
+started, and ended after the agent. Keys of clouds whose names are known leave the agent's
+environment.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import http.client
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import click
 
+from localspec.cli.cloud_keys import CLOUD_KEYS
 from localspec.cli.download import offer_download
 from localspec.cli.help import Command
 from localspec.cli.options import SERVED_CONTEXT, model_argument, shared
@@ -30,11 +34,13 @@ from localspec.cli.serve import DEFAULT_PORT, opencode_settings, require_server,
 from localspec.cli.waiting import told_to_end, waiting
 from localspec.errors import LocalspecError, OptionError
 from localspec.presets.presets import stands_for
+from localspec.server.own_server import HOST, PROOF_PATH, ServerKey, new_nonce, read_key
 
-_HOST = "127.0.0.1"
 _KEY = "local"  # a server without keys takes any
 _LOOK_S = 0.2  # between two looks whether the server is ready
+_CONNECT_S = 5.0  # what takes longer lets nobody in
 _END_S = 60.0  # for the server to end
+_MOST_ANSWERED = 16_000_000  # bytes of a list of models
 
 
 class ServerFound(NamedTuple):
@@ -63,7 +69,6 @@ def _tell_claude(served: ServerFound) -> Told:
         **dict.fromkeys(clouds),  # it would ask one of them
         "ANTHROPIC_BASE_URL": served.address,
         "ANTHROPIC_AUTH_TOKEN": _KEY,
-        "ANTHROPIC_API_KEY": None,  # a key would go to the server
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),
     }
 
@@ -113,8 +118,9 @@ def _launcher(program: str, agent: Agent) -> click.Command:
         name=program,
         help=f"""Start {agent.title} with a model of this machine.
 
-        MODEL: as for serve. A localspec server that runs is used, else one is started and ended
-        behind {agent.title}. Arguments behind -- are {agent.title}'s.
+        MODEL: as for serve. A server of yours that runs, and needs no API key, is used, else
+        one is started, and ended after {agent.title}, which gets no keys of clouds from the
+        environment. Arguments behind -- are {agent.title}'s.
 
         \b
             localspec {program} qwen2.5-7b --ctx 32768
@@ -128,7 +134,7 @@ def _launcher(program: str, agent: Agent) -> click.Command:
         type=click.IntRange(1, 65535),
         default=DEFAULT_PORT,
         show_default=True,
-        help="Where the server is, or is started.",
+        help="Where the server is, or is started; if another program has it, a free one.",
     )
     @click.pass_obj
     def launch(
@@ -149,13 +155,20 @@ def _launcher(program: str, agent: Agent) -> click.Command:
 
 @contextlib.contextmanager
 def _server(model: str | None, context_length: int | None, port: int) -> Iterator[ServerFound]:
-    """The server at that port; one that had to be started is ended at the exit."""
+    """This user's server at that port; one that had to be started is ended at the exit."""
     with waiting(lambda: f"Waiting for the server at port {port} …"):
         found = _models_at(port)
     if found is not None:
         yield _chosen(found, model, context_length, port)
         return
     require_server()  # before a download
+    if _listens(port):
+        stranger, port = port, _free_port()
+        click.echo(
+            f"What listens at {HOST}:{stranger} is no localspec server of yours, or needs a "
+            f"key. Another is started at port {port}.",
+            err=True,
+        )
     words = ["serve", *([] if model is None else [model]), "--port", str(port)]
     if context_length is not None:
         words += ["--ctx", str(context_length)]
@@ -172,33 +185,60 @@ def _server(model: str | None, context_length: int | None, port: int) -> Iterato
 
 
 def _models_at(port: int) -> list[dict[str, object]] | None:
-    """The models of the server at that port that answer; None if nothing listens there.
+    """The models that answer of this user's server at that port; None without such a server.
 
-    A server that loads its first model listens, and answers once it has. Raises OptionError if
-    it is another program, or needs a key.
+    A server that loads its first model listens, and answers once it has. What cannot show that
+    it is this user's is asked nothing else.
     """
-    connection = http.client.HTTPConnection(_HOST, port)
-    try:
-        connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {_KEY}"})
-        found = json.loads(connection.getresponse().read())["data"]
-        models = [
-            each
-            for each in found
-            # A model without a length gives vectors.
-            if each["owned_by"] == "localspec" and "max_model_len" in each
-        ]
-    except OSError:
+    key = read_key(port)
+    if key is None:
         return None
-    except (http.client.HTTPException, ValueError, TypeError, KeyError):
-        models = []
+    connection = http.client.HTTPConnection(HOST, port)
+    try:
+        connection.connect()
+        connection.auto_open = 0  # a second connection could lead to another program
+        if not _is_of_this_user(connection, key):
+            return None
+        # A model without a length gives vectors.
+        listed = _asked(connection, "/v1/models")["data"]
+        return [each for each in listed if "max_model_len" in each] or None
+    except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError):
+        return None
     finally:
         connection.close()
-    if not models:
-        raise OptionError(
-            f"what listens at {_HOST}:{port} is no localspec server, or needs a key",
-            "Choose another port: --port N. With a key, use the settings that serve prints.",
-        )
-    return models
+
+
+def _is_of_this_user(connection: http.client.HTTPConnection, key: ServerKey) -> bool:
+    """Whether what listens there knows the key. Raises what `_asked` does."""
+    nonce = new_nonce()
+    given = str(_asked(connection, f"{PROOF_PATH}?nonce={nonce}")["proof"])
+    return hmac.compare_digest(given.encode(), key.proof(nonce).encode())
+
+
+def _asked(connection: http.client.HTTPConnection, path: str) -> dict[str, Any]:
+    """The JSON at that path.
+
+    Raises OSError, HTTPException, ValueError, or TypeError or KeyError for other content.
+    """
+    connection.request("GET", path)
+    response = connection.getresponse()
+    content: dict[str, Any] = json.loads(response.read(_MOST_ANSWERED))
+    return content
+
+
+def _listens(port: int) -> bool:
+    """Whether anything listens there."""
+    try:
+        socket.create_connection((HOST, port), timeout=_CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _free_port() -> int:
+    """A port at which nothing listens now."""
+    with socket.create_server((HOST, 0)) as listening:
+        return int(listening.getsockname()[1])
 
 
 def _chosen(
@@ -224,7 +264,7 @@ def _chosen(
             f"the server at port {port} has a context of {context}, not {context_length}",
             "Stop it, leave --ctx out, or start another: --port N.",
         )
-    return ServerFound(f"http://{_HOST}:{port}", str(chosen["id"]), context)
+    return ServerFound(f"http://{HOST}:{port}", str(chosen["id"]), context)
 
 
 @contextlib.contextmanager
@@ -260,8 +300,9 @@ def _started(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], IO
 
 
 def _run(command: Sequence[str], variables: dict[str, str | None]) -> int:
-    """Run a program to its end, in this terminal; its exit code."""
-    both: dict[str, str | None] = {**os.environ, **variables}
+    """Run a program to its end, in this terminal; its exit code. variables: see `Told`."""
+    bare = {name: value for name, value in os.environ.items() if name not in CLOUD_KEYS}
+    both: dict[str, str | None] = {**bare, **variables}
     environment = {name: value for name, value in both.items() if value is not None}
     # The program decides what Ctrl-C means; its own handling is not changed by this one.
     before = signal.signal(signal.SIGINT, lambda _number, _frame: None)

@@ -172,6 +172,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     require_server()
     from localspec.server.app import Limits, Server
     from localspec.server.guard import AccessRules
+    from localspec.server.own_server import HOST, announced
     from localspec.server.running import Runner, listen
     from localspec.server.served_models import ServedEmbedder, ServedModel, ServedModels
 
@@ -190,12 +191,17 @@ def serve(  # noqa: PLR0913  each is an option of the command
     embedder = None if embeddings is None else ServedEmbedder(embeddings)
     served = ServedModels(made, takes_any_name=not known_models_only, embedder=embedder)
     _prepare(served, access, parallel, cache_disk)
-    with listen(host, port) as listening:
+    with contextlib.ExitStack() as until_end:
+        listening = until_end.enter_context(listen(host, port))
+        own_host, own_port = listening.getsockname()[:2]
         shown_host = f"[{host}]" if ":" in host else host
-        address = f"http://{shown_host}:{listening.getsockname()[1]}"
+        address = f"http://{shown_host}:{own_port}"
+        own_key = None
+        if not keys and own_host == HOST:  # as agents are started with it
+            own_key = until_end.enter_context(announced(own_port))
         with waiting(lambda: "Loading the models …"):
             served.open_first()
-        server = Server(served, Limits(), has_page=has_page)
+        server = Server(served, Limits(), has_page=has_page, own_key=own_key)
         words = _greeting(address, served.all[0], has_key=bool(keys), has_page=has_page)
         runner = Runner(server.app(access), lambda: say(words), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped

@@ -32,6 +32,7 @@ from localspec.server.counters import PROMETHEUS, Counters
 from localspec.server.encoding import json_response, sent_bytes
 from localspec.server.form import ANSWERING, PostEndpoint, RequestReader
 from localspec.server.guard import PAGE_PATH, AccessRules, BodyReader, Guard
+from localspec.server.own_server import PROOF_PATH, ServerKey, is_nonce
 from localspec.server.refusal import RequestError, refusal_of, refusal_response
 from localspec.server.served_models import ServedFile, ServedModels
 
@@ -105,7 +106,8 @@ class Limits:
 class Server:
     """The routes, the models behind them, and the line of requests.
 
-    has_page: whether a browser gets a page to chat on.
+    has_page: whether a browser gets a page to chat on. own_key: with which the server shows the
+    user's programs that it is this user's; None where nobody asks for it.
     """
 
     def __init__(
@@ -114,8 +116,10 @@ class Server:
         limits: Limits,
         *,
         has_page: bool = True,
+        own_key: ServerKey | None = None,
     ) -> None:
         self._has_page = has_page
+        self._own_key = own_key
         self._limits = limits
         line = WaitingLine(limits.num_waiting)
         self._service = Service(models=models, line=line, patience_s=limits.patience_s)
@@ -182,6 +186,7 @@ class Server:
             "/v1/models": self._list,
             "/v1/models/{name:path}": self._list,
             "/metrics": self._metrics,
+            PROOF_PATH: self._prove,
             "/props": lambda request: completions.props(
                 models.named(request.query_params.get("model"))
             ),
@@ -221,6 +226,13 @@ class Server:
         num_answered = len(self._service.answerings) - num_waiting
         text = self._service.counters.text(self._service.models, num_answered, num_waiting)
         return Response(sent_bytes(text), headers={"content-type": PROMETHEUS})
+
+    def _prove(self, request: Request) -> dict[str, Any]:
+        """Show who knows the server's key that this server does, too."""
+        nonce = request.query_params.get("nonce", "")
+        if self._own_key is None or not is_nonce(nonce):
+            raise RequestError("this server has no such key, or the nonce is not 64 hex digits")
+        return {"proof": self._own_key.proof(nonce)}
 
     def _list(self, request: Request) -> dict[str, Any]:
         """All models, or the one that the path names."""

@@ -1,0 +1,108 @@
+"""Shows the user's other programs that the server at a port is this user's.
+
+Any program of any user can listen at a port and say that it is localspec. So a server that
+needs no API key writes a random key into a file, which this user alone can read. A program that
+looks for the server reads it, and sends the server a text that is used once (a nonce). The
+server answers with a digest of that text, for which one has to know the key (HMAC). The key
+itself is never sent.
+
+The digest is of the port, too: a stranger at another port could pass the nonce on to the real
+server. On Windows a file has no mode; it lies in the user's profile, which Windows keeps
+from other users.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import logging
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import platformdirs
+
+from localspec.atomic_write import make_private_folder, write_whole
+
+HOST = "127.0.0.1"  # of every server with such a file
+PROOF_PATH = "/localspec/proof"
+_NUM_BYTES = 32  # of a key and of a nonce
+_HEX = re.compile(f"[0-9a-f]{{{2 * _NUM_BYTES}}}")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKey:
+    """The secret of the server at a port of this machine, which its user alone can read.
+
+    secret: as hex digits.
+    """
+
+    port: int
+    secret: str = field(repr=False)
+
+    def proof(self, nonce: str) -> str:
+        """The digest that only who knows the key can give."""
+        said = f"localspec at {HOST}:{self.port}\n{nonce}"
+        return hmac.new(bytes.fromhex(self.secret), said.encode(), hashlib.sha256).hexdigest()
+
+
+def new_nonce() -> str:
+    """A text that nobody was asked for before."""
+    return secrets.token_hex(_NUM_BYTES)
+
+
+def is_nonce(text: str) -> bool:
+    """Whether the text can be a nonce."""
+    return _HEX.fullmatch(text) is not None
+
+
+@contextlib.contextmanager
+def announced(port: int) -> Iterator[ServerKey]:
+    """Keep a new key of the server at that port in its file, until the context is left.
+
+    Where the file cannot be written, a warning in the log says so: the server is not found.
+    """
+    key = ServerKey(port, secrets.token_hex(_NUM_BYTES))
+    path = _key_file(port)
+    content = json.dumps({"port": port, "key": key.secret})
+    try:
+        make_private_folder(path.parent)
+        write_whole(path, content.encode(), durable=False)
+    except OSError as error:
+        logger.warning(
+            "localspec claude, codex and opencode will not use this server: %s", error
+        )
+    try:
+        yield key
+    finally:
+        if read_key(port) == key:  # else a later server has the port
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def read_key(port: int) -> ServerKey | None:
+    """The key of this user's server at that port; None where no file has one.
+
+    The file may be one that a server left when it was killed.
+    """
+    path = _key_file(port)
+    if not path.is_file():  # to open a pipe would wait for its other end
+        return None
+    try:
+        content = json.loads(path.read_bytes())
+        if content["port"] != port or not _HEX.fullmatch(content["key"]):
+            return None
+        return ServerKey(port, content["key"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _key_file(port: int) -> Path:
+    folder = platformdirs.user_state_path("localspec", appauthor=False) / "servers"
+    return folder / f"{port}.json"
