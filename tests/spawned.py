@@ -26,6 +26,10 @@ from waiting import wait_until
 ALIKE: dict[str, int] = {"draft_tokens": 3, "num_threads": 1}
 
 
+# A PNG file of one pixel.
+SMALL_PICTURE = localspec.Picture(1, 1, bytes(3)).png()
+
+
 def answer_there(connection: Connection, prompt: str) -> None:
     """Load the demo pair and send a reply back."""
     with localspec.load(**ALIKE) as engine:
@@ -108,6 +112,14 @@ def load_again_and_again(connection: Connection) -> None:
         del engine
         gc.collect()  # else what grows is the heap of Python between its own collections
     connection.send(Usage.now())
+
+
+def peak_bytes_of_picture(data: bytes) -> int:
+    """The memory of the calling process for reading a picture."""
+    localspec.Picture.read(SMALL_PICTURE)  # loads what it needs
+    before = psutil.Process().memory_info().rss
+    localspec.Picture.read(data)
+    return peak_memory_bytes() - before
 
 
 MIB = 1 << 20

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import struct
+import sys
 import zlib
 from io import BytesIO
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import ExifTags, Image
 
 from examples import num_examples
 from localspec import OptionError, Picture
+from spawned import peak_bytes_of_picture
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 CORNERS = [RED, GREEN, BLUE, (255, 255, 255)]
@@ -128,6 +131,41 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     with pytest.raises(OptionError, match="is not a file"):
         Picture.read(tmp_path / "pipe.png")
+
+
+ON_ITS_SIDE = Image.Exif()
+ON_ITS_SIDE[ExifTags.Base.Orientation] = 6
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform == "win32", reason="the peak is not known there")
+@pytest.mark.parametrize(
+    ("mode", "form", "options", "most_mb"),
+    [
+        # Pillow's decoder alone takes 600 MB.
+        ("RGBA", "WEBP", {"lossless": True, "quality": 0, "method": 0}, 900),
+        ("RGB", "WEBP", {"lossless": True, "quality": 0, "exif": ON_ITS_SIDE}, 1000),
+        ("RGBA", "PNG", {}, 500),
+        ("RGB", "JPEG", {"exif": ON_ITS_SIDE}, 700),
+    ],
+    ids=str,
+)
+def test_a_file_of_a_few_bytes_takes_no_gigabytes(mode, form, options, most_mb):
+    """Of as many pixels as a picture may have. An RGBA WebP of 36 bytes took 1340 MB."""
+    data = encoded(Image.new(mode, (7000, 7000)), form, **options)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(peak_bytes_of_picture, (data,)) < most_mb * 1_000_000
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "LA", "RGBA"])
+def test_the_pixels_of_all_bands_are_in_their_places(mode):
+    """The last band is a lower one than the others."""
+    size = (600, 4000)
+    noise = [Image.effect_noise(size, 90) for _ in range(4)]
+    image = Image.merge("RGBA", noise).convert(mode)
+    white = Image.new("RGBA", size, "white")
+    white.alpha_composite(image.convert("RGBA"))
+    assert Picture.read(encoded(image)).rgb == white.convert("RGB").tobytes()
 
 
 SEEDS = [

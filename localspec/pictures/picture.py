@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -31,8 +32,12 @@ KEPT_PICTURE_BYTES = 3 * MAX_PICTURE_PIXELS
 KEPT_ROW_BYTES = 1 << 26
 _MOST_KNOWN = 256  # pictures whose cells are remembered, of a few hundred each
 MAX_PICTURE_SIDE = 32_767  # pixels; 16 bits are all that some encoders have for a side
+_BAND_PIXELS = 1 << 20  # that are converted at a time
+_UPRIGHT = 1  # EXIF's number of that orientation
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _KNOWN = "PNG, JPEG, WebP and GIF are read."
+# One picture at a time: to decode one of the largest takes up to a gigabyte.
+_decoding = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,42 +92,20 @@ class Picture:
                 "Give a path, the bytes of a file, or an image of Pillow.",
             )
         _check_size("the picture", source.size)
-        return cls._drawn("the picture", source)
+        size, bands = _drawn("the picture", source)
+        return cls(*size, b"".join(bands))
 
     @classmethod
     def _decoded(cls, name: str, data: bytes, most_bytes: int) -> Picture:
         """The picture in a file's bytes. name: for errors."""
-        from PIL import Image, UnidentifiedImageError
-
         if len(data) > most_bytes:
             raise OptionError(
                 f"{name} has {len(data)} bytes; a picture may have {most_bytes}",
                 "Save it smaller, or as JPEG.",
             )
-        try:
-            image = Image.open(BytesIO(data), formats=_FORMATS)
-        except UnidentifiedImageError as error:
-            raise OptionError(f"{name} is not a picture that can be read", _KNOWN) from error
-        except Exception as error:  # Pillow lets many kinds through for damaged files
-            raise _damaged(name, error) from error
-        with image:
-            _check_size(name, image.size)
-            return cls._drawn(name, image)
-
-    @classmethod
-    def _drawn(cls, name: str, image: Image) -> Picture:
-        """The pixels of an image whose size was checked."""
-        from PIL import ImageOps
-
-        try:
-            image.load()
-            with contextlib.suppress(Exception):  # of damaged EXIF data
-                image = ImageOps.exif_transpose(image)
-            drawn = _on_white(image)
-            size, rgb = drawn.size, drawn.tobytes()
-        except Exception as error:
-            raise _damaged(name, error) from error
-        return cls(*size, rgb)
+        with _decoding:
+            size, bands = _decoded_bands(name, data)
+            return cls(*size, b"".join(bands))
 
     def png(self) -> bytes:
         """The bytes of a PNG file with exactly these pixels."""
@@ -158,6 +141,44 @@ def _check_size(name: str, size: tuple[int, int]) -> None:
             f"and {MAX_PICTURE_SIDE} on a side",
             "Make it smaller.",
         )
+
+
+def _decoded_bands(name: str, data: bytes) -> tuple[tuple[int, int], list[bytes]]:
+    """See `_drawn`, for a file's bytes. Pillow's image and its decoder are gone at the end."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        image = Image.open(BytesIO(data), formats=_FORMATS)
+    except UnidentifiedImageError as error:
+        raise OptionError(f"{name} is not a picture that can be read", _KNOWN) from error
+    except Exception as error:  # Pillow lets many kinds through for damaged files
+        raise _damaged(name, error) from error
+    _check_size(name, image.size)
+    return _drawn(name, image)
+
+
+def _drawn(name: str, image: Image) -> tuple[tuple[int, int], list[bytes]]:
+    """The size of an upright image, and red, green and blue of its pixels, band by band.
+
+    A large image takes hundreds of megabytes, and so does each copy: what is on white or of
+    another mode is so for a band at a time. The image's size was checked.
+    """
+    from PIL import ExifTags, ImageOps
+
+    try:
+        image.load()
+        with contextlib.suppress(Exception):  # of damaged EXIF data
+            if image.getexif().get(ExifTags.Base.Orientation, _UPRIGHT) != _UPRIGHT:
+                image = ImageOps.exif_transpose(image)
+        width, height = image.size
+        num_rows = max(1, _BAND_PIXELS // width)
+        bands = []
+        for top in range(0, height, num_rows):
+            band = image.crop((0, top, width, min(top + num_rows, height)))
+            bands.append(_on_white(band).tobytes())
+    except Exception as error:
+        raise _damaged(name, error) from error
+    return (width, height), bands
 
 
 def _on_white(image: Image) -> Image:
