@@ -1,4 +1,4 @@
-"""A file that is replaced as a whole, or not at all, and folders for this user alone."""
+"""Files that are replaced as a whole, or not at all, and read without waiting for a pipe."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import errno
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterable
+from io import TextIOWrapper
 from pathlib import Path
+from typing import BinaryIO
 
 UNFINISHED = ".new"  # how the names of files end that are being written, or were left by a kill
 _DEVICES = re.compile(
@@ -53,6 +56,37 @@ def write_parts(path: Path, parts: Iterable[bytes | memoryview], *, durable: boo
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read it. What opens a pipe waits for its other end: this does not.
+
+    Raises OSError, also for a pipe, a device or a folder.
+    """
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return file
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a file. Raises OSError as `open_regular` does."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def read_regular_text(path: Path, encoding: str = "utf-8") -> str:
+    """The text of a file, with "\\n" as its newlines. Raises OSError as `open_regular` does.
+
+    Raises UnicodeDecodeError for bytes that are no text of the encoding.
+    """
+    with TextIOWrapper(open_regular(path), encoding=encoding) as file:
+        return file.read()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has no such flag
 
 
 def make_private_folder(folder: Path) -> None:

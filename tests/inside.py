@@ -22,6 +22,7 @@ from localspec.chat.template import Message
 from localspec.chat.turns import Turn
 from localspec.cli import launch
 from localspec.cli.serve import _at_once
+from localspec.cli.terminal.line_editor import _history
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.engine import Engine
@@ -36,6 +37,7 @@ from localspec.llama.hidden_rows import HiddenRows
 from localspec.llama.model import LlamaModel
 from localspec.llama.vocabulary import LlamaVocabulary
 from localspec.policy.profile import Profile
+from localspec.presets.local_models import _used, _used_file
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.distribution import Logits
 from localspec.server.running import Runner
@@ -320,3 +322,21 @@ def chosen_to_launch(found: list[dict[str, object]]) -> launch.ServerFound:
 def answers_at_once(model: Any) -> str:
     """What serve says of how many questions a model answers at once."""
     return _at_once(model)
+
+
+def chat_history() -> Any:
+    """What a chat on a terminal remembers of typed lines: no terminal is there."""
+    return _history()
+
+
+# presets
+
+
+def used_file() -> Path:
+    """The file with the paths of models that were opened: tests put a pipe in its place."""
+    return _used_file()
+
+
+def used_files() -> list[str]:
+    """The paths in it."""
+    return _used()

@@ -356,6 +356,14 @@ def test_a_symbolic_link_in_the_way_is_not_followed(hub: StandinHub, tmp_path, p
     assert not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+def test_a_pipe_in_place_of_received_bytes_is_not_waited_for(hub: StandinHub, part):
+    part.parent.mkdir(parents=True)
+    os.mkfifo(part)
+    target, *_ = localspec.download("qwen2-7b")
+    assert target.read_bytes() == hub.files[REPO, TARGET].content
+
+
 # --- headers over the network: ranges of a file, and nothing else of it
 
 

@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 from filelock import FileLock, Timeout
 
-from localspec.atomic_write import names_device, write_whole
+from localspec.atomic_write import (
+    make_private_folder,
+    names_device,
+    read_regular,
+    write_whole,
+)
 from localspec.chat.shown import Shown, shown_in, with_shown
 from localspec.errors import DAMAGES, OptionError, SessionError, perhaps
 from localspec.pictures.picture import MAX_PICTURE_PIXELS, Picture
@@ -148,7 +153,7 @@ def save_session(name: str, chat: Chat) -> Path:
     try:
         messages = [_as_json(path, message) for message in chat.transcript]
         session = Session(name, messages, chat.num_asked, chat.num_forgotten)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         write_whole(path, session.as_json(), durable=True)
     except OSError as error:
         raise _unwritable(path, error) from error
@@ -163,7 +168,7 @@ def read_session(name: str) -> Session | None:
     """
     path = session_file(name)
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -182,7 +187,7 @@ def lock_session(name: str) -> FileLock:
     path = session_file(name)
     lock = FileLock(path.with_name(f".{path.stem}.lock"))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         lock.acquire(timeout=0)
     except Timeout as error:
         raise SessionError(
@@ -239,7 +244,7 @@ def _as_json(session: Path, message: Message) -> dict[str, Any]:
         picture = Picture.read(each.given)
         path = _pictures_folder(session) / f"{picture.digest.hex()}.png"
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(path.parent)
             write_whole(path, picture.png(), durable=True)
         positions.append({"at": each.at, "sha256": path.stem})
     bare = with_shown(dict(message), ())

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from localspec.atomic_write import write_parts
+from localspec.atomic_write import make_private_folder, open_regular, write_parts
 from localspec.errors import DAMAGES
 from localspec.llama.cache_state import CacheState, checked_spans
 
@@ -95,7 +95,7 @@ def write_caches(
         "sizes": [len(part) for part in parts],
         "sha256": [_digest(part, check) for part in parts],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(path.parent)
 
     def content() -> Iterator[bytes | memoryview]:
         yield head_line(head)
@@ -128,7 +128,7 @@ def read_head(path: Path) -> CacheHead | None:
 
     Raises one of `DAMAGES` if it is missing, or cannot be what it says.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         head = json.loads(file.readline(_MAX_HEAD))
         begin = file.tell()
     if (head["format"], head["version"]) != (FORMAT, VERSION):
@@ -160,7 +160,7 @@ def read_states(path: Path, head: CacheHead, numbers: Sequence[int | None]) -> P
     """
     entries = _entries(head.outline.states)
     ends = list(accumulate(head.sizes, initial=head.begin))
-    with path.open("rb") as file:
+    with open_regular(path) as file:
 
         def filled(index: int) -> CacheState | None:
             entry, num_states = entries[index], len(head.identities)

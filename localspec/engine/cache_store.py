@@ -20,7 +20,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from localspec.atomic_write import UNFINISHED
+from localspec.atomic_write import UNFINISHED, make_private_folder
 from localspec.engine.cache_file import (
     CacheHead,
     PooledCache,
@@ -112,8 +112,8 @@ class CacheStore:
         """
         try:
             folder = kept_folder()
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.chmod(0o700)
+            make_private_folder(folder)
+            folder.chmod(0o700)  # also where an earlier version has made it
             num_bytes = kept.num_bytes + _TOKEN_BYTES * len(kept.tokens)
             if num_bytes > min(self._most_bytes, shutil.disk_usage(folder).free // 2):
                 return  # never the last of what the disk has

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from localspec.atomic_write import read_regular_text
 from localspec.errors import DownloadError
 from localspec.hub.api import COMMIT, RemoteFile, cache_folder
 from localspec.hub.hub_file import HubFile
@@ -194,7 +195,7 @@ class HubCache:
         if COMMIT.fullmatch(revision):
             return revision
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            commit = (self._repo(file) / "refs" / revision).read_text(encoding="ascii").strip()
+            commit = read_regular_text(self._repo(file) / "refs" / revision, "ascii").strip()
             return commit if COMMIT.fullmatch(commit) else None
         return None
 

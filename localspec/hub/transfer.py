@@ -183,7 +183,8 @@ class DownloadJob(threading.Thread):
 
         Raises DownloadError; received bytes stay unless they are wrong.
         """
-        if part.is_symlink():  # to somebody else's file, which stays as it is
+        # A link leads to somebody else's file, which stays as it is; a pipe is never written.
+        if part.is_symlink() or (part.exists() and not part.is_file()):
             part.unlink()
         with part.open("ab") as file:
             if _size(file) > self.remote.size_bytes:

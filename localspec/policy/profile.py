@@ -15,7 +15,7 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from localspec.atomic_write import write_whole
+from localspec.atomic_write import make_private_folder, read_regular_text, write_whole
 from localspec.errors import DAMAGES
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Profile:
             return
         content = {"version": VERSION, "identity": self._identity, "learned": learned}
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self.path.parent)
             write_whole(self.path, json.dumps(content, indent=1).encode(), durable=False)
         except OSError as error:
             logger.info("%s cannot be written: %s", self.path, error)
@@ -71,7 +71,7 @@ def kept_profiles() -> Iterator[tuple[Path, list[str], dict[str, Any]]]:
 def _content(path: Path) -> tuple[list[str], dict[str, Any]] | None:
     """Identity and what was learned; None if the file is not there, damaged or out of date."""
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = json.loads(read_regular_text(path))
         version, identity, learned = kept["version"], kept["identity"], kept["learned"]
     except FileNotFoundError:
         return None

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from platformdirs import user_cache_path
 
-from localspec.atomic_write import write_whole
+from localspec.atomic_write import make_private_folder, read_regular_text, write_whole
 from localspec.errors import DAMAGES, ModelFileError, OptionError, PairError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target, head_facts
@@ -143,7 +143,7 @@ def _in_manifest(path: Path) -> Iterator[_Named]:
     try:
         if path.stat().st_size > _MAX_MANIFEST:
             return
-        layers = json.loads(path.read_text(encoding="utf-8"))["layers"]
+        layers = json.loads(read_regular_text(path))["layers"]
         found = [(one["mediaType"], str(one["digest"])) for one in layers]
     except DAMAGES:
         return
@@ -192,6 +192,7 @@ def note_used(path: Path) -> None:
     lines = [*(each for each in _used() if each != used), used]
     with contextlib.suppress(OSError, UnicodeError):
         content = "\n".join(lines[-_MOST_KEPT:])
+        make_private_folder(_used_file().parent)
         write_whole(_used_file(), content.encode(), durable=False)
 
 
@@ -217,12 +218,12 @@ def files_here() -> list[Path]:
 
 def _used() -> list[str]:
     with contextlib.suppress(OSError, UnicodeError):
-        return _used_file().read_text(encoding="utf-8").splitlines()
+        return read_regular_text(_used_file()).splitlines()
     return []
 
 
 def _used_file() -> Path:
-    return user_cache_path("localspec", appauthor=False, ensure_exists=True) / "used_files"
+    return user_cache_path("localspec", appauthor=False) / "used_files"
 
 
 def choose_draft(

@@ -21,7 +21,6 @@ import functools
 import logging
 import os
 import re
-import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import platformdirs
 
-from localspec.atomic_write import write_whole
+from localspec.atomic_write import make_private_folder, read_regular_text, write_whole
 from localspec.errors import DAMAGES, OptionError, PresetError, UnknownPresetError, perhaps
 from localspec.hub.hub_file import HubFile, HubModel
 from localspec.rpc_address import checked_addresses
@@ -241,9 +240,7 @@ def users_text() -> str:
     """The text of the user's file, empty if there is none. Raises PresetError."""
     path = user_presets_file()
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would block
-            raise PresetError(f"{path} is not a regular file", "Remove it.")
-        return path.read_text(encoding="utf-8-sig")
+        return read_regular_text(path, "utf-8-sig")
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
@@ -331,7 +328,7 @@ def read_names() -> Names:
     """Read the file. Raises PresetError if it is malformed."""
     path = names_file()
     try:
-        found = parse_toml(path.read_text(encoding="utf-8-sig"))
+        found = parse_toml(read_regular_text(path, "utf-8-sig"))
         default, aliases = found.get("default"), found.get("aliases", {})
         texts = [*aliases.values(), "" if default is None else default]
         if not all(isinstance(text, str) for text in texts):
@@ -358,7 +355,7 @@ def locked(path: Path) -> Iterator[None]:
     """Keep other processes from changing a file that this block changes."""
     import filelock  # late: every command imports this module
 
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(path.parent)
     with filelock.FileLock(path.with_name(f".{path.name}.lock")):
         yield
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import platformdirs
 
-from localspec.atomic_write import make_private_folder, write_whole
+from localspec.atomic_write import make_private_folder, read_regular, write_whole
 
 HOST = "127.0.0.1"  # of every server with such a file
 PROOF_PATH = "/localspec/proof"
@@ -92,10 +92,8 @@ def read_key(port: int) -> ServerKey | None:
     The file may be one that a server left when it was killed.
     """
     path = _key_file(port)
-    if not path.is_file():  # to open a pipe would wait for its other end
-        return None
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path))
         if content["port"] != port or not _HEX.fullmatch(content["key"]):
             return None
         return ServerKey(port, content["key"])

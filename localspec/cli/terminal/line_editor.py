@@ -19,6 +19,7 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.utils import is_dumb_terminal
 
+from localspec.atomic_write import make_private_folder, open_regular
 from localspec.cli.screen import printable
 
 # The completions of a command's argument; None for paths.
@@ -152,9 +153,10 @@ def _history() -> History:
     """The user's history, or one in memory if the file cannot be written."""
     path = platformdirs.user_state_path("localspec", appauthor=False) / "chat_history"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         # Readable by the user alone.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        open_regular(path).close()  # raises for a pipe, which would be waited for
     except OSError:
         return InMemoryHistory()
     return _PrivateHistory(str(path))
