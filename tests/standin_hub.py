@@ -25,6 +25,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO, TARGET = "Qwen/Qwen2-7B-Instruct-GGUF", "qwen2-7b-instruct-q4_k_m.gguf"
 SMALL, DRAFT = "Qwen/Qwen2-0.5B-Instruct-GGUF", "qwen2-0_5b-instruct-q4_k_m.gguf"
 _SMALL_BYTES = 4096  # below it a file is no LFS file: etag is the git blob id, no redirect
+_PIECE_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 16
 
 
@@ -64,7 +65,8 @@ class Fault:
     the fault belongs to the repository. redirect: the hub leads there instead. status: answer
     this instead. headers: go with that, or with the content. cut_after: close the connection
     after so many bytes of the body. stall_after: send no more after so many, until closed. Both
-    at the hub: nothing. content: send this instead. ignore_range: answer 200 and all.
+    at the hub: nothing. content: send this instead, at the hub also with a status.
+    ignore_range: answer 200 and all.
     """
 
     on_head: bool = False
@@ -97,6 +99,7 @@ class StandinHub:
         self.revisions = {"main": COMMIT}  # branches and tags, each with its commit
         self.faults: dict[str, list[Fault]] = defaultdict(list)
         self.seen: list[Seen] = []
+        self.num_replied = 0  # bytes that clients took, but for those of files at the CDN
         self.num_sent: dict[str, int] = defaultdict(int)  # bytes of bodies, by file
         self.pace_s = 0.0  # pause between 64 KiB of a body
         self.token: str | None = None  # if set, requests without it get 401
@@ -166,7 +169,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            for begin in range(0, len(body), _PIECE_BYTES):
+                piece = body[begin : begin + _PIECE_BYTES]
+                self.wfile.write(piece)
+                self.hub.num_replied += len(piece)
 
     def next_fault(self, key: str, *, on_head: bool = False, at_hub: bool = False) -> Fault:
         """The next fault of a file, or of a repository; one without effect if there is none."""
@@ -185,8 +191,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif fault.redirect is not None:
             self.reply(302, {"Location": fault.redirect, "X-Repo-Commit": commit})
-        elif fault.status:
-            self.reply(fault.status, fault.headers)
+        elif fault.status or fault.content is not None:
+            self.reply(fault.status or 200, fault.headers, fault.content or b"")
         else:
             return False
         return True

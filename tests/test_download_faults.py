@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import signal
@@ -25,7 +26,7 @@ import localspec
 from gguf_maker import write_random_model
 from localspec.errors import DownloadError, OptionError, PresetError
 from localspec.gguf_file.header import read_header, read_source_header
-from localspec.hub.api import remote_file
+from localspec.hub.api import list_files, remote_file
 from localspec.hub.hub_file import HubFile
 from localspec.hub.transfer import RemoteSource
 from localspec.presets.presets import find_preset
@@ -362,6 +363,69 @@ def test_a_pipe_in_place_of_received_bytes_is_not_waited_for(hub: StandinHub, pa
     os.mkfifo(part)
     target, *_ = localspec.download("qwen2-7b")
     assert target.read_bytes() == hub.files[REPO, TARGET].content
+
+
+def test_a_list_of_files_has_a_bound(hub: StandinHub):
+    """What is too long is not read to its end, and what is no list says so."""
+    hub.add("o/many", "a.gguf", b"x" * 10)
+    assert [file.file for file in list_files("o/many")] == ["a.gguf"]
+    long = b'{"siblings": [' + b'{"rfilename": "a.gguf"},' * 4_000_000
+    hub.faults["o/many"].append(Fault(at_hub=True, content=long))
+    with pytest.raises(DownloadError, match="more than 16000000 bytes about o/many"):
+        list_files("o/many")
+    assert hub.num_replied < 40_000_000  # of 96 MB, with what lay between the two
+    for wrong in (b"[]", b"nonsense", b"\xff", b"[" * 100_000, b'{"siblings": 3}'):
+        hub.faults["o/many"].append(Fault(at_hub=True, content=wrong))
+        with pytest.raises(DownloadError, match="cannot be asked about o/many"):
+            list_files("o/many")
+    entries = [
+        3,
+        None,
+        {},
+        {"rfilename": 4},
+        {"rfilename": "../a.gguf"},
+        {"rfilename": "b.gguf"},
+    ]
+    listed = json.dumps({"siblings": entries}).encode()
+    hub.faults["o/many"].append(Fault(at_hub=True, content=listed))
+    assert [file.file for file in list_files("o/many")] == ["b.gguf"]
+
+
+def test_the_content_of_a_refusal_is_not_read(hub: StandinHub):
+    """A reason in it could be of any length."""
+    hub.add("o/many", "a.gguf", b"x" * 10)
+    hub.faults["o/many"].append(Fault(at_hub=True, status=403, content=bytes(96_000_000)))
+    with pytest.raises(DownloadError, match="answers 403"):
+        list_files("o/many")
+    assert hub.num_replied < 40_000_000  # of 96 MB, with what lay between the two
+
+
+@pytest.mark.parametrize("token", ["hf_schlüssel", "hf_a b", "hf_a\x7f", "hf_\u200bkey"])
+@pytest.mark.parametrize("place", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "file"])
+def test_a_token_that_cannot_be_sent_is_named_with_its_place(
+    hub: StandinHub, tmp_path, monkeypatch, place, token
+):
+    """Nothing is asked, and nothing of the token is shown but the character."""
+    if place == "file":
+        path = tmp_path / "hf" / "token"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(token + "\n", encoding="utf-8")
+        place = f"the file {path}"
+    else:
+        monkeypatch.setenv(place, token)
+    wrong = next(each for each in token if not "!" <= each <= "~")
+    calls = (
+        lambda: localspec.download("qwen2-7b"),
+        lambda: list_files("o/many"),
+        lambda: remote_file(FILE),
+    )
+    for call in calls:
+        with pytest.raises(OptionError) as caught:
+            call()
+        assert f"the token in {place} has {wrong!r} as its character" in str(caught.value)
+        assert "/settings/tokens" in caught.value.hint
+        assert "hf_" not in str(caught.value)
+    assert hub.seen == []
 
 
 # --- headers over the network: ranges of a file, and nothing else of it

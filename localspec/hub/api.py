@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Set
@@ -20,8 +22,9 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from localspec._version import __version__
+from localspec.atomic_write import read_regular
 from localspec.call_thread import CallThread
-from localspec.errors import DownloadError, OptionError
+from localspec.errors import DAMAGES, DownloadError, LocalspecError, OptionError
 from localspec.hub.hub_file import HubFile
 
 Result = TypeVar("Result")
@@ -31,6 +34,9 @@ COMMIT = re.compile("[0-9a-f]{40}")
 BEAT_S = 0.25  # how often a waiting caller is asked whether to continue
 RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # between tries that fail
 _MAX_WAIT_S = 600.0  # a server that asks for more is an error
+_MOST_JSON_BYTES = 16_000_000  # of a repository with some 50 000 files
+_TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_TOKEN_SIGNS = re.compile("[!-~]*")  # others cannot be sent in a header
 _ETAG = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # it becomes the name of a file
 _TRANSIENT = {408, 429, 500, 502, 503, 504}
 # Errors of the HTTP library for a connection that broke: a retry may help. A connection that
@@ -102,19 +108,14 @@ def content_of(remote: RemoteFile, begin: int, end: int | None = None) -> Iterat
     address each time, since the signed address that it leads to expires after about an hour.
     Raises HubBusyError where a retry may help, else DownloadError.
     """
-    timeout_s = float(_settings().HF_HUB_DOWNLOAD_TIMEOUT)
+    _check_token()
     # By commit: a branch may change before the last byte is here.
     url = _url_at(remote.file, remote.commit)
-    from huggingface_hub import get_session, hf_raise_for_status
-    from huggingface_hub.utils import build_hf_headers
-
-    headers = build_hf_headers(library_name="localspec", library_version=__version__)
-    headers["Accept-Encoding"] = "identity"
+    ranges = {}
     if begin or end is not None:
-        headers["Range"] = f"bytes={begin}-{'' if end is None else end}"
+        ranges["Range"] = f"bytes={begin}-{'' if end is None else end}"
     try:
-        with get_session().stream("GET", url, headers=headers, timeout=timeout_s) as response:
-            hf_raise_for_status(response)
+        with _response(url, ranges) as response:
             num_known = 0 if response.status_code == 206 else begin
             for piece in response.iter_bytes():
                 if new := piece[num_known:]:
@@ -146,18 +147,66 @@ def list_files(repo: str, on_wait: OnWait = lambda: None) -> list[HubFile]:
     Files with invalid facts, or names that lead out of a folder, are left out. on_wait: as in
     `patiently`. Raises HubBusyError or DownloadError.
     """
-    address = _address()
-    from huggingface_hub import HfApi
-
-    ask = functools.partial(HfApi(endpoint=address).model_info, repo, files_metadata=True)
-    info = _asking(repo, None, ask, on_wait)
+    info = _asking(repo, None, functools.partial(_facts_of, repo), on_wait)
     files = []
-    for entry in info.siblings or ():
-        sha256 = entry.lfs.sha256 if entry.lfs else None
-        with contextlib.suppress(OptionError, TypeError):
-            name, size = entry.rfilename, entry.size
-            files.append(HubFile(repo=repo, file=name, size_bytes=size, sha256=sha256))
+    for entry in info.get("siblings") or ():
+        with contextlib.suppress(OptionError, *DAMAGES):
+            content = entry.get("lfs") or {}
+            file = HubFile(
+                repo=repo,
+                file=entry["rfilename"],
+                size_bytes=entry.get("size"),
+                sha256=content.get("sha256"),
+            )
+            files.append(file)
     return files
+
+
+def _facts_of(repo: str) -> dict[str, Any]:
+    """The hub's JSON about a repository and its files.
+
+    huggingface_hub would read it to its end, however long it is. Raises DownloadError if it is
+    too long, ValueError if it is not what it should be, and errors of huggingface_hub.
+    """
+    from huggingface_hub.utils import validate_repo_id
+
+    validate_repo_id(repo)
+    content = bytearray()
+    with _response(f"{_address()}/api/models/{repo}?blobs=true", {}) as response:
+        for piece in response.iter_raw():
+            content += piece
+            if len(content) > _MOST_JSON_BYTES:
+                raise DownloadError(
+                    f"{_endpoint()} says more than {_MOST_JSON_BYTES} bytes about {repo}",
+                    "Check HF_ENDPOINT; name a file of the repository: hf:OWNER/REPO/FILE.",
+                )
+    facts = json.loads(bytes(content))
+    if not isinstance(facts, dict) or not isinstance(facts.get("siblings") or [], list):
+        raise ValueError("it sends no list of files")
+    return facts
+
+
+@contextlib.contextmanager
+def _response(url: str, headers: dict[str, str]) -> Iterator[Any]:
+    """The hub's response, with its content yet to be read.
+
+    Raises errors of huggingface_hub, also for a refusal, of whose content nothing is read.
+    """
+    from huggingface_hub import get_session, hf_raise_for_status
+    from huggingface_hub.utils import build_hf_headers
+
+    timeout_s = float(_settings().HF_HUB_DOWNLOAD_TIMEOUT)
+    sent = build_hf_headers(library_name="localspec", library_version=__version__)
+    sent = {**sent, "Accept-Encoding": "identity", **headers}
+    with get_session().stream("GET", url, headers=sent, timeout=timeout_s) as response:
+        if not response.is_success:
+            # It would read all of the content, in search of a reason, which is in the headers.
+            response.headers.pop("Content-Encoding", None)
+            refusal = type(response)(
+                response.status_code, headers=response.headers, request=response.request
+            )
+            hf_raise_for_status(refusal)
+        yield response
 
 
 def without_secrets(text: str) -> str:
@@ -189,6 +238,30 @@ def _settings() -> Any:
     return constants
 
 
+def _check_token() -> None:
+    """Raise OptionError for a token that cannot be sent."""
+    settings = _settings()
+    if settings.HF_HUB_DISABLE_IMPLICIT_TOKEN:
+        return
+    tokens = {name: os.environ.get(name, "") for name in _TOKEN_VARIABLES}
+    with contextlib.suppress(OSError):
+        path = Path(settings.HF_TOKEN_PATH)
+        tokens[f"the file {path}"] = read_regular(path).decode(errors="replace")
+    for place, text in tokens.items():
+        # As huggingface_hub takes it: the first one that is not empty.
+        token = text.replace("\r", "").replace("\n", "").strip()
+        if not token:
+            continue
+        known = _TOKEN_SIGNS.match(token)
+        if known is not None and known.end() < len(token):
+            raise OptionError(
+                f"the token in {place} has {token[known.end()]!r} as its character "
+                f"{known.end() + 1}, which no token has",
+                f"Copy it again from {_endpoint()}/settings/tokens, or remove it.",
+            )
+        return
+
+
 def _url_at(file: HubFile, revision: str) -> str:
     address = _address()
     from huggingface_hub import hf_hub_url
@@ -199,11 +272,17 @@ def _url_at(file: HubFile, revision: str) -> str:
 def _asking(
     repo: str, file: HubFile | None, ask: Callable[[], Result], on_wait: OnWait
 ) -> Result:
-    """The result of `ask`, retried if that may help. Raises HubBusyError or DownloadError."""
+    """The result of `ask`, retried if that may help. Raises HubBusyError or DownloadError.
+
+    Raises OptionError for a token that cannot be sent.
+    """
+    _check_token()
 
     def ask_once() -> Result:
         try:
             return ask()
+        except LocalspecError:
+            raise
         except Exception as error:  # its connection errors have no common base
             raise _as_download_error(repo, file, error, _BROKEN) from None
 
