@@ -148,7 +148,7 @@ ON_ITS_SIDE[ExifTags.Base.Orientation] = 6
         ("RGBA", "PNG", {}, 500),
         ("RGB", "JPEG", {"exif": ON_ITS_SIDE}, 700),
     ],
-    ids=str,
+    ids=["webp", "webp on its side", "png", "jpeg on its side"],
 )
 def test_a_file_of_a_few_bytes_takes_no_gigabytes(mode, form, options, most_mb):
     """Of as many pixels as a picture may have. An RGBA WebP of 36 bytes took 1340 MB."""
