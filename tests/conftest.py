@@ -56,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.update(HIDING_GPUS)
     # Finds a library for llama_cpp, which tests import by themselves, too.
     importlib.import_module("localspec.llama.loaded")
+    importlib.import_module("numpy.testing")  # that of NumPy 1.26 starts lscpu
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:

@@ -1,4 +1,4 @@
-"""What README, CI and the package say of each other, and which actions CI runs."""
+"""What README, CI and the package say of each other, and what CI and users run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+import lowest_versions
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,3 +29,20 @@ def test_every_action_is_pinned_by_its_commit(path):
     assert used
     for action in used:
         assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action)
+
+
+def test_every_requirement_has_a_lowest_version_that_ci_runs():
+    """Beside it, a highest one may stand, and for which machines it is."""
+    lines = list(lowest_versions.lowest_of_project(ROOT / "pyproject.toml"))
+    assert len(lines) > 15
+    assert all(re.fullmatch(r"[\w-]+==[\d.]+(; .+)?", line) for line in lines)
+    requirements = ["x>=1.5,<2; python_version < '3.11'", "y>=3"]
+    assert list(lowest_versions.lowest_of(requirements)) == [
+        'x==1.5; python_version < "3.11"',
+        "y==3",
+    ]
+    with pytest.raises(ValueError, match="'z<3' has no lowest version"):
+        list(lowest_versions.lowest_of(["z<3"]))
+    workflow = (ROOT / ".github/workflows/nightly.yml").read_text("utf-8")
+    assert "python scripts/develop/lowest_versions.py > lowest.txt" in workflow
+    assert "pip install --constraint lowest.txt" in workflow

@@ -85,6 +85,19 @@ def test_a_session_is_kept_by_one_process_at_a_time(folder):
     lock_session("x").release()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a right there")
+def test_a_lock_that_is_a_link_empties_nothing(folder):
+    """filelock 3.12 followed the link, and emptied the file that it leads to."""
+    precious = folder / "precious"
+    precious.write_bytes(b"mine")
+    sessions = session_file("x").parent
+    sessions.mkdir(parents=True)
+    (sessions / ".x.lock").symlink_to(precious)
+    with pytest.raises(SessionError, match="cannot be written"):
+        lock_session("x")
+    assert precious.read_bytes() == b"mine"
+
+
 @pytest.mark.parametrize(
     "name",
     [

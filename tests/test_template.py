@@ -65,6 +65,10 @@ def test_templates_that_are_in_use_render_as_by_jinja_itself(path):
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
         "{{ cycler.__init__.__globals__.os.system('true') }}",
+        # Jinja 3.1.5 writes the environment.
+        "{{ ('{0.__init__.__globals__[os].environ}' | attr('format'))(cycler) }}",
+        # Jinja before 3.1.5 does.
+        "{{ cycler | tojson(default='{0.__init__.__globals__[os].environ}'.format) }}",
         "{% include '/etc/passwd' %}",
         "{% for i in range(9999999999) %}{% endfor %}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
