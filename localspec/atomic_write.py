@@ -93,10 +93,11 @@ def make_private_folder(folder: Path) -> None:
     """Create the folder, and those above it that are missing, for this user alone.
 
     Whatever the umask is: with none, others could replace what lies there. A folder that is
-    there keeps its mode. Windows takes the rights of the folder above. Raises OSError.
+    there keeps its mode. On Windows an older Python takes the rights of the folder above.
+    Raises OSError.
     """
     missing = []
-    while not folder.is_dir():
+    while not folder.is_dir() and folder != folder.parent:
         missing.append(folder)
         folder = folder.parent
     for each in reversed(missing):
