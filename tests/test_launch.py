@@ -279,6 +279,21 @@ def test_only_a_server_with_the_key_proves_it():
         assert answer.status_code == 400
 
 
+def test_a_server_that_can_keep_no_key_is_ended_with_the_reason(tmp_path, monkeypatch):
+    installed(tmp_path, "claude")
+    (tmp_path / "no folder").write_bytes(b"")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "no folder"))
+    port = free_port()
+    words = ("claude", "demo", "--ctx", "256", "--port", str(port))
+    code, said = ended(started(tmp_path, *words))
+    assert code == 1
+    assert "the server did not start" in said
+    assert "will not use this server" in said
+    assert "no folder" in said
+    assert not (tmp_path / "found").exists()
+    assert not listens(port)
+
+
 def test_told_to_end_it_ends_the_program_and_the_server(tmp_path):
     installed(tmp_path, "claude", "import time; time.sleep(600)")
     port = free_port()

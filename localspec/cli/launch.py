@@ -38,6 +38,7 @@ from localspec.server.own_server import HOST, PROOF_PATH, ServerKey, new_nonce, 
 
 _KEY = "local"  # a server without keys takes any
 _LOOK_S = 0.2  # between two looks whether the server is ready
+_MOST_UNKNOWN = 50  # of these looks may find a server that does not show whose it is
 _CONNECT_S = 5.0  # what takes longer lets nobody in
 _END_S = 60.0  # for the server to end
 _MOST_ANSWERED = 16_000_000  # bytes of a list of models
@@ -163,10 +164,11 @@ def _server(model: str | None, context_length: int | None, port: int) -> Iterato
         return
     require_server()  # before a download
     if _listens(port):
-        stranger, port = port, _free_port()
+        stranger = f"{HOST}:{port}"
+        port = _free_port()
         click.echo(
-            f"What listens at {HOST}:{stranger} is no localspec server of yours, or needs a "
-            f"key. Another is started at port {port}.",
+            f"What listens at {stranger} is no localspec server of yours, or needs a key. "
+            f"Another is started at port {port}.",
             err=True,
         )
     words = ["serve", *([] if model is None else [model]), "--port", str(port)]
@@ -175,13 +177,25 @@ def _server(model: str | None, context_length: int | None, port: int) -> Iterato
     offer_download(model or usual_name())
     with _started(words) as (process, log):
         with waiting(lambda: "Starting the server …"):
-            while (found := _models_at(port)) is None:
-                if process.poll() is not None:
-                    log.seek(0)
-                    said = log.read().decode(errors="replace").strip()
-                    raise LocalspecError(f"the server did not start:\n{said}")
-                time.sleep(_LOOK_S)
+            found = _models_once_ready(process, log, port)
         yield _chosen(found, None, None, port)
+
+
+def _models_once_ready(
+    process: subprocess.Popen[bytes], log: IO[bytes], port: int
+) -> list[dict[str, object]]:
+    """The models of the server that was started. Raises LocalspecError if it does not start."""
+    num_unknown = 0
+    while (found := _models_at(port)) is None:
+        # It keeps its key as soon as it listens. It cannot, or another program has its port.
+        if _listens(port):
+            num_unknown += 1
+        if process.poll() is not None or num_unknown > _MOST_UNKNOWN:
+            log.seek(0)
+            said = log.read().decode(errors="replace").strip()
+            raise LocalspecError(f"the server did not start:\n{said}")
+        time.sleep(_LOOK_S)
+    return found
 
 
 def _models_at(port: int) -> list[dict[str, object]] | None:
