@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from localspec.presets.presets import find_preset
+
 pytestmark = pytest.mark.process
 
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
@@ -77,6 +79,110 @@ def test_openai_responses(openai_client):
     form = {"format": {"type": "json_schema", "name": "one", "schema": {"const": 1}}}
     with openai_client.responses.stream(**options, extra_body={"text": form}) as stream:
         assert stream.get_final_response().output_text == "1"
+
+
+FOX = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+LOOK = {"type": "function", "name": "look", "parameters": FOX}
+LOOK_TOLD = {**LOOK, "description": None, "strict": False}
+SEE = {**LOOK, "name": "see", "description": "Sees.", "strict": True}
+SPACE = {"type": "namespace", "name": "n", "description": "N."}
+SEE_ONLY = {
+    "type": "allowed_tools",
+    "mode": "auto",
+    "tools": [{"type": "function", "name": "see"}],
+}
+SAMPLED = {"temperature": 0.3, "top_p": 0.5, "presence_penalty": 1, "frequency_penalty": -1}
+FORM = {"type": "json_schema", "name": "fox", "schema": FOX}
+# Requests whose fields a response repeats, each with what it says of them.
+REPEATED = [
+    ({}, {"tools": [], "tool_choice": "auto", "metadata": {}, "instructions": None}),
+    ({"tools": [LOOK, {"type": "custom", "name": "p"}]}, {"tools": [LOOK_TOLD]}),
+    (
+        {"tools": [{**SPACE, "tools": [LOOK]}, SEE], "tool_choice": SEE_ONLY},
+        {"tools": [{**SPACE, "tools": [LOOK_TOLD]}, SEE], "tool_choice": SEE_ONLY},
+    ),
+    ({"tool_choice": "none"}, {"tool_choice": "none"}),
+    ({"tools": [SEE], "parallel_tool_calls": False}, {"parallel_tool_calls": False}),
+    ({"metadata": {"a": "b"}}, {"metadata": {"a": "b"}}),
+    ({"instructions": "Be terse."}, {"instructions": "Be terse."}),
+    ({"reasoning": {"effort": "low"}}, {"reasoning": {"effort": "low", "summary": None}}),
+    (SAMPLED, SAMPLED),
+    (
+        {"text": {"format": FORM}},
+        {"text": {"format": {**FORM, "description": None, "strict": False}}},
+    ),
+    ({"text": {"format": {"type": "json_object"}}},) * 2,
+    ({"include": ["message.output_text.logprobs"], "top_logprobs": 2}, {"top_logprobs": 2}),
+]
+# What Open Responses wants in every response, besides what OpenAI's types do.
+ALWAYS = {
+    *("completed_at", "max_tool_calls", "background", "service_tier", "safety_identifier"),
+    *("prompt_cache_key", "presence_penalty", "frequency_penalty", "reasoning", "store"),
+}
+
+
+@pytest.mark.parametrize(("fields", "repeated"), REPEATED)
+def test_strict_readers_of_responses_read_what_was_asked(server, fields, repeated):
+    """By the types of OpenAI's library, which itself checks nothing."""
+    pytest.importorskip("openai", reason="openai is not installed")
+    pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
+    from openai.types.responses import Response, ResponseStreamEvent
+
+    if "text" in fields:
+        pytest.importorskip("llguidance", reason="llguidance is not installed")
+    asked = {"model": "demo", "input": "Tell me a story.", "max_output_tokens": 8, **fields}
+    answer = server.ask("/v1/responses", **asked)
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    pydantic.TypeAdapter(Response).validate_python(told, strict=True)
+    event_type = pydantic.TypeAdapter(ResponseStreamEvent)
+    events = server.events("/v1/responses", **asked)
+    for event in events:
+        event_type.validate_python(event, strict=True)
+    whole = [event["response"] for event in events if "response" in event]
+    for response in (told, *whole):
+        assert response.keys() >= ALWAYS
+        for name, value in repeated.items():
+            assert response[name] == value
+        for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
+            assert response[name] is not None
+    details = told["usage"]["input_tokens_details"]
+    assert (
+        details["cached_tokens"] + details["cache_write_tokens"]
+        == (told["usage"]["input_tokens"])
+    )
+
+
+def test_a_response_says_when_it_was_completed_and_how_it_was_sampled(server):
+    preset = find_preset("demo").sampling
+    told = server.ask("/v1/responses", input="Say.", min_tokens=2, max_output_tokens=1).json()
+    assert (told["status"], told["completed_at"]) == ("incomplete", None)
+    assert (told["temperature"], told["top_p"]) == (preset.temperature, preset.top_p)
+    whole = server.ask("/v1/responses", input="Say.", stop=" ").json()
+    assert whole["status"] == "completed"
+    assert whole["completed_at"] >= whole["created_at"]
+
+
+def test_the_tokens_of_a_prompt_are_counted(server, openai_client):
+    tools = [{"type": "function", "function": {"name": "look", "parameters": FOX}}]
+    for path, prompt, more in (
+        ("/v1/chat/completions", {"messages": QUESTION}, {"tools": tools}),
+        ("/v1/responses", {"input": QUESTION}, {"tools": [LOOK]}),
+        ("/v1/responses", {"input": "Hello", "instructions": "Be terse."}, {}),
+    ):
+        for fields in (prompt, {**prompt, **more}):
+            usage = server.ask(path, **fields, max_tokens=1, max_output_tokens=1).json()[
+                "usage"
+            ]
+            counted = server.ask(f"{path}/input_tokens", **fields).json()
+            assert counted == {
+                "object": "response.input_tokens",
+                "input_tokens": usage.get("prompt_tokens", usage.get("input_tokens")),
+            }
+    found = openai_client.responses.input_tokens.count(model="demo", input="Hello")
+    assert (found.object, found.input_tokens > 5) == ("response.input_tokens", True)
+    assert server.ask("/v1/responses/input_tokens", input="").json()["input_tokens"] == 0
+    assert server.ask("/v1/responses/input_tokens").status_code == 400
 
 
 def test_anthropic_messages(anthropic_client):

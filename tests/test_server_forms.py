@@ -11,6 +11,7 @@ import pytest
 
 from localspec.chat.template import ChatTemplate
 from localspec.errors import OptionError
+from localspec.sampling.params import SamplingParams
 from localspec.server.answering import NewPiece, ReadingPrompt, Waiting
 from localspec.server.completions import ChatCompletion
 from localspec.server.encoding import compact_json, sse_event
@@ -22,6 +23,7 @@ from localspec.speculative.metrics import Provenance
 from localspec.streaming.reply import Piece
 from localspec.tools.tool import CallPiece
 
+DEMO = SimpleNamespace(name="demo", sampling=SamplingParams())
 QUESTION = {"messages": [{"role": "user", "content": "Hello!"}], "stream": True}
 
 
@@ -52,7 +54,7 @@ def test_who_waits_in_the_midst_of_a_block_gets_nothing_more_of_that_block(
     pieces, kind, waiting
 ):
     form = MessageForm(Fields(QUESTION))
-    form.model = SimpleNamespace(name="demo")
+    form.model = DEMO
     first, second = pieces
     text = form.text_for(first) + form.text_for(waiting) + form.text_for(second)
     start, block, *deltas = data_of(text)
@@ -156,7 +158,7 @@ def test_a_function_in_a_namespace_is_called_by_both_names():
         "tools": [SPACE, FUNCTION, other],
     }
     form = ResponseForm(Fields(asked))
-    form.model = SimpleNamespace(name="demo")
+    form.model = DEMO
     names = [tool.name for tool in form.question.use.tools]
     assert names == ["mcp__x__f", "f", "agents__f"]
     (messages,) = form.question.inputs
@@ -226,7 +228,7 @@ def test_whether_to_think_reaches_the_template_by_its_name_for_it(kind, fields, 
 @pytest.mark.parametrize("kind", [ChatCompletion, ResponseForm, MessageForm, OllamaChat])
 def test_clients_that_ask_can_see_how_far_a_prompt_is(kind):
     form = kind(Fields(ASKED))
-    form.model = SimpleNamespace(name="demo", engine=None)
+    form.model = DEMO
     form.text_for(Waiting(0))
     text = form.text_for(ReadingPrompt(1024, 7239, 512, 361.26))
     found = json.loads(text.strip().rpartition("data: ")[2])

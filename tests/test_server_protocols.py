@@ -286,7 +286,10 @@ def test_an_answer_whose_process_is_lost_ends_in_an_error(server, name):
     told = events(server, protocol, num_tokens=2000, **more)
     next(told)
     os.kill(server.models.all[0].engine.process_id, signal.SIGKILL)
-    assert "the process of the engine ended" in protocol.told([*told][-1])
+    last = [*told][-1]
+    assert "the process of the engine ended" in protocol.told(last)
+    if name == "responses":
+        assert last["response"]["error"]["code"] == "server_error"
     assert protocol.said(whole(server, protocol))[0]
 
 
@@ -336,6 +339,23 @@ def test_calls_of_tools_come_beside_the_text(server, name):
     jsonschema.validate(arguments, FEW)
     assert protocol.said(told)[0] == "Let me see."
     assert joined(protocol, [*events(server, protocol, **asked)])[0] == "Let me see."
+
+
+@pytest.mark.parametrize("asked", [{"model": "thinker"}, {"model": "caller"}])
+def test_strict_readers_of_responses_read_thoughts_and_calls(server, asked):
+    """Whole, and in the events of a stream, by the types of OpenAI's library."""
+    types = pytest.importorskip("openai.types.responses", reason="openai is not installed")
+    pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
+    protocol = PROTOCOLS["responses"]
+    if asked["model"] == "caller":
+        asked = asked_of_the_caller("responses")
+    told = whole(server, protocol, **asked)
+    pydantic.TypeAdapter(types.Response).validate_python(told, strict=True)
+    kinds = {item["type"] for item in told["output"]}
+    assert kinds == {"message", "function_call" if "tools" in asked else "reasoning"}
+    reader = pydantic.TypeAdapter(types.ResponseStreamEvent)
+    for event in events(server, protocol, **asked):
+        reader.validate_python(event, strict=True)
 
 
 ITEM, PART = "response.output_item", "response.content_part"

@@ -44,8 +44,10 @@ LAST_ANSWER_S = 3.0  # for the running answers when the server stops; uvicorn wa
 # The kind of a request to each path.
 _POSTS: dict[str, RequestReader] = {
     "/v1/chat/completions": completions.ChatCompletion,
+    "/v1/chat/completions/input_tokens": completions.input_tokens,
     "/v1/completions": completions.Completion,
     "/v1/responses": responses.ResponseForm,
+    "/v1/responses/input_tokens": responses.input_tokens,
     "/v1/messages": messages.MessageForm,
     "/v1/messages/count_tokens": messages.count_tokens,
     "/completion": completions.LlamaCompletion,

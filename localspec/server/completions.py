@@ -18,7 +18,14 @@ from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
 from localspec.server.answering import Event, Finished, NewPiece
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
-from localspec.server.form import Aside, Form, engine_aside, own_fields, usage_of
+from localspec.server.form import (
+    Aside,
+    Form,
+    engine_aside,
+    input_tokens_aside,
+    own_fields,
+    usage_of,
+)
 from localspec.server.question import (
     CLIENTS_NAMES,
     MOST_ANSWERS,
@@ -272,6 +279,13 @@ class ChatCompletion(OpenAIForm):
         self._has_role.add(number)
         reason = None if finished is None else _finish_reason(finished.reply)
         return {"index": number, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+
+def input_tokens(fields: Fields) -> Aside:
+    """Answer a request to /v1/chat/completions/input_tokens: the tokens in the prompt."""
+    messages = checked_messages(fields.any("messages"))
+    variables = template_variables(fields, effort=fields.text("reasoning_effort"))
+    return input_tokens_aside(fields, messages, openai_tools(fields), variables)
 
 
 def _explanation(reply: Reply) -> dict[str, Any]:

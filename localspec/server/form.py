@@ -16,12 +16,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from localspec.chat.template import Message
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.answering import Answering, Event, Finished, Service, Waiting
 from localspec.server.encoding import EVENTS, json_response, sent_bytes, sse_event
 from localspec.server.fields import Fields, read_fields
 from localspec.server.guard import CLIENT, BodyReader
-from localspec.server.question import Question
+from localspec.server.question import Question, templated
 from localspec.server.refusal import RequestError, openai_error, refusal_of, refusal_response
 from localspec.server.served_models import ServedModel
 from localspec.speculative.metrics import why_mostly_off
@@ -92,6 +93,29 @@ def engine_aside(fields: Fields, compute: Callable[[IsolatedEngine], Any]) -> As
                 service.line.leave(place)
 
     return result
+
+
+def input_tokens_aside(
+    fields: Fields,
+    messages: Sequence[Message],
+    tools: Mapping[str, Any],
+    variables: Mapping[str, Any],
+) -> Aside:
+    """A request for the number of tokens in a prompt, in OpenAI's shape.
+
+    Args:
+        fields: The request's.
+        messages: As `checked_messages` returns them; of none there are 0 tokens.
+        tools: Options by keyword.
+        variables: Of the chat template.
+    """
+    prompt = templated(messages, tools, variables)
+
+    def compute(engine: IsolatedEngine) -> dict[str, Any]:
+        number = len(prompt(engine)) if messages else 0
+        return {"object": "response.input_tokens", "input_tokens": number}
+
+    return engine_aside(fields, compute)
 
 
 async def in_thread(call: Callable[[], _Outcome]) -> _Outcome:
@@ -221,6 +245,7 @@ def usage_of(finished: Sequence[Finished], question: Question) -> dict[str, Any]
     stats = [each.reply.stats for each in finished]
     firsts = stats[:: question.num_answers]
     num_read = sum(each.prompt_tokens for each in firsts)
+    num_cached = sum(each.cached_prompt_tokens for each in firsts)
     num_said = sum(each.completion_tokens for each in stats)
     lookup = ProposerKind.LOOKUP
     kept = sum(each.accepted_per_proposer.get(lookup, 0) for each in stats)
@@ -230,7 +255,8 @@ def usage_of(finished: Sequence[Finished], question: Question) -> dict[str, Any]
         "completion_tokens": num_said,
         "total_tokens": num_read + num_said,
         "prompt_tokens_details": {
-            "cached_tokens": sum(each.cached_prompt_tokens for each in firsts)
+            "cached_tokens": num_cached,
+            "cache_write_tokens": num_read - num_cached,  # all that is read stays in a cache
         },
         "completion_tokens_details": {
             "reasoning_tokens": sum(each.reply.num_thought_tokens for each in finished),

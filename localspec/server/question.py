@@ -58,7 +58,7 @@ CLIENTS_NAMES = {
 _RECENT = ("penalty_last_n", "dry_penalty_last_n")
 # Efforts that few templates know, as the nearest of low, medium and high.
 _EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
-_FUNCTIONS = (None, "function")  # types of tools
+FUNCTION_TYPES = (None, "function")  # of tools that are functions
 # Samplers that no draft can be verified against; clients also send them switched off.
 _IMPOSSIBLE = ("xtc_probability", "mirostat")
 
@@ -182,7 +182,7 @@ def openai_tools(fields: Fields) -> dict[str, Any]:
     tools: list[Mapping[str, Any]] = []
     ignored: list[object] = []
     for space, tool in _given_tools(fields):
-        if tool.get("type") in _FUNCTIONS:
+        if tool.get("type") in FUNCTION_TYPES:
             tools.append(_in_space(space, tool))
         else:
             ignored.append(tool["type"])
@@ -229,7 +229,7 @@ def _allowed_functions(choice: Mapping[str, Any]) -> object:
     tools = given.get("tools") if isinstance(given, Mapping) else None
     if not isinstance(tools, list) or not all(isinstance(each, Mapping) for each in tools):
         return choice  # which is refused
-    kept = [each for each in tools if each.get("type") in _FUNCTIONS]
+    kept = [each for each in tools if each.get("type") in FUNCTION_TYPES]
     named = [_in_space(each.get("namespace"), each) for each in kept]
     return {"type": "allowed_tools", **given, "tools": named} if named else "none"
 

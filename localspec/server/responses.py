@@ -15,7 +15,7 @@ from localspec.server.answering import Event, Finished, NewPiece
 from localspec.server.completions import logprob_object
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
-from localspec.server.form import Form, own_fields, usage_of
+from localspec.server.form import Aside, Form, input_tokens_aside, own_fields, usage_of
 from localspec.server.question import (
     Question,
     answer_form,
@@ -28,6 +28,7 @@ from localspec.server.question import (
     template_variables,
 )
 from localspec.server.refusal import RequestError
+from localspec.server.response_echo import RequestEcho
 from localspec.streaming.reply import Piece, Reply
 from localspec.tools.tool import CallPiece, ToolCall
 
@@ -57,9 +58,6 @@ class ResponseForm(Form):
     """
 
     def __init__(self, fields: Fields) -> None:
-        for name in ("previous_response_id", "conversation", "prompt"):
-            if name in fields:
-                fields.refuse(name, "Send the whole conversation as input.")
         if fields.flag("background"):
             fields.refuse("background", "Leave it out: answers are given at once.")
         options = answer_options(fields) | openai_tools(fields)
@@ -69,10 +67,9 @@ class ResponseForm(Form):
         has_logprobs = _LOGPROBS in (fields.texts("include") or ())
         options["logprobs"] = asked_logprobs(fields, is_asked=has_logprobs)
         messages = _input_messages(fields)
-        effort = fields.object("reasoning").text("effort")
-        variables = template_variables(fields, effort=effort)
         inputs = [messages] if messages else []
-        self.question = Question(fields, inputs, options, variables=variables)
+        self.question = Question(fields, inputs, options, variables=_variables(fields))
+        self._echo = RequestEcho(fields, self.question)
         self._id = f"resp_{secrets.token_hex(24)}"
         self._created = int(time.time())
         self._num_events = 0
@@ -114,7 +111,7 @@ class ResponseForm(Form):
 
     def failure(self, error: RequestError) -> str:
         response = self._response("failed", self._output, [])
-        response["error"] = {"code": error.code, "message": error.sentence}
+        response["error"] = {"code": _error_code(error), "message": error.sentence}
         return self._begin() + self._event("response.failed", response=response)
 
     def _begin(self) -> str:
@@ -205,40 +202,42 @@ class ResponseForm(Form):
         self, status: str, output: Sequence[Mapping[str, Any]], finished: Sequence[Finished]
     ) -> dict[str, Any]:
         is_cut = any(each.reply.finish_reason == "length" for each in finished)
-        options = self.question.options
+        is_over = status == "completed"
+        if is_over and is_cut:
+            status = "incomplete"
         response: dict[str, Any] = {
             "id": self._id,
             "object": "response",
             "created_at": self._created,
-            "status": "incomplete" if is_cut and status == "completed" else status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "instructions": None,
-            "max_output_tokens": options.max_tokens,
             "model": self.model.name,
             "output": list(output),
-            "parallel_tool_calls": self.question.use.is_parallel,
-            "previous_response_id": None,
-            "store": False,
-            "temperature": options.changes.get("temperature"),
-            "top_p": options.changes.get("top_p"),
-            "top_logprobs": options.logprobs or 0,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": options.tool_choice or "auto",
-            "tools": [],
-            "truncation": "disabled",
-            "metadata": {},
-            "usage": None,
+            "usage": _usage(finished, self.question) if is_over else None,
+            **self._echo.with_sampling(self.model.sampling),
         }
-        if status == "completed":
-            response["usage"] = _usage(finished, self.question)
         if finished:
             response |= own_fields(finished[-1].reply)
         return response
 
 
+def input_tokens(fields: Fields) -> Aside:
+    """Answer a request to /v1/responses/input_tokens: the number of tokens in the prompt."""
+    messages = _input_messages(fields)
+    return input_tokens_aside(fields, messages, openai_tools(fields), _variables(fields))
+
+
+def _variables(fields: Fields) -> dict[str, Any]:
+    return template_variables(fields, effort=fields.object("reasoning").text("effort"))
+
+
 def _input_messages(fields: Fields) -> list[Message]:
     """The conversation; an empty one loads the model. Raises RequestError, OptionError."""
+    for name in ("previous_response_id", "conversation", "prompt"):
+        if name in fields:
+            fields.refuse(name, "Send the whole conversation as input.")
     given = fields.any("input")
     messages: list[Message] = []
     if given is None:
@@ -309,6 +308,17 @@ class _Item:
 
 def _status(reply: Reply) -> str:
     return "incomplete" if reply.finish_reason == "length" else "completed"
+
+
+def _error_code(error: RequestError) -> str:
+    """The code of an error within a response, where OpenAI has other codes than elsewhere.
+
+    Agents look for context_length_exceeded, which is no code of its schema.
+    """
+    if error.status >= 500:
+        return "server_error"
+    is_long = error.code == "context_length_exceeded"
+    return error.code if is_long else "invalid_prompt"
 
 
 def _usage(finished: Sequence[Finished], question: Question) -> dict[str, Any]:
