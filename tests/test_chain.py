@@ -78,7 +78,7 @@ def random_params(generator: np.random.Generator, size: int) -> SamplingParams:
         top_n_sigma=top_n_sigma,
         top_k=choose(0, 1, 2, 5, 40, 200, 10**6),
         typical_p=choose(1.0, 0.1, 0.5, 0.95),
-        top_p=choose(1.0, 1e-6, 0.3, 0.9, 0.95, 0.999),
+        top_p=choose(1.0, 0.0, 1e-6, 0.3, 0.9, 0.95, 0.999),
         min_p=choose(0.0, 1e-4, 0.05, 0.3, 1.0),
         temperature=float(generator.choice([0.0, 0.3, 0.8, 1.0, 2.5])),
     )

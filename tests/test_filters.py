@@ -43,6 +43,10 @@ def test_greedy_is_one_hot_whatever_the_filters():
         (SamplingParams(temperature=1, top_k=0, top_p=0.75, min_p=0), [0, 1, 2]),
         (SamplingParams(temperature=1, top_k=0, top_p=0.65, min_p=0), [0, 1]),
         (SamplingParams(temperature=1, top_k=0, top_p=1e-9, min_p=0), [0]),
+        (SamplingParams(temperature=1, top_k=0, top_p=0, min_p=0), [0]),
+        (SamplingParams(temperature=1, top_k=0, top_p=0, min_p=0.05), [0]),
+        (SamplingParams(temperature=1, top_k=3, top_p=0), [0]),
+        (SamplingParams(temperature=1, top_k=0, min_p=0, typical_p=0.75, top_p=0), [0]),
         (SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0.5), [0, 1]),
         (SamplingParams(temperature=1, top_k=0, top_p=1, min_p=1.0), [0]),
         # top-p counts mass among what top-k left: 0.4 / 0.7 is short of 0.6.
@@ -63,6 +67,16 @@ def test_each_filter_keeps_what_it_should(params, survivors):
     """Worked by hand on the distribution 0.4, 0.3, 0.15, 0.1, 0.05."""
     distribution = filtered_distribution(logits_of(0.4, 0.3, 0.15, 0.1, 0.05), params)
     assert distribution.ids.tolist() == survivors
+
+
+@pytest.mark.parametrize("size", [5000, 200_000])
+@pytest.mark.parametrize("top_k", [0, 40, 300])
+def test_top_p_0_leaves_the_first_of_the_likeliest_tokens(size, top_k):
+    """In long rows, which thresholds and histograms cut."""
+    row = np.random.default_rng(1).normal(0, 1, size).astype(np.float32)
+    row[[1234, 2345]] = 9.0
+    params = replace(OFF, top_p=0, top_k=top_k)
+    assert filtered_distribution(row, params).ids.tolist() == [1234]
 
 
 @pytest.mark.parametrize("top_k", [2, 3, 4])

@@ -32,13 +32,13 @@ def test_prob_of_an_unlisted_token_is_zero():
     [
         *(("temperature", value) for value in (-0.1, math.nan, math.inf, 10**400)),
         *(("top_k", value) for value in (-1, 40.5, "40")),
-        *(("top_p", value) for value in (0.0, 1.1, math.nan)),
+        *(("top_p", value) for value in (-0.1, 1.1, math.nan)),
         *(("min_p", value) for value in (-0.1, 1.1)),
         *(("ignore_eos", value) for value in (math.nan, "no")),
         *(("dry_sequence_breakers", value) for value in (("",), ("x" * 41,))),
-        ("typical_p", 0.0),
+        *(("typical_p", value) for value in (-0.1, 1.1, "0")),
         ("top_n_sigma", -2.0),
-        ("repetition_penalty", 0.0),
+        *(("repetition_penalty", value) for value in (-1.0, 0.001, "0")),
         ("presence_penalty", math.inf),
         ("penalty_last_n", -1),
         ("dry_base", 0.9),
@@ -52,6 +52,12 @@ def test_values_outside_their_range_are_refused(name, value):
     with pytest.raises(OptionError, match=re.escape(shown)) as caught:
         SamplingParams(**{name: value})
     assert "Choose" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "typical_p"])
+@pytest.mark.parametrize("zero", [0, 0.0, -0.0])
+def test_0_is_off_where_many_clients_mean_that_by_it(name, zero):
+    assert SamplingParams(**{name: zero}) == SamplingParams(**{name: 1.0}) == SamplingParams()
 
 
 @pytest.mark.parametrize(

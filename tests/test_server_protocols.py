@@ -255,6 +255,16 @@ def test_a_seed_repeats_an_answer(server, protocol):
     assert found[0] == found[1] != found[2]
 
 
+def test_zeros_that_clients_send_are_no_errors(server, protocol):
+    """The likeliest token alone, and what is off."""
+    text, _ = protocol.said(whole(server, protocol, num_tokens=20))
+    for hot in ({"temperature": 0}, {"temperature": 1.5, "top_k": 0, "min_p": 0}):
+        zeros = {**hot, "top_p": 0, "repeat_penalty": 0, "typical_p": 0, "presence_penalty": 0}
+        steady = {**zeros, "draft_num_predict": 3, "num_predict": 20}
+        more = {"options": steady} if "api" in protocol.path else zeros
+        assert protocol.said(whole(server, protocol, num_tokens=20, **more)) == (text, "")
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_what_is_wrong_is_refused_in_the_shape_of_the_protocol(server, protocol, streams):
     ollama = "api" in protocol.path

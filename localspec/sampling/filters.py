@@ -139,7 +139,9 @@ def _of_few(logits: Logits, params: SamplingParams) -> Distribution:
     kept: list[tuple[int, float]] = []
     reached = 0.0
     for index, mass in zip(order, masses, strict=True):
-        if mass < params.min_p or reached >= needed or found[index] == -math.inf:
+        if mass < params.min_p or found[index] == -math.inf:
+            break
+        if kept and reached >= needed:  # top-p 0 keeps the best token, too
             break
         reached += mass
         kept.append((tokens[index], math.exp((found[index] - best) / temperature)))

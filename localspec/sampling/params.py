@@ -16,12 +16,11 @@ from localspec.errors import OptionError, perhaps, require_unicode
 
 _LARGEST_BIAS = 1e9  # far beyond any logit, and far from overflowing a float32
 _INT32_MAX = 2**31 - 1
-_ABOVE_0 = math.ulp(0.0)
 
 # Lowest and highest value, and what to do about any other. A whole number as the lowest
 # means that only whole numbers will do.
 _RANGES: dict[str, tuple[float, float, str]] = {
-    "repetition_penalty": (0.01, 100.0, "Choose 0.01 to 100; 1 is off."),
+    "repetition_penalty": (0.01, 100.0, "Choose 0.01 to 100; 1 or 0 is off."),
     "presence_penalty": (-100.0, 100.0, "Choose -100 to 100; 0 is off."),
     "frequency_penalty": (-100.0, 100.0, "Choose -100 to 100; 0 is off."),
     "penalty_last_n": (0, _INT32_MAX, "Choose a number of tokens; 0 is off."),
@@ -31,12 +30,16 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "dry_penalty_last_n": (0, _INT32_MAX, "Choose a number of tokens; 0 is off."),
     "top_n_sigma": (-1.0, 1000.0, "Choose up to 1000; 0 and below is off."),
     "top_k": (0, _INT32_MAX, "Choose 0 (off) or more."),
-    "typical_p": (_ABOVE_0, 1.0, "Choose above 0 up to 1 (off)."),
-    "top_p": (_ABOVE_0, 1.0, "Choose above 0 up to 1 (off)."),
+    "typical_p": (0.0, 1.0, "Choose 0 to 1; 1 or 0 is off."),
+    "top_p": (0.0, 1.0, "Choose 0 (the likeliest token alone) to 1 (off)."),
     "min_p": (0.0, 1.0, "Choose 0 (off) to 1."),
     "temperature": (0.0, 100.0, "Choose 0 to 100; 0 is greedy."),
     "min_tokens": (0, _INT32_MAX, "Choose 0 or more."),
 }
+
+# Many clients send 0 for "off" in these, where it would leave one odd token or none: they are
+# set to the value that is off.
+_OFF_AT_0 = {"repetition_penalty": 1.0, "typical_p": 1.0}
 
 # Samplers of llama.cpp that no draft can be verified against, by how their options begin.
 _NO_DISTRIBUTIONS = {
@@ -75,7 +78,8 @@ class SamplingParams:
 
     They are applied in the order of the fields, temperature last. Only top_k, top_p, min_p
     and temperature do something by default. temperature 0 is greedy: the best token left
-    by the others gets probability 1.
+    by the others gets probability 1. top_p 0 leaves the likeliest token alone.
+    repetition_penalty and typical_p are off at 1, and become 1 if they are 0.
 
     logit_bias: what to add to the logit of a token id; -inf bans it. The three penalties
     look at the last penalty_last_n tokens of prompt and answer, DRY ("don't repeat
@@ -108,6 +112,9 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        for name, off in _OFF_AT_0.items():
+            if isinstance(getattr(self, name), Real) and getattr(self, name) == 0:
+                object.__setattr__(self, name, off)
         for name, (lowest, highest, hint) in _RANGES.items():
             value = getattr(self, name)
             right_kind = isinstance(value, Integral if isinstance(lowest, int) else Real)
