@@ -230,7 +230,13 @@ def test_clients_that_ask_can_see_how_far_a_prompt_is(kind):
     form = kind(Fields(ASKED))
     form.model = DEMO
     form.text_for(Waiting(0))
-    text = form.text_for(ReadingPrompt(1024, 7239, 512, 361.26))
+    text = form.text_for(ReadingPrompt(1024, 7239, 512, 361.26, 12.3456))
     found = json.loads(text.strip().rpartition("data: ")[2])
-    progress = {"processed": 1024, "total": 7239, "cache": 512, "left_s": 361.3}
+    progress = {
+        "processed": 1024,
+        "total": 7239,
+        "cache": 512,
+        "left_s": 361.3,
+        "time_ms": 12346,
+    }
     assert found["prompt_progress"] == progress

@@ -19,9 +19,10 @@ from localspec.presets.presets import find_preset
 from localspec.server import answering, form
 from localspec.server.answering import NewPiece, Service, WaitingLine
 from localspec.server.app import Limits
-from localspec.server.completions import ChatCompletion, Completion, Infill, LlamaCompletion
+from localspec.server.completions import ChatCompletion, Completion
 from localspec.server.form import in_thread
 from localspec.server.guard import BodyReader
+from localspec.server.llama_completion import Infill, LlamaCompletion
 from localspec.server.messages import MessageForm
 from localspec.server.ollama import OllamaChat, OllamaGenerate
 from localspec.server.refusal import RequestError

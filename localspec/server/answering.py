@@ -24,6 +24,7 @@ from localspec.server.question import (
     RawPrompt,
     fim_prompt,
     prompt_of,
+    raw_prompt,
 )
 from localspec.server.refusal import RequestError, overloaded, stopping
 from localspec.server.served_models import AnsweredText, ServedModel, ServedModels
@@ -45,20 +46,27 @@ class ReadingPrompt(NamedTuple):
     """A long prompt is being read: so many of its tokens are decoded.
 
     num_cached: tokens that were there before. left_s: about how long the rest takes; None where
-    that is not known yet.
+    that is not known yet. took_s: how long it has taken until now.
     """
 
     num_decoded: int = 0
     num_tokens: int = 0
     num_cached: int = 0
     left_s: float | None = None
+    took_s: float = 0.0
 
     @property
     def field(self) -> dict[str, Any]:
         """The field of a response that shows progress, in every protocol."""
         left_s = None if self.left_s is None else round(self.left_s, 1)
-        told = {"processed": self.num_decoded, "total": self.num_tokens}
-        return {"prompt_progress": {**told, "cache": self.num_cached, "left_s": left_s}}
+        progress = {
+            "total": self.num_tokens,
+            "cache": self.num_cached,
+            "processed": self.num_decoded,
+            "time_ms": round(1000 * self.took_s),
+            "left_s": left_s,
+        }
+        return {"prompt_progress": progress}
 
     def __str__(self) -> str:
         text = f"reading {self.num_tokens - self.num_decoded:,} tokens".replace(",", " ")
@@ -297,6 +305,8 @@ class Answering:
         """
         asked, at_work = self.question, dict[asyncio.Task[None], PlaceInLine]()
         asks = [(each, n) for each in asked.inputs for n in range(asked.num_answers)]
+        # In a thread, since texts may be long.
+        same_options = await asyncio.to_thread(asked.options_for, engine.vocabulary)
         try:
             for number, (given, repetition) in enumerate(asks):
                 place = None
@@ -304,7 +314,7 @@ class Answering:
                     if (place := self._service.line.join_free(self.model)) is not None:
                         break
                     await self._one_ended(at_work)
-                options, seed = asked.options, asked.options.seed
+                options, seed = same_options, same_options.seed
                 if seed is not None:  # each answer to an input gets another
                     options = replace(options, seed=(seed + repetition) % (MAX_SEED + 1))
                 exchange = _TextExchange(engine, given, self, options)
@@ -339,6 +349,8 @@ class Answering:
                     if self.first_s is None:
                         self.first_s = time.monotonic() - self._joined_s
                         self._has_begun.set()
+                        if self.question.wants_progress:
+                            exchange.tell_all_read()
                     num_asked, num_cached = exchange.text.num_asked, exchange.num_cached
                     self._events.put(NewPiece(number, piece, num_asked, num_cached))
         finally:
@@ -352,17 +364,26 @@ class Answering:
             raise stopping()  # if the client is gone, nobody gets this
         self._events.put(Finished(number, reply))
 
-    def on_reading(self, num_decoded: int, num_tokens: int, num_cached: int) -> None:
-        """Pass on how far a prompt is read, and log it where that takes long."""
+    def on_reading(
+        self, num_decoded: int, num_tokens: int, num_cached: int, took_s: float
+    ) -> None:
+        """Pass on how far a prompt is read, and log it where that takes long.
+
+        Args:
+            num_decoded: Tokens of the prompt that are read.
+            num_tokens: All tokens of the prompt.
+            num_cached: Tokens that were there before.
+            took_s: Seconds that reading has taken until now.
+        """
         left, token_s = num_tokens - num_decoded, self.model.token_s
         left_s = None if token_s is None else token_s * left
-        reading = ReadingPrompt(num_decoded, num_tokens, num_cached, left_s)
+        reading = ReadingPrompt(num_decoded, num_tokens, num_cached, left_s, took_s)
         is_long = left >= _LONG if left_s is None else left_s >= _LONG_S
         if is_long and time.monotonic() >= self._logs_s:
             if left_s is not None:  # else soon again
                 self._logs_s = time.monotonic() + _LOGGED_S
             logger.info("%s", reading)
-        if num_decoded > num_cached:
+        if num_decoded > num_cached or self.question.wants_progress:
             self._events.put(reading)
 
     def _end(self, _work: asyncio.Task[None]) -> None:
@@ -386,6 +407,7 @@ class _TextExchange(Exchange):
 
     text: AnsweredText  # set when the prompt is made
     num_cached, _begun_s = 0, 0.0
+    _num_told_read = 0  # tokens of the prompt
 
     def __init__(
         self, engine: IsolatedEngine, given: Input, answering: Answering, options: AnswerOptions
@@ -402,7 +424,7 @@ class _TextExchange(Exchange):
             tokens, num_stable = fim_prompt(self._engine, self._given, fim, limit)
             prompt = Prompt(tokens)
         elif isinstance(self._given, RawPrompt):
-            prompt = self._engine._raw_prompt(self._given.prompt)
+            prompt = raw_prompt(self._engine, self._given)
         else:
             use, variables = self._question.use, self._question.variables
             prompt = prompt_of(self._engine, self._given, use, is_cancelled, variables)
@@ -415,12 +437,22 @@ class _TextExchange(Exchange):
 
     def on_cached(self, num_cached: int, num_tokens: int) -> None:
         self.num_cached, self._begun_s = num_cached, time.monotonic()
-        self._answering.on_reading(num_cached, num_tokens, num_cached)
+        self._tell(num_cached, num_tokens)
 
     def on_prompt(self, num_decoded: int, num_tokens: int) -> None:
         num_read = num_decoded - self.num_cached
         self._model.token_s = (time.monotonic() - self._begun_s) / max(num_read, 1)
-        self._answering.on_reading(num_decoded, num_tokens, self.num_cached)
+        self._tell(num_decoded, num_tokens)
+
+    def tell_all_read(self) -> None:
+        """Say that the prompt is read, unless the last batch has said so."""
+        if self._num_told_read < self.text.num_asked:
+            self._tell(self.text.num_asked, self.text.num_asked)
+
+    def _tell(self, num_decoded: int, num_tokens: int) -> None:
+        self._num_told_read = num_decoded
+        took_s = time.monotonic() - self._begun_s
+        self._answering.on_reading(num_decoded, num_tokens, self.num_cached, took_s)
 
     def remember(self, reply: Reply, said: object) -> None:
         prompt = self.text.tokens[: self.text.num_asked]

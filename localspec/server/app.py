@@ -26,7 +26,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localspec.errors import LocalspecError
 from localspec.preflight.plan import MOST_PARALLEL
-from localspec.server import completions, embeddings, messages, ollama, responses
+from localspec.server import (
+    completions,
+    embeddings,
+    llama_completion,
+    messages,
+    ollama,
+    responses,
+)
 from localspec.server.answering import Answering, Service, WaitingLine
 from localspec.server.counters import PROMETHEUS, Counters
 from localspec.server.encoding import json_response, sent_bytes
@@ -44,14 +51,14 @@ LAST_ANSWER_S = 3.0  # for the running answers when the server stops; uvicorn wa
 # The kind of a request to each path.
 _POSTS: dict[str, RequestReader] = {
     "/v1/chat/completions": completions.ChatCompletion,
-    "/v1/chat/completions/input_tokens": completions.input_tokens,
+    "/v1/chat/completions/input_tokens": completions.chat_input_tokens,
     "/v1/completions": completions.Completion,
     "/v1/responses": responses.ResponseForm,
-    "/v1/responses/input_tokens": responses.input_tokens,
+    "/v1/responses/input_tokens": responses.response_input_tokens,
     "/v1/messages": messages.MessageForm,
     "/v1/messages/count_tokens": messages.count_tokens,
-    "/completion": completions.LlamaCompletion,
-    "/infill": completions.Infill,
+    "/completion": llama_completion.LlamaCompletion,
+    "/infill": llama_completion.Infill,
     "/v1/embeddings": embeddings.embeddings,
     "/v1/rerank": embeddings.rerank,
     "/api/embed": embeddings.ollama_embed,

@@ -190,9 +190,10 @@ def openai_options(fields: Fields) -> dict[str, Any]:
 
 def _inputs(fields: Fields) -> list[Input]:
     """The prompts, each to be filled in before the same `suffix` if there is one."""
-    prompts, after = fields.prompts("prompt", MOST_ANSWERS), fields.text("suffix")
+    prompts = fields.prompts("prompt", MOST_ANSWERS, may_be_mixed=True)
+    after = fields.text("suffix")
     if not after:
-        return [*map(RawPrompt, prompts)]
+        return [RawPrompt(each) for each in prompts]
     texts = [each for each in prompts if isinstance(each, str)]
     if len(texts) < len(prompts):
         fields.refuse("prompt", "Give texts, where there is a suffix.")
@@ -281,7 +282,7 @@ class ChatCompletion(OpenAIForm):
         return {"index": number, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
-def input_tokens(fields: Fields) -> Aside:
+def chat_input_tokens(fields: Fields) -> Aside:
     """Answer a request to /v1/chat/completions/input_tokens: the tokens in the prompt."""
     messages = checked_messages(fields.any("messages"))
     variables = template_variables(fields, effort=fields.text("reasoning_effort"))
@@ -354,70 +355,6 @@ def _one_logprob(token: TokenLogprob, raw: Mapping[int, bytes]) -> dict[str, Any
         "logprob": max(token.logprob, _LOWEST_LOGPROB),
         "bytes": list(raw.get(token.token_id, token.text.encode())),
     }
-
-
-_STOPS = {"length": "limit", "cancelled": "none"}
-
-
-class LlamaCompletion(Form):
-    """A request to /completion, and its answer."""
-
-    def __init__(self, fields: Fields) -> None:
-        options = openai_options(fields)
-        limit = max_tokens(fields, "n_predict", "max_tokens")
-        self._only_reads = limit == 0  # as an editor does before it asks
-        options["max_tokens"] = 1 if self._only_reads else limit
-        self.question = Question(fields, [self._input(fields)], options)
-
-    def _input(self, fields: Fields) -> Input:
-        return RawPrompt(*fields.prompts("prompt", 1))
-
-    def body(self, finished: Sequence[Finished]) -> Any:
-        text = "" if self._only_reads else finished[-1].reply.text
-        return {**self._last(finished[-1]), "content": text}
-
-    def text_for(self, event: Event) -> str:
-        if isinstance(event, Finished):
-            return sse_event(self._last(event))
-        if not isinstance(event, NewPiece):
-            return ":\n\n"  # a comment, so that the client sees that the server is there
-        text = "" if self._only_reads else event.piece.text
-        return sse_event({"content": text, "stop": False}) if text else ""
-
-    def _last(self, finished: Finished) -> dict[str, Any]:
-        reply, stats = finished.reply, finished.reply.stats
-        stop = "eos" if reply.stopped_by is None else "word"
-        return {
-            "index": 0,
-            "content": "",
-            "stop": True,
-            "model": self.model.name,
-            "tokens_predicted": 0 if self._only_reads else stats.completion_tokens,
-            "tokens_evaluated": stats.prompt_tokens,
-            "tokens_cached": stats.cached_prompt_tokens,
-            "truncated": False,
-            "stop_type": _STOPS.get(reply.finish_reason, stop),
-            "stopping_word": reply.stopped_by or "",
-            **own_fields(reply),
-        }
-
-
-class Infill(LlamaCompletion):
-    """A request to /infill: a text to be filled in between two others."""
-
-    def _input(self, fields: Fields) -> Input:
-        before, after = fields.text("input_prefix"), fields.text("input_suffix")
-        for name, value in (("input_prefix", before), ("input_suffix", after)):
-            if value is None:
-                fields.refuse(name, "Give the text on that side; it may be empty.")
-        files = []
-        for each in fields.objects("input_extra"):
-            text = each.text("text")
-            if text is None:
-                each.refuse("text", "Give the file's text.")
-            files.append((each.text("filename") or "file", text))
-        begun = fields.text("prompt") or ""  # of the line that is being typed
-        return FimPrompt(f"{before}{begun}", after or "", files)
 
 
 def tokenize(fields: Fields) -> Aside:

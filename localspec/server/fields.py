@@ -71,14 +71,31 @@ class Fields:
             self.refuse(name, f"Give a string, or up to {MOST_TEXTS} of them.")
         return list(given)
 
-    def prompts(self, name: str, most: int) -> list[str | list[int]]:
-        """Prompts, at least 1 and at most `most`, each a string or token ids."""
+    def prompts(
+        self, name: str, most: int, *, may_be_mixed: bool = False
+    ) -> list[str | list[int | str]]:
+        """Prompts, at least 1 and at most `most`, each a string or token ids.
+
+        Args:
+            name: The field's.
+            most: How many prompts there may be.
+            may_be_mixed: Whether one list may have both strings and token ids.
+
+        Raises:
+            RequestError: For anything else.
+        """
         value = self.any(name)
-        given = [value] if isinstance(value, str) or _is_ids(value) else value
+
+        def is_prompt(given: object) -> bool:
+            is_mixed = may_be_mixed and _is_mixed(given)
+            return isinstance(given, str) or _is_ids(given) or is_mixed
+
+        given = [value] if is_prompt(value) else value
         is_list = isinstance(given, list) and 0 < len(given) <= most
-        if not is_list or not all(isinstance(each, str) or _is_ids(each) for each in given):
+        if not is_list or not all(map(is_prompt, given)):
+            mixed = ", or a list of both" if may_be_mixed else ""
             several = "" if most == 1 else f", or up to {most} of these"
-            self.refuse(name, f"Give a string or a list of token ids{several}.")
+            self.refuse(name, f"Give a string or a list of token ids{mixed}{several}.")
         return list(given)
 
     def object(self, name: str) -> Fields:
@@ -134,6 +151,11 @@ def _is_list(value: object, kind: type) -> bool:
 def _is_ids(value: Any) -> bool:
     """Whether a value is a list of token ids, at least one."""
     return bool(value) and _is_list(value, int) and bool not in map(type, value)
+
+
+def _is_mixed(value: Any) -> bool:
+    """Whether a value is a list of both token ids and texts."""
+    return isinstance(value, list) and set(map(type, value)) == {int, str}
 
 
 def _is_number(value: object) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, get_type_hints
 
 from localspec.chat.messages import as_text
@@ -18,12 +20,13 @@ from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.options import AnswerOptions, spec_of
 from localspec.tools.tool import ToolUse
+from localspec.vocabulary import Vocabulary, with_bos
 
 
 class RawPrompt(NamedTuple):
-    """A prompt without a chat template: text or token ids."""
+    """A prompt without a chat template: text, token ids, or a list of both."""
 
-    prompt: str | Sequence[int]
+    prompt: str | Sequence[int | str]
 
 
 class FimPrompt(NamedTuple):
@@ -63,6 +66,11 @@ FUNCTION_TYPES = (None, "function")  # of tools that are functions
 _IMPOSSIBLE = ("xtc_probability", "mirostat")
 
 
+TextBiases = Sequence[tuple[str, float]]
+# The key of `TextBiases` among the options, until the vocabulary is there.
+_TEXT_BIASES = "logit_bias_of_texts"
+
+
 class Question:
     """A request for answers.
 
@@ -72,7 +80,8 @@ class Question:
     template, as `template_variables` gives them. streams: whether the client reads the answer
     piece by piece. keep_s: seconds without a question until the model is unloaded, from now on;
     None changes nothing. client: whose it is, as `AccessRules.client_of` has it, once that is
-    known.
+    known. wants_progress: whether the client asks how far its prompt is read, however short
+    that is.
 
     Raises RequestError and OptionError for a request that is wrong.
     """
@@ -89,7 +98,9 @@ class Question:
     ) -> None:
         self.model_name = fields.text("model")
         self.inputs = inputs
-        self.options = AnswerOptions.of(**options)
+        given = dict(options)
+        self._text_biases: TextBiases = given.pop(_TEXT_BIASES, ())
+        self.options = AnswerOptions.of(**given)
         self.use = self.options.tool_use(())
         self.not_kept = not_kept(spec_of(self.options))
         self.variables = variables
@@ -97,6 +108,24 @@ class Question:
         self.streams = bool(fields.flag("stream"))
         self.client = ""
         self.keep_s = keep_s
+        self.wants_progress = bool(fields.flag("return_progress"))
+
+    def options_for(self, vocabulary: Vocabulary) -> AnswerOptions:
+        """The options, where a bias on a text is one on each token of it, as in llama-server.
+
+        Args:
+            vocabulary: The model's.
+        """
+        if not self._text_biases:
+            return self.options
+        changes = dict(self.options.changes)
+        biases: dict[Any, Any] = {}
+        for text, bias in self._text_biases:
+            for token in vocabulary.tokenize(text, parse_special=False):
+                biases[token] = bias
+        of_ids = changes.get("logit_bias")
+        biases |= of_ids if isinstance(of_ids, Mapping) else {}
+        return replace(self.options, changes={**changes, "logit_bias": biases})
 
 
 def answer_options(fields: Fields) -> dict[str, Any]:
@@ -111,7 +140,8 @@ def answer_options(fields: Fields) -> dict[str, Any]:
             found[name] = 2**31 - 1
     if found["top_k"] is not None:
         found["top_k"] = max(found["top_k"], 0)  # below 0 it is off elsewhere
-    found["logit_bias"] = _logit_bias(fields)
+    found["logit_bias"], text_biases = _logit_bias(fields)
+    found[_TEXT_BIASES] = text_biases or None
     for name in _IMPOSSIBLE:
         if fields.number(name):
             SamplingParams().changed({name: fields.number(name)})  # raises, and says why
@@ -158,19 +188,40 @@ def asked_logprobs(fields: Fields, *, is_asked: bool | None) -> int | None:
     return num_top or 0 if is_asked else None
 
 
-def _logit_bias(fields: Fields) -> dict[Any, Any] | None:
-    """A map of token ids to numbers, or llama.cpp's list of pairs, where false is a ban."""
+_BAN = float("-inf")
+_ID = re.compile(r"-?[0-9]+")
+
+
+def _logit_bias(fields: Fields) -> tuple[dict[Any, Any] | None, TextBiases]:
+    """The biases of token ids, and those of texts.
+
+    Clients send a map, where a key is an id or a text, or llama.cpp's list of pairs, where a
+    string is always a text. The bias `false` is a ban.
+    """
     given = fields.any("logit_bias")
-    if isinstance(given, list) and all(isinstance(p, list) and len(p) == 2 for p in given):
-        given = {str(token): bias for token, bias in given}
     if given is None:
-        return None
-    if not isinstance(given, dict):
-        fields.refuse("logit_bias", "Map token ids to numbers.")
-    biases, ban = Fields(given, "logit_bias."), float("-inf")
-    return {
-        token: ban if bias is False else biases.number(token) for token, bias in given.items()
-    }
+        return None, ()
+    if isinstance(given, list) and all(isinstance(p, list) and len(p) == 2 for p in given):
+        pairs = [(token, isinstance(token, str), bias) for token, bias in given]
+    elif isinstance(given, dict):
+        pairs = [(key, not _ID.fullmatch(key), bias) for key, bias in given.items()]
+    else:
+        fields.refuse("logit_bias", "Map token ids or texts to numbers.")
+    ids: dict[Any, Any] = {}
+    texts: list[tuple[str, float]] = []
+    for key, is_text, bias in pairs:
+        number = (
+            _BAN if bias is False else Fields({str(key): bias}, "logit_bias.").number(str(key))
+        )
+        if number is None:
+            fields.refuse("logit_bias", f"Give {key!r:.80} a number, or false for a ban.")
+        if not is_text:
+            ids[str(key)] = number
+        elif key:
+            texts.append((key, number))
+        else:
+            fields.refuse("logit_bias", "Give texts of a character or more.")
+    return ids, texts
 
 
 def openai_tools(fields: Fields) -> dict[str, Any]:
@@ -309,6 +360,28 @@ def prompt_of(
     return engine._make_prompt(
         messages, use, is_cancelled, template=None, think=True, variables=variables
     )
+
+
+def raw_prompt(engine: IsolatedEngine, given: RawPrompt) -> Prompt:
+    """The prompt of text, token ids, or a list of both, where a text goes on behind an id.
+
+    Raises:
+        OptionError: For an id outside the vocabulary.
+    """
+    parts = given.prompt
+    if isinstance(parts, str):
+        return engine._raw_prompt(parts)
+    vocabulary = engine.vocabulary
+    tokens: list[int] = []
+    for number, part in enumerate(parts):
+        if isinstance(part, int):
+            tokens.append(part)
+            continue
+        before = tokens[-1] if tokens else None
+        tokens += vocabulary.tokenize(part, parse_special=True, after=before)
+        if number == 0:
+            tokens = with_bos(tokens, vocabulary)
+    return engine._raw_prompt(tokens)
 
 
 _ANSWER = 256  # tokens that are left free for an answer, or more if it may be longer

@@ -41,6 +41,9 @@ _CODES = (
 )
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _ANTHROPIC_TYPES = {**_OPENAI_TYPES, 413: "request_too_large", 503: "overloaded_error"}
+_LLAMA_TYPES = {**_OPENAI_TYPES, 503: "unavailable_error"}
+_TYPE_IF_TOO_LONG = "exceed_context_size_error"  # of a prompt, in llama-server
+_LLAMA_PATHS = ("/completion", "/infill")
 # Python's words in hints, and the words for clients of the server.
 _CLIENT_WORDS = {
     "a str": "a string",
@@ -134,6 +137,8 @@ def refusal_response(path: str, error: RequestError) -> Response:
         headers["retry-after"] = str(_RETRY_AFTER_S)
     if path.removeprefix("/v1").startswith("/messages"):
         body = anthropic_error(error)
+    elif path in _LLAMA_PATHS:
+        body = llama_error(error)
     else:
         body = {"error": error.sentence} if path.startswith("/api/") else openai_error(error)
     return json_response(body, error.status, headers)
@@ -148,8 +153,33 @@ def openai_error(error: RequestError) -> dict[str, Any]:
             "type": _OPENAI_TYPES.get(error.status, kind),
             "param": error.param,
             "code": error.code,
+            **_sizes(error),
         }
     }
+
+
+def llama_error(error: RequestError) -> dict[str, Any]:
+    """The error in the shape of llama-server's own endpoints."""
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    sizes = _sizes(error)
+    return {
+        "error": {
+            "code": error.status,
+            "message": error.sentence,
+            "type": _TYPE_IF_TOO_LONG if sizes else _LLAMA_TYPES.get(error.status, kind),
+            **sizes,
+        }
+    }
+
+
+def _sizes(error: RequestError) -> dict[str, int]:
+    """The sizes of a prompt that does not fit and of the context, as llama-server has them."""
+    cause = error.__cause__
+    if not isinstance(cause, ContextError):
+        return {}
+    if cause.num_tokens is None or cause.context_length is None:
+        return {}
+    return {"n_prompt_tokens": cause.num_tokens, "n_ctx": cause.context_length}
 
 
 def anthropic_error(error: RequestError) -> dict[str, Any]:

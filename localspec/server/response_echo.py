@@ -1,4 +1,4 @@
-"""What an answer of OpenAI's Responses repeats of its request."""
+"""The fields of an answer of OpenAI's Responses that repeat its request."""
 
 from __future__ import annotations
 

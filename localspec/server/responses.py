@@ -223,7 +223,7 @@ class ResponseForm(Form):
         return response
 
 
-def input_tokens(fields: Fields) -> Aside:
+def response_input_tokens(fields: Fields) -> Aside:
     """Answer a request to /v1/responses/input_tokens: the number of tokens in the prompt."""
     messages = _input_messages(fields)
     return input_tokens_aside(fields, messages, openai_tools(fields), _variables(fields))
