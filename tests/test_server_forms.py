@@ -23,7 +23,7 @@ from localspec.speculative.metrics import Provenance
 from localspec.streaming.reply import Piece
 from localspec.tools.tool import CallPiece
 
-DEMO = SimpleNamespace(name="demo", sampling=SamplingParams())
+DEMO = SimpleNamespace(name="demo", sampling=SamplingParams(), fingerprint="fp_1")
 QUESTION = {"messages": [{"role": "user", "content": "Hello!"}], "stream": True}
 
 

@@ -37,6 +37,7 @@ from localspec.server.question import (
     answer_form,
     answer_options,
     asked_logprobs,
+    constraint_fields,
     max_tokens,
     openai_tools,
     template_variables,
@@ -116,7 +117,7 @@ class OpenAIForm(Form):
             "object": self.objects[number],
             "created": self._created,
             "model": self.model.name,
-            "system_fingerprint": None,
+            "system_fingerprint": self.model.fingerprint,
             "choices": choices,
         }
 
@@ -184,8 +185,8 @@ class Completion(OpenAIForm):
 
 def openai_options(fields: Fields) -> dict[str, Any]:
     """The options that all forms of completions share."""
-    form = {"json_schema": fields.any("json_schema"), "grammar": fields.text("grammar") or None}
-    return {**answer_options(fields), **form, "stop": fields.texts("stop")}
+    stop = {"stop": fields.texts("stop")}
+    return {**answer_options(fields), **constraint_fields(fields), **stop}
 
 
 def _inputs(fields: Fields) -> list[Input]:

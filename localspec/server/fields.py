@@ -62,13 +62,13 @@ class Fields:
             self.refuse(name, f"Choose {least} to {most}.")
         return value
 
-    def texts(self, name: str) -> list[str] | None:
-        """A short list of strings; a single string is a list of one."""
+    def texts(self, name: str, most: int = MOST_TEXTS) -> list[str] | None:
+        """A list of up to `most` strings; a single string is a list of one."""
         given = self.any(name)
         if given is None or isinstance(given, str):
             return None if given is None else [given]
-        if not _is_list(given, str) or len(given) > MOST_TEXTS:
-            self.refuse(name, f"Give a string, or up to {MOST_TEXTS} of them.")
+        if not _is_list(given, str) or len(given) > most:
+            self.refuse(name, f"Give a string, or up to {most} of them.")
         return list(given)
 
     def prompts(

@@ -322,6 +322,61 @@ def answer_form(form: Fields) -> dict[str, Any]:
     return {"json_schema": schema, "strict": holder.flag("strict") is True}
 
 
+_MOST_CHOICES = 1000
+# For each field of llama-server and vLLM, the keyword of the constraint that it gives.
+_CONSTRAINTS = {
+    "json_schema": "json_schema",
+    "grammar": "grammar",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choices",
+    "guided_grammar": "grammar",
+}
+_STRUCTURED = {
+    "json": "json_schema",
+    "regex": "regex",
+    "choice": "choices",
+    "grammar": "grammar",
+}
+
+
+def constraint_fields(fields: Fields) -> dict[str, Any]:
+    """The form of an answer in the words of llama-server and vLLM: one keyword at most.
+
+    Raises:
+        RequestError: For another type, for two of these fields, and for a `structured_outputs`
+            that has none of the known forms.
+    """
+    given = [
+        (name, keyword, _constraint(fields, name, keyword))
+        for name, keyword in _CONSTRAINTS.items()
+    ]
+    within = fields.object("structured_outputs")
+    given += [
+        (f"structured_outputs.{name}", keyword, _constraint(within, name, keyword))
+        for name, keyword in _STRUCTURED.items()
+    ]
+    if within.flag("json_object"):
+        given.append(("structured_outputs.json_object", "json_schema", {"type": "object"}))
+    found = [each for each in given if each[2] is not None and each[2] != ""]
+    if len(found) > 1:
+        names = " and ".join(name for name, _, _ in found)
+        raise RequestError(f"{names} are both given", "Give one of them.", param=found[1][0])
+    if within.values and not any(name in within for name in (*_STRUCTURED, "json_object")):
+        forms = ", ".join(_STRUCTURED)
+        fields.refuse("structured_outputs", f"Give one of {forms}, or json_object.")
+    return {keyword: value for _, keyword, value in found}
+
+
+def _constraint(fields: Fields, name: str, keyword: str) -> Any:
+    """The value of a field that gives a constraint; None if it is missing."""
+    if keyword == "json_schema":
+        return fields.any(name)
+    if keyword == "choices":
+        return fields.texts(name, _MOST_CHOICES)
+    return fields.text(name)
+
+
 def templated(
     messages: Sequence[Message], tools: Mapping[str, Any], variables: Mapping[str, Any]
 ) -> Callable[[IsolatedEngine], list[int]]:

@@ -21,6 +21,7 @@ from localspec.server.question import (
     answer_form,
     answer_options,
     asked_logprobs,
+    constraint_fields,
     flat_name,
     max_tokens,
     namespaced,
@@ -60,7 +61,7 @@ class ResponseForm(Form):
     def __init__(self, fields: Fields) -> None:
         if fields.flag("background"):
             fields.refuse("background", "Leave it out: answers are given at once.")
-        options = answer_options(fields) | openai_tools(fields)
+        options = answer_options(fields) | constraint_fields(fields) | openai_tools(fields)
         options |= answer_form(fields.object("text").object("format"))
         options["max_tokens"] = max_tokens(fields, "max_output_tokens")
         options["stop"] = fields.texts("stop")

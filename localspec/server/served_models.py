@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import hashlib
 import math
 import threading
 import time
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
+from localspec._version import __version__
 from localspec.engine.embedder import located_embedder
 from localspec.engine.models import CacheDisk
 from localspec.engine.sources import named_sources
@@ -125,6 +127,12 @@ class ServedFile(abc.ABC, Generic[_Opened]):
         self.loading: asyncio.Task[_Opened] | None = None
         self.num_users = 0
         self.used_s = 0.0
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that changes with the model's file and with localspec's version."""
+        facts = f"{__version__} {self.name} {self.size_bytes} {self.created}"
+        return f"fp_{hashlib.sha256(facts.encode('utf-8', 'replace')).hexdigest()[:10]}"
 
     def is_called(self, name: str | None) -> bool:
         """Whether the model has that name. Ollama's clients add a tag to each."""
