@@ -136,6 +136,16 @@ def test_what_is_refused(embedder, reranker, demo_target, mean):
         ranking.rank("fox", ["hen"])
 
 
+def test_a_server_does_not_start_with_a_model_that_gives_no_vectors(demo_target):
+    """Or each request would fail."""
+    with pytest.raises(localspec.ModelFileError, match="is no embedding model"):
+        ServedEmbedder(str(demo_target))
+    done = run("serve", "demo", "--embeddings", str(demo_target))
+    assert done.exit_code != 0
+    assert f"{demo_target.name} is no embedding model" in done.output.replace("\n", " ")
+    assert "Choose an embedding model" in done.output
+
+
 def test_a_reranker_gives_each_document_its_score(reranker):
     with localspec.load_embedder(reranker) as ranking:
         found = ranking.rank("fox", TEXTS)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localspec.errors import ContextError, OptionError
-from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.check import check_embedder_file
 from localspec.gguf_file.header import Header
 from localspec.llama.options import LlamaOptions
 from localspec.presets.located import locate_source
@@ -144,7 +144,7 @@ def load_embedder(
     Raises ModelFileError if it is no such model, PresetError if it is not here, OptionError,
     and MemoryLimitError.
     """
-    header = check_model_file(located_embedder(model), embeds=True)
+    header = check_embedder_file(located_embedder(model))
     options = LlamaOptions(
         context_length=context_length, num_threads=num_threads, num_gpu_layers=num_gpu_layers
     )

@@ -41,6 +41,26 @@ def check_model_file(path: Path, *, embeds: bool = False) -> Header:
     return check_parts(parts, embeds=embeds)
 
 
+def check_embedder_file(path: Path) -> Header:
+    """The header of a model that turns texts into vectors, or gives documents scores.
+
+    Raises:
+        ModelFileError: If the file is something else or a part is missing.
+    """
+    header = check_model_file(path, embeds=True)
+    if not _pools(header):
+        raise ModelFileError(
+            f"{path} is no embedding model: it does not say how a text becomes one vector",
+            "Choose an embedding model, whose file has a pooling_type.",
+        )
+    return header
+
+
+def _pools(header: Header) -> bool:
+    """Whether the file makes one vector of a text's rows."""
+    return header.number(f"{header.architecture}.pooling_type") > 0
+
+
 def check_parts(parts: Sequence[Header], *, embeds: bool = False) -> Header:
     """The header of a model's first part, with the tensors of all parts.
 
@@ -74,8 +94,7 @@ def check_parts(parts: Sequence[Header], *, embeds: bool = False) -> Header:
     looks_ahead = header.metadata.get(f"{architecture}.attention.causal") is False
     shape = ModelShape(header)
     is_block_head = shape.architecture.head_graph is HeadGraph.BLOCK
-    pools = header.number(f"{architecture}.pooling_type") > 0
-    if not embeds and (pools or (looks_ahead and not is_block_head)):
+    if not embeds and (_pools(header) or (looks_ahead and not is_block_head)):
         raise ModelFileError(
             f"{path} is an embedding model",
             "Choose a text generation model; load_embedder(MODEL) opens this one.",

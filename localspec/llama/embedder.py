@@ -70,7 +70,7 @@ class LlamaEmbedder(LlamaContext):
 
     @classmethod
     def load(cls, header: Header, options: LlamaOptions, watch: LoadWatch) -> LlamaEmbedder:
-        """Load the file of that header, which `check_model_file` has checked.
+        """Load the file of that header, which `check_embedder_file` has checked.
 
         Raises as `LlamaModel.open` does.
         """

@@ -19,7 +19,7 @@ from localspec.engine.embedder import located_embedder
 from localspec.engine.models import CacheDisk
 from localspec.engine.sources import named_sources
 from localspec.errors import LocalspecError, MemoryLimitError, RpcError
-from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.check import check_embedder_file, check_model_file
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.header_vocabulary import fim_tokens
 from localspec.gguf_file.projector import NO_PROJECTOR, projector_beside
@@ -259,7 +259,7 @@ class ServedEmbedder(ServedFile[IsolatedEmbedder]):
 
     def __init__(self, model: str) -> None:
         self._path = located_embedder(model)
-        header = check_model_file(self._path, embeds=True)
+        header = check_embedder_file(self._path)
         preset = load_presets().get(stands_for(model))
         super().__init__(self._path.stem if preset is None else preset.name, header, preset)
         self.context_length = context_to_open(None, self.num_trained, self.file_name)
