@@ -497,7 +497,7 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url"}]}]
         ("chat", {"tool_choice": "required"}, "the tools are none"),
         ("chat", {"modalities": ["text", "audio"]}, "audio"),
         ("completions", {"prompt": [99_999_999]}, "99999999"),
-        ("completions", {"echo": True}, "echo is true"),
+        ("completions", {"echo": True, "suffix": "x"}, "echo is true"),
         ("responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
         ("responses", {"background": True}, "background"),
         ("messages", {"tool_choice": {"type": "tool"}}, "tool_choice is"),

@@ -236,16 +236,7 @@ class Engine(BaseEngine):
         """The loop's request. Raises ContextError, and as `constraint` does."""
         options, sampling = exchange.options, exchange.sampling
         num_tokens = len(prompt.tokens)
-        room = self.context_length - num_tokens
-        if not prompt.tokens:
-            raise OptionError("the prompt is empty", "Give at least one token.")
-        if room < 1:
-            raise ContextError(
-                f"the prompt has {num_tokens} tokens; the context holds {self.context_length}",
-                longer_context("Shorten it", self),
-                num_tokens=num_tokens,
-                context_length=self.context_length,
-            )
+        room = self.room_behind(num_tokens)
         constraint = self._constrainer.constraint(options, prompt)
         seed = fresh_seed() if options.seed is None else options.seed
         return Request(
@@ -262,6 +253,25 @@ class Engine(BaseEngine):
             is_end=self.vocabulary.is_end,
             kinds=kinds,
         )
+
+    def room_behind(self, num_tokens: int) -> int:
+        """How many tokens the answer to a prompt of so many may have, at least one.
+
+        Raises:
+            OptionError: For a prompt without a token.
+            ContextError: For one that leaves no room.
+        """
+        room = self.context_length - num_tokens
+        if num_tokens == 0:
+            raise OptionError("the prompt is empty", "Give at least one token.")
+        if room < 1:
+            raise ContextError(
+                f"the prompt has {num_tokens} tokens; the context holds {self.context_length}",
+                longer_context("Shorten it", self),
+                num_tokens=num_tokens,
+                context_length=self.context_length,
+            )
+        return room
 
     def _reference(self, prompt: Prompt, options: AnswerOptions) -> list[int]:
         """The tokens of the prediction, for the lookup to propose from; none without one."""

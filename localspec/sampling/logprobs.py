@@ -45,15 +45,21 @@ class TokenLogprobs:
 def token_logprobs(
     token: int,
     logits: Logits,
-    distribution: Distribution,
+    distribution: Distribution | None,
     num_top: int,
     bytes_of: Callable[[int], bytes],
 ) -> TokenLogprobs:
-    """The log-probabilities of an emitted token and of the num_top best ones at its position.
+    """The log-probabilities of a token and of the best ones at its position.
 
-    logits: (vocab,) and distribution: the target's, at that position. bytes_of: a token's.
+    Args:
+        token: The id of one that was emitted, or that stands in a prompt.
+        logits: The target's row at that position, (vocab,).
+        distribution: The one that the token was drawn from. None for a token of a prompt, which
+            was not drawn: `after` is as `before`, and `top_after` empty.
+        num_top: How many of the best tokens to list.
+        bytes_of: Gives the bytes of a token.
     """
-    own = _logprobs(logits, np.array([token]))[0]
+    own = float(_logprobs(logits, np.array([token]))[0])
     raw: dict[int, bytes] = {}
 
     def text_of(one: int) -> str:
@@ -66,14 +72,18 @@ def token_logprobs(
     def named(top: list[tuple[int, float]]) -> tuple[TokenLogprob, ...]:
         return tuple(TokenLogprob(one, value, text_of(one)) for one, value in top)
 
+    after, top_after = own, tuple[TokenLogprob, ...]()
+    if distribution is not None:
+        after = math.log(distribution.prob(token))
+        top_after = named(top_of_distribution(distribution, num_top)) if num_top else ()
     return TokenLogprobs(
         token_id=token,
         text=text_of(token),
         raw=raw,
-        before=float(own),
-        after=math.log(distribution.prob(token)),
+        before=own,
+        after=after,
         top_before=named(top_of_row(logits, num_top)) if num_top else (),
-        top_after=named(top_of_distribution(distribution, num_top)) if num_top else (),
+        top_after=top_after,
     )
 
 

@@ -9,10 +9,12 @@ import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
 
+from localspec.engine.prompt_logprobs import prompt_logprobs
 from localspec.errors import EngineError
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.sampling.logprobs import TokenLogprobs
@@ -32,7 +34,7 @@ from localspec.speculative.metrics import Stats
 from localspec.speculative.randomness import MAX_SEED
 from localspec.streaming.answer import Answer
 from localspec.streaming.answer_text import Prompt
-from localspec.streaming.cancellation import CancelCheck
+from localspec.streaming.cancellation import CancelCheck, Cancellation, Watch
 from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.reply import Piece, Reply
@@ -104,11 +106,28 @@ class NewPiece(NamedTuple):
         return None if self.piece.logprobs is None else [self.piece.logprobs]
 
 
+class Echo(NamedTuple):
+    """The prompt of an answer, for a client that gets it in front of that.
+
+    number: the answer's. first: the text of the prompt's first token. logprobs: of the tokens
+    behind that one; None if they were not asked for.
+    """
+
+    number: int
+    text: str
+    first: str
+    logprobs: Sequence[TokenLogprobs] | None
+
+
 class Finished(NamedTuple):
-    """An answer is complete. number: its index among the request's answers."""
+    """An answer is complete.
+
+    number: its index among the request's answers. echo: its prompt, if that is asked for.
+    """
 
     number: int
     reply: Reply
+    echo: Echo | None = None
 
 
 Event = Waiting | ReadingPrompt | NewPiece | Finished
@@ -234,7 +253,9 @@ class Answering:
                 code="unsupported_value",
                 param="suffix",
             )
-        self._place = service.line.join(self.model)
+        # Whoever reads rows of a prompt works alone.
+        scores_prompt = question.echoes and question.options.logprobs is not None
+        self._place = service.line.join(None if scores_prompt else self.model)
         self.position = service.line.position_of(self._place)
         self._joined_s = time.monotonic()
         self.waited_s: float | None = None
@@ -242,7 +263,7 @@ class Answering:
         self._logs_s = 0.0  # when the next line about that may come
         self.stats: list[Stats] = []
         self.is_complete = False
-        self._events: Outbox[Event | None] = Outbox()  # None: all answers have ended
+        self._events: Outbox[Event | Echo | None] = Outbox()  # None: all answers have ended
         self._has_begun = asyncio.Event()  # the first piece has come, or its answer has ended
         self._work = asyncio.create_task(self._answer_in_turn())
         self._work.add_done_callback(self._end)
@@ -253,7 +274,7 @@ class Answering:
         """Whether its turn is still to come."""
         return not self._place.has_turn.is_set()
 
-    async def events(self) -> AsyncGenerator[list[Event], None]:
+    async def events(self) -> AsyncGenerator[list[Event | Echo], None]:
         """The events, several at once if they come faster than they are read.
 
         An error is raised after all events before it.
@@ -304,6 +325,7 @@ class Answering:
         The first one reads the prompt; the others then begin with a copy of that.
         """
         asked, at_work = self.question, dict[asyncio.Task[None], PlaceInLine]()
+        echo: Echo | None = None
         asks = [(each, n) for each in asked.inputs for n in range(asked.num_answers)]
         # In a thread, since texts may be long.
         same_options = await asyncio.to_thread(asked.options_for, engine.vocabulary)
@@ -314,12 +336,15 @@ class Answering:
                     if (place := self._service.line.join_free(self.model)) is not None:
                         break
                     await self._one_ended(at_work)
+                if asked.echoes:
+                    echo = await self._echo(engine, given, number, echo if repetition else None)
+                    self._events.put(echo)
                 options, seed = same_options, same_options.seed
                 if seed is not None:  # each answer to an input gets another
                     options = replace(options, seed=(seed + repetition) % (MAX_SEED + 1))
                 exchange = _TextExchange(engine, given, self, options)
                 answer = engine._answer(exchange)
-                task = asyncio.create_task(self._read(number, answer, exchange))
+                task = asyncio.create_task(self._read(number, answer, exchange, echo))
                 at_work[task] = place or self._place
                 await self._has_begun.wait()
                 if number == 0 and task.done():  # without a word; the others would fail, too
@@ -341,7 +366,41 @@ class Answering:
             self._service.line.leave(place)
         task.result()
 
-    async def _read(self, number: int, answer: Answer, exchange: _TextExchange) -> None:
+    async def _echo(
+        self, engine: IsolatedEngine, given: Input, number: int, before: Echo | None
+    ) -> Echo:
+        """The prompt in front of an answer, with log-probabilities if they are asked for.
+
+        Args:
+            engine: The model's.
+            given: The prompt as it came.
+            number: The answer's.
+            before: The same prompt in front of another answer.
+        """
+        assert isinstance(given, RawPrompt)  # others are refused
+        if before is not None:
+            return before._replace(number=number)
+        prompt = await asyncio.to_thread(raw_prompt, engine, given)
+        text_of = partial(engine.detokenize, special=True)
+        text = given.prompt
+        if not isinstance(text, str):
+            text = str(await asyncio.to_thread(text_of, prompt.tokens))
+        first = await asyncio.to_thread(text_of, prompt.tokens[:1])
+        if (num_top := self.question.options.logprobs) is None:
+            return Echo(number, text, first, None)
+        ended = Cancellation()
+        watch = Watch(lambda _stage, _left_s: None, ended)
+        measure = partial(engine._measure, prompt_logprobs, prompt.tokens, num_top, watch=watch)
+        work = asyncio.create_task(asyncio.to_thread(measure))
+        try:
+            return Echo(number, text, first, await asyncio.shield(work))
+        finally:
+            ended.request()  # nothing if it is over
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _read(
+        self, number: int, answer: Answer, exchange: _TextExchange, echo: Echo | None
+    ) -> None:
         """Read an answer, which makes its prompt first."""
         try:
             async with answer:
@@ -362,7 +421,7 @@ class Answering:
         reply = answer.reply()
         if reply.finish_reason == "cancelled":
             raise stopping()  # if the client is gone, nobody gets this
-        self._events.put(Finished(number, reply))
+        self._events.put(Finished(number, reply, echo))
 
     def on_reading(
         self, num_decoded: int, num_tokens: int, num_cached: int, took_s: float

@@ -15,7 +15,7 @@ from localspec.chat.template import NO_VARIABLES
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.pictures.cells import without_cells
 from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
-from localspec.server.answering import Event, Finished, NewPiece
+from localspec.server.answering import Echo, Event, Finished, NewPiece
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import (
@@ -89,7 +89,7 @@ class OpenAIForm(Form):
     def body(self, finished: Sequence[Finished]) -> Any:
         choices = [self._whole_choice(each) for each in finished]
         own = self._own_fields(finished[-1].reply)
-        return {**self._object(0, choices), "usage": usage_of(finished, self.question), **own}
+        return {**self._object(0, choices), "usage": self._usage(finished), **own}
 
     def text_for(self, event: Event) -> str:
         if isinstance(event, NewPiece):
@@ -101,8 +101,11 @@ class OpenAIForm(Form):
         return self._chunk([self._empty_choice(0, None)], **event.field)
 
     def end(self, finished: Sequence[Finished]) -> str:
-        usage = {"usage": usage_of(finished, self.question)}
+        usage = {"usage": self._usage(finished)}
         return (self._chunk([], **usage) if self._has_usage else "") + sse_event("[DONE]")
+
+    def _usage(self, finished: Sequence[Finished]) -> dict[str, Any]:
+        return usage_of(finished, self.question)
 
     def _own_fields(self, reply: Reply) -> dict[str, Any]:
         return own_fields(reply)
@@ -123,28 +126,52 @@ class OpenAIForm(Form):
 
 
 class Completion(OpenAIForm):
-    """A request to /v1/completions, and its answer."""
+    """A request to /v1/completions, and its answer.
+
+    With `echo` the prompt comes in front, and with logprobs those of its tokens. Then
+    max_tokens may be 0, as programs have it that only rate texts: one token is computed, and
+    not shown.
+    """
 
     id_prefix = "cmpl"
     objects = ("text_completion", "text_completion")
 
     def __init__(self, fields: Fields) -> None:
-        if fields.flag("echo"):
-            fields.refuse("echo", "Leave it out: put the prompt before the answer yourself.")
         options = openai_options(fields)
-        options["max_tokens"] = max_tokens(fields, "max_tokens", "n_predict")
+        limit = max_tokens(fields, "max_tokens", "n_predict")
+        echoes = bool(fields.flag("echo"))
+        self._only_echoes = echoes and limit == 0
+        options["max_tokens"] = 1 if self._only_echoes else limit
         options["logprobs"] = fields.whole_from("logprobs", 0, MOST_LOGPROBS)
-        super().__init__(fields, _inputs(fields), options)
+        inputs = _inputs(fields)
+        if echoes and any(isinstance(each, FimPrompt) for each in inputs):
+            fields.refuse("echo", "Leave it out, or the suffix.")
+        super().__init__(fields, inputs, options)
+        self.question.echoes = echoes
         self._offsets: dict[int, int] = {}  # of the next token, for each answer
 
+    def echoed(self, echo: Echo) -> str:
+        logprobs = self._echoed_lists(echo)
+        choice = {**self._empty_choice(echo.number, None), "text": echo.text}
+        return self._chunk([{**choice, "logprobs": logprobs}])
+
     def _whole_choice(self, finished: Finished) -> dict[str, Any]:
-        reply = finished.reply
-        logprobs = self._logprob_lists(finished.number, reply.logprobs)
-        whole = {"text": reply.text, "logprobs": logprobs}
+        text, echo = "", finished.echo
+        before = None
+        if echo is not None:
+            text, before = echo.text, self._echoed_lists(echo)
+        if self._only_echoes:
+            whole = {"text": text, "logprobs": before}
+        else:
+            lists = self._logprob_lists(finished.number, finished.reply.logprobs)
+            whole = {
+                "text": text + finished.reply.text,
+                "logprobs": lists if before is None else _joined_lists(before, lists),
+            }
         return {**self._empty_choice(finished.number, finished), **whole}
 
     def _choice(self, new: NewPiece) -> dict[str, Any] | None:
-        if not new.piece.text and new.logprobs is None:
+        if self._only_echoes or not (new.piece.text or new.logprobs is not None):
             return None
         logprobs = self._logprob_lists(new.number, new.logprobs)
         more = {"text": new.piece.text, "logprobs": logprobs}
@@ -152,7 +179,31 @@ class Completion(OpenAIForm):
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
         reason = None if finished is None else finished.reply.finish_reason
+        if finished is not None and self._only_echoes:
+            reason = "length"
         return {"index": number, "text": "", "logprobs": None, "finish_reason": reason}
+
+    def _usage(self, finished: Sequence[Finished]) -> dict[str, Any]:
+        usage = super()._usage(finished)
+        if self._only_echoes:
+            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+        return usage
+
+    def _echoed_lists(self, echo: Echo) -> dict[str, Any] | None:
+        """The lists of a prompt's tokens, whose first stands behind nothing."""
+        has_first = echo.text.startswith(echo.first)  # a begin token may be added
+        self._offsets[echo.number] = len(echo.first) if has_first else 0
+        lists = self._logprob_lists(echo.number, echo.logprobs)
+        self._offsets[echo.number] = len(echo.text)  # where the answer begins
+        if lists is None:
+            return None
+        first: dict[str, list[Any]] = {
+            "tokens": [echo.first],
+            "token_logprobs": [None],
+            "top_logprobs": [None],
+            "text_offset": [0],
+        }
+        return _joined_lists(first, lists)
 
     def _logprob_lists(
         self, number: int, found: Sequence[TokenLogprobs] | None
@@ -169,10 +220,7 @@ class Completion(OpenAIForm):
         return {
             "tokens": [each.text for each in found],
             "token_logprobs": [max(each.before, _LOWEST_LOGPROB) for each in found],
-            "top_logprobs": [
-                {top.text: max(top.logprob, _LOWEST_LOGPROB) for top in each.top_before}
-                for each in found
-            ],
+            "top_logprobs": [_best_by_text(each) for each in found],
             "text_offset": offsets,
         }
 
@@ -181,6 +229,21 @@ class Completion(OpenAIForm):
         given = self.question.inputs[number // self.question.num_answers]
         text = given.before if isinstance(given, FimPrompt) else getattr(given, "prompt", "")
         return len(text) if isinstance(text, str) else 0
+
+
+def _best_by_text(found: TokenLogprobs) -> dict[str, float]:
+    """The best tokens by their texts; of several with one text the most probable counts."""
+    best: dict[str, float] = {}
+    for top in found.top_before:
+        best.setdefault(top.text, max(top.logprob, _LOWEST_LOGPROB))
+    return best
+
+
+def _joined_lists(
+    before: Mapping[str, list[Any]], behind: Mapping[str, list[Any]] | None
+) -> dict[str, Any]:
+    """The lists of a text's log-probabilities, one behind the other."""
+    return {name: [*values, *(behind or {}).get(name, ())] for name, values in before.items()}
 
 
 def openai_options(fields: Fields) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from localspec.chat.template import Message
 from localspec.isolated.isolated_engine import IsolatedEngine
-from localspec.server.answering import Answering, Event, Finished, Service, Waiting
+from localspec.server.answering import Answering, Echo, Event, Finished, Service, Waiting
 from localspec.server.encoding import EVENTS, json_response, sent_bytes, sse_event
 from localspec.server.fields import Fields, read_fields
 from localspec.server.guard import CLIENT, BodyReader
@@ -57,6 +57,10 @@ class Form(abc.ABC):
     @abc.abstractmethod
     def text_for(self, event: Event) -> str:
         """The text of an event in a stream; "" for none."""
+
+    def echoed(self, echo: Echo) -> str:
+        """The text of a prompt in front of its answer in a stream; mostly none."""
+        return ""
 
     def end(self, finished: Sequence[Finished]) -> str:
         """The end of a stream behind its last answer; in some protocols nothing."""
@@ -188,7 +192,10 @@ class PostEndpoint:
                 finished += [each for each in events if isinstance(each, Finished)]
                 finished.sort(key=lambda each: each.number)
                 if form.question.streams:
-                    text = "".join(map(form.text_for, events))
+                    text = "".join(
+                        form.echoed(each) if isinstance(each, Echo) else form.text_for(each)
+                        for each in events
+                    )
                     silent_s = time.monotonic() - writer.written_s
                     if not text and silent_s > self._service.patience_s:
                         text = form.text_for(Waiting(0))  # what happens is not shown yet

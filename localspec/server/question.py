@@ -80,8 +80,9 @@ class Question:
     template, as `template_variables` gives them. streams: whether the client reads the answer
     piece by piece. keep_s: seconds without a question until the model is unloaded, from now on;
     None changes nothing. client: whose it is, as `AccessRules.client_of` has it, once that is
-    known. wants_progress: whether the client asks how far its prompt is read, however short
-    that is.
+    known. echoes: whether the prompt comes in front of the answer, with the log-probabilities
+    of its tokens if those of the answer are asked for. wants_progress: whether the client asks
+    how far its prompt is read, however short that is.
 
     Raises RequestError and OptionError for a request that is wrong.
     """
@@ -108,6 +109,7 @@ class Question:
         self.streams = bool(fields.flag("stream"))
         self.client = ""
         self.keep_s = keep_s
+        self.echoes = False
         self.wants_progress = bool(fields.flag("return_progress"))
 
     def options_for(self, vocabulary: Vocabulary) -> AnswerOptions:

@@ -1,0 +1,54 @@
+"""How probable a model finds each token of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from localspec.sampling.logprobs import TokenLogprobs, token_logprobs
+from localspec.speculative.loop import SpeculativeDecoder
+from localspec.streaming.cancellation import Watch
+
+if TYPE_CHECKING:
+    from localspec.engine.engine import Engine  # which loads libllama, as no server does
+
+
+def prompt_logprobs(
+    engine: Engine, tokens: Sequence[int], num_top: int, *, watch: Watch
+) -> list[TokenLogprobs]:
+    """The log-probability of each token but the first, which stands behind nothing.
+
+    The contexts have rows for as many tokens as a step may hold, so the prompt is decoded in
+    pieces of that size, and no cache is used.
+
+    Args:
+        engine: It must produce no answer meanwhile.
+        tokens: The prompt.
+        num_top: How many of the best tokens to list at each position.
+        watch: Its cancellation ends this within one decode.
+
+    Raises:
+        BusyError: While an answer is produced.
+        ContextError: For a prompt that leaves no room for an answer.
+        Interrupted: If it was cancelled.
+    """
+    engine.room_behind(len(tokens))
+    vocabulary = engine.vocabulary
+
+    def bytes_of(token: int) -> bytes:
+        return vocabulary.piece(token) or vocabulary.text(token).encode()
+
+    def work(loop: SpeculativeDecoder) -> list[TokenLogprobs]:
+        found: list[TokenLogprobs] = []
+        size = loop.target.max_outputs
+        before = tokens[:-1]
+        with watch.cancellation.obeyed(engine.cancel):
+            for begin in range(0, len(before), size):
+                part = before[begin : begin + size]
+                rows = loop.target.decode(part, len(part))
+                behind = tokens[begin + 1 : begin + 1 + len(part)]
+                for row, token in zip(rows, behind, strict=True):
+                    found.append(token_logprobs(token, row, None, num_top, bytes_of))
+        return found
+
+    return engine.exclusively(work)
