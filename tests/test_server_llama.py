@@ -96,7 +96,12 @@ def test_a_bias_may_name_a_text(server):
     assert set(forced) <= set(rare)
     plain = server.chat(max_tokens=12)["choices"]
     assert server.chat(max_tokens=12, logit_bias={word: False})["choices"] != plain
-    for wrong, what in (({"": 1}, "a character or more"), ({word: "much"}, "Give a number")):
+    many = {f"text {number}": 1 for number in range(257)}
+    for wrong, what in (
+        ({"": 1}, "a character or more"),
+        ({word: "much"}, "Give a number"),
+        (many, "up to 256 texts"),
+    ):
         response = server.ask("/completion", prompt="x", logit_bias=wrong)
         assert response.status_code == 400
         assert what in response.json()["error"]["message"]
@@ -115,7 +120,13 @@ def test_a_prompt_may_be_of_texts_and_ids(server):
         assert found["tokens"] == whole["tokens"]
         choices = complete(server, [mixed, mixed], path="/v1/completions")["choices"]
         assert {each["text"] for each in choices} == {whole["content"]}
-    for wrong in ([1, "a", 2.5], [1, "a", True], [[1, "a"], 3], [99_999_999, "a"]):
+    for wrong in (
+        [1, *["a"] * 257],
+        [1, "a", 2.5],
+        [1, "a", True],
+        [[1, "a"], 3],
+        [99_999_999, "a"],
+    ):
         assert server.ask("/completion", prompt=wrong).status_code == 400
     assert server.ask("/v1/embeddings", input=[1, "a"]).status_code == 400
 

@@ -72,7 +72,8 @@ def token_logprobs(
     def named(top: list[tuple[int, float]]) -> tuple[TokenLogprob, ...]:
         return tuple(TokenLogprob(one, value, text_of(one)) for one, value in top)
 
-    after, top_after = own, tuple[TokenLogprob, ...]()
+    after = own
+    top_after: tuple[TokenLogprob, ...] = ()
     if distribution is not None:
         after = math.log(distribution.prob(token))
         top_after = named(top_of_distribution(distribution, num_top)) if num_top else ()

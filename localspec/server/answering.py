@@ -339,7 +339,8 @@ class Answering:
                 if asked.echoes:
                     echo = await self._echo(engine, given, number, echo if repetition else None)
                     self._events.put(echo)
-                options, seed = same_options, same_options.seed
+                options = same_options
+                seed = options.seed
                 if seed is not None:  # each answer to an input gets another
                     options = replace(options, seed=(seed + repetition) % (MAX_SEED + 1))
                 exchange = _TextExchange(engine, given, self, options)

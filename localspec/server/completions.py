@@ -156,10 +156,11 @@ class Completion(OpenAIForm):
         return self._chunk([{**choice, "logprobs": logprobs}])
 
     def _whole_choice(self, finished: Finished) -> dict[str, Any]:
-        text, echo = "", finished.echo
+        text = ""
         before = None
-        if echo is not None:
-            text, before = echo.text, self._echoed_lists(echo)
+        if finished.echo is not None:
+            text = finished.echo.text
+            before = self._echoed_lists(finished.echo)
         if self._only_echoes:
             whole = {"text": text, "logprobs": before}
         else:

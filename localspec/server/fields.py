@@ -16,6 +16,7 @@ _Kind = TypeVar("_Kind")
 logger = logging.getLogger(__name__)
 
 MOST_TEXTS = 64  # the answer is searched for each of them at every step
+MOST_TOKENIZED = 256  # texts that a request has tokenised one by one, each a call of the child
 _MOST_SHOWN = 60  # characters of a value in an error
 _MOST_LOGGED = 1000  # names that a client makes up cost memory, too
 
@@ -96,6 +97,9 @@ class Fields:
             mixed = ", or a list of both" if may_be_mixed else ""
             several = "" if most == 1 else f", or up to {most} of these"
             self.refuse(name, f"Give a string or a list of token ids{mixed}{several}.")
+        parts = [part for each in given if isinstance(each, list) for part in each]
+        if sum(isinstance(part, str) for part in parts) > MOST_TOKENIZED:
+            self.refuse(name, f"Give up to {MOST_TOKENIZED} strings among token ids.")
         return list(given)
 
     def object(self, name: str) -> Fields:

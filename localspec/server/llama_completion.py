@@ -107,9 +107,10 @@ class LlamaCompletion(Form):
 
     def _taken(self, unsent: _Unsent) -> dict[str, Any]:
         """The fields of the tokens that no event has had yet; this one has them."""
-        tokens, logprobs = unsent.token_ids, unsent.logprobs
-        unsent.token_ids, unsent.logprobs = [], []
-        return {"tokens": tokens, **self._probabilities(logprobs)}
+        fields = {"tokens": unsent.token_ids, **self._probabilities(unsent.logprobs)}
+        unsent.token_ids = []
+        unsent.logprobs = []
+        return fields
 
     def _probabilities(self, found: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
         """The field with how probable tokens were, if that was asked for."""
@@ -119,7 +120,8 @@ class LlamaCompletion(Form):
         return {"completion_probabilities": [describe(each) for each in found]}
 
     def _last(self, finished: Finished) -> dict[str, Any]:
-        reply, stats = finished.reply, finished.reply.stats
+        reply = finished.reply
+        stats = reply.stats
         stop = "eos" if reply.stopped_by is None else "word"
         return {
             "index": finished.number,
@@ -162,7 +164,8 @@ class Infill(LlamaCompletion):
     """A request to /infill: a text to be filled in between two others."""
 
     def _inputs(self, fields: Fields) -> list[Input]:
-        before, after = fields.text("input_prefix"), fields.text("input_suffix")
+        before = fields.text("input_prefix")
+        after = fields.text("input_suffix")
         for name, value in (("input_prefix", before), ("input_suffix", after)):
             if value is None:
                 fields.refuse(name, "Give the text on that side; it may be empty.")

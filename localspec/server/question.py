@@ -13,7 +13,7 @@ from localspec.constraints.guidance import not_kept
 from localspec.gguf_file.header_vocabulary import FimTokens
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.sampling.params import SamplingKeywords, SamplingParams
-from localspec.server.fields import Fields
+from localspec.server.fields import MOST_TOKENIZED, Fields
 from localspec.server.refusal import RequestError
 from localspec.speculative.randomness import MAX_SEED
 from localspec.streaming.answer_text import Prompt
@@ -223,6 +223,8 @@ def _logit_bias(fields: Fields) -> tuple[dict[Any, Any] | None, TextBiases]:
             texts.append((key, number))
         else:
             fields.refuse("logit_bias", "Give texts of a character or more.")
+    if len(texts) > MOST_TOKENIZED:
+        fields.refuse("logit_bias", f"Name up to {MOST_TOKENIZED} texts, or use token ids.")
     return ids, texts
 
 
