@@ -135,8 +135,9 @@ def test_several_in_a_row_become_one_where_the_template_wants_turns(engine):
         for messages in (twice, once)
     ]
     assert replies[0].token_ids == replies[1].token_ids
+    mixed = [{"role": "critic", "content": "x"}, *once]
     with pytest.raises(TemplateError, match="roles must alternate"):
-        engine.generate([{"role": "system", "content": "x"}, *once], template=template).reply()
+        engine.generate(mixed, template=template).reply()
 
 
 def test_what_the_system_says_later_is_the_users_where_the_template_wants_it_first(engine):

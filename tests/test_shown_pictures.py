@@ -79,6 +79,19 @@ def in_words(demo_vocabulary):
     return say
 
 
+def test_what_the_system_says_stands_before_a_question_s_pictures(prompt_of, in_words):
+    """Where the template knows no system: with the words of the question."""
+    silent = CHATML.replace(
+        "in messages", "in messages if message.role in ('user', 'assistant')"
+    )
+    system = {"role": "system", "content": "Be brief."}
+    asked = user({"type": "image", "image": RED}, text(WORDS))
+    prompt = prompt_of([system, *asked], silent, Eyes())
+    shown = in_words(prompt.tokens)
+    assert re.search(rf"user\nBe brief\.\n\n.*\[3\].*{re.escape(WORDS)}", shown)
+    assert [each.digest for each in prompt.pictures] == [RED.digest]
+
+
 def around(demo_vocabulary):
     return [demo_vocabulary.detokenize([token], special=True) for token in (5, 6)]
 

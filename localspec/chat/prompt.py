@@ -18,6 +18,7 @@ from typing import Any
 from localspec.chat.control_guard import ControlGuard, Exposed, Hidden
 from localspec.chat.messages import fit_to_form, merged_messages
 from localspec.chat.shown import for_the_blind, for_the_seeing, in_front
+from localspec.chat.system_role import SystemRole
 from localspec.chat.template import NO_VARIABLES, ChatTemplate, Message
 from localspec.constraints.guidance import is_installed, problem_with
 from localspec.constraints.spec import ConstraintSpec, constraint_spec, readable_schema
@@ -55,6 +56,7 @@ class PromptMaker:
     ) -> None:
         bos, eos = vocabulary.text(vocabulary.bos), vocabulary.text(vocabulary.eos)
         self._template = ChatTemplate(source, bos=bos, eos=eos, think=think)
+        self._system_role = SystemRole(self._template)
         variables = {"bos_token": bos, "eos_token": eos}
         self._named = tuple(text for name, text in variables.items() if name in source)
         self._source = source
@@ -76,9 +78,10 @@ class PromptMaker:
     ) -> Prompt:
         """The prompt that asks for the next answer, or for the rest of one in the last message.
 
-        A developer is the system where the template does not know the word. Thoughts that stand
-        before an answer are left out: templates that do so themselves could not see the marks,
-        which are hidden like any in a message.
+        A developer is the system where the template does not know the word. Where it shows no
+        message of the system, the text of these stands in front of a question. Thoughts that
+        stand before an answer are left out: templates that do so themselves could not see the
+        marks, which are hidden like any in a message.
 
         A picture before the last message is a note for a model that does not see. may_merge:
         what the template refuses is tried once more as `merged_messages`. variables: as for
@@ -111,6 +114,7 @@ class PromptMaker:
     ) -> Prompt:
         """The prompt of messages in which pictures are notes, or tokens."""
         self._check_tools(messages, use)
+        messages = self._system_role.fitted(self._with_known_roles(messages), is_cancelled)
         exposed = self._exposed(messages, use, variables)
         self._check_roles(exposed, is_cancelled)
         text, hidden = self._guarded(exposed, is_cancelled)
@@ -126,6 +130,15 @@ class PromptMaker:
         thoughts, calls = self._thoughts.after(text), self._calls(use)
         return Prompt(tokens, thoughts, calls=calls, pictures=tuple(pictures))
 
+    def _with_known_roles(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages, a developer's as the system's where the template knows only that."""
+        if "developer" in self._source:
+            return list(messages)
+        return [
+            {**each, "role": "system"} if each["role"] == "developer" else each
+            for each in messages
+        ]
+
     def _exposed(
         self, messages: Sequence[Message], use: ToolUse, variables: Mapping[str, Any]
     ) -> Exposed:
@@ -136,8 +149,6 @@ class PromptMaker:
             role, content = str(message["role"]), str(message["content"])
             if role == "tool" and self._knows_calls:
                 data.add(number)
-            if role == "developer" and role not in self._source:
-                role = "system"
             if role == "assistant":
                 content = said(content, self._thoughts.families)
             read.append({**message, "role": role, "content": content})

@@ -47,8 +47,8 @@ BUILT_IN = {
         "{% if add_generation_prompt %}"
         "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
     ),
-    "gemma": (
-        "{{ bos_token }}{% for message in messages %}"
+    "gemma": (  # its models know no system, which `system_role` sees to
+        "{{ bos_token }}{% for message in messages if message.role != 'system' %}"
         "{{ '<start_of_turn>' + ('model' if message.role == 'assistant' else 'user') + '\n' }}"
         "{{ message.content | trim + '<end_of_turn>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
