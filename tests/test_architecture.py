@@ -115,7 +115,7 @@ def test_nothing_imports_the_top_of_the_house():
         ("starlette", {"server"}),
         ("uvicorn", {"server.running"}),
         ("PIL", {"pictures.picture"}),
-        ("jinja2", {"chat.template"}),
+        ("jinja2", {"chat.sandbox"}),
         ("llguidance", {"constraints.guidance"}),
     ],
 )

@@ -83,6 +83,125 @@ def test_broken_and_hostile_templates_end_in_an_error(source):
     assert "chatml" in caught.value.hint
 
 
+def doubled(step, begin="'x'", times=60):
+    """A template that makes a value twice as large again and again."""
+    return (
+        f"{{% set ns = namespace(x={begin}) %}}{{% for i in range({times}) %}}"
+        f"{{% set ns.x = {step} %}}{{% endfor %}}{{{{ ns.x }}}}"
+    )
+
+
+# Each would take all time or all memory in one operation, which no signal interrupts.
+OPERATIONS = {
+    "a power": "{% if (9**(9**(9 if messages else 8))) > 1 %}a{% endif %}",
+    "a power of constants": "{% if 9**(9**9) > 1 %}a{% endif %}",
+    "a power that is written": "{{ 9**(9**9) }}",
+    "squares": doubled("ns.x * ns.x", "9"),
+    "a quotient": "{{ ('f' * 4000000) | int(base=16) // ('f' * 2000000) | int(base=16) }}",
+    "a text many times": "{{ 'x' * 2000000000 }}",
+    "many times a text": "{{ 2000000000 * 'x' }}",
+    "a list many times": "{{ ([1] * 2000000000) | length }}",
+    "a list of long texts": "{{ ([LONG] * 1000000) | join | length }}",
+    "sums of texts": doubled("ns.x + ns.x"),
+    "sums of lists": doubled("ns.x + ns.x", "[1]"),
+    "texts in a row": doubled("ns.x ~ ns.x"),
+    "lists in lists": doubled("[ns.x, ns.x]"),
+    "lists in lists as JSON": doubled("[ns.x, ns.x]", times=40).replace(
+        "ns.x }}", "ns.x | tojson }}"
+    ),
+    "lists in a text": doubled("[ns.x, ns.x]").replace("ns.x }}", "(ns.x | upper) }}"),
+    "lists in a row": doubled("[ns.x, ns.x]").replace("ns.x }}", "('' ~ ns.x) }}"),
+    "a namespace of lists": doubled("[ns.x, ns.x]").replace("ns.x }}", "ns }}"),
+    "an exception of lists": doubled("[ns.x, ns.x]").replace(
+        "ns.x }}", "raise_exception(ns.x) }}"
+    ),
+    "blocks": (
+        "{% set ns = namespace(x='x') %}{% for i in range(60) %}"
+        "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}{{ ns.x }}"
+    ),
+    "macros": "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}" + doubled("m(ns.x)"),
+    "center": "{{ 'a' | center(2000000000) }}",
+    "center of a variable": "{{ messages[0].content | center(2000000000) }}",
+    "center in a block": "{% filter center(2000000000) %}a{% endfilter %}",
+    "center of each": "{{ ['a'] | map('center', 2000000000) | list }}",
+    "padding": "{{ 'a'.ljust(2000000000) }}",
+    "padding by an attribute": "{{ ('a' | attr('rjust'))(2000000000) }}",
+    "zeros": "{{ 'a'.zfill(2000000000) }}",
+    "tabs": r"{{ ('\t' * 1000000).expandtabs(1000000) }}",
+    "a replacement": "{{ LONG.replace('x', LONG) }}",
+    "a filter's replacement": "{{ LONG | replace('x', LONG) }}",
+    "between letters": "{{ LONG.join(LONG) }}",
+    "joined": "{{ (['a'] * 100000) | join(LONG) }}",
+    "a joined range": "{{ range(100000) | join(LONG) }}",
+    "translated": "{{ LONG.translate({120: LONG}) }}",
+    "a width": "{{ '%1500000000d' % 1 }}",
+    "a width of a variable": "{{ '%1500000000d' % (messages | length) }}",
+    "a width among the values": "{{ '%*d' % (1500000000, 1) }}",
+    "a precision": "{{ '%.1500000000f' % 1 }}",
+    "a value by its name": ("{% set long = LONG %}{{ ('%(x)s' * 100000) % {'x': long} }}"),
+    "a filter's width": "{{ '%1500000000d' | format(1) }}",
+    "a format's width": "{{ '{:>1500000000}'.format('a') }}",
+    "a format's width in a field": "{{ '{:>{w}}'.format('a', w=1500000000) }}",
+    "a format's map": "{{ '{a:>1500000000}'.format_map({'a': 'b'}) }}",
+    "a format's fields": "{% set long = LONG %}{{ ('{0}' * 100000).format(long) }}",
+    "an indentation": "{{ messages | tojson(indent=300000000) }}",
+    "an indentation's text": "{{ messages | tojson(indent=LONG * 2) }}",
+    "separators": "{{ ([1] * 100000) | tojson(separators=(LONG, ':')) }}",
+    "indented": "{{ 'a\nb' | indent(2000000000) }}",
+    "indented by a text": r"{{ ('\n' * 100000) | indent(LONG) }}",
+    "wrapped": "{{ ('a b' * 100000) | wordwrap(1, wrapstring=LONG) }}",
+    "filled up": "{{ [1] | batch(2000000000, 0) | list | length }}",
+    "slices": "{{ [1] | slice(2000000000) | list | length }}",
+    "rounded": "{{ 1 | round(-2000000000) }}",
+    "rounded up": "{{ 1 | round(2000000000, 'ceil') }}",
+    "a sum of lists": "{{ ([[1] * 1000] * 100000) | sum(start=[]) | length }}",
+    "bytes": "{{ (1).to_bytes(2000000000, 'big') | length }}",
+    "bytes of a text": "{{ 'a'.encode().center(2000000000) | length }}",
+    "a search from the end": "{{ LONG.rfind('b' + 'x' * 2000000) }}",
+    "letters cut off": "{{ LONG.strip('a' * 4000000) }}",
+    "letters cut off by a filter": "{{ LONG | trim('a' * 4000000) }}",
+    "many beginnings": "{{ LONG.startswith(('x',) * 1000000) }}",
+    "a date": "{{ strftime_now('%9999999d' * 100000) | length }}",
+    "paragraphs": "{{ lipsum(n=1000000000) }}",
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_no_operation_takes_all_time_or_memory(name):
+    with pytest.raises(TemplateError) as caught:
+        render(OPERATIONS[name].replace("LONG", "('x' * 4000000)"))
+    assert "chat template cannot be used" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ 2**10 }} {{ 3 * 4 }} {{ 'ab' * 2 }} {{ [1] * 2 }}", "1024 12 abab [1, 1]"),
+        ("{{ 7 % 4 }} {{ 7 // 2 }} {{ 1 - 2 }} {{ 1 / 2 }}", "3 3 -1 0.5"),
+        ("{{ '%s is %5.2f%%' % ('it', 2.5) }}", "it is  2.50%"),
+        ("{{ '%(a)s %(a)s' % {'a': 1} }}{{ '%d' % 7 }}", "1 17"),
+        ("{{ '100%% 20000 %s' | format('a') }}", "100% 20000 a"),
+        ("{{ '{} {a:>4}'.format(1, a='b') }}", "1    b"),
+        ("{{ 'a' | center(5) }}|{{ 5 | center(3) }}", "  a  | 5 "),
+        ("{{ 'a\nb' | indent(2, first=true) }}", "  a\n  b"),
+        ("{{ 'aab' | replace('a', 'cc') }}{{ 'aab'.replace('a', 'c', 1) }}", "ccccbcab"),
+        ("{{ messages | map(attribute='content') | join('+') }}", "Hi+Hello.+Why?"),
+        ("{{ '+'.join(messages | map(attribute='content')) }}", "Hi+Hello.+Why?"),
+        ("{{ ' a ' | trim }}{{ 'xax' | trim(chars='x') }}{{ ' b '.strip() }}", "aab"),
+        ("{{ 1.55 | round(1) }} {{ 3 | round }}", "1.6 3"),
+        ("{{ [1, 2, 3] | batch(2) | list }}{{ [1, 2] | sum }}", "[[1, 2], [3]]3"),
+        ("{{ 'a' ~ 1 ~ none ~ [2] }}{{ x ~ 'b' }}", "a1None[2]b"),
+        ("{{ {'b': 1, 'a': 'é'} | tojson }}", '{"b": 1, "a": "é"}'),
+        ("{{ {'b': 1, 'a': 'é'} | tojson(sort_keys=true) }}", '{"a": "é", "b": 1}'),
+        ("{{ ['é'] | tojson(indent=2, ensure_ascii=true) }}", '[\n  "\\u00e9"\n]'),
+        ("{{ [1, 2] | tojson(separators=(',', ':')) }}", "[1,2]"),
+    ],
+)
+def test_operations_within_the_bounds_are_jinjas_own(source, text):
+    assert render(source) == text
+
+
 def test_the_length_of_a_prompt_is_bounded():
     with pytest.raises(TemplateLimitError, match="more than 8000000 characters"):
         render("{% for i in range(9999) %}" + "x" * 9999 + "{% endfor %}")

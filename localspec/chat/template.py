@@ -1,28 +1,23 @@
 """Chat templates: messages → prompt.
 
 A template comes with a model file, so it is somebody's code. Jinja's sandbox keeps it from the
-interpreter; the length of a prompt is bounded, its time and memory are not.
+interpreter; the length of a prompt is bounded, and so is each operation (`sandbox`), but not
+how many there are.
 """
 
 from __future__ import annotations
 
-import datetime as dt
-import json
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from localspec.chat.sandbox import MAX_TEXT, TemplateRefused, TemplateSandbox, TextTooLong
 from localspec.errors import Interrupted, TemplateError, TemplateLimitError
 from localspec.streaming.cancellation import CancelCheck, never
 
 MAX_SOURCE = 200_000  # characters
-MAX_PROMPT = 8_000_000  # characters
+MAX_PROMPT = MAX_TEXT  # characters
 _MAX_REASON = 300  # characters of a template's own words in an error
 _PARTS = re.compile(r"""['"]type['"]|\.type\b""")  # where a template may look at parts
 _PROBE = "localspec"  # a text that is to come out
@@ -86,16 +81,17 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos: str, eos: str, think: bool = True) -> None:
         self._variables: dict[str, str | bool] = {"bos_token": bos, "eos_token": eos}
-        environment = _environment()
+        environment = TemplateSandbox()
         # Whether contents are lists of parts; found out where the template looks at any.
         self._takes_parts = None if _PARTS.search(source) else False
         try:
             if len(source) > MAX_SOURCE:
-                raise _Refused(f"it has {len(source)} characters, more than {MAX_SOURCE}")
-            names = environment.parse(source).find_all(nodes.Name)
-            read = {name.name for name in names if name.ctx == "load"}
-            self.has_think_switch = "enable_thinking" in read
-            self._open = read.difference(_OURS, environment.globals)
+                raise TemplateRefused(
+                    f"it has {len(source)} characters, more than {MAX_SOURCE}"
+                )
+            read = environment.reads(source)
+            self.has_think_switch = "enable_thinking" in read.variables
+            self._open = read.variables.difference(_OURS, environment.globals)
             self._template = environment.from_string(source)
         # Beyond Jinja's there are the errors and limits of Python's compiler.
         except Exception as error:
@@ -165,56 +161,22 @@ class ChatTemplate:
                     raise Interrupted("making a prompt was cancelled")
                 length += len(piece)
                 if length > MAX_PROMPT:
-                    why = _Refused(f"it writes more than {MAX_PROMPT} characters")
-                    raise _unusable(why, TemplateLimitError)
+                    raise TextTooLong
                 pieces.append(piece)
-        except (Interrupted, TemplateLimitError):
+        except Interrupted:
             raise
+        except TextTooLong as error:
+            raise _unusable(error, TemplateLimitError) from error
         # The template is foreign code: whatever it raises is its own failure.
         except Exception as error:
             raise _unusable(error) from error
         return "".join(pieces)
 
 
-class _Refused(Exception):
-    """The template was stopped: by its own words, or at a bound."""
-
-
-class _Generation(Extension):
-    """`{% generation %}`: Hugging Face's mark around text that a model is trained on."""
-
-    tags = {"generation"}  # noqa: RUF012  as Jinja declares it
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Jinja's sandbox with the filters and functions that Hugging Face's templates expect."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", _Generation],
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: dt.datetime.now().strftime(form)
-    return environment
-
-
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    """JSON without the escapes for HTML of Jinja's own filter."""
-    return json.dumps(value, indent=indent, **{"ensure_ascii": False, **options})
-
-
-def _raise_exception(message: object) -> NoReturn:
-    raise _Refused(str(message))
-
-
 def _unusable(error: Exception, kind: type[TemplateError] = TemplateError) -> TemplateError:
-    why = str(error) if isinstance(error, _Refused) else f"{type(error).__name__}: {error}"
+    why = (
+        str(error) if isinstance(error, TemplateRefused) else f"{type(error).__name__}: {error}"
+    )
     shown = "".join(each if each.isprintable() else " " for each in why[:_MAX_REASON])
     return kind(
         f"the chat template cannot be used: {shown}",

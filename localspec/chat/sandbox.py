@@ -1,0 +1,500 @@
+"""Jinja's sandbox for chat templates, with bounds on what a single operation may take.
+
+A template comes with a model file, so it is somebody's code. It runs in operations of Python
+and its C, which nothing interrupts: no signal, no thread. So whatever could take time or memory
+without end in one of them is measured before it is done: powers, products, formats, paddings,
+what is joined, what is written. How often a template does what it may is not bounded here.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import itertools
+import json
+import re
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple, NoReturn
+
+from jinja2 import filters, nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.ext import Extension
+from jinja2.nodes import EvalContext
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace, pass_context, pass_eval_context
+
+MAX_TEXT = 8_000_000  # characters of a value
+_MAX_ITEMS = 1_000_000  # of a list
+_MAX_BITS = 10_000  # of a whole number: about 3,000 digits
+_MAX_WIDTH = 10_000  # of a field in a format
+_MAX_DIGITS = 100  # to which a number is rounded
+_MAX_FORM = 1000  # characters that say how a date is written
+_MAX_SEARCH = 1_000_000_000  # characters that are compared, at worst
+_JINJAS_OWN = ("_loop_vars", "_block_vars")  # keywords of a call, which it takes out again
+_ITEM = 4  # characters that an item of a list takes in a text, about
+
+# `%` in a format: the key, the width and the precision.
+_FIELD = re.compile(
+    r"%(?:%|(?:\((?P<key>[^)]*)\))?[#0\- +]*(?P<width>\d+|\*)?(?:\.(?P<more>\d+|\*))?)"
+)
+
+
+class TemplateRefused(Exception):
+    """The template was stopped: by its own words, or at a bound."""
+
+
+class TextTooLong(TemplateRefused):
+    """The template writes more characters than a prompt may have."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it writes more than {MAX_TEXT} characters")
+
+
+# Measures
+
+
+def require_short(size: int) -> None:
+    """Raise TextTooLong where a text would have more characters than a prompt may."""
+    if size > MAX_TEXT:
+        raise TextTooLong
+
+
+def written_size(value: object, indent: int = 0) -> int:
+    """About the characters that a value has as a text, or as JSON with that indentation.
+
+    Lists may hold the same list many times, so that a few bytes become a long text. Raises
+    TextTooLong as soon as it is sure.
+    """
+    if isinstance(value, str):
+        require_short(len(value))
+        return len(value)
+    total = 0
+    waiting: list[tuple[object, int]] = [(value, 0)]
+    while waiting:
+        each, depth = waiting.pop()
+        if isinstance(each, str | bytes):
+            total += len(each)
+        elif isinstance(each, int):
+            total += each.bit_length() // 3
+        elif isinstance(each, Namespace):
+            raise TemplateRefused("it writes a namespace")
+        elif isinstance(each, Mapping | Sequence | AbstractSet) and not isinstance(each, range):
+            parts = itertools.chain(*each.items()) if isinstance(each, Mapping) else each
+            total += (_ITEM + indent * (depth + 1)) * len(each)
+            require_short(total)  # before the parts are looked at: there may be many
+            waiting.extend((part, depth + 1) for part in parts)
+        total += _ITEM
+        require_short(total)
+    return total
+
+
+def _require_small(number: int) -> None:
+    if number.bit_length() > _MAX_BITS:
+        raise _too_large()
+
+
+def _too_large() -> TemplateRefused:
+    return TemplateRefused(f"it computes a number of more than {_MAX_BITS} bits")
+
+
+def _require_few(count: int) -> None:
+    if count > _MAX_ITEMS:
+        raise TemplateRefused(f"it makes a list of more than {_MAX_ITEMS} items")
+
+
+def _listed(values: Iterable[Any]) -> list[Any]:
+    """The values as a list. Raises TemplateRefused for too many."""
+    found = list(itertools.islice(values, _MAX_ITEMS + 1))
+    _require_few(len(found))
+    return found
+
+
+def _require_bounded_width(width: str | None) -> None:
+    """Refuse a width in a format that is too large, or stands among the values."""
+    if width is None:
+        return
+    # A long number is not converted: that takes time, too.
+    if width == "*" or len(width) > len(str(_MAX_WIDTH)) or int(width) > _MAX_WIDTH:
+        raise TemplateRefused(f"it formats a field of {width[:20]} characters")
+
+
+# Operators
+
+
+def _check_power(base: object, exponent: object) -> None:
+    if not isinstance(base, int) or not isinstance(exponent, int) or exponent <= 0:
+        return
+    if base.bit_length() * exponent > _MAX_BITS:
+        raise _too_large()
+
+
+def _check_product(left: object, right: object) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        if left.bit_length() + right.bit_length() > _MAX_BITS:
+            raise _too_large()
+        return
+    repeated, times = (right, left) if isinstance(left, int) else (left, right)
+    if not isinstance(times, int) or times <= 0:
+        return
+    if isinstance(repeated, list | tuple):
+        _require_few(len(repeated) * times)
+    if isinstance(repeated, str | bytes | list | tuple):
+        require_short(written_size(repeated) * times)
+
+
+def _check_sum(left: object, right: object) -> None:
+    if isinstance(left, str | bytes) and isinstance(right, str | bytes):
+        require_short(len(left) + len(right))
+    elif isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        _require_few(len(left) + len(right))
+
+
+def _check_percent(text: object, values: object) -> None:
+    """Check `text % values`, where it is a format."""
+    if not isinstance(text, str | bytes):
+        return
+    written = text if isinstance(text, str) else text.decode("latin-1")
+    fields = list(_FIELD.finditer(written))
+    for field in fields:
+        _require_bounded_width(field["width"])
+        _require_bounded_width(field["more"])
+    each = written_size(values)
+    # A key names a value as often as it stands there; else each is written once.
+    has_keys = any(field["key"] is not None for field in fields)
+    require_short(len(text) + each * (len(fields) if has_keys else 1))
+    require_short(sum(int(field["width"] or 0) + int(field["more"] or 0) for field in fields))
+
+
+_OPERATORS: dict[str, Callable[[object, object], None]] = {
+    "**": _check_power,
+    "*": _check_product,
+    "+": _check_sum,
+    "%": _check_percent,
+}
+
+
+# Methods of texts and numbers
+
+
+def _check_padding(_: object, width: int = 0, *__: object) -> None:
+    require_short(width)
+
+
+def _check_tabs(text: str, tabsize: int = 8) -> None:
+    tab: Any = "\t" if isinstance(text, str) else b"\t"
+    require_short(len(text) + text.count(tab) * max(tabsize, 0))
+
+
+def _check_replacing(text: str, old: str, new: str, count: int | None = -1) -> None:
+    found = text.count(old)
+    if count is not None and count >= 0:
+        found = min(found, count)
+    require_short(len(text) + found * max(len(new) - len(old), 0))
+
+
+def _check_joining(text: str, parts: Sequence[Any]) -> None:
+    require_short(written_size(parts) + len(text) * len(parts))
+
+
+def _check_translating(text: str, table: object, *_: object) -> None:
+    values = table.values() if isinstance(table, Mapping) else ()
+    longest = max((len(each) for each in values if isinstance(each, str)), default=1)
+    require_short(len(text) * longest)
+
+
+def _check_format(text: str, *values: object, **named: object) -> None:
+    """Check `str.format`."""
+    num_fields = 0
+    for _, name, form, _ in string.Formatter().parse(text):
+        if name is None:
+            continue
+        num_fields += 1
+        if form and "{" in form:
+            raise TemplateRefused("it formats a field whose width is another field")
+        for digits in re.findall(r"\d+", form or ""):
+            _require_bounded_width(digits)
+    each = written_size([*values, named]) + _MAX_WIDTH
+    require_short(len(text) + num_fields * each)
+
+
+def _check_searching(text: str, sought: object = None, *_: object, **__: object) -> None:
+    """Check what looks at each place of a text for each character, or text, that is sought."""
+    if isinstance(sought, str | bytes | tuple) and len(text) * len(sought) > _MAX_SEARCH:
+        raise TemplateRefused("it looks for too long a text")
+
+
+def _check_bytes(number: int, length: int = 1, *_: object, **__: object) -> None:
+    require_short(length)
+
+
+_METHODS: dict[str, Callable[..., None]] = {
+    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _check_padding),
+    **dict.fromkeys(("format", "format_map"), _check_format),
+    **dict.fromkeys(("strip", "lstrip", "rstrip"), _check_searching),
+    **dict.fromkeys(("rfind", "rindex", "rsplit", "rpartition"), _check_searching),
+    **dict.fromkeys(("startswith", "endswith"), _check_searching),
+    "expandtabs": _check_tabs,
+    "replace": _check_replacing,
+    "join": _check_joining,
+    "translate": _check_translating,
+    "to_bytes": _check_bytes,
+}
+
+
+# Filters
+
+
+def _check_indent(text: str, width: object = 4, *_: object, **__: object) -> None:
+    size = len(width) if isinstance(width, str) else width
+    if isinstance(size, int):
+        require_short(len(text) + max(size, 0) * (len(text.splitlines()) + 1))
+
+
+def _check_wrapping(text: str, *given: object, **named: object) -> None:
+    texts = [each for each in (*given, *named.values()) if isinstance(each, str)]
+    longest = max(map(len, texts), default=1)  # of what may stand between the lines
+    require_short(len(text) * (1 + longest))
+
+
+def _check_trimming(text: object, chars: str | None = None) -> None:
+    _check_searching(str(text), chars)
+
+
+def _check_replace_filter(
+    text: object, old: object, new: object, *rest: Any, **named: Any
+) -> None:
+    _check_replacing(str(text), str(old), str(new), *rest, **named)
+
+
+def _check_format_filter(text: object, *values: object, **named: object) -> None:
+    _check_percent(str(text), named or values)
+
+
+def _check_batch(_: object, *given: object, **named: object) -> None:
+    for each in (*given, *named.values()):
+        if isinstance(each, int):
+            _require_few(each)
+
+
+def _check_rounding(_: object, precision: int = 0, *__: object, **___: object) -> None:
+    if abs(precision) > _MAX_DIGITS:
+        raise TemplateRefused(f"it rounds to more than {_MAX_DIGITS} digits")
+
+
+def _check_sum_filter(_: object, attribute: object = None, start: object = 0) -> None:
+    if not isinstance(start, int | float):
+        raise TemplateRefused("it adds up other things than numbers")
+
+
+def _check_nothing(*_: object, **__: object) -> None:
+    """Only the value is measured."""
+
+
+# Filters that make a text of whatever they are given.
+_WRITERS = (
+    *("capitalize", "e", "escape", "forceescape", "lower", "safe", "string", "striptags"),
+    *("title", "truncate", "upper", "urlencode", "wordcount"),
+)
+_FILTERS: dict[str, Callable[..., None]] = {
+    **dict.fromkeys(_WRITERS, _check_nothing),
+    "batch": _check_batch,
+    "center": _check_padding,
+    "format": _check_format_filter,
+    "indent": _check_indent,
+    "int": _check_nothing,
+    "replace": _check_replace_filter,
+    "round": _check_rounding,
+    "slice": _check_batch,
+    "sum": _check_sum_filter,
+    "trim": _check_trimming,
+    "wordwrap": _check_wrapping,
+}
+# For web pages and programmers: what they make of a text is hard to foresee.
+_MISSING_FILTERS = ("pprint", "urlize", "xmlattr")
+
+
+def _bounded(original: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
+    """A filter that is checked before it works, with all that it is given, and afterwards."""
+    # Such filters get the environment, say, before the value.
+    num_before = 1 if hasattr(original, "jinja_pass_arg") else 0
+
+    @functools.wraps(original)
+    def bounded(*given: Any, **named: Any) -> Any:
+        arguments = given[num_before:]
+        for each in (*arguments, *named.values()):
+            written_size(each)
+        check(*arguments, **named)
+        return _required_bounded(original(*given, **named))
+
+    return bounded
+
+
+def _required_bounded(value: Any) -> Any:
+    """The result of an operation, if it is not too large. Raises TemplateRefused."""
+    if isinstance(value, str | bytes):
+        require_short(len(value))
+    elif isinstance(value, int):
+        _require_small(value)
+    return value
+
+
+@pass_eval_context
+def _joined(
+    context: EvalContext, value: Iterable[Any], d: str = "", attribute: str | int | None = None
+) -> Any:
+    """Jinja's join, of no more than fits."""
+    parts = _listed(value)
+    require_short(written_size(parts) + len(parts) * written_size(d))
+    return filters.do_join(context, parts, d, attribute)
+
+
+def _to_json(
+    value: Any,
+    indent: int | str | None = None,
+    *,
+    ensure_ascii: bool = False,
+    separators: Sequence[str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the escapes for HTML of Jinja's own filter, with Hugging Face's options."""
+    width = len(indent) if isinstance(indent, str) else max(indent or 0, 0)
+    require_short(width)
+    between = sum(map(len, separators or ()))
+    written_size(value, width + between)
+    return json.dumps(
+        value,
+        indent=indent,
+        ensure_ascii=ensure_ascii,
+        separators=None if separators is None else (separators[0], separators[1]),
+        sort_keys=sort_keys,
+    )
+
+
+# The environment
+
+
+class Reads(NamedTuple):
+    """Names that a template reads.
+
+    variables: names. keys: attributes, and constants that may be keys.
+    """
+
+    variables: frozenset[str]
+    keys: frozenset[str]
+
+
+class _Generation(Extension):
+    """`{% generation %}`: Hugging Face's mark around text that a model is trained on."""
+
+    tags = {"generation"}  # noqa: RUF012  as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _Code(CodeGenerator):
+    """Python's code of a template, in which `~` asks the environment, as other operators do."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.joined_texts((")
+        for each in node.nodes:
+            self.visit(each, frame)
+            self.write(", ")
+        self.write("))")
+
+
+@pass_context  # so that no constant is written while the template is compiled
+def _written(_: Context, value: Any) -> Any:
+    """A value that is about to become part of the prompt."""
+    written_size(value)
+    return value
+
+
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """The environment of templates, with the filters and functions of Hugging Face's own.
+
+    Operations beyond a bound raise TemplateRefused.
+    """
+
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+    code_generator_class = _Code
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _Generation],
+            finalize=_written,
+            optimized=False,  # constants are not computed while the template is compiled
+        )
+        for name, check in _FILTERS.items():
+            self.filters[name] = _bounded(self.filters[name], check)
+        for name in _MISSING_FILTERS:
+            del self.filters[name]
+        self.filters["join"] = _joined
+        self.filters["tojson"] = _to_json
+        del self.globals["lipsum"]  # paragraphs without sense, as many as are asked for
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+
+    def reads(self, source: str) -> Reads:
+        """Names that a source reads. Raises what Jinja raises for one that is broken."""
+        tree = self.parse(source)
+        names = (each.name for each in tree.find_all(nodes.Name) if each.ctx == "load")
+        attributes = (each.attr for each in tree.find_all(nodes.Getattr))
+        constants = (each.value for each in tree.find_all(nodes.Const))
+        texts = (each for each in constants if isinstance(each, str))
+        return Reads(frozenset(names), frozenset((*attributes, *texts)))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """The result of an operator."""
+        for each in (left, right):
+            if isinstance(each, int):
+                _require_small(each)
+        check = _OPERATORS.get(operator)
+        if check is not None:
+            check(left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, called: Any, /, *given: Any, **named: Any) -> Any:
+        """The result of a function or a method."""
+        method = getattr(called, "__wrapped__", called)  # Jinja has one around str.format
+        owner = getattr(method, "__self__", None)
+        name = getattr(method, "__name__", "")
+        if isinstance(owner, str | bytes | int) and name in _METHODS:
+            if name == "join":
+                given = tuple(map(_listed, given))
+            keywords = {key: each for key, each in named.items() if key not in _JINJAS_OWN}
+            _METHODS[name](owner, *given, **keywords)
+        return _required_bounded(super().call(context, called, *given, **named))
+
+    @staticmethod
+    def concat(pieces: Iterable[str]) -> str:
+        """The text that a macro or a block has written."""
+        whole = list(pieces)
+        require_short(sum(map(len, whole)))
+        return "".join(whole)
+
+    @staticmethod
+    def joined_texts(values: Sequence[Any]) -> str:
+        """Values as texts in a row: the operator `~`."""
+        require_short(sum(map(written_size, values)))
+        return "".join(map(str, values))
+
+
+def _raise_exception(message: object) -> NoReturn:
+    written_size(message)
+    raise TemplateRefused(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    # A width in it is taken by the system's own function, which fills 256 times its length.
+    if len(form) > _MAX_FORM:
+        raise TemplateRefused(f"it writes a date in a form of {len(form)} characters")
+    return dt.datetime.now().strftime(form)
