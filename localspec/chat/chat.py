@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from localspec.chat.messages import call_message
+from localspec.chat.messages import answer_message
 from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import Message, template_source
 from localspec.chat.turns import (
@@ -46,8 +46,9 @@ _PROBES = ("a", "\n1")
 class Chat:
     """Turns of a conversation over an engine. Made by `Engine.chat`.
 
-    An answer that is stopped early stays in the conversation. Thoughts are dropped from the
-    next prompt, unless they led to calls of tools.
+    An answer that is stopped early stays in the conversation. So do the model's thoughts, of
+    which the template shows what it wants to in the next prompt; most leave out those that led
+    to no calls of tools.
     When the context is full, the oldest turns are forgotten: as few as possible so that the
     prompt takes at most half of it.
     """
@@ -360,9 +361,11 @@ class ChatExchange(Exchange):
         if prompt is None or chat._revision != self._revision + 1:
             return  # it was cleared, say, while the answer came
         if said is not None:
-            answer = call_message(said.text, said.tool_calls, said.thoughts)
+            answer = answer_message(said.text, said.tool_calls, said.thoughts)
         else:
-            answer = {**self._said, "content": self._said["content"] + reply.text}
+            thoughts = self._said.get("reasoning_content", "") + reply.thoughts
+            answer = answer_message(self._said["content"] + reply.text, (), thoughts)
+            answer = {**self._said, **answer}
         is_kept = prompt.num_said or answer["content"] or reply.tool_calls
         if is_kept or reply.finish_reason != "cancelled":
             # A new revision: a question that was asked meanwhile does not know this answer, and

@@ -30,6 +30,8 @@ _TEXT_PARTS = dict.fromkeys(("text", "input_text", "output_text"), "text")
 _TEXT_PARTS |= {"refusal": "refusal", "tool_reference": "tool_name"}
 # Kinds of parts, each a word in their type.
 _OTHER_PARTS = ("audio", "video", "file", "document")
+# The keys of an answer's thoughts: of llama.cpp, of vLLM and OpenRouter, of Ollama.
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
 _NO_RESULT = {"role": "tool", "content": "[There is no result of this call.]"}
 
@@ -40,7 +42,7 @@ def checked_messages(messages: object) -> list[Message]:
     messages: a sequence of mappings with a role and a content: a str, None for no text, or
     parts such as {"type": "text", "text": …}, which become lines of one text, with pictures
     (see `shown.given_in`) in between: their positions are in "pictures". An assistant's
-    may have tool_calls, and then the thoughts before them as reasoning_content; a tool's (or
+    may have tool_calls, and its thoughts by one of THOUGHT_KEYS; a tool's (or
     function's) tool_call_id and name. Other keys are passed over. An image without data, audio
     and files become notes in results of tools and before the last message. Calls and results:
     see `with_results`. Raises OptionError for anything else, with the message's number from 0.
@@ -77,15 +79,23 @@ def merged_messages(messages: Sequence[Message]) -> list[Message]:
         if role == speaker == "user":
             merged.append({"role": "assistant", "content": ""})
         elif role == speaker == "assistant":
-            said = [each for each in (merged.pop(at), merged[at]) if each["content"]]
-            merged[at] = {**merged[at], **joined(said, "\n\n")}
+            both = [merged.pop(at), merged[at]]
+            said = [each for each in both if each["content"]]
+            merged[at] = {**merged[at], **joined(said, "\n\n"), **_joined_thoughts(both)}
         speaker, at = role, len(merged)
         merged.append(_merged(role, same))
     return merged
 
 
 def _merged(role: str, messages: Sequence[Message]) -> Message:
-    return {"role": role, **joined(messages, "\n\n")}
+    return {"role": role, **joined(messages, "\n\n"), **_joined_thoughts(messages)}
+
+
+def _joined_thoughts(messages: Sequence[Message]) -> dict[str, str]:
+    """The thoughts of several answers as those of one, if there are any."""
+    given = (message.get("reasoning_content", "") for message in messages)
+    thoughts = "\n\n".join(filter(None, given))
+    return {"reasoning_content": thoughts} if thoughts else {}
 
 
 def _role_in_turns(message: Message) -> tuple[str, bool]:
@@ -124,12 +134,18 @@ def _checked(number: int, message: object, count: int) -> Message:
         named = {"name": name} if isinstance(name, str) else {}
         known = {} if call_id is None else {"tool_call_id": str(call_id)}
         return {**checked, "role": "tool", **named, **known}
-    if role == "assistant" and message.get("tool_calls"):
-        thoughts = message.get("reasoning_content") or message.get("reasoning")
-        before = {"reasoning_content": thoughts} if isinstance(thoughts, str) else {}
-        calls = checked_calls(number, message["tool_calls"])
-        return {**checked, **before, "tool_calls": calls}
+    if role == "assistant":
+        checked |= _thoughts_in(message)
+        if message.get("tool_calls"):
+            checked["tool_calls"] = checked_calls(number, message["tool_calls"])
     return checked
+
+
+def _thoughts_in(message: Mapping[str, Any]) -> dict[str, str]:
+    """The thoughts of an answer, if there are any, by the first of THOUGHT_KEYS."""
+    given = (message.get(key) for key in THOUGHT_KEYS)
+    thoughts = [each for each in given if isinstance(each, str) and each]
+    return {"reasoning_content": thoughts[0]} if thoughts else {}
 
 
 def _content(number: int, content: object, *, is_asked: bool) -> dict[str, Any]:
@@ -227,7 +243,7 @@ def _answered(stretch: Sequence[Message]) -> Iterator[Message]:
         taken.append((result, {**named, "tool_call_id": call["id"]}))
     if cut:
         yield as_text({**answer, "tool_calls": cut})
-        answer = {**answer, "content": "", "tool_calls": whole}
+        answer = {"role": "assistant", "content": "", "tool_calls": whole}
     if whole:
         yield answer
     yield from (told for _, told in taken)
@@ -255,7 +271,7 @@ def _paired(
 
 
 def as_text(message: Message) -> Message:
-    """The message with only a role and a text: calls and results become text."""
+    """The message without calls: these and results become text. Thoughts stay."""
     if message["role"] == "tool":
         before, behind = {"content": "<tool_response>\n"}, {"content": "\n</tool_response>"}
         return {"role": "user", **joined([before, message, behind], "")}
@@ -265,18 +281,19 @@ def as_text(message: Message) -> Message:
         written = given if isinstance(given, str) else json.dumps(given)
         calls.append({"content": f"<tool_call>\n{name}({written})\n</tool_call>"})
     said = [message] if message["content"] or shown_in(message) or not calls else []
-    return {"role": message["role"], **joined([*said, *calls], "\n")}
+    return {"role": message["role"], **joined([*said, *calls], "\n"), **_thoughts_in(message)}
 
 
-def call_message(text: str, calls: Sequence[ToolCall], thoughts: str) -> Message:
-    """An answer with the calls that it asks for, and the thoughts before these.
+def answer_message(text: str, calls: Sequence[ToolCall], thoughts: str) -> Message:
+    """An answer with the calls that it asks for, and what the model thought before.
 
-    Templates show a model what it thought until it has answered what was asked.
+    Templates show a model its thoughts until it has answered what was asked, or for ever; the
+    others leave them out.
     """
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = checked_calls(0, calls)
-    if calls and thoughts:
+    if thoughts:
         message["reasoning_content"] = thoughts
     return message
 
@@ -333,8 +350,8 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _with_thinking(message: Message) -> Message:
-    """The message with its thoughts by gpt-oss's name, to which its text is added."""
-    if "reasoning_content" not in message:
+    """The calls with their thoughts by gpt-oss's name, to which their text is added."""
+    if "reasoning_content" not in message or "tool_calls" not in message:
         return message
     fitted = {**message, "thinking": message["reasoning_content"]}
     if message["content"]:

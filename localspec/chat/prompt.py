@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localspec.chat.control_guard import ControlGuard, Exposed, Hidden
-from localspec.chat.messages import fit_to_form, merged_messages
+from localspec.chat.messages import THOUGHT_KEYS, fit_to_form, merged_messages
 from localspec.chat.shown import for_the_blind, for_the_seeing, in_front
 from localspec.chat.system_role import SystemRole
 from localspec.chat.template import NO_VARIABLES, ChatTemplate, Message
@@ -62,6 +62,8 @@ class PromptMaker:
         self._source = source
         self._form: CallForm | None = form_of(source)
         self._knows_calls = "tool_calls" in source
+        # Where it takes thoughts: elsewhere a message is what it would be without them.
+        self._thought_keys = self._template.keys.intersection(THOUGHT_KEYS)
         self._vocabulary = vocabulary
         self._vision = None if vision is None else KnownCells(vision)
         self._guard = ControlGuard(vocabulary)
@@ -80,8 +82,8 @@ class PromptMaker:
 
         A developer is the system where the template does not know the word. Where it shows no
         message of the system, the text of these stands in front of a question. Thoughts that
-        stand before an answer are left out: templates that do so themselves could not see the
-        marks, which are hidden like any in a message.
+        stand within an answer's text are left out: templates that do so themselves could not
+        see the marks, which are hidden like any in a message.
 
         A picture before the last message is a note for a model that does not see. may_merge:
         what the template refuses is tried once more as `merged_messages`. variables: as for
@@ -150,11 +152,22 @@ class PromptMaker:
             if role == "tool" and self._knows_calls:
                 data.add(number)
             if role == "assistant":
+                message = self._with_thoughts(message)
                 content = said(content, self._thoughts.families)
             read.append({**message, "role": role, "content": content})
         return Exposed(
             read, [tool.declared() for tool in use.tools], frozenset(data), variables
         )
+
+    def _with_thoughts(self, answer: Message) -> Message:
+        """The answer with its thoughts by the keys that the template reads."""
+        if "reasoning_content" not in answer:
+            return answer
+        thoughts = dict.fromkeys(self._thought_keys, answer["reasoning_content"])
+        if "tool_calls" in answer:
+            return {**thoughts, **answer}
+        bare = {key: each for key, each in answer.items() if key != "reasoning_content"}
+        return {**bare, **thoughts}
 
     def _calls(self, use: ToolUse) -> Calls | None:
         if self._form is None or not use.callable:

@@ -1,8 +1,7 @@
 """A conversation on disk: written whole or not at all, read back or refused.
 
 One JSON file holds the messages and nothing of the models. Their pictures are PNG files in a
-folder next to it, named by their content, so that each is written once. Thoughts are not part
-of a conversation.
+folder next to it, named by their content, so that each is written once.
 """
 
 from __future__ import annotations

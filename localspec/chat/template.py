@@ -24,8 +24,8 @@ _PROBE = "localspec"  # a text that is to come out
 _OURS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
-# Keys: role, content; of an answer perhaps tool_calls and the reasoning_content before them, of
-# the result of a call its tool_call_id and name; perhaps pictures, see `chat.shown`.
+# Keys: role, content; of an answer perhaps its thoughts as reasoning_content, and tool_calls;
+# of the result of a call its tool_call_id and name; perhaps pictures, see `chat.shown`.
 Message = Mapping[str, Any]
 
 BUILT_IN = {
@@ -76,7 +76,8 @@ class ChatTemplate:
     """A compiled template.
 
     think: False tells it that the model should not think. has_think_switch: whether it can be
-    told. Raises TemplateError if `source` is not valid Jinja or has no such switch.
+    told. keys: attributes and keys that it reads, of whatever. Raises TemplateError if `source`
+    is not valid Jinja or has no such switch.
     """
 
     def __init__(self, source: str, *, bos: str, eos: str, think: bool = True) -> None:
@@ -91,6 +92,7 @@ class ChatTemplate:
                 )
             read = environment.reads(source)
             self.has_think_switch = "enable_thinking" in read.variables
+            self.keys = read.keys
             self._open = read.variables.difference(_OURS, environment.globals)
             self._template = environment.from_string(source)
         # Beyond Jinja's there are the errors and limits of Python's compiler.

@@ -107,7 +107,8 @@ def turn_size(turn: Turn) -> int:
     """Characters that the turn takes in a prompt, roughly."""
     return sum(
         len(message["content"])
-        + len(json.dumps(message.get("tool_calls", "")))
+        + len(message.get("reasoning_content", ""))
+        + len(json.dumps(message.get("tool_calls", ""), ensure_ascii=False))
         + _PICTURE_SIZE * len(shown_in(message))
         for message in turn
     )

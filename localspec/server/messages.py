@@ -205,8 +205,10 @@ def _messages_in(content: object, role: str) -> list[Message]:
     if results and not (text or calls):
         return results
     thought = "\n".join(str(block.get("thinking")) for block in blocks["thinking"])
-    called = {"tool_calls": calls, "reasoning_content": thought} if calls else {}
-    return [*results, {"role": role, "content": text, **called}]
+    said = {"role": role, "content": text, "reasoning_content": thought}
+    if calls:
+        said["tool_calls"] = calls
+    return [*results, said]
 
 
 def _result_in(block: Mapping[str, Any]) -> Message:
