@@ -341,12 +341,17 @@ def write_spm_tokenizer(
     return path, tokens
 
 
-def with_template(source: Path, path: Path, template: str) -> Path:
-    """`source` with another chat template."""
+def with_template(
+    source: Path, path: Path, template: str, tool_template: str | None = None
+) -> Path:
+    """`source` with another chat template, and perhaps one for tools."""
     reader = gguf.GGUFReader(source)
     writer = ModelWriter(path, _architecture(reader))
     _copy_fields(writer, reader, apart=("tokenizer.chat_template",))
     writer.add_chat_template(template)
+    if tool_template is not None:
+        named = {"name": "tool_use", "template": tool_template}
+        writer.add_chat_template([named])
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.finish()

@@ -35,4 +35,5 @@ class NoModels:
         self, vocabulary: Vocabulary, context_length: int = 2048, vision: object = None
     ) -> None:
         self.vocabulary, self.vision, self.chat_template = vocabulary, vision, None
+        self.tool_template = None
         self.context_length = self.trained_context_length = context_length

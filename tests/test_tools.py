@@ -14,6 +14,7 @@ import localspec
 from gguf_maker import with_template, write_scripted_model
 from localspec.chat.messages import checked_messages
 from localspec.errors import ConstraintError, OptionError, TemplateError
+from localspec.tools.tool import tool_use
 
 TOOLS = [
     {"name": "get_weather", "description": "What the weather is.", "parameters": FEW},
@@ -203,6 +204,61 @@ def test_a_schema_that_cannot_be_kept_to(engine):
         with pytest.raises(ConstraintError, match=r"the tool odd: .*not"):
             engine.generate([QUESTION], **ask).reply()
     assert engine.generate([QUESTION], tools=[tool], max_tokens=2).reply().text
+
+
+SECOND = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+
+
+@pytest.fixture(scope="module")
+def two_templates(tmp_path_factory, demo_target):
+    """A file with a template for tools beside its usual one, which knows none."""
+    path = tmp_path_factory.mktemp("two") / "two.gguf"
+    tool_template = FAMILIES["Qwen"].template
+    return with_template(demo_target, path, SECOND, tool_template=tool_template)
+
+
+def test_a_second_template_in_the_file_is_for_tools(two_templates):
+    """The file's tool_use: where tools are given, or were called; else its usual one."""
+    call = {"id": "a", "name": "get_weather", "arguments": {"city": "Rome", "days": 3}}
+    called = [
+        QUESTION,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "sunny"},
+        QUESTION,
+    ]
+    use = tool_use(TOOLS, None, is_parallel=None)
+    with localspec.load(target=two_templates) as engine:
+        assert engine.takes_tools
+        assert engine.chat_template == SECOND
+        assert engine.tool_template == FAMILIES["Qwen"].template
+        tokens = inside.prompt(engine, [QUESTION]).tokens
+        text = engine.detokenize(tokens, special=True)
+        assert text.endswith(f"[user]{QUESTION['content']}[assistant]")
+        prompt = inside.prompt(engine, [QUESTION], use)
+        text = engine.detokenize(prompt.tokens, special=True)
+        assert prompt.calls is not None
+        assert "get_weather" in text
+        assert "<|im_start|>user" in text
+        tokens = inside.prompt(engine, checked_messages(called)).tokens
+        text = engine.detokenize(tokens, special=True)
+        assert FAMILIES["Qwen"].call in text
+        assert "sunny" in text
+        with pytest.raises(TemplateError, match="has no tools"):
+            engine.generate([QUESTION], tools=TOOLS, template=SECOND).reply()
+
+
+def test_a_chat_changes_to_it_with_its_first_tools(two_templates):
+    with localspec.load(target=two_templates) as engine:
+        chat = engine.chat()
+        text = engine.detokenize(chat.prompt_tokens("Hi"), special=True)
+        assert text.endswith("[user]Hi[assistant]")
+        chat.send("Hi", tools=TOOLS, tool_choice="none", max_tokens=2).reply()
+        text = engine.detokenize(chat.prompt_tokens("And now?"), special=True)
+        assert "get_weather" in text
+        assert "<|im_start|>user\nHi<|im_end|>" in text
+        chat.send("Hi", tools=[], max_tokens=2).reply()
+        text = engine.detokenize(chat.prompt_tokens("Bye"), special=True)
+        assert text.endswith("[user]Bye[assistant]")
 
 
 def test_what_has_no_tools(engine, demo_target):

@@ -66,8 +66,13 @@ class Chat:
         self._turns: list[Turn] = []
         self._forgotten: list[Turn] = []
         source = template_source(template, engine.chat_template)
-        vision = engine.vision
-        self._maker = PromptMaker(engine.vocabulary, source, think=think, vision=vision)
+        self._maker = PromptMaker(
+            engine.vocabulary,
+            source,
+            tool_source=engine.tool_template if template is None else None,
+            think=think,
+            vision=engine.vision,
+        )
         self._num_asked = 0
         self._revision = 0  # counts changes: an answer asked for before one is refused
         self._unfinished: Unfinished | None = None  # the last answer, if it was cut

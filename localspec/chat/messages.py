@@ -22,7 +22,7 @@ from localspec.chat.shown import (
 from localspec.chat.template import Message
 from localspec.errors import OptionError
 from localspec.tools.forms import CallForm
-from localspec.tools.tool import ToolCall
+from localspec.tools.tool import ToolCall, json_text
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")  # it goes into the prompt as it is
 # The key of the text in parts of each kind. A reference names a tool that was found.
@@ -278,7 +278,7 @@ def as_text(message: Message) -> Message:
     calls = []
     for call in message.get("tool_calls", ()):
         name, given = call["function"]["name"], call["function"]["arguments"]
-        written = given if isinstance(given, str) else json.dumps(given)
+        written = given if isinstance(given, str) else json_text(given)
         calls.append({"content": f"<tool_call>\n{name}({written})\n</tool_call>"})
     said = [message] if message["content"] or shown_in(message) or not calls else []
     return {"role": message["role"], **joined([*said, *calls], "\n"), **_thoughts_in(message)}
@@ -331,7 +331,7 @@ def _arguments(given: object) -> object:
         except (ValueError, RecursionError):
             return given
         return found if isinstance(found, dict) else given
-    return given if isinstance(given, Mapping) else json.dumps(given)
+    return given if isinstance(given, Mapping) else json_text(given)
 
 
 def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:

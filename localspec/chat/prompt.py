@@ -47,12 +47,20 @@ _SAYS_MORE = frozenset(
 class PromptMaker:
     """A chat template, and a guard against control texts in messages. For any thread.
 
-    think: False asks for no thoughts. vision: what makes tokens of pictures, if the model sees.
-    Raises TemplateError for a source that is broken, or knows no such switch.
+    tool_source: of another template, for messages with tools or calls of them, if there is one
+    and the way its models write calls is known. think: False asks for no thoughts. vision: what
+    makes tokens of pictures, if the model sees. Raises TemplateError for a source that is
+    broken, or knows no such switch.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, source: str, *, think: bool, vision: Vision | None = None
+        self,
+        vocabulary: Vocabulary,
+        source: str,
+        *,
+        think: bool,
+        tool_source: str | None = None,
+        vision: Vision | None = None,
     ) -> None:
         bos, eos = vocabulary.text(vocabulary.bos), vocabulary.text(vocabulary.eos)
         self._template = ChatTemplate(source, bos=bos, eos=eos, think=think)
@@ -67,6 +75,10 @@ class PromptMaker:
         self._vocabulary = vocabulary
         self._vision = None if vision is None else KnownCells(vision)
         self._guard = ControlGuard(vocabulary)
+        self._for_tools: PromptMaker | None = None
+        if takes_tools(tool_source):
+            assert tool_source is not None
+            self._for_tools = PromptMaker(vocabulary, tool_source, think=think, vision=vision)
         self._thoughts = _thoughts(vocabulary, source, self._guard.texts)
 
     def prompt(
@@ -93,6 +105,10 @@ class PromptMaker:
         or has no tools where some are to be used; OptionError for a picture that cannot be
         read, or seen; Interrupted soon after it has become cancelled.
         """
+        if self._for_tools is not None and (use.tools or any(map(_has_call, messages))):
+            return self._for_tools.prompt(
+                messages, use, is_cancelled, may_merge=may_merge, variables=variables
+            )
         pictures: Sequence[Picture] = ()
         if self._vision is None:
             messages = for_the_blind(messages)
@@ -271,6 +287,11 @@ class PromptMaker:
                 "Leave out the last message, whose role is assistant.",
             )
         return opened
+
+
+def _has_call(message: Message) -> bool:
+    """Whether it calls a tool, or is a result."""
+    return "tool_calls" in message or message["role"] == "tool"
 
 
 def takes_tools(source: str | None) -> bool:

@@ -202,6 +202,9 @@ class ChatBackend(Protocol):
     @property
     def chat_template(self) -> str | None: ...
 
+    @property
+    def tool_template(self) -> str | None: ...
+
     def _answer(self, exchange: Exchange) -> Answer: ...
 
     def _prepare(

@@ -48,8 +48,11 @@ class Task:
         from localspec.chat.prompt import takes_tools  # loads NumPy
         from localspec.chat.template import BUILT_IN
 
-        source = engine.chat_template if template is None else BUILT_IN.get(template, template)
-        return "tools" not in self.keywords or takes_tools(source)
+        if "tools" not in self.keywords:
+            return True
+        if template is None:
+            return engine.takes_tools
+        return takes_tools(BUILT_IN.get(template, template))
 
     def ask(
         self,

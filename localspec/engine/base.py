@@ -61,6 +61,8 @@ class BaseEngine(Producer, abc.ABC):
     """The longest context, in tokens, that the target was trained for."""
     chat_template: str | None
     """The Jinja source in the target's file, if it has one."""
+    tool_template: str | None
+    """The one in the file for questions with tools, if there is a second: its tool_use."""
     drafting: Drafting
     """As the engine was loaded."""
     shared_vocabulary: SharedVocabulary | None
@@ -74,7 +76,9 @@ class BaseEngine(Producer, abc.ABC):
         self._exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()  # of its answers
         self._listing = threading.Lock()  # held while these are changed or listed
         self._is_ending = False
-        self._maker: tuple[tuple[str, bool], PromptMaker] | None = None  # the last one used
+        self._maker: tuple[tuple[str, str | None, bool], PromptMaker] | None = (
+            None  # the last one used
+        )
         weakref.finalize(self, _end_at_exit, weakref.ref(self))
 
     def __repr__(self) -> str:
@@ -99,7 +103,7 @@ class BaseEngine(Producer, abc.ABC):
     @property
     def takes_tools(self) -> bool:
         """Whether the model's own chat template has tools, and calls of them are understood."""
-        return takes_tools(self.chat_template)
+        return takes_tools(self.chat_template) or takes_tools(self.tool_template)
 
     @functools.cached_property
     def has_think_switch(self) -> bool:
@@ -307,10 +311,18 @@ class BaseEngine(Producer, abc.ABC):
 
     def _prompt_maker(self, template: str | None, *, think: bool) -> PromptMaker:
         """The maker for a template; the last one is kept, for calls with the same template."""
-        key = (template_source(template, self.chat_template), think)
+        source = template_source(template, self.chat_template)
+        tool_source = self.tool_template if template is None else None
+        key = (source, tool_source, think)
         kept = self._maker
         if kept is None or kept[0] != key:
-            maker = PromptMaker(self.vocabulary, key[0], think=think, vision=self.vision)
+            maker = PromptMaker(
+                self.vocabulary,
+                source,
+                tool_source=tool_source,
+                think=think,
+                vision=self.vision,
+            )
             kept = self._maker = (key, maker)
         return kept[1]
 

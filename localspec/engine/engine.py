@@ -74,6 +74,7 @@ class Engine(BaseEngine):
         self.context_length = target.context_length
         self.trained_context_length = target.trained_context_length
         self.chat_template, self.exactness = target.chat_template, target.exactness
+        self.tool_template = target.tool_template
         self._models = models
         self._resolver = Resolver(target.vocabulary)
         self._constrainer = Constrainer(target.vocabulary, target.vocab_size)

@@ -13,6 +13,7 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -72,8 +73,8 @@ class LlamaModel(LlamaContext):
             )
         vocab = llama_cpp.llama_model_get_vocab(model)
         self.vocabulary = LlamaVocabulary(vocab, handle.require_open, handle.in_use)
-        template: bytes | None = llama_cpp.llama_model_chat_template(model, None)
-        self.chat_template = template.decode("utf-8", errors="replace") if template else None
+        self.chat_template = _template(model, None)
+        self.tool_template = _template(model, b"tool_use")
         self.trained_context_length: int = llama_cpp.llama_model_n_ctx_train(model)
         self.context_length = min(context_length, int(llama_cpp.llama_n_ctx_seq(context)))
         self.max_outputs = max_outputs
@@ -414,3 +415,9 @@ class LlamaModel(LlamaContext):
         finally:
             if self._rows is not None:
                 self._rows.go_on_at(self.num_cached)
+
+
+def _template(model: Any, name: bytes | None) -> str | None:
+    """The chat template of that name in the model's file; None is the usual one's name."""
+    found: bytes | None = llama_cpp.llama_model_chat_template(model, name)
+    return found.decode("utf-8", errors="replace") if found else None

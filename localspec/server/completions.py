@@ -473,6 +473,7 @@ def props(model: ServedModel) -> dict[str, Any]:
     bos, eos = model.end_texts
     params = asdict(model.sampling)  # by the names that requests may use
     del params["logit_bias"]
+    more = {"chat_template_tool_use": model.tool_template} if model.tool_template else {}
     usual = {CLIENTS_NAMES.get(name, (name,))[-1]: value for name, value in params.items()}
     return {
         "default_generation_settings": {"params": usual, "n_ctx": model.context_length},
@@ -481,6 +482,7 @@ def props(model: ServedModel) -> dict[str, Any]:
         "model_path": model.file_name,
         "modalities": {"vision": model.sees, "video": False, "audio": False},
         "chat_template": model.chat_template,
+        **more,
         "bos_token": bos,
         "eos_token": eos,
         "build_info": f"localspec {__version__}",
