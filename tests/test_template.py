@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from localspec.chat.messages import checked_messages
+from localspec.chat.messages import as_text, checked_messages
 from localspec.chat.prompt import PromptMaker, takes_tools
 from localspec.chat.template import BUILT_IN, ChatTemplate
 from localspec.errors import TemplateError, TemplateLimitError
@@ -287,6 +287,20 @@ def prompt_of(demo_vocabulary):
         return demo_vocabulary.detokenize(prompt.tokens, special=True)
 
     return make
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"città": "é"}, '{"citt\\u00e0": "\\u00e9"}', ["città", "é"], '["città", "é']
+)
+def test_letters_of_calls_stay_letters_where_these_become_text(arguments):
+    """Whatever the way they were sent: a model reads them as people write them."""
+    call = {"id": "a", "function": {"name": "look", "arguments": arguments}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    checked = checked_messages([USER, asked, AGAIN])
+    text = "".join(as_text(each)["content"] for each in checked)
+    assert "città" in text
+    assert "é" in text
+    assert "\\u" not in text
 
 
 @pytest.mark.parametrize("name", HISTORIES)
