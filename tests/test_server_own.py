@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from gguf_maker import with_template, write_spm_model
+from localspec.chat.template import BUILT_IN
 from localspec.presets.presets import find_preset
 from localspec.server import ollama
 from localspec.server.served_models import ServedModel, ServedModels
 from localspec.vocabulary import with_bos
-from server_runner import running_server
+from server_runner import presets_of, running_server
 
 pytestmark = pytest.mark.process
 
@@ -119,6 +121,42 @@ def test_a_prompt_as_the_template_makes_it(server):
     assert found.startswith("<|im_start|>user\nHello <|im_end|><|im_end|>\n")
     assert found.endswith("<|im_start|>assistant\n")
     assert server.ask("/apply-template", messages=[]).status_code == 400
+
+
+def test_a_template_s_own_text_is_given_whatever_the_vocabulary(tmp_path):
+    """SentencePiece puts a bos and a space before texts: the template has written neither."""
+    bare = write_spm_model(tmp_path / "bare.gguf", control=("<|im_start|>", "<|im_end|>"))
+    templates = {"plain": BUILT_IN["chatml"], "begun": "{{ bos_token }}" + BUILT_IN["chatml"]}
+    files = {
+        name: with_template(bare, tmp_path / f"{name}.gguf", template)
+        for name, template in templates.items()
+    }
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    asked = [*messages, {"role": "user", "content": "Why?"}]
+    turn = "<|im_start|>{}\n{}<|im_end|>\n"
+    texts = [turn.format(each["role"], each["content"]) for each in asked]
+    presets = presets_of(tmp_path, **{name: (path, 512) for name, path in files.items()})
+    with presets, running_server(presets=list(files)) as server:
+        for name in files:
+
+            def prompt_of(messages, name=name, **fields):
+                fields = {"model": name, "messages": messages, **fields}
+                response = server.ask("/apply-template", **fields)
+                assert response.status_code == 200, response.text
+                return response.json()["prompt"]
+
+            prompt = prompt_of(asked)
+            assert prompt == "".join(texts) + "<|im_start|>assistant\n"
+            assert prompt_of(asked, add_generation_prompt=False) == "".join(texts)
+            assert prompt_of(messages, add_generation_prompt=False) == "".join(texts[:2])
+            assert prompt_of(messages) == "".join(texts[:2]).removesuffix("<|im_end|>\n")
+            fields = {"model": name, "content": prompt, "add_special": True}
+            tokens = server.ask("/tokenize", **fields).json()["tokens"]
+            fields = {"model": name, "messages": asked}
+            counted = server.ask("/v1/messages/count_tokens", **fields).json()
+            assert counted == {"input_tokens": len(tokens)}
+        response = server.ask("/apply-template", messages=asked, add_generation_prompt="no")
+        assert response.status_code == 400
 
 
 def test_an_ollama_tells_a_digest_that_changes_with_the_file():

@@ -31,13 +31,15 @@ class Exposed(NamedTuple):
     """Everything that a template may read.
 
     tools: as OpenAI declares them. data: the numbers of messages whose content is the result of
-    a call, and not what somebody says. variables: as `ChatTemplate.render` has them.
+    a call, and not what somebody says. variables, opens_answer: as `ChatTemplate.render` has
+    them.
     """
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
     data: frozenset[int] = frozenset()
     variables: Mapping[str, Any] = NO_VARIABLES
+    opens_answer: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Hidden:
     """
 
     mark: str
+    opens_answer: bool
     messages: list[dict[str, Any]] = field(default_factory=list)
     tools: list[Any] = field(default_factory=list)
     variables: dict[str, Any] = field(default_factory=dict)
@@ -65,6 +68,15 @@ class Hidden:
         """Whether each picture stands in the prompt once."""
         pictures = (index for index, part in self.parts.items() if not isinstance(part, str))
         return all(prompt.count(self.mark + index) == 1 for index in pictures)
+
+    def uncovered(self, prompt: str) -> str:
+        """The prompt with what was hidden, but for pictures, which have no text."""
+
+        def part_of(found: re.Match[str]) -> str:
+            part = self.parts.get(found[1], "")
+            return part if isinstance(part, str) else ""
+
+        return re.sub(f"{self.mark}([0-9]{{{_INDEX_DIGITS}}})", part_of, prompt)
 
     def hide(self, part: str | Sequence[int]) -> str:
         """A placeholder for a text, or a picture's tokens."""
@@ -190,7 +202,7 @@ def _hidden(
     spans: Callable[[str], Iterable[Span]],
     data_spans: Callable[[str], Iterable[Span]],
 ) -> Hidden:
-    hidden = Hidden(_new_mark(repr(exposed)))
+    hidden = Hidden(_new_mark(repr(exposed)), exposed.opens_answer)
 
     def shown(text: str, found: Iterable[Span]) -> str:
         left, at = "", 0

@@ -13,7 +13,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from localspec.chat.control_guard import ControlGuard, Exposed, Hidden
 from localspec.chat.messages import THOUGHT_KEYS, fit_to_form, merged_messages
@@ -42,6 +42,14 @@ _ANY_OBJECT = {"type": "object"}
 _SAYS_MORE = frozenset(
     ("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
 )
+
+
+class _Rendered(NamedTuple):
+    """The text of a prompt, what is hidden in it, and the pictures among that."""
+
+    text: str
+    hidden: Hidden
+    pictures: tuple[Picture, ...]
 
 
 class PromptMaker:
@@ -105,35 +113,76 @@ class PromptMaker:
         or has no tools where some are to be used; OptionError for a picture that cannot be
         read, or seen; Interrupted soon after it has become cancelled.
         """
-        if self._for_tools is not None and (use.tools or any(map(_has_call, messages))):
-            return self._for_tools.prompt(
-                messages, use, is_cancelled, may_merge=may_merge, variables=variables
-            )
+        maker = self._maker_for(messages, use)
+        rendered = maker._rendered_for(
+            messages, use, is_cancelled, may_merge=may_merge, variables=variables
+        )
+        return maker._tokenized(rendered, use)
+
+    def text(
+        self,
+        messages: Sequence[Message],
+        use: ToolUse,
+        *,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+        opens_answer: bool = True,
+    ) -> str:
+        """The prompt as the template writes it, without pictures, to be sent as a raw prompt.
+
+        So it lacks the bos in front where every text gets one. opens_answer: whether it ends
+        with what begins the next answer, or goes on with the answer in the last message. Else
+        as `prompt`, and raises as that does.
+        """
+        maker = self._maker_for(messages, use)
+        rendered = maker._rendered_for(
+            messages,
+            use,
+            never,
+            may_merge=True,
+            variables=variables,
+            opens_answer=opens_answer,
+        )
+        text = rendered.hidden.uncovered(rendered.text)
+        bos = self._vocabulary.text(self._vocabulary.bos)
+        return text.removeprefix(bos) if self._vocabulary.add_bos else text
+
+    def _maker_for(self, messages: Sequence[Message], use: ToolUse) -> PromptMaker:
+        """The maker whose template is for such messages."""
+        has_tools = bool(use.tools) or any(map(_has_call, messages))
+        return self._for_tools if self._for_tools is not None and has_tools else self
+
+    def _rendered_for(
+        self,
+        messages: Sequence[Message],
+        use: ToolUse,
+        is_cancelled: CancelCheck,
+        *,
+        may_merge: bool,
+        variables: Mapping[str, Any],
+        opens_answer: bool = True,
+    ) -> _Rendered:
+        """The template's text of the messages, in which pictures are notes, or tokens."""
         pictures: Sequence[Picture] = ()
         if self._vision is None:
             messages = for_the_blind(messages)
         else:
             messages, pictures = for_the_seeing(messages, self._vision)
+
+        def rendered(given: Sequence[Message]) -> _Rendered:
+            exposed = self._exposed(given, use, variables, is_cancelled)
+            exposed = exposed._replace(opens_answer=opens_answer)
+            return _Rendered(*self._shown(exposed, is_cancelled), tuple(pictures))
+
         try:
-            return self._shown_prompt(messages, pictures, use, variables, is_cancelled)
+            return rendered(messages)
         except TemplateError:
             merged = merged_messages(messages) if may_merge else messages
             if merged == messages:
                 raise
-            return self._shown_prompt(merged, pictures, use, variables, is_cancelled)
+            return rendered(merged)
 
-    def _shown_prompt(
-        self,
-        messages: Sequence[Message],
-        pictures: Sequence[Picture],
-        use: ToolUse,
-        variables: Mapping[str, Any],
-        is_cancelled: CancelCheck,
-    ) -> Prompt:
-        """The prompt of messages in which pictures are notes, or tokens."""
-        self._check_tools(messages, use)
-        messages = self._system_role.fitted(self._with_known_roles(messages), is_cancelled)
-        exposed = self._exposed(messages, use, variables)
+    def _shown(self, exposed: Exposed, is_cancelled: CancelCheck) -> tuple[str, Hidden]:
+        """The template's text, with each picture in it, and what is hidden."""
         self._check_roles(exposed, is_cancelled)
         text, hidden = self._guarded(exposed, is_cancelled)
         if not hidden.shows_pictures(text):  # where they were; so each before its text
@@ -144,9 +193,17 @@ class PromptMaker:
                 "the chat template leaves out a picture, or shows it twice",
                 "Give another, as template=chatml.",
             )
-        tokens = with_bos(self._guard.tokenize(text, hidden), self._vocabulary)
-        thoughts, calls = self._thoughts.after(text), self._calls(use)
-        return Prompt(tokens, thoughts, calls=calls, pictures=tuple(pictures))
+        return text, hidden
+
+    def _tokenized(self, rendered: _Rendered, use: ToolUse) -> Prompt:
+        """The prompt in tokens, and how to read the answer to it."""
+        tokens = self._guard.tokenize(rendered.text, rendered.hidden)
+        return Prompt(
+            with_bos(tokens, self._vocabulary),
+            self._thoughts.after(rendered.text),
+            calls=self._calls(use),
+            pictures=rendered.pictures,
+        )
 
     def _with_known_roles(self, messages: Sequence[Message]) -> list[Message]:
         """The messages, a developer's as the system's where the template knows only that."""
@@ -158,9 +215,15 @@ class PromptMaker:
         ]
 
     def _exposed(
-        self, messages: Sequence[Message], use: ToolUse, variables: Mapping[str, Any]
+        self,
+        messages: Sequence[Message],
+        use: ToolUse,
+        variables: Mapping[str, Any],
+        is_cancelled: CancelCheck,
     ) -> Exposed:
         """The messages as the template takes them, with all else that it may read."""
+        self._check_tools(messages, use)
+        messages = self._system_role.fitted(self._with_known_roles(messages), is_cancelled)
         fitted = messages if self._form is None else fit_to_form(messages, self._form)
         read, data = [], set()
         for number, message in enumerate(fitted):
@@ -259,7 +322,7 @@ class PromptMaker:
     def _rendered(self, hidden: Hidden, is_cancelled: CancelCheck) -> str:
         """The template's text; up to the end of the last message if that is an answer."""
         *before, last = hidden.messages
-        is_answer = last["role"] == "assistant"
+        is_answer = hidden.opens_answer and last["role"] == "assistant"
         if is_answer:
             last = {**last, "content": last["content"] + hidden.end}
         render = functools.partial(
@@ -267,7 +330,7 @@ class PromptMaker:
             is_cancelled=is_cancelled,
             tools=hidden.tools,
             variables=hidden.variables,
-            opens_answer=not is_answer,
+            opens_answer=hidden.opens_answer and not is_answer,
         )
         try:
             text = render([*before, last])

@@ -295,6 +295,18 @@ class BaseEngine(Producer, abc.ABC):
         maker = self._prompt_maker(template, think=think)
         return maker.prompt(messages, use, is_cancelled, may_merge=True, variables=variables)
 
+    def _prompt_text(
+        self,
+        messages: Sequence[Message],
+        use: ToolUse,
+        *,
+        variables: Mapping[str, Any],
+        opens_answer: bool,
+    ) -> str:
+        """The text of a prompt by the model's own template: see `PromptMaker.text`."""
+        maker = self._prompt_maker(None, think=True)
+        return maker.text(messages, use, variables=variables, opens_answer=opens_answer)
+
     def _raw_prompt(self, prompt: str | Sequence[int]) -> Prompt:
         """The prompt of `generate_raw`. Raises OptionError for anything else."""
         if isinstance(prompt, str):

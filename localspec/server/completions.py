@@ -13,7 +13,6 @@ from localspec._version import __version__
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import NO_VARIABLES
 from localspec.isolated.isolated_engine import IsolatedEngine
-from localspec.pictures.cells import without_cells
 from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
 from localspec.server.answering import Echo, Event, Finished, NewPiece
 from localspec.server.encoding import sse_event
@@ -40,12 +39,13 @@ from localspec.server.question import (
     constraint_fields,
     max_tokens,
     openai_tools,
+    supported,
     template_variables,
-    templated,
 )
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
 from localspec.speculative.metrics import WHY_OFF
+from localspec.streaming.options import AnswerOptions
 from localspec.streaming.reply import Reply
 from localspec.vocabulary import with_bos
 
@@ -457,13 +457,18 @@ def detokenize(fields: Fields) -> Aside:
 
 
 def apply_template(fields: Fields) -> Aside:
-    """Answer a request to /apply-template: the prompt made from messages."""
+    """Answer a request to /apply-template: the template's text of messages."""
     messages = checked_messages(fields.any("messages"))
     variables = template_variables(fields, effort=fields.text("reasoning_effort"))
-    prompt = templated(messages, openai_tools(fields), variables)
+    use = AnswerOptions.of(**openai_tools(fields)).tool_use(())
+    opens_answer = fields.flag("add_generation_prompt") is not False
 
     def compute(engine: IsolatedEngine) -> dict[str, Any]:
-        return {"prompt": engine.detokenize(without_cells(prompt(engine)), special=True)}
+        known, usable = supported(engine, messages, use)
+        text = engine._prompt_text(
+            known, usable, variables=variables, opens_answer=opens_answer
+        )
+        return {"prompt": text}
 
     return engine_aside(fields, compute)
 

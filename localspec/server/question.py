@@ -402,9 +402,22 @@ def prompt_of(
 ) -> Prompt:
     """The prompt by `BaseEngine._make_prompt`, whatever the model's template supports.
 
-    variables: of the template, which passes over those that it does not know. If it has no
-    tools, it gets none, and earlier calls as text; then RequestError is raised if the model has
-    to call a tool.
+    variables: of the template, which passes over those that it does not know. Raises
+    RequestError as `supported` does.
+    """
+    messages, use = supported(engine, messages, use)
+    return engine._make_prompt(
+        messages, use, is_cancelled, template=None, think=True, variables=variables
+    )
+
+
+def supported(
+    engine: IsolatedEngine, messages: Sequence[Message], use: ToolUse
+) -> tuple[Sequence[Message], ToolUse]:
+    """The messages and tools, as far as the model's template has tools.
+
+    If it has none, it gets none, and earlier calls as text; then RequestError is raised if the
+    model has to call a tool.
     """
     if not engine.takes_tools:
         if use.must:
@@ -415,10 +428,8 @@ def prompt_of(
                 code="unsupported_value",
                 param="tool_choice",
             )
-        messages, use = [as_text(message) for message in messages], ToolUse()
-    return engine._make_prompt(
-        messages, use, is_cancelled, template=None, think=True, variables=variables
-    )
+        return [as_text(message) for message in messages], ToolUse()
+    return messages, use
 
 
 def raw_prompt(engine: IsolatedEngine, given: RawPrompt) -> Prompt:
