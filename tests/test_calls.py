@@ -41,24 +41,27 @@ LATER = [
 ]
 
 
-def answer_text(name, texts, use, stop=(), *, is_kept=True):
+def answer_text(name, texts, use, stop=(), *, is_kept=True, has_tools=True, has_form=False):
     """Reads the texts, each of which is a token, as an answer of the family."""
     form = form_of(FAMILIES[name].template)
     calls = Calls(form, use, grammar=CallGrammar("") if is_kept else None)
     thoughts = Thoughts(families_of(FAMILIES[name].template, ()))
     if form.recipient:
         thoughts = thoughts.after("<|start|>assistant")
-    return AnswerText(Spelled([each.encode() for each in texts]), thoughts, stop, calls)
+    vocabulary = Spelled([each.encode() for each in texts])
+    return AnswerText(
+        vocabulary, thoughts, stop, calls if has_tools else None, has_form=has_form
+    )
 
 
-def read(name, answer, *, use=USE, is_kept=False, sizes=None, stop=(), is_cut=False):
+def read(name, answer, *, use=USE, is_kept=False, sizes=None, stop=(), is_cut=False, **how):
     """Text, thoughts and calls of an answer, whose tokens have one character or other sizes."""
     texts, rest = [], answer
     while rest:
         size = sizes.choice([1, 2, 3, 7, 40]) if sizes else 1
         texts.append(rest[:size])
         rest = rest[size:]
-    text = answer_text(name, texts, use, stop, is_kept=is_kept)
+    text = answer_text(name, texts, use, stop, is_kept=is_kept, **how)
     parts = []
     for token in range(len(texts)):
         parts += text.push(token)
@@ -128,7 +131,9 @@ def test_what_is_no_call_of_the_tools_stays_text(name):
         said, _, calls = read(name, answer)
         assert calls == []
         if name == "gpt-oss" and answer != "Hello, world!\n":
-            assert said == ""  # a message to somebody else is not for the user
+            _, _, message = answer.partition(" to=functions.")
+            tool, _, body = message.partition(" <|constrain|>json<|message|>")
+            assert said == f"to={tool}\n{body}"
         else:
             assert said == answer
 
@@ -184,6 +189,28 @@ def test_a_stop_string_counts_in_what_is_said():
     assert read("gpt-oss", call, stop=("Rome",))[2] == []
 
 
+@pytest.mark.parametrize("has_tools", [True, False])
+def test_a_message_to_a_tool_that_nobody_offered_is_a_text_of_its_own(has_tools):
+    """Neither thought nor joined to what was said; in an answer of a form it is no text."""
+    begin = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    stray = "<|channel|>commentary to=functions.rm <|constrain|>json<|message|>" + '{"a": 1}'
+    said = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    python = "<|channel|>analysis to=python code<|message|>print()"
+    more = "<|end|><|start|>assistant<|channel|>analysis<|message|>So.<|end|>"
+    for answer, text, thought in (
+        (begin + stray, 'to=rm\n{"a": 1}', "Hm."),
+        (begin + said + stray, 'I look.\n\nto=rm\n{"a": 1}', "Hm."),
+        (begin + python + more, "to=python\nprint()", "Hm.So."),
+    ):
+        for seed in range(9):
+            sizes = random.Random(seed) if seed else None
+            how = {"sizes": sizes, "has_tools": has_tools}
+            assert read("gpt-oss", answer, **how) == (text, thought, [])
+            assert read("gpt-oss", answer, has_form=True, **how)[0] in ("", "I look.")
+            stopped = read("gpt-oss", answer, stop=("=",), **how)
+            assert stopped[0] == text.partition("=")[0]
+
+
 def test_thoughts_before_a_message_to_a_tool():
     answer = (
         f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{FAMILIES['gpt-oss'].call}"
@@ -195,7 +222,7 @@ def test_thoughts_before_a_message_to_a_tool():
         bare = role.replace("functions.", "")
         assert read("gpt-oss", bare, is_kept=is_kept) == ("", "", [("now", {})])
         other = bare.replace("now", "python").replace("{}", "1")
-        assert read("gpt-oss", other, is_kept=is_kept) == ("", "1", [])
+        assert read("gpt-oss", other, is_kept=is_kept) == ("to=python\n1", "", [])
     final = "<|channel|>final<|message|>Hello."
     assert read("gpt-oss", final) == ("Hello.", "", [])
 

@@ -134,7 +134,8 @@ def check_turn(chat) -> None:
     assert stream.reply().finish_reason == "stop"
     tokens = tuple(token for piece in pieces for token in piece.token_ids)
     assert tokens == stream.reply().token_ids
-    assert chat.messages[-1] == {"role": "assistant", "content": "Hello."}
+    answer = {"role": "assistant", "content": "Hello.", "reasoning_content": "Hm."}
+    assert chat.messages[-1] == answer
 
 
 @pytest.mark.parametrize("name", MODELS)

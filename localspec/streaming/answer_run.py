@@ -17,7 +17,7 @@ from localspec.speculative.metrics import Meter, Provenance, Stats, Step
 from localspec.speculative.model import Decode
 from localspec.streaming.answer_text import AnswerText, Prompt, Said, checked_stop_strings
 from localspec.streaming.cancellation import Cancellation
-from localspec.streaming.options import AnswerOptions
+from localspec.streaming.options import AnswerOptions, spec_of
 from localspec.streaming.reply import FinishReason, Piece, Reply, StepFacts
 from localspec.streaming.thinking import Part
 from localspec.vocabulary import WholeVocabulary
@@ -91,7 +91,13 @@ class AnswerRun:
     def _text(self) -> AnswerText:
         """Behind what was said already, if anything."""
         prompt, stop = self.prompt, checked_stop_strings(self.options.stop)
-        text = AnswerText(self.vocabulary, prompt.thoughts, stop, prompt.calls)
+        text = AnswerText(
+            self.vocabulary,
+            prompt.thoughts,
+            stop,
+            prompt.calls,
+            has_form=spec_of(self.options) is not None,
+        )
         num_before = len(prompt.tokens) - prompt.num_said
         self.before = text.resume(prompt.tokens[num_before:])
         return text

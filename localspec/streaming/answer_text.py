@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from localspec.errors import OptionError
@@ -17,6 +19,8 @@ from localspec.tools.tool import ToolCall, whole_calls
 from localspec.vocabulary import WholeVocabulary
 
 _RECIPIENT = " to=functions."  # in the head of a message that is a call
+# In the head of a message to neither the user nor the model itself.
+_ADDRESSEE = re.compile(r" to=(?!(?:assistant|user|self)\b)(?:functions\.)?(\S+)")
 
 
 class Said(NamedTuple):
@@ -62,8 +66,18 @@ class AnswerText:
     for in speech and in calls as they are written, not in thoughts, nor across what tells
     those from speech.
 
+    A message to a tool that nobody offered is text, behind a line with the tool's name; but in
+    an answer of a form it stays a thought.
+
     Where an answer was cut and goes on, the same tokens say the same as if it had come in one:
     see `resume`.
+
+    Args:
+        vocabulary: of the tokens.
+        thoughts: how to tell them from speech.
+        stop: strings that end the answer.
+        calls: of tools, that it can have; None for none.
+        has_form: whether what is said has to fit a schema, say.
     """
 
     def __init__(
@@ -72,8 +86,11 @@ class AnswerText:
         thoughts: Thoughts,
         stop: Sequence[str],
         calls: Calls | None,
+        *,
+        has_form: bool = False,
     ) -> None:
-        self._arguments = (vocabulary, thoughts, stop, calls)
+        self._new = partial(AnswerText, vocabulary, thoughts, stop, calls, has_form=has_form)
+        self._has_form = has_form
         self._vocabulary = vocabulary
         self._shown = thoughts.shown | (calls.shown if calls is not None else frozenset())
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -81,6 +98,8 @@ class AnswerText:
         self._search = StopSearch(stop)
         self._calls = None if calls is None else CallStream(calls)
         self._is_thought = False  # the text that the search holds: a call that is a message
+        self._is_stray = False  # what comes now is a message to a tool that nobody offered
+        self._has_said = False  # something that is not a thought
         # Characters that were shown at a cut, thought or said, and are not certain yet.
         self._pending: deque[tuple[str, bool]] = deque()
 
@@ -99,7 +118,7 @@ class AnswerText:
     def is_thinking(self) -> bool:
         """Whether what comes next is not for the user, unless a mark ends it."""
         is_calling = self._calls is not None and self._calls.is_calling
-        return self._split.is_thinking and not is_calling
+        return self._split.is_thinking and not is_calling and not self._is_stray
 
     def resume(self, tokens: Sequence[int]) -> list[Part]:
         """Begin behind these tokens of the answer; what is certain of them.
@@ -108,7 +127,7 @@ class AnswerText:
         in parts of its own, before all others: `Part.is_again`. Stop strings
         within these tokens do not count: the text behind them was said already.
         """
-        as_cut = AnswerText(*self._arguments)
+        as_cut = self._new()
         as_cut._read(tokens)
         shown = as_cut.finish(is_cut=True)
         parts = self._read(tokens)
@@ -166,7 +185,27 @@ class AnswerText:
 
     def _called(self, parts: list[Part]) -> list[Part]:
         """The parts with calls in place of the text that writes them, without marks."""
-        return [each for part in parts for each in self._told(self._searched(part))]
+        found = []
+        for part in parts:
+            for each in self._addressed(part):
+                found += self._told(self._searched(each))
+        return found
+
+    def _addressed(self, part: Part) -> list[Part]:
+        """The part, as text where it belongs to a message to a tool that nobody offered."""
+        if part.text:
+            shown = part._replace(is_thought=False) if self._is_stray else part
+            self._has_said = self._has_said or not shown.is_thought
+            return [shown]
+        addressee = _ADDRESSEE.search(part.head)
+        is_call = self._calls is not None and self._calls.takes(part.head)
+        self._is_stray = addressee is not None and not is_call and not self._has_form
+        if addressee is None or not self._is_stray:
+            return [part]
+        between = "\n\n" if self._has_said else ""
+        self._has_said = True
+        line = Part(f"{between}to={addressee[1]}\n", is_thought=False)
+        return [part._replace(is_thought=False), line]
 
     def _told(self, parts: list[Part]) -> list[Part]:
         if self._calls is None:

@@ -70,6 +70,16 @@ class CallStream:
         is_one = self._form.is_single or not self._use.is_parallel
         return is_one and self._number > 0 and not self._is_certain
 
+    def takes(self, head: str) -> bool:
+        """Whether the message with that head is a call of one of the tools."""
+        return self._called_by(head) is not None
+
+    def _called_by(self, head: str) -> re.Match[str] | None:
+        if not self._form.recipient:
+            return None
+        found = re.search(self._form.recipient, head)
+        return found if found is not None and found["name"] in self._tools else None
+
     def push(self, part: Part) -> list[Part]:
         """The parts that are certain now, in order."""
         if self.has_ended:
@@ -141,8 +151,8 @@ class CallStream:
             self._held += part.text
             return self._read()
         parts = self.finish(is_cut=False)
-        found = re.search(self._form.recipient, part.head)
-        if found is not None and found["name"] in self._tools:
+        found = self._called_by(part.head)
+        if found is not None:
             self._opening, self._held = "", f"{found['name']}\n"
             self._is_certain = self._is_kept and bool(found["space"])
             parts += self._read()
@@ -272,8 +282,9 @@ class CallStream:
 
     def _no_call(self, opening: str) -> list[Part]:
         """Text that was held as a call and turned out to be something else."""
-        if self._form.recipient:  # a message to somebody else is not for the user
-            return [Part(self._held.partition("\n")[2], is_thought=True)]
+        if self._form.recipient:
+            between = "\n\n" if self._has_spoken else ""
+            return self._text(f"{between}to={self._held}")
         self._held = self._blank + opening + self._held
         return self._spoken()
 

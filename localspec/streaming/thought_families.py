@@ -64,8 +64,8 @@ def _marks(**marks: tuple[str, ...]) -> Mapping[str, Following]:
 
 # Where a template has the signs of several, those that come first are found first.
 FAMILIES = (
-    # gpt-oss (channels) and Muse (recipients). A call of a tool that nobody offered counts as
-    # a thought.
+    # gpt-oss (channels) and Muse (recipients). Here messages to tools are thoughts; what else
+    # they are `AnswerText` knows.
     Family(
         ("<|start|>", "<|message|>"),
         _marks(
