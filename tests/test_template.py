@@ -112,6 +112,8 @@ OPERATIONS = {
     "lists in a text": doubled("[ns.x, ns.x]").replace("ns.x }}", "(ns.x | upper) }}"),
     "lists in a row": doubled("[ns.x, ns.x]").replace("ns.x }}", "('' ~ ns.x) }}"),
     "a namespace of lists": doubled("[ns.x, ns.x]").replace("ns.x }}", "ns }}"),
+    "values of lists": doubled("{'a': ns.x, 'b': ns.x}.values()"),
+    "items of lists": doubled("{'a': ns.x, 'b': ns.x}.items()"),
     "an exception of lists": doubled("[ns.x, ns.x]").replace(
         "ns.x }}", "raise_exception(ns.x) }}"
     ),

@@ -14,8 +14,7 @@ import itertools
 import json
 import re
 import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, ValuesView
 from typing import Any, NamedTuple, NoReturn
 
 from jinja2 import filters, nodes
@@ -36,6 +35,8 @@ _MAX_FORM = 1000  # characters that say how a date is written
 _MAX_SEARCH = 1_000_000_000  # characters that are compared, at worst
 _JINJAS_OWN = ("_loop_vars", "_block_vars")  # keywords of a call, which it takes out again
 _ITEM = 4  # characters that an item of a list takes in a text, about
+
+_CONTAINERS = (Mapping, Sequence, Set, ValuesView)  # that are written with all they hold
 
 # `%` in a format: the key, the width and the precision.
 _FIELD = re.compile(
@@ -82,7 +83,7 @@ def written_size(value: object, indent: int = 0) -> int:
             total += each.bit_length() // 3
         elif isinstance(each, Namespace):
             raise TemplateRefused("it writes a namespace")
-        elif isinstance(each, Mapping | Sequence | AbstractSet) and not isinstance(each, range):
+        elif isinstance(each, _CONTAINERS) and not isinstance(each, range):
             parts = itertools.chain(*each.items()) if isinstance(each, Mapping) else each
             total += (_ITEM + indent * (depth + 1)) * len(each)
             require_short(total)  # before the parts are looked at: there may be many
