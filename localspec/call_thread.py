@@ -1,4 +1,4 @@
-"""A call in a thread of its own."""
+"""A call in a thread of its own, also with a stack of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
+
+# The size of the next threads' stacks is one of the process.
+_stack_size_lock = threading.Lock()
 
 
 class CallThread(threading.Thread, Generic[Result]):
@@ -32,3 +35,23 @@ class CallThread(threading.Thread, Generic[Result]):
         """The call's result, or what it raises, once the thread has ended."""
         self.join()
         return self._outcome.result()
+
+
+def on_deep_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
+    """The result of `call`, run in a thread with a stack of that size.
+
+    The system provides memory as the stack is used: an ordinary call needs little of it.
+
+    Raises:
+        MemoryError: there is no room for such a stack.
+    """
+    thread = CallThread(call)
+    with _stack_size_lock:
+        usual = threading.stack_size(stack_bytes)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise MemoryError(f"no memory for a stack of {stack_bytes} bytes") from error
+        finally:
+            threading.stack_size(usual)
+    return thread.result()

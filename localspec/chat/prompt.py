@@ -21,7 +21,7 @@ from localspec.chat.shown import for_the_blind, for_the_seeing, in_front
 from localspec.chat.system_role import SystemRole
 from localspec.chat.template import NO_VARIABLES, ChatTemplate, Message
 from localspec.constraints.guidance import is_installed, problem_with
-from localspec.constraints.spec import ConstraintSpec, constraint_spec, readable_schema
+from localspec.constraints.spec import ConstraintSpec, calls_spec, readable_schema
 from localspec.errors import ConstraintError, TemplateError
 from localspec.pictures.picture import KnownCells, Picture, Vision
 from localspec.streaming.answer_text import Prompt
@@ -390,9 +390,7 @@ def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallG
         return None
     try:
         grammar = call_grammar(form, use, tokens, functools.partial(_schema, use))
-        spec = constraint_spec(None, None, grammar.lark, None)
-        assert spec is not None
-        if (problem := problem_with(spec)) is not None:
+        if (problem := problem_with(calls_spec(grammar.lark))) is not None:
             raise problem
     except ConstraintError as error:
         if has_to or any(tool.is_strict for tool in use.callable):

@@ -10,12 +10,19 @@ import functools
 import importlib.util
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localspec.constraints.spec import ConstraintSpec, Kind, for_converter, readable_schema
+from localspec.call_thread import Result, on_deep_stack
+from localspec.constraints.spec import (
+    ConstraintSpec,
+    Kind,
+    check_lark,
+    for_converter,
+    readable_schema,
+)
 from localspec.constraints.spelling import DIGITS, Spelling
 from localspec.errors import ConstraintError
 from localspec.sampling.constraint import Constraint, Mask, gone_wrong
@@ -37,6 +44,12 @@ _GBNF_HINT = (
     "capitals and hyphens."
 )
 _MOST_SHOWN = 400  # characters of a message of llguidance
+# llguidance calls itself for each level of a schema or grammar: half a kilobyte of stack for
+# each byte of a text that does nothing else, measured.
+_STACK_PER_BYTE = 2048
+_BASE_STACK = 1 << 20
+_MAX_STACK = 1 << 28
+_STACK_UNIT = 1 << 16  # the largest page of any system
 
 
 def is_installed() -> bool:
@@ -49,7 +62,20 @@ def _judged(spec: ConstraintSpec) -> tuple[bool, list[str]]:
     """Whether llguidance refuses the constraint; why, or what it warns of."""
     from llguidance import LLMatcher
 
-    return LLMatcher.validate_grammar_with_warnings(_compiled(spec))
+    grammar = _compiled(spec)
+    return _with_room(grammar, lambda: LLMatcher.validate_grammar_with_warnings(grammar))
+
+
+def _with_room(grammar: str, call: Callable[[], Result]) -> Result:
+    """The result of a call that makes llguidance read a grammar, whatever the grammar is."""
+    stack = _BASE_STACK + len(grammar) * _STACK_PER_BYTE // _STACK_UNIT * _STACK_UNIT
+    try:
+        return on_deep_stack(call, min(stack, _MAX_STACK))
+    except MemoryError as error:
+        raise ConstraintError(
+            f"a schema or grammar of {len(grammar)} characters cannot be read: {error}",
+            "Shorten it, or close other programs.",
+        ) from error
 
 
 def problem_with(spec: ConstraintSpec) -> ConstraintError | None:
@@ -57,7 +83,10 @@ def problem_with(spec: ConstraintSpec) -> ConstraintError | None:
 
     Raises ImportError without llguidance.
     """
-    is_refused, messages = _judged(spec)
+    try:
+        is_refused, messages = _judged(spec)
+    except ConstraintError as error:
+        return error
     return _refused(spec, "\n".join(messages)) if is_refused else None
 
 
@@ -124,8 +153,9 @@ class Guide:
 
         grammar = _compiled(spec)
         # llguidance's own limits bound the work for a mask to some milliseconds.
-        matcher = LLMatcher(
-            self.tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False)
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = _with_room(
+            grammar, lambda: LLMatcher(self.tokenizer, grammar, log_level=0, limits=limits)
         )
         if matcher.is_error():
             raise _refused(spec, matcher.get_error())
@@ -160,12 +190,14 @@ def _compiled(spec: ConstraintSpec) -> str:
         return LLMatcher.grammar_from_json_schema(json.dumps(readable_schema(spec)[0]))
     if spec.kind == "regex":
         return LLMatcher.grammar_from_regex(spec.text)
-    if spec.kind == "lark":
-        return LLMatcher.grammar_from_lark(spec.text)
-    try:
-        return LLMatcher.grammar_from_lark(gbnf_to_lark(for_converter(spec.text)))
-    except Exception as error:
-        raise _refused(spec, str(error)) from error
+    lark = spec.text
+    if spec.kind == "gbnf":
+        try:
+            lark = gbnf_to_lark(for_converter(spec.text))
+        except Exception as error:
+            raise _refused(spec, str(error)) from error
+    check_lark(lark, is_ours=spec.is_ours)
+    return LLMatcher.grammar_from_lark(lark)
 
 
 def _refused(spec: ConstraintSpec, message: str) -> ConstraintError:

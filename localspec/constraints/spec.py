@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
+from localspec.constraints.bounds import (
+    check_lark_depth,
+    check_operators,
+    check_schema_depth,
+    read_lark,
+)
 from localspec.errors import ConstraintError, OptionError, require_unicode
 from localspec.tools.schemas import ONE_LINE
 
@@ -21,11 +29,13 @@ class ConstraintSpec(NamedTuple):
     """A constraint by its text.
 
     is_strict: whether a keyword of a JSON schema that no answer can be kept to is an error.
+    is_ours: whether localspec wrote it: only its own grammars negate expressions.
     """
 
     kind: Kind
     text: str
     is_strict: bool = False
+    is_ours: bool = False
 
 
 def constraint_spec(
@@ -51,6 +61,15 @@ def constraint_spec(
     if choices is not None:
         return ConstraintSpec("lark", _lark_of(choices))
     return _checked(names[0], given[names[0]], is_strict=is_strict) if names else None
+
+
+def calls_spec(lark: str) -> ConstraintSpec:
+    """The constraint of an answer that may call tools, by its grammar.
+
+    Raises:
+        ConstraintError: the grammar is too large.
+    """
+    return _checked("grammar", lark, is_strict=False)._replace(kind="lark", is_ours=True)
 
 
 def _checked(name: str, text: object, *, is_strict: bool) -> ConstraintSpec:
@@ -155,6 +174,9 @@ FORMATS = {
 }  # fmt: skip
 # Lookaround and backreferences, which Rust's expressions lack.
 _UNREADABLE = re.compile(r"(?<!\\)(?:\\\\)*(\(\?<?[=!]|\\[1-9])")
+# A number's remainders, each of which llguidance makes a state of: 30 ms for this many.
+_MAX_REMAINDERS = 10_000
+_MAX_DECIMALS = 9  # beyond these, its numbers of 32 bits overflow
 # To find out whether n patterns can match one text, llguidance takes 2 ** n steps.
 _MAX_PATTERNS = 12
 # Keywords that hold together with those of other schemas for the same value.
@@ -178,6 +200,7 @@ def readable_schema(spec: ConstraintSpec) -> tuple[Node, set[str]]:
     """
     passed_over: set[str] = set()
     patterns: set[tuple[str, object]] = set()
+    steps = {1}
     joins = False
 
     def change(node: Node) -> None:
@@ -189,6 +212,19 @@ def readable_schema(spec: ConstraintSpec) -> tuple[Node, set[str]]:
         if not spec.is_strict and isinstance(pattern, str) and _UNREADABLE.search(pattern):
             del node["pattern"]
             passed_over.add(f"pattern {pattern}")
+        step = node.get("multipleOf")
+        remainders = _remainders(step)
+        steps.add(remainders)
+        if remainders > _MAX_REMAINDERS:
+            if spec.is_strict:
+                raise ConstraintError(
+                    f"the JSON schema uses what cannot be enforced: multipleOf {step}",
+                    f"Give a number of at most {_MAX_REMAINDERS} and {_MAX_DECIMALS} decimals, "
+                    "zeros at its end not counted, or leave out strict.",
+                )
+            steps.remove(remainders)
+            del node["multipleOf"]
+            passed_over.add(f"multipleOf {step}")
         patterns.update(
             (word, str(node[word])) for word in ("pattern", "format") if word in node
         )
@@ -196,16 +232,49 @@ def readable_schema(spec: ConstraintSpec) -> tuple[Node, set[str]]:
         joins |= "allOf" in node or bool(options and node.keys() & (_HOLDING - options))
 
     schema = changed_schema(json.loads(spec.text), change)
+    check_schema_depth(schema)
     if joins and len(patterns) > _MAX_PATTERNS:
         raise ConstraintError(
             f"the JSON schema joins parts (allOf, $ref) and has {len(patterns)} patterns and "
             f"formats; {_MAX_PATTERNS} are the most where several may hold for one text",
             "Write one pattern that says it all, or leave out the joining.",
         )
+    if joins and math.prod(steps) > _MAX_REMAINDERS:
+        raise ConstraintError(
+            f"the JSON schema joins parts (allOf, $ref) and has {len(steps) - 1} different "
+            "multipleOf, which together have too many remainders",
+            "Write one multipleOf that says it all, or leave out the joining.",
+        )
     own = schema.get("x-guidance")
     wishes = own if isinstance(own, Mapping) else {}
     schema["x-guidance"] = {**ONE_LINE, **wishes, "lenient": not spec.is_strict}
     return schema, passed_over
+
+
+def _remainders(step: object) -> int:
+    """The remainders of a division by `step`, zeros at its end not counted; 1 without any."""
+    if not isinstance(step, int | float) or not step or step in (math.inf, -math.inf):
+        return 1  # llguidance says what is wrong
+    digits = Decimal(str(abs(step))).normalize().as_tuple()
+    if -int(digits.exponent) > _MAX_DECIMALS:
+        return _MAX_REMAINDERS + 1
+    return int("".join(map(str, digits.digits)))
+
+
+def check_lark(lark: str, *, is_ours: bool) -> None:
+    """Refuse a grammar that llguidance could not read with a bounded stack and memory.
+
+    Raises:
+        ConstraintError: it is nested too deeply, joins or negates expressions, or has a JSON
+            schema that cannot be used.
+    """
+    found = read_lark(lark)
+    if not is_ours:
+        check_operators(found.operators)
+    check_lark_depth(found.mentions)
+    for schema in found.schemas:
+        if isinstance(schema, Mapping):
+            readable_schema(ConstraintSpec("json_schema", json.dumps(schema), is_strict=True))
 
 
 def changed_schema(schema: Mapping[str, Any], change: Callable[[Node], None]) -> Node:

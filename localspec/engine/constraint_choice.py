@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from localspec.constraints.behind import Behind, Boundary, Start, Trigger
 from localspec.constraints.guidance import Guide, NumberBound
-from localspec.constraints.spec import ConstraintSpec, constraint_spec
+from localspec.constraints.spec import ConstraintSpec, calls_spec
 from localspec.constraints.spelling import Spelling
 from localspec.errors import ConstraintError, OptionError
 from localspec.streaming.options import AnswerOptions, spec_of
@@ -109,4 +109,4 @@ def _asked(
             "Leave one of them out; a JSON schema goes with tools.",
         )
     # What fits the schema is one of the answers of the grammar of calls.
-    return constraint_spec(None, None, grammar.lark, None), grammar.triggers
+    return calls_spec(grammar.lark), grammar.triggers

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from localspec.call_thread import CallThread
+from localspec.call_thread import on_deep_stack
 from localspec.errors import ContextError, OptionError
 from localspec.llama.library import llama_cpp
 
@@ -28,7 +28,6 @@ _MAX_STACK = 1 << 28 if os.name == "nt" else 1 << 34  # Windows: all that Python
 _STEERING = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
 _CUT_OUT = _STEERING | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
 Result = TypeVar("Result")
-_stack_size_lock = threading.Lock()  # the stack size of new threads is set for the process
 
 _NEVER_MERGED = "\ue000"  # a private character: no entry of a vocabulary continues after it
 # HTML that Gemma 2 and 3 have as entries of their own, for the text of web pages.
@@ -102,10 +101,15 @@ class LlamaVocabulary:
         if len(data) <= _SAFE_BYTES:
             return self._tokenize_here(data, parse_special=parse_special)
         stack = _BASE_STACK + len(data) * _STACK_PER_BYTE // _STACK_UNIT * _STACK_UNIT
-        return on_deep_stack(
-            lambda: self._tokenize_here(data, parse_special=parse_special),
-            min(stack, _MAX_STACK),
-        )
+        try:
+            return on_deep_stack(
+                lambda: self._tokenize_here(data, parse_special=parse_special),
+                min(stack, _MAX_STACK),
+            )
+        except MemoryError as error:
+            raise ContextError(
+                f"no memory for so long a text ({len(data)} bytes): {error}", "Shorten it."
+            ) from error
 
     def _tokenize_here(self, data: bytes, *, parse_special: bool) -> list[int]:
         capacity = len(data) + 2
@@ -271,22 +275,3 @@ def is_ordinary_text(entry: str) -> bool:
         char.isspace() or char == "▁" or unicodedata.category(char)[0] in "LMN"
         for char in entry
     )
-
-
-def on_deep_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
-    """The result of `call`, run in a thread with a stack of that size.
-
-    The system provides memory as the stack is used: an ordinary text needs little of it.
-    """
-    thread = CallThread(call)
-    with _stack_size_lock:
-        usual = threading.stack_size(stack_bytes)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            raise ContextError(
-                f"no memory for so long a text (a stack of {stack_bytes} bytes)", "Shorten it."
-            ) from error
-        finally:
-            threading.stack_size(usual)
-    return thread.result()

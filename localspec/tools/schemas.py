@@ -20,10 +20,19 @@ _AreTexts = dict[int, bool | None]
 _DoFit = dict[tuple[int, int], bool]
 
 
-def takes_text(schema: object, root: Schema, known: _AreTexts | None = None) -> bool | None:
-    """Whether every value of the schema is a text, or none is; None if some are."""
+def takes_text(schema: object, root: Schema) -> bool | None:
+    """Whether every value of the schema is a text, or none is; None if some are.
+
+    None for a schema that is nested too deeply.
+    """
+    try:
+        return _takes_text(schema, root, {})
+    except RecursionError:
+        return None
+
+
+def _takes_text(schema: object, root: Schema, known: _AreTexts) -> bool | None:
     schema = followed(schema, root)
-    known = {} if known is None else known
     if not isinstance(schema, Mapping):
         return False if schema is False else None
     if id(schema) in known:
@@ -35,9 +44,9 @@ def takes_text(schema: object, root: Schema, known: _AreTexts | None = None) -> 
     elif isinstance(schema.get("type"), str | list):
         kinds = {kind == "string" for kind in types_of(schema)}
     elif (options := alternatives(schema)) is not None:
-        kinds = {takes_text(option, root, known) for option in options}
+        kinds = {_takes_text(option, root, known) for option in options}
     else:
-        kinds = {takes_text(part, root, known) for part in schema.get("allOf") or ()} - {None}
+        kinds = {_takes_text(part, root, known) for part in schema.get("allOf") or ()} - {None}
     known[id(schema)] = kinds.pop() if len(kinds) == 1 else None
     return known[id(schema)]
 
@@ -143,15 +152,22 @@ def followed(schema: object, root: Schema) -> object:
         return _ANYTHING
 
 
-def fits(value: object, schema: object, root: Schema, known: _DoFit | None = None) -> bool:
+def fits(value: object, schema: object, root: Schema) -> bool:
     """Whether a value fits the schema's types, choices, names and parts.
 
-    Lengths, ranges, patterns and all other keywords are passed over.
+    Lengths, ranges, patterns and all other keywords are passed over. Any value fits a schema
+    that is nested too deeply.
     """
+    try:
+        return _does_fit(value, schema, root, {})
+    except RecursionError:
+        return True
+
+
+def _does_fit(value: object, schema: object, root: Schema, known: _DoFit) -> bool:
     schema = followed(schema, root)
     if not isinstance(schema, Mapping):
         return schema is not False
-    known = {} if known is None else known
     key = id(value), id(schema)
     if key not in known:
         known[key] = True  # while it is looked at: it may refer to itself
@@ -169,13 +185,13 @@ def _fits(value: object, schema: Schema, root: Schema, known: _DoFit) -> bool:
         return False
     if types and not any(_has_type(value, kind) for kind in types):
         return False
-    if options is not None and not any(fits(value, each, root, known) for each in options):
+    if options is not None and not any(_does_fit(value, each, root, known) for each in options):
         return False
-    if not all(fits(value, part, root, known) for part in schema.get("allOf") or ()):
+    if not all(_does_fit(value, part, root, known) for part in schema.get("allOf") or ()):
         return False
     if isinstance(value, list):
         items = schema.get("items", True)
-        return all(fits(each, items, root, known) for each in value)
+        return all(_does_fit(each, items, root, known) for each in value)
     if not isinstance(value, Mapping):
         return True
     required = schema.get("required")
@@ -184,7 +200,9 @@ def _fits(value: object, schema: Schema, root: Schema, known: _DoFit) -> bool:
     named, others = properties_of(schema), schema.get("additionalProperties", True)
     if "patternProperties" in schema:
         others = True
-    return all(fits(each, named.get(name, others), root, known) for name, each in value.items())
+    return all(
+        _does_fit(each, named.get(name, others), root, known) for name, each in value.items()
+    )
 
 
 _TYPES: Mapping[object, tuple[type, ...]] = {
