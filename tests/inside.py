@@ -175,9 +175,14 @@ def save_profile(engine: Engine) -> None:
     engine._save_profile()
 
 
-def constraint(engine: Engine, options: AnswerOptions, prompt: Prompt) -> Constraint | None:
+def constraint(
+    engine: Engine,
+    options: AnswerOptions,
+    prompt: Prompt,
+    is_cancelled: CancelCheck = never,
+) -> Constraint | None:
     """What an answer to the prompt is to fit: tests ask it for masks, without an answer."""
-    return engine._constrainer.constraint(options, prompt)
+    return engine._constrainer.constraint(options, prompt, is_cancelled)
 
 
 def answer(engine: BaseEngine, exchange: Exchange) -> Answer:

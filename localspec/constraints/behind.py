@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from localspec.constraints.spelling import Crossing, Spelling
+from localspec.errors import Interrupted
 from localspec.sampling.constraint import Constraint, Mask, gone_wrong
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ class Boundary(Protocol):
     def held(self) -> str:
         """The end of the text so far, as far as it may belong to the boundary."""
 
+    @property
+    def is_known_by_held(self) -> bool:
+        """Whether `held` decides alone what becomes of any text to come."""
+
     def push(self, text: str) -> str | None:
         """The text after the boundary; None if that has not come yet."""
 
@@ -39,8 +44,10 @@ class Boundary(Protocol):
 class Trigger:
     """A boundary: the first of some texts in the answer."""
 
+    is_known_by_held = True
+
     def __init__(self, texts: Sequence[str], said: str = "") -> None:
-        self.held = said[max(len(said) + 1 - max(map(len, texts)), 0) :]
+        self.held = _begun(texts, said)
         self._texts = texts
 
     def push(self, text: str) -> str | None:
@@ -48,11 +55,21 @@ class Trigger:
         ends = [said.find(each) + len(each) for each in self._texts if each in said]
         if ends:
             return said[min(ends) :]
-        self.held = Trigger(self._texts, said).held
+        self.held = _begun(self._texts, said)
         return None
 
     def copy(self) -> Trigger:
-        return Trigger(self._texts, self.held)
+        return copy.copy(self)
+
+
+def _begun(texts: Sequence[str], said: str) -> str:
+    """The longest end of what was said with which one of the texts begins, but not ends."""
+    longest = max(map(len, texts)) - 1
+    for start in range(max(len(said) - longest, 0), len(said)):
+        end = said[start:]
+        if any(text.startswith(end) and text != end for text in texts):
+            return end
+    return ""
 
 
 class Start(NamedTuple):
@@ -77,8 +94,28 @@ class _Stage(enum.Enum):
     ENDED = enum.auto()  # in the free part
 
 
+# Masks of the free part that are kept, one for each beginning of the boundary.
+_MAX_MASKS = 16
+
+
+def _never() -> bool:
+    return False
+
+
 class Behind:
-    """A `Constraint`: free up to a boundary, `inner` behind it."""
+    """A `Constraint`: free up to a boundary, `inner` behind it.
+
+    Up to the boundary `inner` stays as it is, so what it makes of a text is asked once.
+
+    Args:
+        inner: what holds behind the boundary.
+        boundary: where that begins.
+        spelling: the model's tokens.
+        crossing: the tokens that may contain the boundary and text behind it.
+        start: how the answer reaches the boundary, and leaves it.
+        is_cancelled: whether nobody waits for the answer any more; asked while a mask takes
+            long, which then raises Interrupted.
+    """
 
     def __init__(
         self,
@@ -87,12 +124,18 @@ class Behind:
         spelling: Spelling,
         crossing: Crossing,
         start: Start,
+        is_cancelled: Callable[[], bool] = _never,
     ) -> None:
         self._inner = inner
         self._boundary = boundary
         self._spelling = spelling
         self._crossing = crossing
         self._start = start
+        self._is_cancelled = is_cancelled
+        # Shared by all copies: masks by what is held of the boundary, and whether a text may
+        # stand behind it.
+        self._masks: dict[str, Mask | None] = {}
+        self._verdicts: dict[str, bool] = {}
         self._stage = _Stage.FREE if start.opening is None else _Stage.START
 
     @property
@@ -120,7 +163,27 @@ class Behind:
             if mask is not None:
                 mask[list(self._others)] = True
             return mask
-        banned = [token for token in self._candidates() if not self._may_pass(token)]
+        mask = self._free_mask()
+        return None if mask is None else mask.copy()
+
+    def _free_mask(self) -> Mask | None:
+        """The mask up to the boundary, which must not be changed."""
+        if not self._boundary.is_known_by_held:
+            return self._new_free_mask()
+        held = self._boundary.held
+        if held not in self._masks:
+            if len(self._masks) == _MAX_MASKS:
+                self._masks.clear()
+            self._masks[held] = self._new_free_mask()
+        return self._masks[held]
+
+    def _new_free_mask(self) -> Mask | None:
+        banned = []
+        for token in self._candidates():
+            if self._is_cancelled():
+                raise Interrupted("a mask of the constraint was cancelled")
+            if not self._may_pass(token):
+                banned.append(token)
         if not self._start.may_end:
             banned += self._spelling.ends
         if not banned:
@@ -136,9 +199,22 @@ class Behind:
 
     def _may_pass(self, token: int) -> bool:
         rest = self._boundary.copy().push(self._spelling.texts[token])
-        if not rest:
-            return True
-        tokens = self._spelling.tokenize(rest.encode("latin-1"))
+        return not rest or self._may_stand_behind(rest)
+
+    def _may_stand_behind(self, text: str) -> bool:
+        """Whether the constrained text may begin with this one. In the free part only."""
+        known = self._verdicts.get(text)
+        if known is None:
+            # Most texts fail by their first character. Others than ASCII have several here.
+            first = text[0]
+            fails_at_once = text != first and first.isascii()
+            fails_at_once = fails_at_once and not self._may_stand_behind(first)
+            known = not fails_at_once and self._is_valid(text)
+            self._verdicts[text] = known
+        return known
+
+    def _is_valid(self, text: str) -> bool:
+        tokens = self._spelling.tokenize(text.encode("latin-1"))
         return self._inner.validate(tokens) == len(tokens)
 
     def validate(self, tokens: Sequence[int]) -> int:
@@ -160,7 +236,11 @@ class Behind:
             return token in self._others or self._inner.validate([token]) == 1
         if token in self._spelling.ends:
             return self._start.may_end
-        return token not in self._candidates() or self._may_pass(token)
+        return not self._is_candidate(token) or self._may_pass(token)
+
+    def _is_candidate(self, token: int) -> bool:
+        whole, ends = self._crossing
+        return token in whole or (bool(self._boundary.held) and token in ends)
 
     def _go_on(self, token: int) -> None:
         if self._stage is _Stage.START:

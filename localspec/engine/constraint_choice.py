@@ -11,6 +11,7 @@ from localspec.constraints.guidance import Guide, NumberBound
 from localspec.constraints.spec import ConstraintSpec, calls_spec
 from localspec.constraints.spelling import Spelling
 from localspec.errors import ConstraintError, OptionError
+from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.options import AnswerOptions, spec_of
 from localspec.streaming.thinking import HeadTrigger, Thoughts, ThoughtsEnd
 from localspec.streaming.thought_families import Following
@@ -33,11 +34,14 @@ class Constrainer:
         # Of each family's marks, and of triggers.
         self._crossing = lru_cache(_MAX_CROSSINGS)(self._spelling.crossing)
 
-    def constraint(self, options: AnswerOptions, prompt: Prompt) -> Constraint | None:
+    def constraint(
+        self, options: AnswerOptions, prompt: Prompt, is_cancelled: CancelCheck = never
+    ) -> Constraint | None:
         """The constraint of the answer to a prompt, if any: behind thoughts and trigger.
 
-        Where the prompt has the beginning of the answer, behind that. Raises ConstraintError
-        for what cannot be kept to, or a beginning that does not fit.
+        Where the prompt has the beginning of the answer, behind that. A mask that takes long
+        raises Interrupted once `is_cancelled` says so. Raises ConstraintError for what cannot
+        be kept to, or a beginning that does not fit.
         """
         spec, triggers = _asked(options, prompt)
         if spec is None:
@@ -50,10 +54,10 @@ class Constrainer:
             texts = tuple(text.encode().decode("latin-1") for text in triggers)
             start = Start(None, frozenset(), may_end=True)
             boundary = HeadTrigger(prompt.thoughts, texts) if has_frame else Trigger(texts)
-            constraint = self._behind(constraint, boundary, texts, start)
+            constraint = self._behind(constraint, boundary, texts, start, is_cancelled)
         if not has_frame:
             constraint = self._behind_thoughts(
-                constraint, prompt.thoughts, may_end=bool(triggers)
+                constraint, prompt.thoughts, is_cancelled, may_end=bool(triggers)
             )
         said = prompt.tokens[len(prompt.tokens) - prompt.num_said :]
         if constraint.validate(said) < len(said):
@@ -69,7 +73,12 @@ class Constrainer:
         return Guide(self._spelling)
 
     def _behind_thoughts(
-        self, inner: Constraint, thoughts: Thoughts, *, may_end: bool
+        self,
+        inner: Constraint,
+        thoughts: Thoughts,
+        is_cancelled: CancelCheck,
+        *,
+        may_end: bool,
     ) -> Constraint:
         # Thoughts that nobody asked for begin with a token of their own, or not at all.
         openings = self._spelling.single(thoughts.openings)
@@ -80,12 +89,19 @@ class Constrainer:
             thoughts.marks(Following.SPEECH)
         )
         start = Start(openings or None, between, may_end)
-        return self._behind(inner, ThoughtsEnd(thoughts), thoughts.marks(), start)
+        boundary = ThoughtsEnd(thoughts)
+        return self._behind(inner, boundary, thoughts.marks(), start, is_cancelled)
 
     def _behind(
-        self, inner: Constraint, boundary: Boundary, marks: tuple[str, ...], start: Start
+        self,
+        inner: Constraint,
+        boundary: Boundary,
+        marks: tuple[str, ...],
+        start: Start,
+        is_cancelled: CancelCheck,
     ) -> Behind:
-        return Behind(inner, boundary, self._spelling, self._crossing(marks), start)
+        crossing = self._crossing(marks)
+        return Behind(inner, boundary, self._spelling, crossing, start, is_cancelled)
 
 
 def _are_json(calls: Calls) -> bool:

@@ -238,7 +238,10 @@ class Engine(BaseEngine):
         options, sampling = exchange.options, exchange.sampling
         num_tokens = len(prompt.tokens)
         room = self.room_behind(num_tokens)
-        constraint = self._constrainer.constraint(options, prompt)
+        cancellation = exchange.cancellation
+        constraint = self._constrainer.constraint(
+            options, prompt, lambda: cancellation.is_requested
+        )
         seed = fresh_seed() if options.seed is None else options.seed
         return Request(
             chain=self._resolver.chain(

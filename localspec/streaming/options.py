@@ -21,6 +21,9 @@ from localspec.tools.tool import Tool, ToolChoice, ToolUse, checked_tools, tool_
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
 
+# Each is looked for in every token of the vocabulary.
+_MAX_TRIGGERS = 64
+
 
 class AnswerKeywords(SamplingKeywords, total=False):
     """The keywords of every method that asks for an answer.
@@ -189,6 +192,11 @@ class AnswerOptions:
     def _check_constraint(self) -> None:
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", schema_text(self.json_schema))
+        if len(self.triggers) > _MAX_TRIGGERS:
+            raise OptionError(
+                f"{len(self.triggers)} triggers are given; {_MAX_TRIGGERS} are the most",
+                "Give the beginnings that they share.",
+            )
         for text in self.triggers:
             if not isinstance(text, str) or not text:
                 raise OptionError(

@@ -237,6 +237,8 @@ class ThoughtStream:
 class _StreamBoundary:
     """A `Boundary` of a constraint that reads the answer as a stream of thoughts and speech."""
 
+    is_known_by_held = False
+
     def __init__(self, stream: ThoughtStream) -> None:
         self._stream = stream
 
