@@ -21,7 +21,8 @@ from examples import num_examples
 from localspec.checks.identity import IdentityCheck, Rounding
 from localspec.constraints import guidance
 from localspec.constraints.guidance import not_kept, problem_with
-from localspec.constraints.spec import FORMATS, ConstraintSpec, schema_text
+from localspec.constraints.readable import FORMATS
+from localspec.constraints.spec import ConstraintSpec, schema_text
 from localspec.errors import ConstraintError, OptionError
 from localspec.sampling.chain import Resolver
 from localspec.sampling.params import SamplingParams

@@ -20,8 +20,8 @@ from localspec.chat.messages import THOUGHT_KEYS, fit_to_form, merged_messages
 from localspec.chat.shown import for_the_blind, for_the_seeing, in_front
 from localspec.chat.system_role import SystemRole
 from localspec.chat.template import NO_VARIABLES, ChatTemplate, Message
-from localspec.constraints.guidance import is_installed, problem_with
-from localspec.constraints.spec import ConstraintSpec, calls_spec, readable_schema
+from localspec.constraints.guidance import is_installed, kept_schema, problem_with
+from localspec.constraints.spec import ConstraintSpec, calls_spec
 from localspec.errors import ConstraintError, TemplateError
 from localspec.pictures.picture import KnownCells, Picture, Vision
 from localspec.streaming.answer_text import Prompt
@@ -407,7 +407,7 @@ def _schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
     spec = ConstraintSpec("json_schema", json.dumps(schema), is_strict=True)
     problem = problem_with(spec)
     if problem is None:
-        return readable_schema(spec)[0]
+        return kept_schema(spec)
     if use.must or tool.is_strict:
         raise ConstraintError(
             f"the parameters of the tool {tool.name}: {problem}",

@@ -11,18 +11,14 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from localspec.call_thread import Result, on_deep_stack
-from localspec.constraints.spec import (
-    ConstraintSpec,
-    Kind,
-    check_lark,
-    for_converter,
-    readable_schema,
-)
+from localspec.constraints.readable import Node, check_lark
+from localspec.constraints.relaxing import relaxed
+from localspec.constraints.spec import ConstraintSpec, Kind, for_converter, readable_schema
 from localspec.constraints.spelling import DIGITS, Spelling
 from localspec.errors import ConstraintError
 from localspec.sampling.constraint import Constraint, Mask, gone_wrong
@@ -57,12 +53,54 @@ def is_installed() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
+class _Judgement(NamedTuple):
+    """A constraint in llguidance's form, and what llguidance says of it.
+
+    is_refused: whether no answer can be kept to it. messages: why, or what it warns of. schema:
+    of JSON, as far as it is kept to. passed_over: what that lacks of the one that was given.
+    """
+
+    grammar: str
+    is_refused: bool
+    messages: list[str]
+    schema: Node
+    passed_over: frozenset[str] = frozenset()
+
+
 @functools.lru_cache(maxsize=64)  # texts of up to spec.MAX_BYTES
-def _judged(spec: ConstraintSpec) -> tuple[bool, list[str]]:
-    """Whether llguidance refuses the constraint; why, or what it warns of."""
+def _judged(spec: ConstraintSpec) -> _Judgement:
+    """Raises ConstraintError for what llguidance is not asked about."""
+    if spec.kind != "json_schema":
+        grammar = _compiled(spec)
+        is_refused, messages = _validated(grammar)
+        return _Judgement(grammar, is_refused, messages, {})
+    schema, passed_over = readable_schema(spec)
+    is_refused, messages = _validated(_of_schema(schema))
+    if is_refused and not spec.is_strict:
+        schema, more = relaxed(schema, _message_on)
+        passed_over |= more
+        is_refused, messages = _validated(_of_schema(schema))
+    grammar = _of_schema(schema)
+    return _Judgement(grammar, is_refused, messages, schema, frozenset(passed_over))
+
+
+def _of_schema(schema: Node) -> str:
     from llguidance import LLMatcher
 
-    grammar = _compiled(spec)
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema))
+
+
+def _message_on(schema: Node) -> str:
+    """Why llguidance refuses a schema; "" if it does not."""
+    lenient = {**schema, "x-guidance": schema.get("x-guidance", {"lenient": True})}
+    is_refused, messages = _validated(_of_schema(lenient))
+    return "\n".join(messages) if is_refused else ""
+
+
+def _validated(grammar: str) -> tuple[bool, list[str]]:
+    """Whether llguidance refuses a grammar in its form; why, or what it warns of."""
+    from llguidance import LLMatcher
+
     return _with_room(grammar, lambda: LLMatcher.validate_grammar_with_warnings(grammar))
 
 
@@ -84,10 +122,19 @@ def problem_with(spec: ConstraintSpec) -> ConstraintError | None:
     Raises ImportError without llguidance.
     """
     try:
-        is_refused, messages = _judged(spec)
+        judged = _judged(spec)
     except ConstraintError as error:
         return error
-    return _refused(spec, "\n".join(messages)) if is_refused else None
+    return _refused(spec, "\n".join(judged.messages)) if judged.is_refused else None
+
+
+def kept_schema(spec: ConstraintSpec) -> Node:
+    """A JSON schema as far as answers are kept to it, as llguidance reads it.
+
+    Raises:
+        ConstraintError: no answer could be kept to it.
+    """
+    return _judged(spec).schema if is_installed() else readable_schema(spec)[0]
 
 
 @functools.lru_cache(maxsize=16)
@@ -99,13 +146,13 @@ def not_kept(spec: ConstraintSpec | None) -> tuple[str, ...]:
     if spec is None or spec.kind != "json_schema" or not is_installed():
         return ()
     try:
-        is_refused, messages = _judged(spec)
+        judged = _judged(spec)
     except ConstraintError:
         return ()
-    if is_refused:
+    if judged.is_refused:
         return ()
-    _, found = readable_schema(spec)
-    for message in messages:
+    found = set(judged.passed_over)
+    for message in judged.messages:
         keywords = _KEYWORDS.search(message)
         if keywords:
             found |= set(json.loads(f"[{keywords[1]}]"))
@@ -151,7 +198,8 @@ class Guide:
         """
         from llguidance import LLMatcher, LLParserLimits
 
-        grammar = _compiled(spec)
+        is_json = spec.kind == "json_schema"
+        grammar = _judged(spec).grammar if is_json else _compiled(spec)
         # llguidance's own limits bound the work for a mask to some milliseconds.
         limits = LLParserLimits(verbose_errors=False)
         matcher = _with_room(
@@ -160,7 +208,6 @@ class Guide:
         if matcher.is_error():
             raise _refused(spec, matcher.get_error())
         guidance = Guidance(matcher, self)
-        is_json = spec.kind == "json_schema"
         return NumberBound(guidance, self.spelling) if is_json else guidance
 
 
@@ -182,12 +229,14 @@ class _Tokens:
 
 
 def _compiled(spec: ConstraintSpec) -> str:
-    """The constraint in llguidance's form. Raises ConstraintError for unknown GBNF."""
+    """A regular expression or grammar in llguidance's form.
+
+    Raises:
+        ConstraintError: it is unknown GBNF, or more than llguidance can bear.
+    """
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
-    if spec.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(json.dumps(readable_schema(spec)[0]))
     if spec.kind == "regex":
         return LLMatcher.grammar_from_regex(spec.text)
     lark = spec.text

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from localspec.constraints.bounds import (
-    check_lark_depth,
-    check_operators,
-    check_schema_depth,
-    read_lark,
-)
+from localspec.constraints.readable import Node, changed_schema, read_schema
 from localspec.errors import ConstraintError, OptionError, require_unicode
-from localspec.tools.schemas import ONE_LINE
 
 # Bytes of a schema or grammar, which llguidance reads in about a second on a slow machine.
 MAX_BYTES = 256 << 10
@@ -168,143 +160,9 @@ def _lark_of(choices: Sequence[str]) -> str:
     return lark
 
 
-# The formats that llguidance knows.
-FORMATS = {
-    "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
-}  # fmt: skip
-# Lookaround and backreferences, which Rust's expressions lack.
-_UNREADABLE = re.compile(r"(?<!\\)(?:\\\\)*(\(\?<?[=!]|\\[1-9])")
-# A number's remainders, each of which llguidance makes a state of: 30 ms for this many.
-_MAX_REMAINDERS = 10_000
-_MAX_DECIMALS = 9  # beyond these, its numbers of 32 bits overflow
-# To find out whether n patterns can match one text, llguidance takes 2 ** n steps.
-_MAX_PATTERNS = 12
-# Keywords that hold together with those of other schemas for the same value.
-_HOLDING = {
-    "allOf", "$ref", "pattern", "format", "properties", "patternProperties", "items",
-    "prefixItems", "additionalProperties",
-}  # fmt: skip
-_NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
-_DATA = {"const", "enum", "default", "examples", "example", "x-guidance"}
-
-Node = dict[str, Any]
-
-
 def readable_schema(spec: ConstraintSpec) -> tuple[Node, set[str]]:
-    """A schema as llguidance reads it, also in a Lark grammar's `%json`: values on one line.
-
-    And what it lacks of the original: formats that are not known, which only say what a text
-    is for, and, unless it is strict, patterns that cannot be read. The schema's own wishes to
-    llguidance ("x-guidance") count, but for "lenient". Raises ConstraintError for a schema that
-    is nested too deeply, or joins many patterns.
-    """
-    passed_over: set[str] = set()
-    patterns: set[tuple[str, object]] = set()
-    steps = {1}
-    joins = False
-
-    def change(node: Node) -> None:
-        nonlocal joins
-        form, pattern = node.get("format"), node.get("pattern")
-        if isinstance(form, str) and form not in FORMATS:
-            del node["format"]
-            passed_over.add(f"format {form}")
-        if not spec.is_strict and isinstance(pattern, str) and _UNREADABLE.search(pattern):
-            del node["pattern"]
-            passed_over.add(f"pattern {pattern}")
-        step = node.get("multipleOf")
-        remainders = _remainders(step)
-        steps.add(remainders)
-        if remainders > _MAX_REMAINDERS:
-            if spec.is_strict:
-                raise ConstraintError(
-                    f"the JSON schema uses what cannot be enforced: multipleOf {step}",
-                    f"Give a number of at most {_MAX_REMAINDERS} and {_MAX_DECIMALS} decimals, "
-                    "zeros at its end not counted, or leave out strict.",
-                )
-            steps.remove(remainders)
-            del node["multipleOf"]
-            passed_over.add(f"multipleOf {step}")
-        patterns.update(
-            (word, str(node[word])) for word in ("pattern", "format") if word in node
-        )
-        options = node.keys() & {"anyOf", "oneOf", "$ref"}
-        joins |= "allOf" in node or bool(options and node.keys() & (_HOLDING - options))
-
-    schema = changed_schema(json.loads(spec.text), change)
-    check_schema_depth(schema)
-    if joins and len(patterns) > _MAX_PATTERNS:
-        raise ConstraintError(
-            f"the JSON schema joins parts (allOf, $ref) and has {len(patterns)} patterns and "
-            f"formats; {_MAX_PATTERNS} are the most where several may hold for one text",
-            "Write one pattern that says it all, or leave out the joining.",
-        )
-    if joins and math.prod(steps) > _MAX_REMAINDERS:
-        raise ConstraintError(
-            f"the JSON schema joins parts (allOf, $ref) and has {len(steps) - 1} different "
-            "multipleOf, which together have too many remainders",
-            "Write one multipleOf that says it all, or leave out the joining.",
-        )
-    own = schema.get("x-guidance")
-    wishes = own if isinstance(own, Mapping) else {}
-    schema["x-guidance"] = {**ONE_LINE, **wishes, "lenient": not spec.is_strict}
-    return schema, passed_over
-
-
-def _remainders(step: object) -> int:
-    """The remainders of a division by `step`, zeros at its end not counted; 1 without any."""
-    if not isinstance(step, int | float) or not step or step in (math.inf, -math.inf):
-        return 1  # llguidance says what is wrong
-    digits = Decimal(str(abs(step))).normalize().as_tuple()
-    if -int(digits.exponent) > _MAX_DECIMALS:
-        return _MAX_REMAINDERS + 1
-    return int("".join(map(str, digits.digits)))
-
-
-def check_lark(lark: str, *, is_ours: bool) -> None:
-    """Refuse a grammar that llguidance could not read with a bounded stack and memory.
-
-    Raises:
-        ConstraintError: it is nested too deeply, joins or negates expressions, or has a JSON
-            schema that cannot be used.
-    """
-    found = read_lark(lark)
-    if not is_ours:
-        check_operators(found.operators)
-    check_lark_depth(found.mentions)
-    for schema in found.schemas:
-        if isinstance(schema, Mapping):
-            readable_schema(ConstraintSpec("json_schema", json.dumps(schema), is_strict=True))
-
-
-def changed_schema(schema: Mapping[str, Any], change: Callable[[Node], None]) -> Node:
-    """A copy with `change` called for every schema in it, the inner ones first.
-
-    Names and data are no schemas. Raises ConstraintError for a schema that is nested too
-    deeply.
-    """
-    try:
-        changed: Node = _changed(schema, change)
-    except RecursionError as error:
-        raise ConstraintError(
-            "the JSON schema is nested too deeply", "Make it flatter."
-        ) from error
-    return changed
-
-
-def _changed(value: Any, change: Callable[[Node], None]) -> Any:
-    if isinstance(value, list | tuple):
-        return [_changed(each, change) for each in value]
-    if not isinstance(value, Mapping):
-        return value
-    node: Node = {}
-    for keyword, part in value.items():
-        if keyword in _NAMED and isinstance(part, Mapping):
-            node[keyword] = {name: _changed(each, change) for name, each in part.items()}
-        else:
-            node[keyword] = part if keyword in _DATA else _changed(part, change)
-    change(node)
-    return node
+    """`read_schema` of a JSON schema."""
+    return read_schema(spec.text, is_strict=spec.is_strict)
 
 
 # The converter's time grows with the square of it: seconds for the worst of this size.

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from localspec.constraints.guidance import kept_schema
 from localspec.constraints.spec import (
     ConstraintSpec,
     constraint_spec,
-    readable_schema,
     schema_text,
 )
 from localspec.errors import OptionError, check_keywords, require_unicode
@@ -136,7 +136,7 @@ class AnswerOptions:
         asked = spec_of(self)
         if asked is None or asked.kind != "json_schema":
             return use
-        return replace(use, answer_schema=readable_schema(asked)[0])
+        return replace(use, answer_schema=kept_schema(asked))
 
     @property
     def triggers(self) -> tuple[str, ...]:

@@ -1,0 +1,223 @@
+"""A JSON schema in the words that llguidance knows, and what is left out of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any
+
+from localspec.constraints.bounds import (
+    check_lark_depth,
+    check_operators,
+    check_schema_depth,
+    read_lark,
+)
+from localspec.errors import ConstraintError
+from localspec.tools.schemas import ONE_LINE
+
+# The formats that llguidance knows.
+FORMATS = {
+    "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
+}  # fmt: skip
+# A number's remainders, each of which llguidance makes a state of: 30 ms for this many.
+_MAX_REMAINDERS = 10_000
+_MAX_DECIMALS = 9  # beyond these, its numbers of 32 bits overflow
+_MAX_DIVISOR = 2**32 - 1
+# To find out whether n patterns can match one text, llguidance takes 2 ** n steps.
+_MAX_PATTERNS = 12
+# What a text may be made of is counted beside its length: so many states of both take more
+# work than a mask may.
+_MAX_COUNTS = 10_000
+# A group with a repetition without a bound, that comes a counted number of times.
+_COUNTED_GROUP = re.compile(r"\((?:[^()\\]|\\.)*[+*](?:[^()\\]|\\.)*\)\{(\d*),?(\d*)\}")
+# Keywords with a whole number, which JSON may write as 2.0.
+_COUNTS = (
+    "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
+)  # fmt: skip
+# Keywords that hold together with those of other schemas for the same value.
+_HOLDING = {
+    "allOf", "$ref", "pattern", "format", "properties", "patternProperties", "items",
+    "prefixItems", "additionalProperties",
+}  # fmt: skip
+_NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+_DATA = {"const", "enum", "default", "examples", "example", "x-guidance"}
+
+Node = dict[str, Any]
+
+
+def read_schema(text: str, *, is_strict: bool) -> tuple[Node, set[str]]:
+    """A schema as llguidance reads it, also in a Lark grammar's `%json`: values on one line.
+
+    Args:
+        text: the schema's JSON.
+        is_strict: whether it is an error if llguidance could not bear a part of it.
+
+    Returns:
+        The schema, and what it lacks of the original: formats that are not known, which only
+        say what a text is for, and, unless it is strict, parts that llguidance could not bear.
+        The schema's own wishes to llguidance ("x-guidance") count, but for "lenient".
+
+    Raises:
+        ConstraintError: it is nested too deeply, joins too much, or is strict about a part that
+            llguidance could not bear.
+    """
+    reader = _Reader(is_strict=is_strict)
+    schema = changed_schema(json.loads(text), reader.change)
+    check_schema_depth(schema)
+    reader.check_joined()
+    own = schema.get("x-guidance")
+    wishes = own if isinstance(own, Mapping) else {}
+    schema["x-guidance"] = {**ONE_LINE, **wishes, "lenient": not is_strict}
+    return schema, reader.passed_over
+
+
+class _Reader:
+    """Changes the parts of one schema, and remembers what of them may meet in one value."""
+
+    def __init__(self, *, is_strict: bool) -> None:
+        self.passed_over: set[str] = set()
+        self._is_strict = is_strict
+        self._patterns: set[tuple[str, str]] = set()
+        self._divisors = {1}
+        self._joins = False
+
+    def change(self, node: Node) -> None:
+        """Make a part readable."""
+        for word in _COUNTS:
+            count = node.get(word)
+            if isinstance(count, float) and count.is_integer():
+                node[word] = int(count)
+        form = node.get("format")
+        if isinstance(form, str) and form not in FORMATS:
+            del node["format"]
+            self.passed_over.add(f"format {form}")
+        self._bound_divisor(node)
+        self._bound_lengths(node)
+        for word in ("pattern", "format"):
+            if word in node:
+                self._patterns.add((word, str(node[word])))
+        options = node.keys() & {"anyOf", "oneOf", "$ref"}
+        self._joins |= "allOf" in node or bool(options and node.keys() & (_HOLDING - options))
+
+    def _bound_divisor(self, node: Node) -> None:
+        divisor = node.get("multipleOf")
+        remainders = _remainders(divisor)
+        if remainders <= _MAX_REMAINDERS:
+            self._divisors.add(remainders)
+            return
+        if self._is_strict:
+            raise ConstraintError(
+                f"the JSON schema uses what cannot be enforced: multipleOf {divisor}",
+                f"Give a number of at most {_MAX_REMAINDERS} and {_MAX_DECIMALS} decimals, "
+                "zeros at its end not counted, or leave out strict.",
+            )
+        del node["multipleOf"]
+        self.passed_over.add(f"multipleOf {divisor}")
+
+    def _bound_lengths(self, node: Node) -> None:
+        pattern = node.get("pattern")
+        length = node.get("maxLength", node.get("minLength"))
+        if not isinstance(pattern, str) or not isinstance(length, int):
+            return
+        if _most_groups(pattern) * length <= _MAX_COUNTS:
+            return
+        words = [word for word in ("minLength", "maxLength") if word in node]
+        if self._is_strict:
+            raise ConstraintError(
+                f"the JSON schema uses what cannot be enforced: {' and '.join(words)} beside "
+                f"the pattern {pattern:.80}",
+                "Leave out one of them, or strict: both are counted at once, which takes too "
+                "much work.",
+            )
+        for word in words:
+            del node[word]
+            self.passed_over.add(word)
+
+    def check_joined(self) -> None:
+        """Refuse a schema whose parts may meet in one value, and are too many for that.
+
+        Raises:
+            ConstraintError: they are.
+        """
+        if not self._joins:
+            return
+        if len(self._patterns) > _MAX_PATTERNS:
+            raise ConstraintError(
+                f"the JSON schema joins parts (allOf, $ref) and has {len(self._patterns)} "
+                f"patterns and formats; {_MAX_PATTERNS} are the most where several may hold "
+                "for one text",
+                "Write one pattern that says it all, or leave out the joining.",
+            )
+        if math.prod(self._divisors) > _MAX_REMAINDERS:
+            raise ConstraintError(
+                f"the JSON schema joins parts (allOf, $ref) and has {len(self._divisors) - 1} "
+                "different multipleOf, which together have too many remainders",
+                "Write one multipleOf that says it all, or leave out the joining.",
+            )
+
+
+def _remainders(divisor: object) -> int:
+    """The remainders of a division by it, zeros at its end not counted; 1 without any."""
+    if not isinstance(divisor, int | float) or not divisor or divisor in (math.inf, -math.inf):
+        return 1  # llguidance says what is wrong
+    digits = Decimal(str(abs(divisor))).normalize().as_tuple()
+    if -int(digits.exponent) > _MAX_DECIMALS or abs(divisor) > _MAX_DIVISOR:
+        return _MAX_REMAINDERS + 1
+    return int("".join(map(str, digits.digits)))
+
+
+def _most_groups(pattern: str) -> int:
+    """How often a group of a pattern, with a repetition without a bound, may come; or 0."""
+    counts = [0]
+    for least, most in _COUNTED_GROUP.findall(pattern):
+        counts += [int(count) for count in (least, most) if count]
+    return max(counts)
+
+
+def check_lark(lark: str, *, is_ours: bool) -> None:
+    """Refuse a grammar that llguidance could not read with a bounded stack and memory.
+
+    Raises:
+        ConstraintError: it is nested too deeply, joins or negates expressions, or has a JSON
+            schema that cannot be used.
+    """
+    found = read_lark(lark)
+    if not is_ours:
+        check_operators(found.operators)
+    check_lark_depth(found.mentions)
+    for schema in found.schemas:
+        if isinstance(schema, Mapping):
+            read_schema(json.dumps(schema), is_strict=True)
+
+
+def changed_schema(schema: Mapping[str, Any], change: Callable[[Node], None]) -> Node:
+    """A copy with `change` called for every schema in it, the inner ones first.
+
+    Names and data are no schemas. Raises ConstraintError for a schema that is nested too
+    deeply.
+    """
+    try:
+        changed: Node = _changed(schema, change)
+    except RecursionError as error:
+        raise ConstraintError(
+            "the JSON schema is nested too deeply", "Make it flatter."
+        ) from error
+    return changed
+
+
+def _changed(value: Any, change: Callable[[Node], None]) -> Any:
+    if isinstance(value, list | tuple):
+        return [_changed(each, change) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    node: Node = {}
+    for keyword, part in value.items():
+        if keyword in _NAMED and isinstance(part, Mapping):
+            node[keyword] = {name: _changed(each, change) for name, each in part.items()}
+        else:
+            node[keyword] = part if keyword in _DATA else _changed(part, change)
+    change(node)
+    return node

@@ -1,0 +1,128 @@
+"""A JSON schema without the parts that llguidance refuses, where it need not be strict."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+
+from localspec.constraints.readable import Node, changed_schema
+
+# What llguidance says of a schema, alone; "" if it takes it.
+Judge = Callable[[Node], str]
+
+_CIRCULAR = re.compile(r"circular references with sibling keys are not supported: \S*?(#\S*)")
+_LENGTHS = ("minLength", "maxLength")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+# Beside a reference, these say nothing of the value.
+_NOTES = {
+    "title", "description", "default", "examples", "example", "deprecated", "readOnly",
+    "writeOnly", "$comment", "$defs", "definitions", "$id", "$schema", "$anchor", "x-guidance",
+}  # fmt: skip
+_MOST_CIRCLES = 32  # that are found one after the other
+_MOST_PARTS = 400  # that are judged, each in a millisecond
+
+
+def relaxed(schema: Node, judge: Judge) -> tuple[Node, set[str]]:
+    """A copy without what llguidance refuses in it, part by part, and the words for that.
+
+    What contradicts itself stays: no answer would fit it.
+    """
+    passed_over: set[str] = set()
+    known: dict[str, str] = {}
+
+    def judge_part(part: Node) -> str:
+        """Each part is judged once, and a schema with too many stays as it is."""
+        key = json.dumps(part)
+        if key not in known and len(known) < _MOST_PARTS:
+            known[key] = judge(part)
+        return known.get(key, "")
+
+    def change(node: Node) -> None:
+        _relax_text(node, judge_part, passed_over)
+        _relax_number(node, judge_part, passed_over)
+        _relax_names(node, judge_part, passed_over)
+
+    found = changed_schema(schema, change)
+    for _ in range(_MOST_CIRCLES):
+        circle = _CIRCULAR.search(judge(found))
+        if circle is None:
+            break
+        found = changed_schema(found, _without_siblings(circle[1], passed_over))
+    return found, passed_over
+
+
+def _is_refused(part: Node, judge: Judge) -> bool:
+    message = judge(part)
+    return bool(message) and "Unsatisfiable" not in message
+
+
+def _without(node: Node, words: tuple[str, ...]) -> Node:
+    return {word: value for word, value in node.items() if word not in words}
+
+
+def _relax_text(node: Node, judge: Judge, passed_over: set[str]) -> None:
+    if not isinstance(node.get("pattern"), str):
+        return
+    words = ("pattern", "format", *_LENGTHS)
+    part = {word: node[word] for word in words if word in node}
+    if not _is_refused(part, judge):
+        return
+    for dropped in (_LENGTHS, ("pattern",), ("pattern", *_LENGTHS)):
+        if not _is_refused(_without(part, dropped), judge):
+            _drop(node, dropped, passed_over)
+            return
+
+
+def _relax_number(node: Node, judge: Judge, passed_over: set[str]) -> None:
+    words = ("multipleOf", *_BOUNDS)
+    part = {word: node[word] for word in words if word in node}
+    if not part:
+        return
+    part["type"] = "integer" if node.get("type") == "integer" else "number"
+    if not _is_refused(part, judge):
+        return
+    for dropped in (("multipleOf",), _BOUNDS, words):
+        if not _is_refused(_without(part, dropped), judge):
+            _drop(node, dropped, passed_over)
+            return
+
+
+def _relax_names(node: Node, judge: Judge, passed_over: set[str]) -> None:
+    """Without the names' patterns that are refused; without all of them if they overlap."""
+    patterns = node.get("patternProperties")
+    if not isinstance(patterns, Mapping):
+        return
+    if not _is_refused({"patternProperties": dict.fromkeys(patterns, True)}, judge):
+        return
+    kept = {}
+    for pattern, schema in patterns.items():
+        if _is_refused({"patternProperties": {pattern: True}}, judge):
+            passed_over.add(f"patternProperties {pattern}")
+        else:
+            kept[pattern] = schema
+    node["patternProperties"] = kept
+    if _is_refused({"patternProperties": dict.fromkeys(kept, True)}, judge):
+        _drop(node, ("patternProperties",), passed_over)
+
+
+def _drop(node: Node, words: tuple[str, ...], passed_over: set[str]) -> None:
+    for word in words:
+        if word not in node:
+            continue
+        value = node.pop(word)
+        passed_over.add(f"{word} {value}" if word in ("pattern", "multipleOf") else word)
+
+
+def _without_siblings(reference: str, passed_over: set[str]) -> Callable[[Node], None]:
+    """Takes what stands beside a reference out of a schema."""
+
+    def change(node: Node) -> None:
+        if node.get("$ref") != reference:
+            return
+        siblings = node.keys() - _NOTES - {"$ref"}
+        for word in siblings:
+            del node[word]
+        passed_over.update(siblings)
+
+    return change
