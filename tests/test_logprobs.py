@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+import inside
 import localspec
 from engines import all_at_once
 from gguf_maker import write_random_model
@@ -16,6 +17,7 @@ from localspec.sampling.distribution import Distribution
 from localspec.sampling.logprobs import token_logprobs, top_of_distribution, top_of_row
 from localspec.sampling.params import SamplingParams
 from localspec.server.completions import logprob_object
+from waiting import wait_until
 
 
 @pytest.mark.parametrize("size", [5, 3000, 152_064])
@@ -135,3 +137,25 @@ def test_tokens_of_a_long_vocabulary_without_filters_have_the_models_logprobs(
         lambda _buffers, size: np.empty(size, np.float32),
     )
     assert [reply.token_ids for reply in said()] == [reply.token_ids for reply in replies]
+
+
+def test_another_answer_does_not_change_the_logprobs_of_one_whose_reader_takes_its_time():
+    """It waits amid a step, and the other's decodes overwrite what libllama gave for that."""
+    options = {"temperature": 0, "ignore_eos": True, "max_tokens": 60, "logprobs": 3}
+    with localspec.load(context_length=256, draft_tokens=3, parallel=2) as engine:
+        alone = engine.generate_raw("Once upon a time there was", **options).reply()
+        for num_read in range(1, 5):  # one of these ends amid a step
+            stream = engine.generate_raw("Once upon a time there was", **options)
+            for _ in range(num_read):
+                next(stream)
+            exchange = inside.exchange_of(stream)
+            wait_until(lambda exchange=exchange: exchange.is_ahead)
+            engine.generate_raw("The owl and the hen", **options).reply()
+            reply = stream.reply()
+            assert reply.token_ids == alone.token_ids
+            for found, right in zip(reply.logprobs, alone.logprobs, strict=True):
+                assert found.token_id == right.token_id
+                assert found.before == pytest.approx(right.before, abs=0.1)
+                assert found.after == pytest.approx(right.after, abs=0.1)
+                best = [top.logprob for top in right.top_before]
+                assert [top.logprob for top in found.top_before] == pytest.approx(best, abs=0.1)

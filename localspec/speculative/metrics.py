@@ -39,7 +39,7 @@ class Step(StepRecord):
     draft_off: why nothing was proposed; None also in the first step and for the last token of
     an answer, which have no use for a draft. logits, distributions: the target's rows and
     distributions of at least every emitted token, in order; the rows are a view that the next
-    step overwrites.
+    decode of any text in the target's context overwrites.
     """
 
     tokens: list[int]

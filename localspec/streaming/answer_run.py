@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -107,6 +107,9 @@ class AnswerRun:
         facts = StepFacts(
             step.num_draft_tokens, step.num_accepted, step.num_threads, step.draft_off
         )
+        if self.options.logprobs is not None:
+            # A copy: while the reader of a piece takes its time, other answers decode.
+            step = replace(step, logits=step.logits[: len(step.tokens)].copy())
         for index, (token, provenance) in enumerate(
             zip(step.tokens, step.provenance, strict=True)
         ):
