@@ -87,23 +87,44 @@ def files(tmp_path_factory):
     }
 
 
+class Closed(int):
+    """The size of a part that is closed behind so many tokens by its reader."""
+
+
+class Cancelled(int):
+    """The size of a part that is cancelled behind so many tokens, and read to its end."""
+
+
 def parts_of(chat, cuts, **options):
     """The streams of an answer in parts, read: sizes of the parts but the last are in `cuts`.
 
-    A size below 0 is of a part that is closed there by whoever reads it.
+    A plain number is its max_tokens.
     """
     streams, ask = [], functools.partial(chat.send, "x")
     for size in [*cuts, ENDLESS]:
-        with ask(max_tokens=abs(size) if size > 0 else ENDLESS, **options) as stream:
-            pieces = list(stream if size > 0 else tokens_of(stream, -size))
-        streams.append((pieces, stream.reply()))
-        if stream.reply().finish_reason == "stop":
+        is_ended_here = isinstance(size, Closed | Cancelled)
+        with ask(max_tokens=ENDLESS if is_ended_here else size, **options) as stream:
+            pieces = list(tokens_of(stream, size) if is_ended_here else stream)
+            if isinstance(size, Cancelled):
+                stream.cancel()
+                pieces += stream
+        reply = stream.reply()
+        said, thought = (
+            "".join(piece.text for piece in pieces if piece.is_thought is is_thought)
+            for is_thought in (False, True)
+        )
+        if isinstance(size, Closed):  # nothing is shown behind that
+            assert reply.text.startswith(said)
+        else:
+            assert (reply.text, reply.thoughts) == (said, thought)
+        streams.append((pieces, reply))
+        if reply.finish_reason == "stop":
             assert not chat.can_continue
             with pytest.raises(OptionError, match="no answer here that was cut"):
                 chat.continue_answer()
             return streams
-        assert stream.reply().finish_reason == ("length" if size > 0 else "cancelled")
-        if not chat.messages:  # nothing was said when it was closed
+        assert reply.finish_reason == ("cancelled" if is_ended_here else "length")
+        if not chat.messages:  # nothing was said when it was ended
             return None
         assert chat.can_continue
         ask = chat.continue_answer
@@ -121,28 +142,29 @@ def tokens_of(stream, count):
 
 
 def all_cuts(num_tokens):
-    """In two wherever that can be, also by closing it; token by token; and anyhow."""
+    """In two wherever that can be, also by ending it there; token by token; and anyhow."""
     chance = random.Random(num_tokens)
-    yield from ([size] for size in range(1, num_tokens))
-    yield from ([-size] for size in range(1, num_tokens + 1))
+    sizes = 1, 2, 3, Closed(1), Closed(2), Cancelled(1), Cancelled(2)
+    for size in range(1, num_tokens + 1):
+        yield [size]
+        yield [Closed(size)]
+        yield [Cancelled(size)]
     yield [1] * num_tokens
+    yield [Cancelled(1)] * num_tokens
     for _ in range(8):
-        yield chance.choices((1, 2, 3, -1, -2), k=num_tokens)
+        yield chance.choices(sizes, k=num_tokens)
 
 
 def check_parts(chat, whole, cuts, **options):
     """Compare an answer in parts with the whole one, and with what its streams showed."""
     streams = parts_of(chat, cuts, **options)
     if streams is None:
-        assert cuts[0] < 0
+        assert isinstance(cuts[0], Closed | Cancelled)
         return None
     assert chat.messages[-1]["content"] == whole.text
     assert streams[-1][1].finish_reason == whole.finish_reason
     assert [t for _, reply in streams for t in reply.token_ids] == list(whole.token_ids)
     shown = [reply.text for _, reply in streams]
-    for pieces, reply in streams:
-        said = "".join(piece.text for piece in pieces if not piece.is_thought)
-        assert reply.text.startswith(said)
     return streams, "".join(shown), "".join(reply.thoughts for _, reply in streams)
 
 

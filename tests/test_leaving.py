@@ -184,6 +184,31 @@ def test_a_reply_is_data(any_engine):
     assert json.loads(json.dumps(dataclasses.asdict(stream.reply().stats)))["num_steps"] > 0
 
 
+@pytest.mark.parametrize("way", ["its own", "the engine's"])
+@pytest.mark.parametrize("max_tokens", [5, 30])
+def test_text_that_waits_for_a_stop_string_is_among_the_pieces_of_a_cancelled_answer(
+    any_engine, way, max_tokens
+):
+    """Once: what goes on behind it does not show it again."""
+    asked = {"sampling": ENDLESS, "max_tokens": 30}
+    whole = any_engine.chat().send("Hello", **asked).reply().text
+    chat = any_engine.chat()
+    asked["stop"] = whole + "@"  # all of it may be the beginning of this
+    with chat.send("Hello", **{**asked, "max_tokens": max_tokens}) as stream:
+        pieces = [next(stream) for _ in range(5)]
+        assert "".join(piece.text for piece in pieces) == ""
+        cancel = stream.cancel if way == "its own" else any_engine.cancel
+        cancel()
+        pieces += stream
+    shown = "".join(piece.text for piece in pieces)
+    assert shown == stream.reply().text != ""
+    assert len(stream.reply().token_ids) == 5
+    asked["max_tokens"] -= 5
+    with chat.continue_answer(**asked) as stream:
+        shown += "".join(piece.text for piece in stream)
+    assert shown == chat.messages[-1]["content"] == whole
+
+
 SCRIPT = """
 import contextlib, threading
 import localspec

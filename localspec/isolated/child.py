@@ -201,13 +201,17 @@ class Served:
             exchange.num_taken = num_taken
             self._engine._worker.wake()
 
-    def end(self, asker: _Asker, num_read: int) -> None:
-        """End an answer behind so many tokens; its result is the last that it says."""
+    def end(self, asker: _Asker, num_read: int, num_taken: int) -> None:
+        """End an answer behind the tokens, and pieces, that were read.
+
+        Its result is the last that it says.
+        """
         exchange = self._answers.get(asker.number)
         if exchange is None:  # it was refused, or not asked for
             asker.say("done", (None, []))
         elif not exchange.cancellation.is_requested:  # else it is being ended
             exchange.num_read = num_read
+            exchange.num_taken = num_taken
             exchange.cancellation.request()
             self._engine._end(exchange)
 

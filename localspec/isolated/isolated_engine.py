@@ -309,7 +309,8 @@ class _RemoteAnswer:
         """Have it end behind what was read."""
         self._is_ending = True
         # Whether it was told before or not: Ctrl-C may have come between.
-        self.process.ask(self, "end", self._exchange.num_read)
+        exchange = self._exchange
+        self.process.ask(self, "end", exchange.num_read, exchange.num_taken)
 
     def _go_on(self) -> None:
         """Make the prompt, and have the answer produced; in the reader's thread."""

@@ -46,6 +46,7 @@ class AnswerRun:
     _stats: Callable[[], Stats] = field(init=False)  # once it has ended
     before: list[Part] = field(default_factory=list)  # of the answer that is continued
     parts: list[Part] = field(default_factory=list)
+    made: list[Piece] = field(default_factory=list)  # of all new parts, read or not
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason = "cancelled"
@@ -121,11 +122,16 @@ class AnswerRun:
             # Before it is handed on, behind which the answer may be closed.
             if text.stopped or self.request.is_end(token):
                 self.finish_reason, self.stopped_by = "stop", text.stopped_by
+            pieces: list[Piece] = []
             for part in parts:  # the first has the token
-                yield Piece(
-                    part.text, ids, provenance, logprobs, part.is_thought, part.call, tried
+                pieces.append(
+                    Piece(
+                        part.text, ids, provenance, logprobs, part.is_thought, part.call, tried
+                    )
                 )
                 ids, logprobs, tried = (), None, None
+            self.made += pieces
+            yield from pieces
             if text.stopped:
                 return
 
@@ -140,11 +146,13 @@ class AnswerRun:
         """The text that waited for tokens that do not come."""
         last = self.provenances[-1] if self.provenances else Provenance.PLAIN
         self.parts += (parts := text.finish(is_cut=self.finish_reason != "stop"))
-        return [
+        pieces = [
             Piece(part.text, (), last, is_thought=part.is_thought, call=part.call)
             for part in parts
             if not part.is_again
         ]
+        self.made += pieces
+        return pieces
 
     def _logprobs(self, step: Step, index: int) -> TokenLogprobs | None:
         if self.options.logprobs is None:
@@ -180,13 +188,21 @@ class AnswerRun:
         )
         self.result = (reply, said)
 
-    def cut(self, num_tokens: int) -> list[Piece] | None:
+    def end_behind(self, num_tokens: int, num_pieces: int) -> list[Piece]:
         """Make the result that of the first num_tokens alone, once there is one.
 
-        Returns the text that waited for more tokens; None where these are all.
+        num_pieces: those of them that were read. Returns the others, among them the text that
+        waited for more tokens.
         """
-        if self.result is None or num_tokens >= len(self.token_ids):
-            return None
+        if self.result is None:
+            return []
+        if num_tokens < len(self.token_ids):
+            self._cut(num_tokens)
+        return self.made[num_pieces:]
+
+    def _cut(self, num_tokens: int) -> None:
+        begins = [number for number, piece in enumerate(self.made) if piece.token_ids]
+        del self.made[begins[num_tokens] :]
         del self.token_ids[num_tokens:], self.logprobs[num_tokens:]
         del self.provenances[num_tokens:]
         self.finish_reason, self.stopped_by = "cancelled", None
@@ -194,6 +210,5 @@ class AnswerRun:
         text = self._text()
         for token in self.token_ids:
             self._pushed(text, token)
-        rest = self._rest(text)
+        self._rest(text)
         self._conclude()
-        return rest

@@ -20,7 +20,7 @@ MOST_AHEAD = 32  # pieces that an answer is ahead of its reader
 READ_ON = 16  # pieces, after which another process is told how many were read
 
 # What a reader gets of an answer: pieces; calls to make in its own thread; what ended it,
-# StopIteration if it ended by itself; at last the text that waited for tokens that do not come.
+# StopIteration if it ended by itself; at last the pieces that are left, of text that waited.
 ForReader = Piece | Callable[[], None] | BaseException | list[Piece]
 
 
@@ -77,14 +77,16 @@ class Exchange:
             return True
 
     def conclude(self) -> list[Piece]:
-        """Set the result behind what was read; the text that waited for more tokens."""
-        rest = None if self.run is None else self.run.cut(self.num_read)
+        """Set the result behind what was read; its pieces that were not."""
+        rest: list[Piece] = []
+        if self.run is not None:
+            rest = self.run.end_behind(self.num_read, self.num_taken)
         if self.run is not None and self.run.result is not None:
             self.result = self.run.result
             self.remember(*self.result)
         elif self.cancellation.is_requested:
             self.abandon()
-        return rest or []
+        return rest
 
     def abandon(self) -> None:
         """End it before its first token: an empty reply, and no trace anywhere else."""
