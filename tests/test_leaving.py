@@ -172,6 +172,18 @@ def test_leaving_the_block_ends_what_other_threads_read(any_engine):
     assert replies[-1].finish_reason == "cancelled"
 
 
+def test_a_copy_of_an_answer_that_cannot_be_made_is_dropped_quietly(any_engine, monkeypatch):
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    with any_engine.generate_raw(STORY, sampling=ENDLESS) as stream:
+        next(stream)
+        with pytest.raises(TypeError, match="pickle"):
+            copy.deepcopy(stream)
+        gc.collect()
+        assert next(stream).token_ids
+    assert unraisable == []
+
+
 def test_a_reply_is_data(any_engine):
     """It can be kept, sent, and written as JSON."""
     stream = any_engine.generate_raw(STORY, sampling=GREEDY, logprobs=2, max_tokens=9)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +35,24 @@ def test_another_tokenizer_is_refused_with_what_differs_before_and_at_the_load(
     told = run("explain", "--target", str(demo_target), "--draft", str(other))
     assert (told.exit_code, "NO PAIR" in told.stdout) == (1, True)
     assert why in told.stdout.replace("\n           ", " ")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["load", "IsolatedEngine"])
+def test_its_error_is_all_that_is_printed(tmp_path, demo_target, other, kind):
+    """At the interpreter's end, too, where the traceback still keeps what was half made."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        "if __name__ == '__main__':\n"
+        "    import localspec\n"
+        f"    localspec.{kind}(target={str(demo_target)!r}, draft={str(other)!r})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("localspec.errors.PairError: the draft")
+    assert done.stderr.count("Traceback") == 1
 
 
 @pytest.mark.usefixtures("own_config")

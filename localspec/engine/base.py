@@ -79,6 +79,9 @@ class BaseEngine(Producer, abc.ABC):
         self._maker: tuple[tuple[str, str | None, bool], PromptMaker] | None = (
             None  # the last one used
         )
+
+    def _close_at_exit(self) -> None:
+        """Have it closed at the interpreter's end. Called once it is whole: last of all."""
         weakref.finalize(self, _end_at_exit, weakref.ref(self))
 
     def __repr__(self) -> str:

@@ -90,6 +90,7 @@ class Engine(BaseEngine):
         self._worker = Worker(len(self._lanes))
         self._is_closed = False
         weakref.finalize(self, self._worker.stop).atexit = False  # it is closed before
+        self._close_at_exit()
 
     @property
     def parallel(self) -> int:

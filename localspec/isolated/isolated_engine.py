@@ -84,6 +84,7 @@ class IsolatedEngine(BaseEngine):
         self._cells: dict[bytes, list[int]] = {}  # of pictures, by their digests
         for name in FACTS:
             setattr(self, name, facts[name])
+        self._close_at_exit()
 
     @property
     def parallel(self) -> int:

@@ -48,6 +48,8 @@ class _LastEnd:
         self._own_process = own_process
 
     def __del__(self) -> None:
+        if not hasattr(self, "_own_process"):  # Ctrl-C came while it was made
+            return
         exchange = self._exchange
         if exchange.is_asked and not exchange.is_over and self._own_process.is_this():
             exchange.cancellation.request()
@@ -185,6 +187,8 @@ class Answer:
         await self._close_soon()
 
     def __del__(self) -> None:
+        if not hasattr(self, "_rest"):  # Ctrl-C came while it was made, or it cannot be copied
+            return
         if self._exchange.is_asked and self._rest is None:
             self.cancel()  # Ctrl-C amid this is passed over: see `_LastEnd`
             if self._producer._may_wait():
