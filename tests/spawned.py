@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import mmap
 import os
@@ -13,9 +14,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
+import llama_cpp
 import psutil
 
 import localspec
+from localspec.llama import native
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.machine import peak_memory_bytes
@@ -59,6 +62,14 @@ def count_until_wished(_engine: localspec.Engine, number: int, *, watch: Watch) 
     watch.progress(f"counted to {number}", 1.5)
     wait_until(lambda: watch.cancellation.is_requested)
     return number
+
+
+def abort_in_c(_engine: localspec.Engine, *, watch: Watch) -> None:
+    """What libllama does at an assertion that does not hold."""
+    watch.progress("about to abort", None)
+    kinds = ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p
+    abort = native.ggml_function(llama_cpp, "ggml_abort", None, *kinds)
+    abort(b"here", 1, b"as a damaged model has it")
 
 
 @contextlib.contextmanager

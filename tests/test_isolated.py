@@ -17,12 +17,30 @@ import inside
 import localspec
 from localspec.engine.sources import LoadKeywords
 from localspec.errors import ContextError, OptionError, PresetError
+from localspec.streaming.cancellation import Watch
+from spawned import abort_in_c
 
 pytestmark = pytest.mark.process
 
 GREEDY = localspec.SamplingParams(temperature=0)
 LONG = localspec.SamplingParams(temperature=0, ignore_eos=True)
 STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="ggml starts a debugger on Unix")
+def test_an_abort_starts_no_debugger(tmp_path, monkeypatch):
+    """It may hang, and what waits for it with it."""
+    started = tmp_path / "started"
+    for name in ("gdb", "lldb"):
+        debugger = tmp_path / name
+        debugger.write_text(f"#!/bin/sh\ntouch {started}\nexec sleep 30\n")
+        debugger.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("GGML_NO_BACKTRACE", raising=False)
+    with localspec.IsolatedEngine(draft_tokens=0) as engine:
+        with pytest.raises(localspec.CrashedError, match="SIGABRT"):
+            inside.measure(engine, abort_in_c, watch=Watch(lambda *_: None))
+        assert not started.exists()
 
 
 @pytest.fixture(scope="module")
