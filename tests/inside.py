@@ -11,7 +11,6 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -241,9 +240,14 @@ def child_process(engine: IsolatedEngine) -> ChildProcess:
     return engine._process
 
 
-def system_process(engine: IsolatedEngine) -> BaseProcess:
-    """The same as the standard library has it: tests wait for its end, and for its killing."""
-    return engine._process._child.process
+def process_alone(engine: IsolatedEngine) -> Any:
+    """The same without what ends it when it is dropped."""
+    return engine._process._child
+
+
+def exit_code(process: Any) -> int | None:
+    """Of such a process that has ended: tests look whether it was killed."""
+    return process._exit_code
 
 
 # chat

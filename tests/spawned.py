@@ -64,6 +64,14 @@ def count_until_wished(_engine: localspec.Engine, number: int, *, watch: Watch) 
     return number
 
 
+def sleep_for_ever(_engine: localspec.Engine, *, holds_all: bool, watch: Watch) -> None:
+    """What code of C may do. holds_all: with the interpreter's lock, so that no thread runs."""
+    watch.progress("about to sleep", None)
+    library = ctypes.PyDLL(None) if holds_all else ctypes.CDLL(None)
+    while True:
+        library.sleep(1000)
+
+
 def abort_in_c(_engine: localspec.Engine, *, watch: Watch) -> None:
     """What libllama does at an assertion that does not hold."""
     watch.progress("about to abort", None)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import typing
 
 import llama_cpp
+import psutil
 import pytest
 
 import inside
@@ -19,6 +23,7 @@ from localspec.engine.sources import LoadKeywords
 from localspec.errors import ContextError, OptionError, PresetError
 from localspec.streaming.cancellation import Watch
 from spawned import abort_in_c
+from waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -185,11 +190,82 @@ def test_progress_of_the_load_arrives_and_can_cancel_it():
 
 def test_the_process_ends_with_its_engine():
     engine = localspec.IsolatedEngine(draft_tokens=0)
-    process = inside.system_process(engine)
-    assert process.is_alive()
+    process = inside.process_alone(engine)
+    assert process.is_running()
     del engine
-    process.join(30)
-    assert process.exitcode == 0
+    wait_until(lambda: not process.is_running())
+    wait_until(lambda: inside.exit_code(process) == 0)
+
+
+def test_one_that_hears_nothing_any_more_ends_with_its_engine():
+    engine = localspec.IsolatedEngine(draft_tokens=0)
+    process = inside.process_alone(engine)
+    os.kill(engine.process_id, signal.SIGSTOP)
+    del engine
+    wait_until(lambda: inside.exit_code(process) == -signal.SIGKILL)
+
+
+def test_killed_processes_leave_no_open_files(isolated):
+    """Without the collector of garbage."""
+    assert isolated.generate_raw("Hi", max_tokens=2).reply().token_ids
+    this = psutil.Process()
+    before = this.num_fds()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            os.kill(isolated.process_id, signal.SIGKILL)
+            assert isolated.generate_raw("Hi", max_tokens=2).reply().token_ids
+        wait_until(lambda: this.num_fds() <= before)
+    finally:
+        gc.enable()
+
+
+ORPHANED = """
+import threading
+import localspec, inside, spawned
+from localspec.streaming.cancellation import Watch
+
+if __name__ == "__main__":
+    engine = localspec.IsolatedEngine(draft_tokens=0)
+    told = threading.Event()
+    watch = Watch(lambda *_: told.set())
+    given = engine, spawned.sleep_for_ever
+    threading.Thread(
+        target=inside.measure, args=given, kwargs={{"holds_all": {holds_all}, "watch": watch}}
+    ).start()
+    told.wait()
+    print(engine.process_id, flush=True)
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize(
+    "holds_all",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(sys.platform != "linux", reason="signals of pipes"),
+            ],
+        ),
+    ],
+)
+def test_a_process_whose_application_was_killed_ends_whatever_its_threads_do(
+    tmp_path, holds_all
+):
+    """Also one that keeps the interpreter from all others."""
+    path = tmp_path / "application.py"
+    path.write_text(ORPHANED.format(holds_all=holds_all))
+    tests = os.path.dirname(__file__)
+    with subprocess.Popen(
+        [sys.executable, path], stdout=-1, text=True, env={**os.environ, "PYTHONPATH": tests}
+    ) as application:
+        orphan = psutil.Process(int(application.stdout.readline()))
+        application.kill()
+    wait_until(lambda: not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_its_keywords_are_those_of_load():

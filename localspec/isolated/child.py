@@ -32,6 +32,7 @@ from localspec.engine.embedder import load_embedder
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load
 from localspec.errors import EngineError, Interrupted
+from localspec.isolated.orphan import ending_within
 from localspec.pictures.picture import KEPT_PICTURE_BYTES, Picture
 from localspec.speculative.metrics import Provenance
 from localspec.streaming.answer_text import Prompt
@@ -364,10 +365,11 @@ def serve_engine(
     preset: str | os.PathLike[str] | Preset | None,
     arguments: LoadKeywords,
     servers: tuple[str, ...],
+    patience_s: float,
 ) -> None:
     """Load an engine, then answer requests until the other process ends it, or itself.
 
-    servers: addresses of RPC servers that its models are on.
+    servers: addresses of RPC servers that its models are on. patience_s: for the end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application to handle
     messages = _Pipe(pipe)
@@ -394,7 +396,7 @@ def serve_engine(
             return
         pool = ThreadPoolExecutor(_NUM_ASIDE, "localspec-request")
         served = Served(engine, servers, pool)
-        with pool, engine:
+        with pool, engine, ending_within(patience_s):
             messages.send(0, "done", facts_of(engine))
             while (request := pipe.recv()) is not None:
                 number, name, arguments, keywords = request
@@ -419,7 +421,7 @@ def facts_of(engine: Engine) -> dict[str, Any]:
     }
 
 
-def serve_embedder(pipe: Connection, path: Path) -> None:
+def serve_embedder(pipe: Connection, path: Path, patience_s: float) -> None:
     """Load an embedder, then answer requests until the other process ends it, or itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application to handle
     messages = _Pipe(pipe)
@@ -429,7 +431,7 @@ def serve_embedder(pipe: Connection, path: Path) -> None:
         except Exception as error:
             messages.send(0, "error", error)
             return
-        with embedder:
+        with embedder, ending_within(patience_s):
             messages.send(0, "done", None)
             while (request := pipe.recv()) is not None:
                 number, name, arguments, keywords = request

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from localspec.engine.sources import servers_used
 from localspec.errors import ClosedError, CrashedError, EngineError, LocalspecError, RpcError
+from localspec.isolated.orphan import end_with_parent
 from localspec.llama.rpc_servers import ask_servers
 from localspec.streaming.waiting import taken
 
@@ -40,6 +41,7 @@ _LOOK_S = 1.0  # between two looks at how long such a process has been silent
 
 def _serve(name: str, pipe: Connection, *arguments: Any) -> None:
     """Run a function of `child`, whose module loads libllama: in the child, not here."""
+    end_with_parent()
     try:
         from localspec.isolated import child
     except LocalspecError as error:
@@ -115,6 +117,8 @@ class _Child:
         # Held while the system is asked how it does: of several threads that ask at once, all
         # but one would hear that there is no such process. A finalizer may come between.
         self._asking = threading.RLock()
+        self._is_over = False  # the process has ended, and what it took here is freed
+        self._exit_code: int | None = None  # once that is known
         self._has_ended = False
         self._end: tuple[str, str] | None = None  # message and hint
         self._is_mute = False  # it was killed, because it said nothing any more
@@ -123,14 +127,17 @@ class _Child:
         self._hearing: dict[int, Hears] = {}  # by number
         self._num_given_up = 0  # calls whose answers nobody waits for
         self.is_lost = False
+        self._is_read = threading.Event()  # to its end
         self._loading = Call(self, 0, None)
         self._hearing[0] = self._loading
-        self._threads = [
-            threading.Thread(target=work, name="localspec-pipe", daemon=True)
-            for work in (self._write, self._read)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._writer = self._started_thread(self._write)
+        self._reader = self._started_thread(self._read)
+
+    @staticmethod
+    def _started_thread(work: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=work, name="localspec-pipe", daemon=True)
+        thread.start()
+        return thread
 
     def loaded(self, progress: Callable[[float], None] | None) -> Any:
         """The result of the load."""
@@ -175,7 +182,7 @@ class _Child:
 
     def is_of_this_thread(self) -> bool:
         """Whether this thread moves the messages, so that it cannot wait for one."""
-        return threading.current_thread() in self._threads
+        return threading.current_thread() in (self._writer, self._reader)
 
     def end(self) -> None:
         """Have the child end once it has done what it was told. Idempotent."""
@@ -186,6 +193,8 @@ class _Child:
             while (message := self._to_write.get()) is not None:
                 self._pipe.send_bytes(message)
             self._pipe.send(None)
+        if not self._is_read.wait(self._patience_s):
+            self.kill()  # it hears nothing any more, and perhaps nobody waits for its end
 
     def _read(self) -> None:
         try:
@@ -196,7 +205,11 @@ class _Child:
         finally:
             self.is_lost = True
             self._lose()
-            self._to_write.put(None)
+            self._is_read.set()
+            self.end()
+            self._writer.join()
+            self._pipe.close()
+            self._wait_for_exit(CHILD_PATIENCE_S)
 
     def _lose(self) -> None:
         """Tell all who wait that the child is lost, each once."""
@@ -228,7 +241,7 @@ class _Child:
                 since_s = time.monotonic()
             elif time.monotonic() - since_s > limit_s:
                 self._is_mute = True
-                self.process.kill()
+                self.kill()
                 return
 
     def is_running(self) -> bool:
@@ -236,7 +249,7 @@ class _Child:
         if self._has_ended or self.is_lost:
             return False
         with self._asking:
-            return self.process.is_alive()
+            return not self._is_over and self.process.is_alive()
 
     def lost(self) -> EngineError:
         """The error of a call whose answer does not come."""
@@ -267,8 +280,8 @@ class _Child:
         )
 
     def _exit(self) -> str:
-        self.process.join(CHILD_PATIENCE_S)
-        code = self.process.exitcode
+        self._wait_for_exit(CHILD_PATIENCE_S)
+        code = self._exit_code
         if code is None:  # the application lets the system clear its children away
             return "its exit code is unknown"
         if code >= 0:
@@ -279,11 +292,27 @@ class _Child:
     def close(self) -> None:
         """End the child once it has done what it was told; kill it if that takes long."""
         self.end()
+        if not self._wait_for_exit(self._patience_s):
+            self.kill()
+            self._wait_for_exit(None)
+
+    def kill(self) -> None:
+        """End the child in the midst of what it does, from any thread."""
+        with contextlib.suppress(ValueError):  # it has ended
+            self.process.kill()
+
+    def _wait_for_exit(self, seconds: float | None) -> bool:
+        """Wait for its end, for ever if need be, and free what it took here; False if it runs."""
         with self._asking:
-            self.process.join(self._patience_s)
-            if self.process.is_alive():
-                self.process.kill()
+            if not self._is_over:
+                if not wait([self.process.sentinel], seconds):
+                    return False
                 self.process.join()
+                self._exit_code = self.process.exitcode
+                if self._exit_code is not None:  # else the object does not believe it
+                    self.process.close()
+                self._is_over = True
+        return True
 
 
 class _OwnedChild:
@@ -308,10 +337,18 @@ class _OwnedChild:
             )
         here, there = _SPAWN.Pipe()
         process = _SPAWN.Process(
-            target=_serve, args=(function, there, *given), daemon=True, name="localspec"
+            target=_serve,
+            args=(function, there, *given, patience_s),
+            daemon=True,
+            name="localspec",
         )
-        process.start()
-        there.close()  # the last copy here: the end of the child is the end of the pipe
+        try:
+            process.start()
+        except BaseException:
+            here.close()
+            raise
+        finally:
+            there.close()  # the last copy here: the end of the child is the end of the pipe
         self._child = child = _Child(process, here, servers, patience_s)
         weakref.finalize(self, child.end)
         self.call, self.close = child.call, child.close
@@ -364,4 +401,4 @@ class IsolatedEmbedder(_OwnedChild):
 
     def kill(self) -> None:
         """End the child in the midst of what it does, from any thread; close it then."""
-        self._child.process.kill()
+        self._child.kill()
