@@ -9,6 +9,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -17,6 +18,7 @@ DAMAGES = (
     OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError
 )  # fmt: skip
 _Arguments = ParamSpec("_Arguments")
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
@@ -176,6 +178,17 @@ def check_keywords(
             raise UnknownKeywordError(
                 f"unknown option {name!r}", hint or f"Known are {', '.join(known)}."
             )
+
+
+def at_most(most: int, given: Iterable[_Item], what: str) -> list[_Item]:
+    """What is given, in a list. It may be without an end, and is read no further than needed.
+
+    what: of several, in words. Raises OptionError where there are more.
+    """
+    found = list(itertools.islice(given, most + 1))
+    if len(found) > most:
+        raise OptionError(f"there are more than {most} {what}", "Give fewer.")
+    return found
 
 
 def known_keywords(

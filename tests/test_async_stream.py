@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import sys
 import threading
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import inside
 import localspec
 from localspec.errors import ContextError, EngineError
+from waiting import wait_until
 
 GREEDY = localspec.SamplingParams(temperature=0)
 STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
@@ -140,6 +143,37 @@ def test_closing_from_another_task_ends_the_answer(engine):
         assert engine.generate_raw("Hi", max_tokens=1).reply().token_ids
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize("is_closed_by_with", [True, False])
+def test_an_event_loop_that_is_closed_amid_a_read_ends_the_answer_quietly(
+    engine, monkeypatch, is_closed_by_with
+):
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    stream = engine.generate_raw(STORY, sampling=LONG)
+    loop, begun = asyncio.new_event_loop(), asyncio.Event()
+    loop.set_exception_handler(lambda *_: None)  # it says that a task was destroyed
+
+    async def read() -> None:
+        async with stream if is_closed_by_with else contextlib.nullcontext():
+            async for _ in stream:
+                begun.set()
+
+    reading = loop.create_task(read())
+    loop.run_until_complete(begun.wait())
+    loop.close()
+    del reading
+    exchange = inside.exchange_of(stream)
+
+    def is_ended() -> bool:
+        gc.collect()  # what the task waits for keeps it until it comes
+        return exchange.cancellation.is_requested
+
+    wait_until(is_ended)
+    assert stream.reply().finish_reason == "cancelled"
+    assert engine.generate_raw("Hi", max_tokens=1).reply().token_ids
+    assert unraisable == []
 
 
 def test_dropping_an_asynchronous_stream_frees_the_engine(engine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import llama_cpp
@@ -148,6 +149,34 @@ def test_options_are_one_object_or_keywords_or_both(engine):
     for bad in (0.5, {"temperature": 0}):
         with pytest.raises(OptionError, match="the options are"):
             engine.generate("Hello", bad)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (lambda _: AnswerOptions(stop=itertools.repeat("a")), "more than 1024 stop strings"),
+        (
+            lambda _: AnswerOptions(regex="a", trigger=itertools.repeat("a")),
+            "more than 1024 triggers",
+        ),
+        (lambda engine: engine.detokenize(itertools.repeat(5)), "more than 16777216 token ids"),
+        (
+            lambda engine: engine.chat().send("a", images=itertools.repeat(b"")),
+            "more than 256 pictures",
+        ),
+    ],
+)
+def test_an_iterator_without_an_end_is_refused(engine, asked, message):
+    with pytest.raises(OptionError, match=message):
+        asked(engine)
+
+
+def test_texts_of_an_iterator_count_in_every_answer(engine):
+    whole = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=20).reply().text
+    options = AnswerOptions(sampling=GREEDY, max_tokens=20, stop=iter([whole[10:15]]))
+    for _ in range(2):
+        reply = engine.generate_raw(STORY, options).reply()
+        assert reply.stopped_by == whole[10:15]
 
 
 @pytest.mark.parametrize("params", [GREEDY, localspec.SamplingParams(temperature=1.3)])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import inside
 import localspec
-from localspec.errors import BusyError, OptionError
+from localspec.errors import OptionError
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.lookup import Lookup, TextMemory
@@ -389,6 +389,20 @@ def test_a_remembered_text_drafts_the_answer(demo_target):
     assert reply.stats.num_steps < plain.stats.num_steps / 2
 
 
+def test_a_text_is_remembered_beside_an_answer(demo_target):
+    asked = {"temperature": 0, "max_tokens": 48, "template": "chatml"}
+    with localspec.load(target=demo_target, draft_tokens=8, memory=False) as engine:
+        plain = engine.generate(QUESTION, **asked).reply()
+    with localspec.load(target=demo_target, draft_tokens=8) as engine:
+        with engine.generate_raw("A fox", ignore_eos=True, max_tokens=100) as beside:
+            next(beside)
+            engine.remember(plain.token_ids)
+            assert next(beside).token_ids
+        reply = engine.generate(QUESTION, **asked).reply()
+    assert reply.token_ids == plain.token_ids
+    assert reply.stats.accepted_per_proposer[ProposerKind.LOOKUP] > 24
+
+
 def test_checks_and_measurements_remember_nothing(demo_target):
     """They repeat their prompts, and a remembered answer would make them look fast."""
     with localspec.load(target=demo_target) as engine:
@@ -401,13 +415,8 @@ def test_checks_and_measurements_remember_nothing(demo_target):
         assert len(lookup.memory) == 0
 
 
-def test_nothing_is_remembered_in_the_midst_of_an_answer(demo_target):
+def test_what_is_no_token_is_not_remembered(demo_target):
     with localspec.load(target=demo_target) as engine:
-        answer = engine.generate(QUESTION, max_tokens=8)
-        next(answer)
-        with pytest.raises(BusyError):
-            engine.remember("text")
-        answer.close()
         with pytest.raises(OptionError):
             engine.remember([-5])
         engine.remember("text")

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from localspec.errors import OptionError
+from localspec.errors import OptionError, at_most
 from localspec.pictures.picture import MAX_PICTURE_BYTES, MAX_PICTURE_PIXELS, Picture
 
 if TYPE_CHECKING:  # sessions are listed without the library of templates
@@ -66,7 +66,8 @@ def attached_pictures(images: Iterable[PictureSource]) -> list[Shown]:
     """Pictures that stand before a text. Raises OptionError for anything else."""
     if isinstance(images, str | bytes | os.PathLike) or not isinstance(images, Iterable):
         raise OptionError(f"images is {images!r:.80}", "Give a list of pictures.")
-    return [Shown(0, Picture.read(each)) for each in images]
+    given = at_most(MOST_PROMPT_PICTURES, images, "pictures")
+    return [Shown(0, Picture.read(each)) for each in given]
 
 
 def given_in(part: Mapping[str, Any]) -> Given:

@@ -18,7 +18,7 @@ from localspec.chat.messages import checked_messages
 from localspec.chat.prompt import PromptMaker, takes_tools
 from localspec.chat.template import NO_VARIABLES, ChatTemplate, Message, template_source
 from localspec.chat.turns import question_message, system_messages
-from localspec.errors import ClosedError, EngineError, OptionError
+from localspec.errors import ClosedError, EngineError, OptionError, at_most
 from localspec.fork_guard import OwnProcess
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.rules import rule_name
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from localspec.speculative.shared_vocabulary import SharedVocabulary
 
 Found = TypeVar("Found")
+_MOST_IDS = 1 << 24  # in a list; more than any context holds
 
 
 class BaseEngine(Producer, abc.ABC):
@@ -139,7 +140,10 @@ class BaseEngine(Producer, abc.ABC):
 
     @abc.abstractmethod
     def remember(self, text: str | Sequence[int]) -> None:
-        """Let a text, or token ids, draft answers that repeat it. Raises OptionError."""
+        """Let a text, or token ids, draft answers that repeat it, also beside an answer.
+
+        Raises OptionError.
+        """
 
     @abc.abstractmethod
     def free_kept(self) -> None:
@@ -447,7 +451,7 @@ def _token_ids(prompt: Sequence[int]) -> list[int]:
     try:
         if isinstance(prompt, bytes):
             raise TypeError("bytes")
-        return [operator.index(token) for token in prompt]
+        return [operator.index(token) for token in at_most(_MOST_IDS, prompt, "token ids")]
     except TypeError as error:
         raise OptionError(
             f"neither text nor token ids: {error}", "Give a str or ints."

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from localspec.errors import ContextError, OptionError
+from localspec.errors import ContextError, OptionError, at_most
 from localspec.gguf_file.check import check_embedder_file
 from localspec.gguf_file.header import Header
 from localspec.llama.options import LlamaOptions
@@ -18,6 +18,9 @@ from localspec.presets.located import locate_source
 if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Self  # in typing from Python 3.11 on
+
+_MOST_TEXTS = 1 << 20  # in one call
+_MOST_IDS = 1 << 24  # in a text; more than any context holds
 
 
 class Embedded(NamedTuple):
@@ -71,7 +74,7 @@ class Embedder:
             raise OptionError(f"{self.name} is a reranker", "Ask it for scores: rank().")
         if dimensions is not None and not 1 <= dimensions <= self.width:
             raise OptionError(f"dimensions is {dimensions}", f"Choose 1 to {self.width}.")
-        given = [texts] if isinstance(texts, str) else texts
+        given = [texts] if isinstance(texts, str) else at_most(_MOST_TEXTS, texts, "texts")
         with self._in_use:
             read = [self._fitting(self._tokens(each), truncate=truncate) for each in given]
             vectors = self._model.pooled(read)[:, :dimensions]
@@ -87,7 +90,8 @@ class Embedder:
         if not self.ranks:
             raise OptionError(f"{self.name} is no reranker", "Choose a model that is.")
         with self._in_use:
-            pairs = [self._model.tokens_of_pair(query, each) for each in documents]
+            given = at_most(_MOST_TEXTS, documents, "documents")
+            pairs = [self._model.tokens_of_pair(query, each) for each in given]
             read = [self._fitting(each, truncate=truncate) for each in pairs]
             scores = self._model.pooled(read)[:, 0]
         return Embedded(scores, sum(map(len, read)))
@@ -95,7 +99,7 @@ class Embedder:
     def _tokens(self, text: str | Sequence[int]) -> list[int]:
         if isinstance(text, str):
             return self._model.tokens_of(text)
-        ids = list(text)
+        ids = at_most(_MOST_IDS, text, "token ids")
         if ids:
             self._model.vocabulary.detokenize([min(ids), max(ids)])  # which refuses others
         return ids

@@ -327,7 +327,9 @@ class Engine(BaseEngine):
                 "this engine has no memory",
                 "Load it with memory=True, and with the proposer 'auto' or 'lookup'.",
             )
-        self._alone(lambda: memory.add(tokens))
+        self._require_open()
+        # Between two decodes, as the texts of other answers are added.
+        self._worker.call(lambda: memory.add(tokens))
 
     def free_kept(self) -> None:
         self._alone(self._cache_pool.clear)

@@ -164,6 +164,9 @@ class Answer:
                     elif (piece := self._taken(told)) is not None:
                         return piece
                     del told  # an error that is raised here has this frame
+            except GeneratorExit:  # its event loop is closed, and nothing can be awaited
+                self._leave()
+                raise
             except BaseException:  # the task is cancelled
                 await self._close_soon()
                 raise
@@ -183,16 +186,23 @@ class Answer:
     async def __aenter__(self) -> Answer:
         return self
 
-    async def __aexit__(self, *_error: object) -> None:
-        await self._close_soon()
+    async def __aexit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        if kind is GeneratorExit:  # as while it is read
+            self._leave()
+        else:
+            await self._close_soon()
 
     def __del__(self) -> None:
         if not hasattr(self, "_rest"):  # Ctrl-C came while it was made, or it cannot be copied
             return
         if self._exchange.is_asked and self._rest is None:
-            self.cancel()  # Ctrl-C amid this is passed over: see `_LastEnd`
-            if self._producer._may_wait():
-                self._wait()
+            self._leave()  # Ctrl-C amid this is passed over: see `_LastEnd`
+
+    def _leave(self) -> None:
+        """Cancel it, and wait until the engine is free, unless that needs this thread."""
+        self.cancel()
+        if self._producer._may_wait():
+            self._wait()
 
     def _may_read(self) -> bool:
         """Whether there may be more to read here.

@@ -15,7 +15,7 @@ from localspec.sampling.logprobs import TokenLogprobs, token_logprobs
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Meter, Provenance, Stats, Step
 from localspec.speculative.model import Decode
-from localspec.streaming.answer_text import AnswerText, Prompt, Said, checked_stop_strings
+from localspec.streaming.answer_text import AnswerText, Prompt, Said
 from localspec.streaming.cancellation import Cancellation
 from localspec.streaming.options import AnswerOptions, spec_of
 from localspec.streaming.reply import FinishReason, Piece, Reply, StepFacts
@@ -91,11 +91,11 @@ class AnswerRun:
 
     def _text(self) -> AnswerText:
         """Behind what was said already, if anything."""
-        prompt, stop = self.prompt, checked_stop_strings(self.options.stop)
+        prompt = self.prompt
         text = AnswerText(
             self.vocabulary,
             prompt.thoughts,
-            stop,
+            self.options.stop_strings,
             prompt.calls,
             has_form=spec_of(self.options) is not None,
         )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from localspec.errors import OptionError
+from localspec.errors import OptionError, at_most
 from localspec.pictures.picture import Picture
 from localspec.streaming.calls import CallStream
 from localspec.streaming.thinking import Part, Thoughts, ThoughtStream
@@ -18,6 +18,7 @@ from localspec.tools.partial_text import first_of, num_unfinished
 from localspec.tools.tool import ToolCall, whole_calls
 from localspec.vocabulary import WholeVocabulary
 
+_MOST_TEXTS = 1024  # stop strings, or triggers, of an answer
 _RECIPIENT = " to=functions."  # in the head of a message that is a call
 # In the head of a message to neither the user nor the model itself.
 _ADDRESSEE = re.compile(r" to=(?!(?:assistant|user|self)\b)(?:functions\.)?(\S+)")
@@ -262,16 +263,22 @@ class StopSearch:
         return text
 
 
-def checked_stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:
-    """The stop strings: none, one or several, without empty ones, which would end everything.
+def checked_texts(
+    given: str | Iterable[str] | None, one: str, several: str
+) -> tuple[str, ...]:
+    """The texts of an option that takes none, one or several.
 
-    Raises OptionError for anything but texts.
+    one, several: what they are, in words. Raises OptionError for anything but texts, and for
+    too many.
     """
-    try:
-        texts = [stop] if isinstance(stop, str) else list(stop or ())
-    except TypeError:
-        texts = [stop]  # type: ignore[list-item]
+    if given is None:
+        return ()
+    texts: list[object] = [given]
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        texts = at_most(_MOST_TEXTS, given, several)
+    checked = []
     for text in texts:
         if not isinstance(text, str):
-            raise OptionError(f"a stop string is {text!r}", "Give a str, or several.")
-    return tuple(filter(None, texts))
+            raise OptionError(f"{one} is {text!r:.80}", "Give a str, or several.")
+        checked.append(text)
+    return tuple(checked)

@@ -15,7 +15,7 @@ from localspec.constraints.spec import (
 from localspec.errors import OptionError, check_keywords, require_unicode
 from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.speculative.policy_api import Drafting, ProposerName, RuleName
-from localspec.streaming.answer_text import checked_stop_strings
+from localspec.streaming.answer_text import checked_texts
 from localspec.tools.tool import Tool, ToolChoice, ToolUse, checked_tools, tool_use
 
 if TYPE_CHECKING:
@@ -141,7 +141,13 @@ class AnswerOptions:
     @property
     def triggers(self) -> tuple[str, ...]:
         """The texts behind which that begins; none if it is at once."""
-        return (self.trigger,) if isinstance(self.trigger, str) else tuple(self.trigger or ())
+        return checked_texts(self.trigger, "a trigger", "triggers")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The texts that end the answer; an empty one, which would end any, is none."""
+        texts = checked_texts(self.stop, "a stop string", "stop strings")
+        return tuple(text for text in texts if text)
 
     @classmethod
     def of(cls, options: Self | None = None, /, **keywords: Unpack[AnswerKeywords]) -> Self:
@@ -174,7 +180,11 @@ class AnswerOptions:
             raise OptionError(f"sampling is {self.sampling!r}", "Give a SamplingParams.")
         self.sampling_from(SamplingParams())
         _ = self.drafting
-        checked_stop_strings(self.stop)
+        # As tuples, since an iterator gives its texts once.
+        if not isinstance(self.stop, str):
+            object.__setattr__(self, "stop", self.stop_strings)
+        if not isinstance(self.trigger, str | None):
+            object.__setattr__(self, "trigger", self.triggers)
         checked_tools(self.tools or ())
         self._check_constraint()
         if self.on_prompt is not None and not callable(self.on_prompt):
@@ -198,10 +208,8 @@ class AnswerOptions:
                 "Give the beginnings that they share.",
             )
         for text in self.triggers:
-            if not isinstance(text, str) or not text:
-                raise OptionError(
-                    f"a trigger is {text!r:.80}", "Give a text of a character or more."
-                )
+            if not text:
+                raise OptionError("a trigger is ''", "Give a text of a character or more.")
             require_unicode("a trigger", text)
         if not isinstance(self.strict, bool):
             raise OptionError(f"strict is {self.strict!r:.80}", "Give True or False.")
