@@ -263,9 +263,7 @@ class StopSearch:
         return text
 
 
-def checked_texts(
-    given: str | Iterable[str] | None, one: str, several: str
-) -> tuple[str, ...]:
+def checked_texts(given: str | Iterable[str] | None, one: str, several: str) -> tuple[str, ...]:
     """The texts of an option that takes none, one or several.
 
     one, several: what they are, in words. Raises OptionError for anything but texts, and for
