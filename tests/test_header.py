@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import struct
@@ -223,6 +224,16 @@ def test_the_facts_are_libllamas(tmp_path, demo_target, name, drop, extra):
         ({}, ("tokenizer.ggml.model",), "no tokenizer"),
         ({"split.count": 2}, (), "not named as one"),
         ({"llama.block_count": 2**31 - 1}, (), "block_count is 2147483647"),
+        ({"llama.block_count": 0}, (), "block_count is 0"),
+        *(
+            ({"llama.attention.layer_norm_rms_epsilon": value}, (), f"epsilon is {value}")
+            for value in (-1.0, math.nan, math.inf, -math.inf)
+        ),
+        (
+            {"tokenizer.ggml.tokens": ["a", "b", "a"]},
+            (),
+            "two of its tokens have the same text",
+        ),
     ],
 )
 def test_other_kinds_of_file_are_refused(tmp_path, demo_target, extra, drop, message):

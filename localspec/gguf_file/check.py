@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -101,12 +102,29 @@ def check_parts(parts: Sequence[Header], *, embeds: bool = False) -> Header:
         )
     if header.metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
         raise ModelFileError(f"{path} has no tokenizer", "Convert it again with its tokenizer.")
-    if (count := shape.num_blocks) > _MAX_LAYERS:
-        raise ModelFileError(
-            f"{path} is damaged: its block_count is {count}, more than {_MAX_LAYERS}",
-            "Download or convert it again.",
-        )
+    _check_what_aborts(header, shape)
     return header
+
+
+def _check_what_aborts(header: Header, shape: ModelShape) -> None:
+    """Raise ModelFileError for faults with which libllama ends the process."""
+    faults = []
+    fewest = (
+        0 if shape.architecture.head_graph is HeadGraph.OUTPUT else 1
+    )  # heads are no layers
+    if not fewest <= shape.num_blocks <= _MAX_LAYERS:
+        faults.append(f"its block_count is {shape.num_blocks}, not {fewest} to {_MAX_LAYERS}")
+    for key, value in header.metadata.items():
+        # Written as "not inside", since NaN compares false.
+        if key.endswith("_epsilon") and isinstance(value, float) and not 0 <= value < math.inf:
+            faults.append(f"its {key} is {value}, not 0 or more")
+    words = [token for token in header.tokens if token]  # libllama names empty ones itself
+    if len(set(words)) < len(words):
+        faults.append("two of its tokens have the same text")
+    if faults:
+        raise ModelFileError(
+            f"{header.path} is damaged: {'; '.join(faults)}", "Download or convert it again."
+        )
 
 
 def _other_parts(header: Header) -> list[Path]:
