@@ -181,7 +181,7 @@ def check_keywords(
 
 
 def at_most(most: int, given: Iterable[_Item], what: str) -> list[_Item]:
-    """What is given, in a list. It may be without an end, and is read no further than needed.
+    """A list of what is given, which may be without an end: no more of it is read than needed.
 
     what: of several, in words. Raises OptionError where there are more.
     """

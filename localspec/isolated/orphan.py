@@ -1,4 +1,4 @@
-"""The end of a child whose other process is gone, or waits for its end, whatever its threads do."""
+"""The end of a child that nobody needs any more, whatever its threads do."""
 
 from __future__ import annotations
 

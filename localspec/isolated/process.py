@@ -302,7 +302,7 @@ class _Child:
             self.process.kill()
 
     def _wait_for_exit(self, seconds: float | None) -> bool:
-        """Wait for its end, for ever if need be, and free what it took here; False if it runs."""
+        """Wait for its end and free what it took here; False if it still runs."""
         with self._asking:
             if not self._is_over:
                 if not wait([self.process.sentinel], seconds):

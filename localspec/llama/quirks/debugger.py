@@ -14,6 +14,6 @@ import os
 _SWITCH = "GGML_NO_BACKTRACE"  # ggml asks whether it is set, whatever it says
 
 
-def leave_out() -> None:
+def start_none() -> None:
     """Let ggml start none in this process, nor in those that it starts."""
     os.environ.setdefault(_SWITCH, "1")
