@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+import server_runner
 from localspec.server import app, running
 from server_runner import running_server
 
@@ -25,7 +26,10 @@ LONG = {"messages": QUESTION, "stream": True, "ignore_eos": True, "max_tokens": 
 @pytest.fixture
 def hasty(monkeypatch):
     """A server that does not wait long, for few."""
-    monkeypatch.setattr(running, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(running, "MOST_ANSWERED", 4)
+    monkeypatch.setattr(running, "SPARE_CONNECTIONS", 4)
+    monkeypatch.setattr(running, "FIRST_BYTE_S", 0.5)
+    monkeypatch.setattr(running, "STALLED_S", 0.2)
     monkeypatch.setattr(running, "UNUSED_S", 0.5)
     monkeypatch.setattr(running, "LOOK_TICKS", 1)
     with running_server() as server:
@@ -55,44 +59,105 @@ def read_all(connection):
     return found
 
 
-def test_one_too_many_is_told_so_in_its_protocols_shape(hasty, monkeypatch):
-    monkeypatch.setattr(running, "UNUSED_S", 3600)
-    hasty.chat(max_tokens=1)
-    body = json.dumps(LONG).encode()
-    hasty.client.close()
-    with (
-        contextlib.ExitStack() as open_ones,
-        httpx.Client(base_url=hasty.url, timeout=60) as late,
-    ):
-        for _ in range(4):
-            connection = open_ones.enter_context(connected(hasty))
-            connection.sendall(head_of(CHAT, body) + body)
-        response = late.post("/v1/messages", json={"messages": QUESTION, "max_tokens": 1})
-        assert response.status_code == 503
-        assert response.json()["error"]["type"] == "overloaded_error"
-        assert "4 connections are open already" in response.json()["error"]["message"]
-        assert int(response.headers["retry-after"]) > 0
-
-
-def test_connections_that_ask_nothing_make_room_for_one_that_does(hasty, monkeypatch):
-    monkeypatch.setattr(running, "UNUSED_S", 3600)
-    with contextlib.ExitStack() as open_ones:
-        for _ in range(20):
-            open_ones.enter_context(connected(hasty))
-        while hasty.ask(CHAT, messages=QUESTION, max_tokens=1).status_code != 200:
-            time.sleep(0.01)
-
-
-def test_far_too_many_connections_are_hung_up_on_at_once(monkeypatch):
-    """Those of a second would take every file descriptor."""
-    monkeypatch.setattr(running, "MOST_CONNECTIONS", 4)
+@pytest.fixture
+def few(monkeypatch):
+    """A server for eight connections, which ends none because of the time that passes."""
+    monkeypatch.setattr(running, "MOST_ANSWERED", 4)
     monkeypatch.setattr(running, "SPARE_CONNECTIONS", 4)
     monkeypatch.setattr(running, "LOOK_TICKS", 36_000)
-    with running_server() as server, contextlib.ExitStack() as open_ones:
-        made = [open_ones.enter_context(connected(server)) for _ in range(30)]
-        assert all(read_all(each) == b"" for each in made[8:])
-        made[0].sendall(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        assert read_all(made[0]).startswith(b"HTTP/1.1 503")
+    with running_server() as server:
+        yield server
+
+
+BEGUN = b"GET /health HTTP/1.1\r\n"
+HEALTH = BEGUN + b"Host: localhost\r\n\r\n"
+# More than systems keep for a client that does not take it. Nobody needs a key for it.
+MANY_PAGES = HEALTH.replace(b"/health", b"/page/vendor/temml.js") * 100
+
+
+@pytest.fixture
+def taken_up(hasty, monkeypatch):
+    """The hasty server, all of whose places are taken by clients that take no answers."""
+    monkeypatch.setattr(running, "STALLED_S", 3600)
+    hasty.client.close()
+    with contextlib.ExitStack() as open_ones:
+        for _ in range(4):
+            connection = open_ones.enter_context(connected(hasty))
+            connection.sendall(MANY_PAGES)
+            assert connection.recv(12) == b"HTTP/1.1 200"
+        with httpx.Client(base_url=hasty.url, timeout=60) as hasty.client:
+            yield hasty
+
+
+def test_one_too_many_is_told_so_in_its_protocols_shape(taken_up):
+    response = taken_up.ask("/v1/messages", messages=QUESTION, max_tokens=1)
+    assert response.status_code == 503
+    assert response.json()["error"]["type"] == "overloaded_error"
+    assert "4 requests are being answered already" in response.json()["error"]["message"]
+    assert int(response.headers["retry-after"]) > 0
+
+
+def test_who_takes_nothing_makes_room_for_who_asks(taken_up, monkeypatch):
+    assert taken_up.client.get("/health").status_code == 503
+    monkeypatch.setattr(running, "UNUSED_S", 3600)
+    monkeypatch.setattr(running, "STALLED_S", 0.2)
+    while taken_up.client.get("/health").status_code != 200:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("sent", [b"", BEGUN])
+def test_connections_that_ask_nothing_keep_nobody_out(few, sent):
+    """At once: each new one takes the place of the oldest."""
+    with contextlib.ExitStack() as open_ones:
+        made = []
+        for _ in range(30):
+            made.append(open_ones.enter_context(connected(few)))
+            made[-1].sendall(sent)
+        made[-1].sendall(HEALTH.removeprefix(sent))
+        assert made[-1].recv(4096).startswith(b"HTTP/1.1 200")
+        assert all(read_all(each) == b"" for each in made[:22])
+
+
+def test_silent_connections_make_room_before_those_that_were_of_use(few, monkeypatch):
+    """What is idle between two requests comes next, and then who has begun to send a third."""
+    monkeypatch.setattr(running, "_NEW_S", 0)
+    with contextlib.ExitStack() as open_ones:
+
+        def one_more(sent=b""):
+            connection = open_ones.enter_context(connected(few))
+            connection.sendall(sent)
+            if sent == HEALTH:
+                assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+            return connection
+
+        sending, idle, silent = one_more(BEGUN), one_more(HEALTH), one_more()
+        answered = [one_more(HEALTH) for _ in range(6)]
+        assert read_all(silent) == b""
+        idle.sendall(HEALTH)
+        assert idle.recv(4096).startswith(b"HTTP/1.1 200")
+        one_more(HEALTH)
+        assert read_all(answered[0]) == b""
+        sending.sendall(HEALTH.removeprefix(BEGUN))
+        assert sending.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_a_connection_that_sends_nothing_has_an_end(hasty, monkeypatch):
+    """Long before one that has begun to."""
+    monkeypatch.setattr(running, "UNUSED_S", 3600)
+    with connected(hasty) as silent, connected(hasty) as slow:
+        slow.sendall(BEGUN)
+        assert read_all(silent) == b""
+        slow.sendall(HEALTH.removeprefix(BEGUN))
+        assert slow.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_far_too_many_connections_are_hung_up_on_at_once(taken_up, monkeypatch):
+    """If all others are in use. Those of a second would take every file descriptor."""
+    monkeypatch.setattr(running, "SPARE_CONNECTIONS", 0)
+    monkeypatch.setattr(running, "LOOK_TICKS", 36_000)
+    with contextlib.ExitStack() as open_ones:
+        made = [open_ones.enter_context(connected(taken_up)) for _ in range(30)]
+        assert all(read_all(each) == b"" for each in made)
 
 
 def test_a_head_of_megabytes_is_refused_before_its_end(server):
@@ -127,6 +192,32 @@ def test_who_does_not_take_an_answer_is_hung_up_on(hasty):
         assert begun.startswith(b"HTTP/1.1 200")
         time.sleep(2)
         assert len(begun) + len(read_all(connection)) < len(text)
+
+
+def test_who_takes_nothing_of_many_answers_is_hung_up_on(hasty):
+    with connected(hasty) as connection, pytest.raises(ConnectionError):
+        connection.sendall(MANY_PAGES)
+        while True:
+            time.sleep(0.1)
+            connection.sendall(b"\r\n")
+
+
+def test_who_takes_nothing_of_a_stream_keeps_no_model(monkeypatch):
+    def listen_with_little_room(host, port):
+        listening = running.listen(host, port)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return listening
+
+    monkeypatch.setattr(server_runner, "listen", listen_with_little_room)
+    monkeypatch.setattr(running, "STALLED_S", 0.2)
+    monkeypatch.setattr(running, "UNUSED_S", 0.5)
+    monkeypatch.setattr(running, "LOOK_TICKS", 1)
+    body = json.dumps(LONG).encode()
+    with running_server() as server, connected(server) as connection:
+        connection.sendall(head_of(CHAT, body) + body)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        assert server.chat(max_tokens=1)["choices"]
+        assert b"[DONE]" not in read_all(connection)
 
 
 def test_a_body_that_is_too_long_is_read_before_that_is_said():

@@ -217,6 +217,7 @@ def events(server, protocol, question=QUESTION, num_tokens=40, **fields):
         assert response.status_code == 200, response.read()
         kind = "x-ndjson" if protocol.path.startswith("/api") else "event-stream"
         assert kind in response.headers["content-type"]
+        assert response.headers["x-accel-buffering"] == "no"  # proxies would gather it
         lines = (line.removeprefix("data: ") for line in response.iter_lines())
         yield from (json.loads(line) for line in lines if line.startswith("{"))
 
