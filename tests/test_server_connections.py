@@ -195,11 +195,14 @@ def test_who_does_not_take_an_answer_is_hung_up_on(hasty):
 
 
 def test_who_takes_nothing_of_many_answers_is_hung_up_on(hasty):
-    with connected(hasty) as connection, pytest.raises(ConnectionError):
+    def use(connection):
         connection.sendall(MANY_PAGES)
         while True:
             time.sleep(0.1)
             connection.sendall(b"\r\n")
+
+    with connected(hasty) as connection, pytest.raises(ConnectionError):
+        use(connection)
 
 
 def test_who_takes_nothing_of_a_stream_keeps_no_model(monkeypatch):

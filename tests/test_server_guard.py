@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 import random
 import socket
+import sys
+import tracemalloc
+import zlib
 
 import pytest
 from starlette.routing import Route
 
 from examples import num_examples
 from localspec.server.app import Limits
+from localspec.server.compressed import decompressed
 from localspec.server.fields import read_fields
 from localspec.server.guard import BodyReader
 from localspec.server.refusal import RequestError
@@ -105,6 +110,94 @@ def test_a_body_that_is_too_large_or_slow(server):
         head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{"
         connection.sendall(head.encode())
         assert connection.recv(65536).startswith(b"HTTP/1.1 408")
+
+
+ASKED = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 1}
+BODY = json.dumps(ASKED).encode()
+
+
+def bare_deflate(data):
+    compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return compressor.compress(data) + compressor.flush()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("coding", "compress"),
+    [
+        ("gzip", gzip.compress),
+        ("X-GZIP", gzip.compress),
+        ("deflate", zlib.compress),
+        ("deflate", bare_deflate),
+        ("identity", bytes),
+    ],
+)
+def test_a_compressed_body_is_read(server, coding, compress):
+    headers = {"content-encoding": coding}
+    for path in (CHAT, "/v1/messages", "/api/chat"):
+        response = server.client.post(path, content=compress(BODY), headers=headers)
+        assert response.status_code == 200, response.text
+    for broken in (compress(BODY)[:-9], BODY + b"x", compress(BODY) + b"{"):
+        response = server.client.post(CHAT, content=broken, headers=headers)
+        assert response.status_code == 400, broken
+
+
+@pytest.mark.process
+def test_a_compression_that_is_not_known_is_named_with_those_that_are(server):
+    for coding in ("br", "compress", "gzip, gzip", "x" * 5000):
+        headers = {"content-encoding": coding}
+        for path, message in (
+            (CHAT, lambda told: told["error"]["message"]),
+            ("/v1/messages", lambda told: told["error"]["message"]),
+            ("/api/chat", lambda told: told["error"]),
+        ):
+            response = server.client.post(path, content=b"{}", headers=headers)
+            assert response.status_code == 415
+            assert f"compressed with '{coding:.79}" in message(response.json())
+            assert "one of: deflate, gzip" in message(response.json())
+            assert response.headers["accept-encoding"].startswith("deflate, gzip")
+
+
+@pytest.mark.process
+def test_a_body_that_becomes_too_large_is_not_decompressed(server):
+    """What is sent has fewer bytes than the limit, and 15 million behind them."""
+    piece = b" " * 1_000_000
+    compressor = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)
+    bomb = b"".join(compressor.compress(piece) for _ in range(15))
+    assert len(bomb) < LIMITS.body_bytes
+    response = post(server, bomb, **{"content-encoding": "gzip"})
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "request_too_large"
+    assert "without its compression" in response.json()["error"]["message"]
+
+
+def test_a_bomb_takes_little_memory():
+    """A thousand times as much as it has, if it were decompressed."""
+    bomb = zlib.compress(b" " * 200_000_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match="more than 1000000 bytes"):
+            decompressed(bomb, "deflate", 1_000_000)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 10_000_000
+
+
+def test_zstd_is_read_where_python_or_a_package_does():
+    zstd = pytest.importorskip(
+        "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+    )
+    assert decompressed(zstd.compress(BODY), "zstd", len(BODY)) == BODY
+    bomb = zstd.compress(b" " * 10_000_000)
+    with pytest.raises(RequestError, match="without its compression"):
+        decompressed(bomb, "zstd", 1_000_000)
+    large_window = {zstd.CompressionParameter.window_log: 27}
+    made = zstd.ZstdCompressor(options=large_window)
+    needy = made.compress(random.Random(1).randbytes(100)) + made.flush()
+    for broken in (bomb[:-1], bomb + b"x", BODY, needy):
+        with pytest.raises(RequestError, match="not in zstd"):
+            decompressed(broken, "zstd", 20_000_000)
 
 
 def test_too_many_bodies_at_once():

@@ -10,12 +10,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from localspec.chat.template import Message
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.answering import Answering, Echo, Event, Finished, Service, Waiting
+from localspec.server.compressed import decompressed
 from localspec.server.encoding import EVENTS, json_response, sent_bytes, sse_event
 from localspec.server.fields import Fields, read_fields
 from localspec.server.guard import CLIENT, BodyReader
@@ -156,16 +158,17 @@ class PostEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await self._bodies.read(receive)
+            coding = Headers(scope=scope).get("content-encoding", "")
             # In a thread, since a request can be long.
-            asked = await in_thread(partial(self._read, scope["path"], body))
+            asked = await in_thread(partial(self._read, scope["path"], body, coding))
             response = await unless_gone(receive, self._answer(asked, scope, send))
         except Exception as error:
             response = refusal_response(scope["path"], refusal_of(error))
         if response is not None:
             await response(scope, receive, send)
 
-    def _read(self, path: str, body: bytes) -> Form | Aside:
-        fields = read_fields(body)
+    def _read(self, path: str, body: bytes, coding: str) -> Form | Aside:
+        fields = read_fields(decompressed(body, coding, self._bodies.num_bytes))
         asked = self._kind(fields)
         fields.log_unread(path, self._service.logged)
         return asked

@@ -119,10 +119,13 @@ def _is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
 
 
 class BodyReader:
-    """Reads the bodies of requests, each of up to num_bytes and within so many seconds."""
+    """Reads the bodies of requests, each of up to num_bytes and within so many seconds.
+
+    They are as they were sent: `compressed.decompressed` bounds them once more.
+    """
 
     def __init__(self, num_bytes: int, seconds: float) -> None:
-        self._num_bytes = num_bytes
+        self.num_bytes = num_bytes
         self._seconds = seconds
         self._num_held = 0  # of bodies that are not whole yet
 
@@ -142,8 +145,8 @@ class BodyReader:
                         raise RequestError("the request ended early")
                     chunk = message.get("body", b"")
                     num_read += len(chunk)
-                    if num_read <= self._num_bytes:
-                        if self._num_held + len(chunk) > _BODIES_AT_ONCE * self._num_bytes:
+                    if num_read <= self.num_bytes:
+                        if self._num_held + len(chunk) > _BODIES_AT_ONCE * self.num_bytes:
                             raise overloaded("too much is being sent at once")
                         self._num_held += len(chunk)
                         chunks.append(chunk)
@@ -153,8 +156,8 @@ class BodyReader:
                     more = message.get("more_body", False)
         finally:
             self._num_held -= sum(map(len, chunks))
-        if num_read > self._num_bytes:
-            told = f"the body has more than {self._num_bytes} bytes"
+        if num_read > self.num_bytes:
+            told = f"the body has more than {self.num_bytes} bytes"
             raise RequestError(told, "Send less.", code="request_too_large")
         if limit.cancelled_caught:
             told = f"the body did not arrive within {self._seconds:.0f} s"

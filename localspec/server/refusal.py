@@ -31,6 +31,7 @@ _STATUSES = {
     "model_not_found": 404,
     "timeout": 408,
     "request_too_large": 413,
+    "unsupported_content_encoding": 415,
     "server_error": 500,
     "overloaded": 503,
 }

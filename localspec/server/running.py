@@ -61,7 +61,7 @@ def _allow_open_files(number: int) -> None:
 
 
 class _Use(enum.IntEnum):
-    """What a connection without a request does; the first of these makes room first."""
+    """The uses of connections without a request; the first of these makes room first."""
 
     SILENT = enum.auto()  # it has sent nothing at all
     IDLE = enum.auto()  # its last request is answered, and no other has begun
@@ -93,7 +93,7 @@ class _ClientConnection(H11Protocol):
         super().connection_made(transport)
         if len(self.connections) <= MOST_ANSWERED + SPARE_CONNECTIONS:
             return
-        others = [each for each in self.connections if each is not self]
+        others: list[Any] = [each for each in self.connections if each is not self]
         (_first_unused(others) or self).hang_up()
 
     def on_response_complete(self) -> None:
@@ -219,5 +219,6 @@ class Runner(uvicorn.Server):
 
     def _end_unused(self) -> None:
         now_s = time.monotonic()
-        for each in list(self.server_state.connections):
+        connections: list[Any] = list(self.server_state.connections)
+        for each in connections:
             each.end_if_unused(now_s)
