@@ -71,20 +71,30 @@ def few(monkeypatch):
 
 BEGUN = b"GET /health HTTP/1.1\r\n"
 HEALTH = BEGUN + b"Host: localhost\r\n\r\n"
-# More than systems keep for a client that does not take it. Nobody needs a key for it.
-MANY_PAGES = HEALTH.replace(b"/health", b"/page/vendor/temml.js") * 100
+PAGE_FILE = HEALTH.replace(b"/health", b"/page/vendor/temml.js")  # nobody needs a key for it
 
 
 @pytest.fixture
-def taken_up(hasty, monkeypatch):
-    """The hasty server, all of whose places are taken by clients that take no answers."""
-    monkeypatch.setattr(running, "STALLED_S", 3600)
+def little_room(monkeypatch):
+    """Lets systems keep little of what a client does not take."""
+
+    def listen_with_little_room(host, port):
+        listening = running.listen(host, port)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return listening
+
+    monkeypatch.setattr(server_runner, "listen", listen_with_little_room)
+
+
+@pytest.fixture
+def taken_up(hasty):
+    """The hasty server, all of whose places are taken by requests whose bodies do not come."""
     hasty.client.close()
     with contextlib.ExitStack() as open_ones:
         for _ in range(4):
             connection = open_ones.enter_context(connected(hasty))
-            connection.sendall(MANY_PAGES)
-            assert connection.recv(12) == b"HTTP/1.1 200"
+            connection.sendall(head_of(CHAT, b"{}", "Expect: 100-continue"))
+            assert connection.recv(12) == b"HTTP/1.1 100"
         with httpx.Client(base_url=hasty.url, timeout=60) as hasty.client:
             yield hasty
 
@@ -97,12 +107,18 @@ def test_one_too_many_is_told_so_in_its_protocols_shape(taken_up):
     assert int(response.headers["retry-after"]) > 0
 
 
-def test_who_takes_nothing_makes_room_for_who_asks(taken_up, monkeypatch):
-    assert taken_up.client.get("/health").status_code == 503
-    monkeypatch.setattr(running, "UNUSED_S", 3600)
-    monkeypatch.setattr(running, "STALLED_S", 0.2)
-    while taken_up.client.get("/health").status_code != 200:
-        time.sleep(0.01)
+def test_who_takes_nothing_makes_room_for_who_asks(little_room, hasty, monkeypatch):
+    monkeypatch.setattr(running, "STALLED_S", 3600)
+    with contextlib.ExitStack() as open_ones:
+        for _ in range(4):
+            connection = open_ones.enter_context(connected(hasty))
+            connection.sendall(PAGE_FILE)
+            assert connection.recv(12) == b"HTTP/1.1 200"
+        assert hasty.client.get("/health").status_code == 503
+        monkeypatch.setattr(running, "UNUSED_S", 3600)
+        monkeypatch.setattr(running, "STALLED_S", 0.2)
+        while hasty.client.get("/health").status_code != 200:
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("sent", [b"", BEGUN])
@@ -194,9 +210,9 @@ def test_who_does_not_take_an_answer_is_hung_up_on(hasty):
         assert len(begun) + len(read_all(connection)) < len(text)
 
 
-def test_who_takes_nothing_of_many_answers_is_hung_up_on(hasty):
+def test_who_takes_nothing_of_a_file_is_hung_up_on(little_room, hasty):
     def use(connection):
-        connection.sendall(MANY_PAGES)
+        connection.sendall(PAGE_FILE)
         while True:
             time.sleep(0.1)
             connection.sendall(b"\r\n")
@@ -205,21 +221,12 @@ def test_who_takes_nothing_of_many_answers_is_hung_up_on(hasty):
         use(connection)
 
 
-def test_who_takes_nothing_of_a_stream_keeps_no_model(monkeypatch):
-    def listen_with_little_room(host, port):
-        listening = running.listen(host, port)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        return listening
-
-    monkeypatch.setattr(server_runner, "listen", listen_with_little_room)
-    monkeypatch.setattr(running, "STALLED_S", 0.2)
-    monkeypatch.setattr(running, "UNUSED_S", 0.5)
-    monkeypatch.setattr(running, "LOOK_TICKS", 1)
+def test_who_takes_nothing_of_a_stream_keeps_no_model(little_room, hasty):
     body = json.dumps(LONG).encode()
-    with running_server() as server, connected(server) as connection:
+    with connected(hasty) as connection:
         connection.sendall(head_of(CHAT, body) + body)
         assert connection.recv(12) == b"HTTP/1.1 200"
-        assert server.chat(max_tokens=1)["choices"]
+        assert hasty.chat(max_tokens=1)["choices"]
         assert b"[DONE]" not in read_all(connection)
 
 

@@ -14,6 +14,7 @@ from localspec.errors import OptionError, perhaps, require_unicode
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
+MOST_TOOLS = 1024  # each of them becomes a part of the grammar and of the prompt
 _ID_LENGTH = 9  # as Mistral's templates want them; nobody else minds
 _EXAMPLE = (
     'Give {"name": …, "description": …, "parameters": {a JSON schema}}, or OpenAI\'s form.'
@@ -115,12 +116,12 @@ def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
     word, only = _chosen(choice)
     if word == "none":
         return ToolUse(checked, are_off=True)
-    names = [tool.name for tool in checked]
-    unknown = [str(name) for name in only or () if name not in names]
+    names = {tool.name: None for tool in checked}  # in their order
+    unknown = [str(name) for name in only or () if not _is_among(name, names)]
     if unknown or word not in ("auto", "required") or (word == "required" and not checked):
         raise OptionError(
             f"the tool choice is {choice!r:.200}; the tools are {', '.join(names) or 'none'}",
-            f"{perhaps(unknown[0], names) if unknown else ''}Choose auto, none, required, or a "
+            f"{perhaps(unknown[0], [*names]) if unknown else ''}Choose auto, none, required, or a "
             "tool's name.",
         )
     must = word == "required"
@@ -129,14 +130,22 @@ def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
 
 
 def checked_tools(tools: object) -> tuple[Tool, ...]:
-    """The tools of `tool_use`. Raises OptionError for anything else, or two of one name."""
+    """The tools of `tool_use`.
+
+    Raises OptionError for anything else, for more than `MOST_TOOLS`, and for two of one name.
+    """
     if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
         raise OptionError(f"the tools are {tools!r:.80}", "Give a list of them.")
+    if len(tools) > MOST_TOOLS:
+        raise OptionError(
+            f"there are {len(tools)} tools", f"Give up to {MOST_TOOLS}: those that may be needed."
+        )
     checked = tuple(_checked(number, tool) for number, tool in enumerate(tools))
-    names = [tool.name for tool in checked]
-    for name in names:
-        if names.count(name) > 1:
-            raise OptionError(f"two tools have the name {name!r}", "Give each its own.")
+    names: set[str] = set()
+    for tool in checked:
+        if tool.name in names:
+            raise OptionError(f"two tools have the name {tool.name!r}", "Give each its own.")
+        names.add(tool.name)
     return checked
 
 
