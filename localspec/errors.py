@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 DAMAGES = (
     OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError
 )  # fmt: skip
+_LONGEST_MEANT = 200  # characters of a name that somebody may have mistyped
 _Arguments = ParamSpec("_Arguments")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -158,6 +159,8 @@ def perhaps(name: str, names: Iterable[str]) -> str:
     """The start of a hint about an unknown name: names that may be meant, or nothing."""
     import difflib
 
+    if len(name) > _LONGEST_MEANT:
+        return ""
     known = list(names)
     longer = [each for each in known if name and each.startswith(name)]
     near = longer[:3] or difflib.get_close_matches(name, known, n=1)

@@ -6,8 +6,10 @@ import functools
 import itertools
 import json
 
+import hypothesis.strategies as st
 import pytest
 from call_families import FAMILIES, FEW, SAID, write_calling_model
+from hypothesis import given
 
 import inside
 import localspec
@@ -284,6 +286,19 @@ def test_what_has_no_tools(engine, demo_target):
         ({"tools": 3}, "the tools are 3"),
         ({"tools": [{"name": "a b"}]}, "the name of tool 0 is 'a b'"),
         ({"tools": [{"name": "a"}, {"name": "a"}]}, "two tools have the name 'a'"),
+        ({"tools": [{"name": f"a{n}"} for n in range(1025)]}, "there are 1025 tools"),
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"name": "now"}] * 1025,
+                },
+            },
+            "the tool choice names 1025 tools",
+        ),
+        ({"tools": TOOLS, "tool_choice": "now" * 1_000_000}, "the tools are get_weather, now"),
         ({"tools": [{"name": "a", "parameters": {"x": {1, 2}}}]}, "not JSON"),
         ({"tools": TOOLS, "tool_choice": "get_whether"}, "Perhaps get_weather"),
         ({"tool_choice": "required"}, "the tools are none"),
@@ -295,6 +310,60 @@ def test_what_is_refused(engine, options, what):
     with pytest.raises(OptionError) as caught:
         engine.generate([QUESTION], **options).reply()
     assert what in f"{caught.value} {caught.value.hint}"
+
+
+def paired_one_by_one(calls, results):
+    """The number of the result of each call, by the rules in `with_results`."""
+    paired = {}
+
+    def pair(fits, number):
+        for at, call in enumerate(calls):
+            if at not in paired and fits(call):
+                paired[at] = number
+                return True
+        return False
+
+    ids = {call["id"] for call in calls}
+    for number, (call_id, _) in enumerate(results):
+        if call_id in ids:
+            pair(lambda call, call_id=call_id: call["id"] == call_id, number)
+    for number, (call_id, name) in enumerate(results):
+        if call_id not in ids:
+            is_paired = pair(lambda call, name=name: call["name"] == name, number)
+            is_paired or pair(lambda _: True, number)
+    return paired
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("123"), st.sampled_from("ab")), max_size=5),
+    st.lists(st.tuples(st.sampled_from(["1", "2", "3", "4", None]), st.sampled_from("abc"))),
+)
+def test_each_result_goes_to_its_call(called, answered):
+    calls = [{"id": call_id, "name": name, "arguments": {}} for call_id, name in called]
+    results = []
+    for number, (call_id, name) in enumerate(answered):
+        result = {"role": "tool", "content": str(number), "name": name}
+        results.append(result if call_id is None else {**result, "tool_call_id": call_id})
+    asked = {"role": "assistant", "content": "", "tool_calls": calls}
+    told = checked_messages([QUESTION, asked, *results, QUESTION])
+    placed = [each["content"] for each in told if each["role"] == "tool"]
+    paired = paired_one_by_one(calls, answered)
+    none = "[There is no result of this call.]"
+    assert placed == [str(paired[at]) if at in paired else none for at in range(len(calls))]
+    assert len(told) == 3 + len(calls) + len(answered) - len(paired)
+
+
+def test_results_of_many_calls_are_not_looked_for_one_by_one():
+    """Forty thousand would take an hour."""
+    calls = [{"id": f"{at}", "name": f"t{at}", "arguments": {}} for at in range(40_000)]
+    asked = {"role": "assistant", "content": "", "tool_calls": calls}
+    for key, meant in (("tool_call_id", "id"), ("name", "name")):
+        results = [
+            {"role": "tool", "content": "", key: call[meant]} for call in reversed(calls)
+        ]
+        told = checked_messages([QUESTION, asked, *results])
+        placed = [each["tool_call_id"] for each in told if each["role"] == "tool"]
+        assert placed == [call["id"] for call in calls]
 
 
 def test_no_text_of_a_tool_speaks_for_the_template(engine):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, groupby, takewhile
 from typing import Any
@@ -247,25 +247,41 @@ def _answered(stretch: Sequence[Message]) -> Iterator[Message]:
     if whole:
         yield answer
     yield from (told for _, told in taken)
+    placed = {id(result) for result, _ in taken}
     for message in said:
-        if not any(message is result for result, _ in taken):
+        if id(message) not in placed:
             yield as_text(message)
 
 
 def _paired(
     calls: Sequence[Mapping[str, Any]], said: Sequence[Message]
 ) -> Iterator[tuple[Mapping[str, Any], Message | None]]:
-    ids = {call["id"] for call in calls}
-    results = [message for message in said if message["role"] == "tool"]
+    of_id: dict[str, deque[int]] = defaultdict(deque)
+    of_name: dict[str, deque[int]] = defaultdict(deque)
+    for number, call in enumerate(calls):
+        of_id[call["id"]].append(number)
+        of_name[call["function"]["name"]].append(number)
+    every = deque(range(len(calls)))
     paired: dict[int, Message] = {}
-    for result in sorted(results, key=lambda each: each.get("tool_call_id") not in ids):
-        waiting = [number for number in range(len(calls)) if number not in paired]
-        own = [n for n in waiting if calls[n]["id"] == result.get("tool_call_id")]
-        if result.get("tool_call_id") not in ids:
-            own += [n for n in waiting if calls[n]["function"]["name"] == result.get("name")]
-            own += waiting
-        for number in own[:1]:
-            paired[number] = result
+
+    def pair(result: Message, numbers: deque[int] | None) -> bool:
+        """Give the result to the first of the calls that has none yet, if there is one."""
+        while numbers and numbers[0] in paired:
+            numbers.popleft()
+        if numbers:
+            paired[numbers[0]] = result
+        return bool(numbers)
+
+    results = [message for message in said if message["role"] == "tool"]
+    others = []
+    for result in results:
+        if result.get("tool_call_id") in of_id:
+            pair(result, of_id[result["tool_call_id"]])
+        else:
+            others.append(result)
+    for result in others:
+        if not pair(result, of_name.get(result.get("name"))):
+            pair(result, every)
     for number, call in enumerate(calls):
         yield call, paired.get(number)
 

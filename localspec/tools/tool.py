@@ -116,12 +116,17 @@ def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
     word, only = _chosen(choice)
     if word == "none":
         return ToolUse(checked, are_off=True)
-    names = {tool.name: None for tool in checked}  # in their order
-    unknown = [str(name) for name in only or () if not _is_among(name, names)]
+    if only is not None and len(only) > MOST_TOOLS:
+        raise OptionError(
+            f"the tool choice names {len(only)} tools", f"Name up to {MOST_TOOLS} of them."
+        )
+    names = [tool.name for tool in checked]
+    unknown = [str(name) for name in only or () if name not in names]
     if unknown or word not in ("auto", "required") or (word == "required" and not checked):
         raise OptionError(
-            f"the tool choice is {choice!r:.200}; the tools are {', '.join(names) or 'none'}",
-            f"{perhaps(unknown[0], [*names]) if unknown else ''}Choose auto, none, required, or a "
+            f"the tool choice is {choice!r:.200}; the tools are "
+            f"{', '.join(names) or 'none':.2000}",
+            f"{perhaps(unknown[0], names) if unknown else ''}Choose auto, none, required, or a "
             "tool's name.",
         )
     must = word == "required"
@@ -138,7 +143,8 @@ def checked_tools(tools: object) -> tuple[Tool, ...]:
         raise OptionError(f"the tools are {tools!r:.80}", "Give a list of them.")
     if len(tools) > MOST_TOOLS:
         raise OptionError(
-            f"there are {len(tools)} tools", f"Give up to {MOST_TOOLS}: those that may be needed."
+            f"there are {len(tools)} tools",
+            f"Give up to {MOST_TOOLS}: those that may be needed.",
         )
     checked = tuple(_checked(number, tool) for number, tool in enumerate(tools))
     names: set[str] = set()
