@@ -18,7 +18,7 @@ from starlette.routing import Route
 from examples import num_examples
 from localspec.server.app import Limits
 from localspec.server.compressed import decompressed
-from localspec.server.fields import read_fields
+from localspec.server.fields import Fields, read_fields
 from localspec.server.guard import BodyReader
 from localspec.server.refusal import RequestError
 from server_runner import running_server
@@ -98,6 +98,36 @@ def test_what_is_no_request_is_a_400(server, body, what):
 )
 def test_which_halves_are_replaced(written, read):
     assert read_fields(f'{{"a": "{written}"}}'.encode()).text("a") == read
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ",".join(f'"{number:x}":1' for number in range(4_000_001)),
+        '"a":[' + ",".join(["{}"] * 2_000_001) + "]",
+        '"a":[' + ",".join(["[[]]"] * 1_400_000) + "]",
+    ],
+    ids=["fields", "objects", "lists"],
+)
+def test_a_body_of_too_many_values_is_refused_before_it_is_read(monkeypatch, values):
+    monkeypatch.setattr(
+        "localspec.server.fields.json_value", lambda _: pytest.fail("it is read")
+    )
+    with pytest.raises(RequestError, match="more than 4000000 values") as caught:
+        read_fields(f"{{{values}}}".encode())
+    assert caught.value.status == 413
+
+
+def test_commas_in_a_text_are_no_values():
+    text = 'a,"b",\\",[{' * 1_000_000
+    assert read_fields(json.dumps({"a": text}).encode()).text("a") == text
+
+
+def test_as_many_names_are_logged_as_a_log_holds(caplog):
+    caplog.set_level(logging.INFO)
+    many = Fields({f"x{number}": 1 for number in range(5000)})
+    many.log_unread("/route", set())
+    assert len(caplog.records) == 1000
 
 
 @pytest.mark.process
@@ -249,7 +279,10 @@ def test_routes_that_are_not_there(server):
 def test_a_name_that_was_made_to_mean_this_machine_is_refused(server):
     for host in ("localhost", "127.0.0.1:1", "[::1]:80", "box.example:9"):
         assert server.client.get("/health", headers={"host": host}).status_code == 200, host
-    for host in ("evil.example", "localhost.evil.example", "", "1.2.3.4.example"):
+    for host in (
+        "evil.example", "localhost.evil.example", "", "1.2.3.4.example", "[::1]evil.example",
+        "[::1].evil.example:80", "[::1]:80.evil.example", "[localhost", "localhost:80@evil",
+    ):  # fmt: skip
         response = server.client.get("/health", headers={"host": host})
         assert response.status_code == 403, host
         assert response.json()["error"]["code"] == "forbidden_host"
@@ -262,6 +295,11 @@ def test_pages_of_other_sites_may_not_ask(server):
         assert response.status_code == 403
         assert "access-control-allow-origin" not in response.headers
     assert server.client.options(CHAT, headers={"origin": ORIGIN}).status_code == 403
+    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 400)):
+        headers = {"sec-fetch-site": site, "content-type": "text/plain"}
+        assert post(server, b"{}", **headers).status_code == status, site
+    followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert server.client.get("/", headers=followed).status_code == 200
     assert post(server, b"{}", origin=server.url).status_code == 400
 
 
@@ -361,6 +399,7 @@ def test_neither_keys_nor_texts_are_in_the_log(server, locked, caplog):
     with server.client.stream("POST", CHAT, json=body) as response:
         next(response.iter_lines())
     assert server.chat(max_tokens=1)["choices"]
+    server.ask("/tokenize", content="x", **{f"My name is {mark}": 1, "y" * 100 + mark: 1})
     records = [record for record in caplog.records if record.name != "httpx"]
     assert any("ignores the field 'user'" in record.getMessage() for record in records)
     assert not any(mark in logging.Formatter().format(record) for record in records)

@@ -280,7 +280,7 @@ def _paired(
         else:
             others.append(result)
     for result in others:
-        if not pair(result, of_name.get(result.get("name"))):
+        if not pair(result, of_name.get(result.get("name", ""))):
             pair(result, every)
     for number, call in enumerate(calls):
         yield call, paired.get(number)

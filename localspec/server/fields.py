@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, NoReturn, TypeVar
@@ -19,6 +20,10 @@ MOST_TEXTS = 64  # the answer is searched for each of them at every step
 MOST_TOKENIZED = 256  # texts that a request has tokenised one by one, each a call of the child
 _MOST_SHOWN = 60  # characters of a value in an error
 _MOST_LOGGED = 1000  # names that a client makes up cost memory, too
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")  # anything else may be a text
+MOST_VALUES = 4_000_000  # in a body: each takes up to 200 bytes of memory
+_VALUES = (b",", b"[", b"{")  # one of them is in front of each but a field's only one
+_STRING = re.compile(rb'"[^"]*"?')  # without escaped quotes
 
 
 class Fields:
@@ -133,9 +138,14 @@ class Fields:
         raise RequestError(f"{self._path}{name} is {given}", hint, param=f"{self._path}{name}")
 
     def log_unread(self, route: str, logged: set[str]) -> None:
-        """Log each field that was not read, once; `logged` has the lines so far."""
-        for name in self.values.keys() - self._read:
-            line = f"{route} ignores the field {name[:80]!r}"
+        """Log the fields that were not read, each once; `logged` has the lines so far.
+
+        A name that is none is not shown, nor are more names than a whole log has.
+        """
+        unread = (name for name in self.values if name not in self._read)
+        for name in islice(unread, _MOST_LOGGED):
+            told = repr(name) if _NAME.fullmatch(name) else "with a name that is not shown"
+            line = f"{route} ignores the field {told}"
             if line not in logged and len(logged) < _MOST_LOGGED:
                 logged.add(line)
                 logger.info("%s", line)
@@ -177,6 +187,12 @@ def _is_whole(value: Any) -> bool:
 
 def read_fields(body: bytes) -> Fields:
     """The fields of a request, from its body. Raises RequestError."""
+    if _num_values(body) > MOST_VALUES:
+        raise RequestError(
+            f"the body has more than {MOST_VALUES} values",
+            "Send less.",
+            code="request_too_large",
+        )
     try:
         value = json_value(body.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -186,3 +202,13 @@ def read_fields(body: bytes) -> Fields:
     if not isinstance(value, dict):
         raise RequestError(f"the body is {_shown(value)}", "Send an object.")
     return Fields(value)
+
+
+def _num_values(body: bytes) -> int:
+    """The number of values in a body, or more: signs within its texts count if they are few."""
+    num_signs = sum(map(body.count, _VALUES))
+    if num_signs <= MOST_VALUES:
+        return num_signs
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    bare = _STRING.sub(b"", unescaped)
+    return sum(map(bare.count, _VALUES))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from localspec.server.refusal import RequestError, overloaded, refusal_response
 CLIENT = "localspec.client"  # in the scope of a request: as `AccessRules.client_of` has it
 _OPEN_PATHS = ("/health", "/v1/health")  # need no key
 PAGE_PATH = "/page/"  # the same for everybody: it asks for the key itself
+_HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::\d*)?")  # a name, or a bracketed address
+_FROM_HERE = ("same-origin", "none")  # what browsers say of a request that no other site makes
 _BODIES_AT_ONCE = 8  # bodies of the largest size; all connections together could send more
 
 
@@ -47,7 +50,8 @@ class Guard:
 
     A page on the web can make a browser on this machine send requests. The Host header shows a
     page whose own name was made to mean this machine (DNS rebinding), and the Origin header
-    any other.
+    any other; where a POST has none, Sec-Fetch-Site. A page can follow a link to here, but
+    sees nothing of what a GET brings.
     """
 
     def __init__(self, app: ASGIApp, access: AccessRules) -> None:
@@ -80,6 +84,14 @@ class Guard:
                 "Start it with --cors-origin ORIGIN.",
                 code="forbidden_origin",
             )
+        site = headers.get("sec-fetch-site", "none")
+        is_post = scope["method"] == "POST"
+        if is_post and origin is None and site not in _FROM_HERE and "*" not in known:
+            raise RequestError(
+                "pages of other sites may not ask this server",
+                "Start it with --cors-origin ORIGIN, and let the page send its Origin.",
+                code="forbidden_origin",
+            )
         path = scope["path"]
         is_open = path in _OPEN_PATHS or path == "/" or path.startswith(PAGE_PATH)
         if scope["method"] == "OPTIONS" or is_open:
@@ -108,7 +120,10 @@ class Guard:
 
 def _is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
     """Whether the host is the server. An address always is: it cannot be rebound."""
-    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.split(":")[0]
+    parts = _HOST.fullmatch(host)
+    if parts is None:
+        return False
+    name = parts[1] or parts[2] or ""
     if name.lower() in ("localhost", *(each.lower() for each in allowed)):
         return True
     try:
