@@ -78,12 +78,15 @@ def test_the_log_of_a_server_moves_no_cursor():
 @pytest.mark.process
 def test_nothing_that_is_asked_begins_a_header(server):
     break_ = "x\r\nSet-Cookie: owned\r\n\r\n\u0085\u2028é"
-    schema = {"type": "object", "properties": {break_: {"type": "string", "format": break_}}}
-    schema[break_] = {"$ref": break_}
+    schema = {"type": "object", "properties": {"x": {"type": "string", "format": break_}}}
     message = [{"role": "user", "content": break_}]
     form = {"type": "json_schema", "json_schema": {"name": break_, "schema": schema}}
     for fields in ({"response_format": form}, {"model": break_}, {"user": break_}):
         response = server.ask("/v1/chat/completions", messages=message, max_tokens=1, **fields)
+        assert response.status_code == 200, response.text
+        assert ("Set-Cookie" in response.headers.get("x-localspec-not-kept", "")) == (
+            "response_format" in fields
+        )
         assert "set-cookie" not in response.headers
         assert all(
             value.isascii() and value.isprintable() for value in response.headers.values()
