@@ -209,7 +209,9 @@ def test_the_page_can_be_switched_off():
         assert running.client.get("/page/main.js").status_code == 404
 
 
-@pytest.mark.parametrize("name", ["../app.py", "..%2fapp.py", "/etc/passwd", "vendor", ""])
+@pytest.mark.parametrize(
+    "name", ["app.py", "../app.py", "..%2fapp.py", "/etc/passwd", "vendor", ""]
+)
 def test_other_files_are_not_served(running, name):
     response = running.client.get(f"/page/{name}")
     assert response.status_code == 404
