@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,12 +23,14 @@ from localspec.tools.arguments import (
 from localspec.tools.schemas import fits
 from localspec.tools.tool import Tool, ToolCall, json_text, json_value
 
+Tools = Mapping[str, Tool]  # by name
+
 # Gets the text between a form's opening and closing, and the tools. Gives the calls in it, with
 # the model's own ids or "". Raises ValueError for a text that is not a call of these tools.
-Reader = Callable[[str, Sequence[Tool]], list[ToolCall]]
+Reader = Callable[[str, Tools], list[ToolCall]]
 
 
-def calls_in(text: str, tools: Sequence[Tool], read: Reader) -> list[ToolCall] | None:
+def calls_in(text: str, tools: Tools, read: Reader) -> list[ToolCall] | None:
     """The calls that a text is, by that reader; None if it is anything else."""
     try:
         return read(text, tools) or None
@@ -36,13 +38,13 @@ def calls_in(text: str, tools: Sequence[Tool], read: Reader) -> list[ToolCall] |
         return None
 
 
-def read_objects(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+def read_objects(text: str, tools: Tools) -> list[ToolCall]:
     """An object with name and arguments (or parameters), or a list of such."""
     found = json_value(text)
     return [_of_object(each, tools) for each in (found if isinstance(found, list) else [found])]
 
 
-def _of_object(value: object, tools: Sequence[Tool]) -> ToolCall:
+def _of_object(value: object, tools: Tools) -> ToolCall:
     if not isinstance(value, dict):
         raise ValueError("no object")
     function = value.get("function")
@@ -51,7 +53,7 @@ def _of_object(value: object, tools: Sequence[Tool]) -> ToolCall:
     return _call(given.get("name"), arguments, tools)
 
 
-def read_named(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+def read_named(text: str, tools: Tools) -> list[ToolCall]:
     """Mistral's name[ARGS]{…}, perhaps with an id; further ones behind [TOOL_CALLS]."""
     calls: list[ToolCall] = []
     rest = text
@@ -66,40 +68,24 @@ def read_named(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
     return calls
 
 
-def read_unmarked(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
-    """Objects with a tool's name and arguments that fit, perhaps in a fence each, or lists of
-    such: as models write calls that do not keep to their family's form. An object may begin
-    with two braces, as Qwen2.5-Coder's template shows it.
-    """
-    calls: list[ToolCall] = []
-    schemas = {tool.name: tool.parameters for tool in tools}
-    rest = text
-    while rest := _FENCES.sub("", rest):
-        inner = _DOUBLED.sub("", rest)
-        value, behind = _first_value(inner)
-        rest = behind if inner == rest else behind.removeprefix("}")
-        objects = value if isinstance(value, list) else [value]
-        found = [_of_object(each, tools) for each in objects]
-        if not found or not all(
-            fits(call.arguments, schemas[call.name], schemas[call.name]) for call in found
-        ):
-            raise ValueError("no call that fits")
-        calls += found
+def read_fitting(text: str, tools: Tools) -> list[ToolCall]:
+    """As `read_objects`, where the arguments fit the tools' schemas."""
+    calls = read_objects(text, tools)
+    for call in calls:
+        schema = tools[call.name].parameters
+        if not fits(call.arguments, schema, schema):
+            raise ValueError("arguments that do not fit")
     return calls
 
 
-_FENCES = re.compile(r"\A\s*(?:(?:```(?:json)?|</?tools>)\s*)*", re.IGNORECASE)
-_DOUBLED = re.compile(r"\A\{\s*(?=\{)")
-
-
-def read_message(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+def read_message(text: str, tools: Tools) -> list[ToolCall]:
     """A recipient, a line's end, and the arguments: as gpt-oss's messages are handed on."""
     name, _, arguments = text.partition("\n")
     return [_call(name, arguments, tools)]
 
 
 def _read_notation(
-    kind: type[ArgumentReader], pattern: re.Pattern[str], text: str, tools: Sequence[Tool]
+    kind: type[ArgumentReader], pattern: re.Pattern[str], text: str, tools: Tools
 ) -> list[ToolCall]:
     """Read a call in a notation of its own.
 
@@ -107,7 +93,7 @@ def _read_notation(
     """
     found = pattern.fullmatch(text)
     name, *texts = ("",) if found is None else found.groups()
-    tool = next((tool for tool in tools if tool.name == name.strip()), None)
+    tool = tools.get(name.strip())
     if tool is None:
         raise ValueError("no call of these tools")
     reader = kind(tool, is_kept=False)
@@ -122,12 +108,12 @@ _GEMMA = re.compile(r"\s*call:([^\s{]+)\s*(\{.*\})\s*", re.DOTALL)
 _TAGS = re.compile(r"\s*<function=([^>\n]+)>\n?(.*?)\n?(</function>)\s*", re.DOTALL)
 
 
-def _call(name: object, arguments: object, tools: Sequence[Tool]) -> ToolCall:
+def _call(name: object, arguments: object, tools: Tools) -> ToolCall:
     if isinstance(arguments, str):
         arguments = json_value(arguments)  # some write the object as a text
-    if not isinstance(arguments, dict) or name not in [tool.name for tool in tools]:
+    if not isinstance(arguments, dict) or not isinstance(name, str) or name not in tools:
         raise ValueError("no such call")
-    return ToolCall("", str(name), json_text(arguments))
+    return ToolCall("", name, json_text(arguments))
 
 
 def _first_value(text: str) -> tuple[Any, str]:

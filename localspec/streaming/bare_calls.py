@@ -1,0 +1,145 @@
+"""Calls without marks: JSON alone or in fences, whatever the family's form is."""
+
+from __future__ import annotations
+
+import enum
+import re
+
+from localspec.streaming.call_reader import AnswerCalls, CallReader
+from localspec.streaming.thinking import Part
+from localspec.tools.forms import calls_in, read_fitting
+from localspec.tools.partial_text import ObjectEnd
+from localspec.tools.tool import ToolCall
+
+STARTS = ("```", "<tools>")  # with which calls may begin behind a text
+_FENCES = ("```json", "<tools>", "</tools>")
+_CLOSINGS = ("```", "</tools>")
+_WHOLE_FENCES = re.compile(r"\A(?:```json|```(?!j)|</?tools>)*")
+# How objects begin that name a tool, without blank space.
+_BEGINS = (
+    '{"name":"NAME"',
+    '{"type":"function","name":"NAME"',
+    '{"function":{"name":"NAME"',
+    '{"type":"function","function":{"name":"NAME"',
+    '{"arguments":{',
+    '{"parameters":{',
+)
+
+
+class _BareState(enum.Enum):
+    """States of `BareCalls`, which draws them."""
+
+    FENCE = enum.auto()
+    NAME = enum.auto()
+    OBJECT = enum.auto()
+    OVER = enum.auto()
+
+
+class BareCalls(CallReader):
+    """Reads what may be calls without marks.
+
+    They are objects with the name of a tool and arguments that fit, or lists of such, perhaps
+    in a fence each; an object may begin with two braces, as Qwen2.5-Coder's template shows it.
+    Behind a fence anything may follow, as an explanation; behind an object alone only others.
+    So all of it is held:
+
+        FENCE  -> NAME    when an object or a list begins, and the fences before it are whole
+        NAME   -> OBJECT  when it has named a tool, or its arguments begin
+        OBJECT -> FENCE   when it ends, and is a call
+
+        FENCE  -> OVER    when anything but fences and blank space comes
+        NAME   -> OVER    when it cannot name a tool any more
+        OBJECT -> OVER    when it ends and is no call
+        any    -> OVER    when calls with an opening begin, or no more text follows
+
+    Then the calls in closed fences count; where the text ends, all of them, if there is nothing
+    else.
+    """
+
+    def __init__(self, calls: AnswerCalls) -> None:
+        super().__init__(calls)
+        self._begins = tuple(
+            before + begin.replace("NAME", name)
+            for name in calls.tools
+            for begin in _BEGINS
+            for before in ("", "[", "{")
+        )
+        self._state = _BareState.FENCE
+        self._found: list[ToolCall] = []
+        self._certain: list[ToolCall] = []  # those in closed fences
+        self._held = ""  # the text behind them
+        self._fences = ""  # in front of the next object, without blank space
+        self._is_fenced = False  # whether fences came before the first
+        self._written = ""  # of the object
+        self._end = ObjectEnd()  # of it
+        self._second_brace = ""  # that may follow an object which began with two
+
+    def push(self, text: str) -> list[Part]:
+        for number, character in enumerate(text, 1):
+            self._held += character
+            self._read(character)
+            if self._state is _BareState.OVER or self._held.endswith(self._calls.openings):
+                self.rest = self._held + text[number:]
+                return self._calls.call(self._certain)
+        return []
+
+    def finish(self, *, is_cut: bool) -> list[Part]:
+        is_whole = self._state is _BareState.FENCE and not self._unfinished_fence()
+        if is_cut and self._state is _BareState.OBJECT:
+            self._held = ""
+        elif is_whole and self._found and not is_cut:
+            self._make_certain()
+        parts = self._calls.call(self._certain)
+        return [*parts, *self._calls.say_last(self._held, is_cut=is_cut)]
+
+    def _make_certain(self) -> None:
+        """All calls so far are calls, whatever follows."""
+        self._certain = [*self._found]
+        self._held = ""
+
+    def _unfinished_fence(self) -> str:
+        return _WHOLE_FENCES.sub("", self._fences)
+
+    def _read(self, character: str) -> None:
+        if self._state is _BareState.OBJECT:
+            self._read_object(character)
+        elif self._state is _BareState.NAME:
+            self._read_name(character)
+        elif character == self._second_brace and not self._fences:
+            self._second_brace = ""
+        elif character in "{[":
+            self._state = _BareState.OVER if self._unfinished_fence() else _BareState.NAME
+            self._written = character
+        else:
+            self._read_fence(character)
+
+    def _read_fence(self, character: str) -> None:
+        self._fences += character.strip().lower()
+        if not self._found:
+            self._is_fenced = self._fences.startswith(STARTS)
+        elif self._is_fenced and self._fences in _CLOSINGS:
+            self._make_certain()
+        if not any(each.startswith(self._unfinished_fence()) for each in _FENCES):
+            self._state = _BareState.OVER
+
+    def _read_name(self, character: str) -> None:
+        self._written += character
+        begin = "".join(self._written.split())
+        is_bare = not self._found and self._calls.is_bare_call(self._held)
+        if begin.startswith(self._begins):
+            self._state = _BareState.OBJECT
+            self._second_brace = "}" if begin.startswith("{{") else ""
+            self._written = self._written[len(self._second_brace) :]
+            self._end = ObjectEnd()
+            self._end.push(self._written)
+        elif is_bare or not any(each.startswith(begin) for each in self._begins):
+            self._state = _BareState.OVER
+
+    def _read_object(self, character: str) -> None:
+        self._written += character
+        self._end.push(character)
+        if self._end.is_over:
+            found = calls_in(self._written, self._calls.tools, read_fitting) or []
+            self._state = _BareState.FENCE if found else _BareState.OVER
+            self._found += found
+            self._fences = ""
