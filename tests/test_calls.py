@@ -360,6 +360,32 @@ def test_fenced_objects_of_calls_in_front_of_a_text(name, is_kept, is_cut):
     assert read(name, whole, use=one, is_kept=is_kept) == ("", "", [CALLED])
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_call_counts_behind_an_object_that_lacks_a_brace(name, is_kept):
+    """Qwen2.5-Coder 1.5B wrote its call once more, and the half one swallowed it."""
+    half = f"<tools>\n{OBJECT[:-1].rstrip()}"
+    for begin, said in (
+        (f"{half}\n</tools>\n\n", f"{half}\n</tools>"),
+        (f"{half}\n\n", half),
+        (f"I look.\n{half}</tools>\nOnce more:\n", f"I look.\n{half}</tools>\nOnce more:"),
+        (f"```json\n{NOW[:-1]}\n```\n", f"```json\n{NOW[:-1]}"),
+        (f"{NOW[:-1]}\n", NOW[:-1]),
+    ):
+        for seed in range(5):
+            how = {"sizes": random.Random(seed) if seed else None, "is_kept": is_kept}
+            if form_of(FAMILIES[name].template).is_bare and begin.startswith("{"):
+                continue  # there all of the answer is the call
+            found = read(name, said_in_prefix(name, begin + fenced(OBJECT)), **how)
+            assert found == (said, "", [CALLED]), begin
+    if not form_of(FAMILIES[name].template).is_single:
+        whole = said_in_prefix(name, f"{fenced(NOW)}\n{half}\n</tools>\n{fenced(OBJECT)}")
+        assert read(name, whole)[2] == [CALLED_NOW, CALLED]
+        half_text = OBJECT[: OBJECT.index("Rome")]
+        whole = f"{fenced(NOW)}\n{half_text}{FAMILIES[name].call}"
+        assert read(name, whole, is_kept=is_kept) == (half_text, "", [CALLED_NOW, CALLED])
+
+
 def test_half_a_fenced_call_that_was_let_go_is_text_once():
     """A thought between its halves ends what may be a call."""
     stream = CallStream(Calls(form_of(FAMILIES["Qwen"].template), USE))

@@ -15,6 +15,7 @@ STARTS = ("```", "<tools>")  # with which calls may begin behind a text
 _FENCES = ("```json", "<tools>", "</tools>")
 _CLOSINGS = ("```", "</tools>")
 _WHOLE_FENCES = re.compile(r"\A(?:```json|```(?!j)|</?tools>)*")
+_NO_JSON = "`<"  # with which fences begin, and which an object has only in its strings
 # How objects begin that name a tool, without blank space.
 _BEGINS = (
     '{"name":"NAME"',
@@ -49,7 +50,7 @@ class BareCalls(CallReader):
 
         FENCE  -> OVER    when anything but fences and blank space comes
         NAME   -> OVER    when it cannot name a tool any more
-        OBJECT -> OVER    when it ends and is no call
+        OBJECT -> OVER    when it ends and is no call, or a fence comes before its end
         any    -> OVER    when calls with an opening begin, or no more text follows
 
     Then the calls in closed fences count; where the text ends, all of them, if there is nothing
@@ -143,3 +144,5 @@ class BareCalls(CallReader):
             self._state = _BareState.FENCE if found else _BareState.OVER
             self._found += found
             self._fences = ""
+        elif character in _NO_JSON and not self._end.is_string:
+            self._state = _BareState.OVER

@@ -20,18 +20,21 @@ def num_unfinished(marks: Collection[str], text: str) -> int:
 
 
 class JsonReader:
-    """Reads JSON character by character, and knows its strings."""
+    """Reads JSON character by character, and knows its strings.
+
+    is_string: whether the next character stands in a string, or ends it.
+    """
 
     def __init__(self) -> None:
-        self._is_string = False
+        self.is_string = False
         self._is_escaped = False
 
     def is_quoted(self, character: str) -> bool:
         """Whether the next character belongs to a string, or is one of its quotes."""
-        was_string, was_escaped = self._is_string, self._is_escaped
-        self._is_string ^= character == '"' and not was_escaped
+        was_string, was_escaped = self.is_string, self._is_escaped
+        self.is_string ^= character == '"' and not was_escaped
         self._is_escaped = was_string and character == "\\" and not was_escaped
-        return was_string or self._is_string
+        return was_string or self.is_string
 
 
 class ObjectEnd(JsonReader):
