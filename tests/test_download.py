@@ -16,7 +16,7 @@ from localspec.errors import DownloadError
 from localspec.hub.api import cache_folder, list_files
 from localspec.hub.cache import HubCache
 from localspec.hub.hub_file import choose_quantization
-from localspec.presets.located import locate, locate_source
+from localspec.presets.located import locate, locate_model
 from localspec.presets.presets import find_preset
 from standin_hub import COMMIT, DRAFT, REPO, SMALL, TARGET, StandinHub
 
@@ -68,14 +68,14 @@ def test_a_model_by_its_hub_name(hub: StandinHub):
     """Not pinned, so by what the hub says; then found again without asking it."""
     name = f"hf:{SMALL}/{DRAFT}"
     with pytest.raises(localspec.PresetError, match="not on this machine") as caught:
-        locate_source(name, "draft")
+        locate_model(name, "draft")
     assert f"localspec download {name}" in caught.value.hint
     (path,) = localspec.download(name)
     num_requests = len(hub.seen)
     assert localspec.download(name) == [path]
-    assert locate_source(name, "draft") == path
+    assert locate_model(name, "draft") == path
     assert len(hub.seen) == num_requests
-    assert locate_source(f"{SMALL}:Q4_K_M", "draft") == path
+    assert locate_model(f"{SMALL}:Q4_K_M", "draft") == path
 
 
 def test_the_projector_of_a_repository_comes_with_its_model(hub: StandinHub):

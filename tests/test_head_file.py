@@ -34,7 +34,7 @@ from localspec.gguf_file.shape import ModelShape
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.presets.presets import user_presets_file
-from localspec.presets.source import Quantized, parse_source
+from localspec.presets.source import Quantized, resolve
 from standin_hub import COMMIT, StandinHub
 
 # Heads for qwen3.
@@ -360,15 +360,15 @@ def stats_of(*arguments: object) -> dict[str, object]:
 
 def test_a_preset_without_a_head_says_so():
     with pytest.raises(PresetError, match="'qwen3-8b' has no head") as caught:
-        parse_source("qwen3-8b", "head")
+        resolve("qwen3-8b", "head")
     assert "inside the target's file needs none" in caught.value.hint
 
 
 @pytest.mark.usefixtures("headed")
 def test_a_quantisation_of_a_head_is_the_file_beside_the_model():
-    assert parse_source(f"{REPO}:Q4_0", "head") == Quantized(REPO, "mtp-Q4_0")
-    assert parse_source(f"{REPO}:mtp-Q4_0", "head") == Quantized(REPO, "mtp-Q4_0")
-    assert parse_source(f"{REPO}:Q4_0", "target") == Quantized(REPO, "Q4_0")
+    assert resolve(f"{REPO}:Q4_0", "head").model == Quantized(REPO, "mtp-Q4_0")
+    assert resolve(f"{REPO}:mtp-Q4_0", "head").model == Quantized(REPO, "mtp-Q4_0")
+    assert resolve(f"{REPO}:Q4_0", "target").model == Quantized(REPO, "Q4_0")
     missing = run("generate", "hi", "--target", "demo", "--head", f"{REPO}:Q4_0")
     assert missing.exit_code == 1
     command = f"download {REPO}:mtp-Q4_0"

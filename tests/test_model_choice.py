@@ -14,7 +14,7 @@ import localspec
 from gguf_maker import write_random_model
 from localspec.errors import PresetError, UnknownPresetError
 from localspec.presets.presets import find_preset, names_file, read_names, user_presets_file
-from localspec.presets.source import choose_model, parse_source, set_alias, set_default
+from localspec.presets.source import choose_model, resolve, set_alias, set_default
 
 TERSE = ["--temperature", "0", "--max-tokens", "4"]
 
@@ -105,7 +105,7 @@ def test_a_path_is_kept_for_every_folder(monkeypatch, model):
     run("models", "alias", "o", "other.gguf")
     monkeypatch.chdir("/")
     assert chosen() == chosen("o") == str(model)
-    assert parse_source("o", "target").path == model
+    assert resolve("o").model.path == model
 
 
 def test_an_alias_stands_for_a_preset_wherever_one_is_named(model):

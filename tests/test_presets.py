@@ -28,7 +28,7 @@ from localspec.presets.presets import (
     user_presets,
     user_presets_file,
 )
-from localspec.presets.source import Quantized, parse_source
+from localspec.presets.source import Quantized, resolve
 
 ROOT = Path(__file__).parent.parent
 PRESETS = load_presets()
@@ -241,7 +241,7 @@ def test_a_malformed_file_names_file_table_and_key(text, words):
     ],
 )
 def test_ways_to_name_a_model(text, meant):
-    assert parse_source(text, "target") == meant
+    assert resolve(text).model == meant
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_ways_to_name_a_model(text, meant):
 )
 def test_half_a_hub_name_is_refused(text):
     with pytest.raises(OptionError):
-        parse_source(text, "target")
+        resolve(text)
 
 
 @pytest.mark.parametrize("numbers", ["00000-of-00000", "00000-of-00002", "00003-of-00002"])

@@ -19,8 +19,8 @@ from localspec.machine import memory_here
 from localspec.preflight.plan import MOST_PARALLEL, served_kept_bytes
 from localspec.presets.local_models import LARGEST_SHARE
 from localspec.presets.located import missing_files, preset_state, size_of
-from localspec.presets.presets import Preset, load_presets, stands_for
-from localspec.presets.source import choose_model
+from localspec.presets.presets import Preset
+from localspec.presets.source import choose_model, resolve
 
 if TYPE_CHECKING:
     from localspec.preflight.explanation import (
@@ -73,7 +73,7 @@ def explain(
         with waiting(lambda: "Looking at the models …"):
             found = explanation.explain(first, target=target, **asked)
     except DownloadError as error:
-        preset = None if first is None else load_presets().get(stands_for(first))
+        preset = None if first is None else resolve(first).preset
         if preset is None or is_target or as_json:
             raise
         click.echo(titled(_known_blocks(preset)))

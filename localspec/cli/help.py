@@ -11,7 +11,7 @@ import click
 from localspec.cli.flags import FOREIGN_FLAGS
 from localspec.errors import LocalspecError, perhaps
 from localspec.presets.presets import LocalModel
-from localspec.presets.source import parse_source
+from localspec.presets.source import resolve
 
 # In the order of --help. An option of a single command has no heading: it is in "Options".
 HEADINGS = (
@@ -127,6 +127,6 @@ class Group(_Grouped, click.Group):
 def _is_model(word: str) -> bool:
     """Whether a word can only be the name of a model."""
     with contextlib.suppress(LocalspecError, OSError):
-        source = parse_source(word, "target")
-        return not isinstance(source, LocalModel) or source.path.suffix.lower() == ".gguf"
+        model = resolve(word).model
+        return not isinstance(model, LocalModel) or model.path.suffix.lower() == ".gguf"
     return False

@@ -33,7 +33,7 @@ from localspec.cli.options import SERVED_CONTEXT, model_argument, shared
 from localspec.cli.serve import DEFAULT_PORT, opencode_settings, require_server, usual_name
 from localspec.cli.waiting import told_to_end, waiting
 from localspec.errors import LocalspecError, OptionError
-from localspec.presets.presets import stands_for
+from localspec.presets.source import resolve
 from localspec.server.own_server import HOST, PROOF_PATH, ServerKey, new_nonce, read_key
 
 _KEY = "local"  # a server without keys takes any
@@ -259,7 +259,7 @@ def _chosen(
     found: list[dict[str, object]], model: str | None, context_length: int | None, port: int
 ) -> ServerFound:
     """The model that is asked for, else the first. Raises OptionError if it is not there."""
-    names = {model, stands_for(model), Path(model).stem} if model else {found[0]["id"]}
+    names = _served_names(model) if model else {found[0]["id"]}
     chosen = next((each for each in found if each["id"] in names), None)
     if chosen is None:
         listed = ", ".join(str(each["id"]) for each in found)
@@ -279,6 +279,15 @@ def _chosen(
             "Stop it, leave --ctx out, or start another: --port N.",
         )
     return ServerFound(f"http://{HOST}:{port}", str(chosen["id"]), context)
+
+
+def _served_names(model: str) -> set[str]:
+    """Names that a server may have for a model: as it is named, or as a file's is."""
+    names = {model, Path(model).stem}
+    with contextlib.suppress(LocalspecError):  # only the server may know it
+        meant = resolve(model).name
+        names |= {meant, Path(meant).stem}
+    return names
 
 
 @contextlib.contextmanager

@@ -6,14 +6,13 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localspec.errors import ContextError, OptionError, at_most
 from localspec.gguf_file.check import check_embedder_file
 from localspec.gguf_file.header import Header
 from localspec.llama.options import LlamaOptions
-from localspec.presets.located import locate_source
+from localspec.presets.located import locate_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -148,13 +147,8 @@ def load_embedder(
     Raises ModelFileError if it is no such model, PresetError if it is not here, OptionError,
     and MemoryLimitError.
     """
-    header = check_embedder_file(located_embedder(model))
+    header = check_embedder_file(locate_model(model))
     options = LlamaOptions(
         context_length=context_length, num_threads=num_threads, num_gpu_layers=num_gpu_layers
     )
     return Embedder(header, options, progress)
-
-
-def located_embedder(model: str | os.PathLike[str]) -> Path:
-    """The file of an embedding model. Raises PresetError if it is not here."""
-    return locate_source(model, "target") if isinstance(model, str) else Path(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -20,9 +21,15 @@ from localspec.engine.sources import (
     Source,
     chosen_sources,
     named_sources,
-    progress_shares,
+    reporting,
 )
-from localspec.engine.vision import ProjectorError, open_projector, seeing, with_projector
+from localspec.engine.vision import (
+    ProjectorError,
+    Sight,
+    open_projector,
+    warn_unused,
+    ways_to_see,
+)
 from localspec.errors import (
     DecodeError,
     MemoryLimitError,
@@ -35,6 +42,7 @@ from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.head import head_facts
+from localspec.gguf_file.projector import cells_at_once
 from localspec.llama.devices import list_devices
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import is_on_gpus, place_layers, unused_gpu, usable_gpus
@@ -45,11 +53,10 @@ from localspec.policy.profile import Profile, exactness_setting
 from localspec.preflight.free_memory import Planned, suited
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.plan import (
+    Plan,
     check_fit,
     check_parallel,
     plan_here,
-    plan_side_by_side,
-    reserved_bytes,
     target_context_length,
 )
 from localspec.presets.local_models import note_used
@@ -64,9 +71,6 @@ if TYPE_CHECKING:
     from localspec.llama.medusa import MedusaHeads
     from localspec.llama.model import LlamaModel
     from localspec.presets.presets import Preset
-
-    # Opens what is to be opened; the stack gets what closes it.
-    OpenModels = Callable[[list[Source], contextlib.ExitStack], Models]
 
 logger = logging.getLogger(__name__)
 
@@ -128,23 +132,29 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     )
     of_target = replace(both, rpc=common_servers(rpc, chosen), exact=exact)
     options = _with_common(target_options, of_target), _with_common(draft_options, both)
-    sources = chosen_sources(found, drafting, *options)
-    with contextlib.ExitStack() as undo:
-
-        def opened(mmproj: Path | None) -> tuple[Models, int]:
-            files, projector = seeing(mmproj, sources)
-            open_all = partial(_open_all, progress_shares(files, progress), projector)
-            files, reserved = _side_by_side(files, projector, parallel, kept_bytes)
-            return _open_fitting(files, projector, open_all, undo, force=force), reserved
-
-        see = partial(with_projector, is_named=mmproj is not None)
-        models, reserved = see(found.get("mmproj"), sources[0].header, opened)
-        room = CacheRoom(kept_bytes - reserved, CacheDisk.of(cache_disk))
+    projector = found.pop("mmproj", None)
+    assert projector is None or isinstance(projector, Path)
+    sources = reporting(chosen_sources(found, drafting, *options), progress)
+    check_parallel(parallel)
+    with contextlib.ExitStack() as stack:
+        for sight in ways_to_see(mmproj, projector, sources[0].header):
+            try:
+                plan = _plan(sources, sight, parallel, kept_bytes)
+                if not (plan is None or force):
+                    check_fit(plan)
+                models = _open_fitting(sources, sight, plan, stack)
+                break
+            except (MemoryLimitError, ProjectorError) as error:  # others are the models'
+                if sight is None or sight.is_named:
+                    raise
+                warn_unused(sight.projector.path, error)
+        reserved_bytes = 0 if plan is None else plan.reserved_bytes
+        room = CacheRoom(kept_bytes - reserved_bytes, CacheDisk.of(cache_disk))
         sampling = SamplingParams() if chosen is None else chosen.sampling
         description = _description(models) if chosen is None else chosen.description
         description += models.target.gpus or _unused_gpu(sources[0])
         engine = Engine(models, drafting, sampling, description, room, memory=memory)
-        undo.pop_all()
+        stack.pop_all()
         return engine
 
 
@@ -171,29 +181,95 @@ def _check_kept(kept_bytes: int, *, memory: bool) -> None:
         raise OptionError(f"memory is {memory!r}", "Choose True or False.")
 
 
-def _open_all(
-    shares: list[Callable[[float], None]],
-    projector: Header | None,
+def _plan(
+    sources: list[Source], sight: Sight | None, parallel: int, kept_bytes: int
+) -> Plan | None:
+    """How the files are to be opened; None without one.
+
+    One answer at a time where an application has loaded a model itself. Raises what `plan_here`
+    raises.
+    """
+    files = [
+        Planned(source.header, source.options, source.role)
+        for source in sources
+        if source.header is not None
+    ]
+    if not files:
+        return None
+    if len(files) < len(sources):
+        parallel = 1
+    if sight is not None:
+        files[0] = files[0].changed(num_picture_cells=cells_at_once(sight.projector))
+        files.append(Planned(sight.projector, role="mmproj"))
+    return plan_here(files, parallel, kept_bytes)
+
+
+def _open_fitting(
     sources: list[Source],
-    undo: contextlib.ExitStack,
+    sight: Sight | None,
+    plan: Plan | None,
+    stack: contextlib.ExitStack,
 ) -> Models:
-    """The target, what drafts for it, and its projector. undo: gets what closes them."""
-    target = _open(sources[0], shares[0], undo)
+    """Open the models as planned, or with fewer layers on GPUs where memory runs out.
+
+    stack: gets what closes them. Raises MemoryLimitError where the user chose the layers, or
+    fewer do not help, and what `_open_models` raises.
+    """
+    if plan is None:
+        return _open_models(sources, sight, stack)
+    fault: MemoryLimitError | None = None
+    for fitting in itertools.chain([plan], plan.fewer()):
+        if fault is not None:
+            logger.warning(
+                "memory ran out (%s); trying again with fewer layers on GPUs: %s",
+                fault,
+                fitting.memory.gpu_layers_in_words,
+            )
+        options = iter(fitting.models)
+        planned = [
+            source if source.header is None else source._replace(options=next(options).options)
+            for source in sources
+        ]
+        with contextlib.ExitStack() as attempt:
+            try:
+                models = _open_models(planned, sight, attempt)
+            except MemoryLimitError as error:
+                fault = error
+                continue
+            stack.push(attempt.pop_all())
+            all_known = all(source.header is not None for source in sources)
+            return models._replace(memory=fitting.memory if all_known else None)
+    assert fault is not None
+    raise fault
+
+
+def _open_models(
+    sources: list[Source], sight: Sight | None, stack: contextlib.ExitStack
+) -> Models:
+    """Open the target, what drafts for it, and its projector. stack: gets what closes them.
+
+    Raises ProjectorError for a projector that nobody named, MemoryLimitError, ModelFileError,
+    and OptionError.
+    """
+    target = _open(sources[0], stack)
     draft, head = None, None
-    for source, share in zip(sources[1:], shares[1:], strict=True):
+    for source in sources[1:]:
         if source.role == "draft":
-            draft = _open(_as_draft(source, target.context_length), share, undo)
+            draft = _open(_as_draft(source, target.context_length), stack)
             if draft.may_change_threads:
                 computed_apart(partial(choose_threads, draft))
         else:
-            head = _open_head(source, target, share, undo)
-    if sources[0].options.with_head:
-        head = _open_head(sources[0], target, shares[0], undo)
-    if projector is not None:
+            head = _open_head(source, target, stack)
+    options = sources[0].options
+    if options.with_head:
+        head = _open_head(sources[0], target, stack)
+    if sight is not None:
         try:
-            open_projector(projector, sources[0].options, target, draft, undo)
+            open_projector(sight.projector, options, target, draft, stack)
         except (ModelFileError, OptionError) as error:
-            raise ProjectorError(error) from error
+            if sight.is_named:
+                raise
+            raise ProjectorError(str(error)) from error
     for source in sources:
         reset_lines_at_end(source.options.rpc)
     return Models(target, draft, head)
@@ -206,13 +282,11 @@ def _with_common(own: LlamaOptions | None, common: LlamaOptions) -> LlamaOptions
     if not isinstance(own, LlamaOptions):
         raise OptionError(f"a model's options are {own!r}", "Give a LlamaOptions.")
     names = "context_length", "num_threads", "num_gpu_layers", "rpc", "exact"
-    left = [name for name in names if getattr(own, name) in (None, ())]
-    return replace(own, **{name: getattr(common, name) for name in left})
+    left = {name: getattr(common, name) for name in names if getattr(own, name) in (None, ())}
+    return replace(own, **left)
 
 
-def _open(
-    source: Source, progress: Callable[[float], None], undo: contextlib.ExitStack
-) -> LlamaModel:
+def _open(source: Source, stack: contextlib.ExitStack) -> LlamaModel:
     # Here, because it loads libllama: a wrong argument is found sooner without.
     from localspec.llama.library import llama_cpp
     from localspec.llama.model import LlamaModel
@@ -222,7 +296,7 @@ def _open(
         assert source.llama is not None
         tiled_kernels.use()
         adopted = LlamaModel.adopt(source.llama, options.max_outputs)
-        undo.callback(adopted.close)
+        stack.callback(adopted.close)
         adopted.content = _content_of_adopted(adopted, source.llama.model_path)
         return adopted
     # Again, since libllama takes for granted what was checked.
@@ -231,8 +305,8 @@ def _open(
     content = FileContent(header)
     options = suited(options, header, context)
     prepare_kernels(options, header)
-    model = LlamaModel.open(header.path, options, progress)
-    undo.callback(model.close)
+    model = LlamaModel.open(header.path, options, source.report)
+    stack.callback(model.close)
     note_used(header.path)
     # Now that the system has the file at hand.
     model.content = content.digest()
@@ -242,7 +316,8 @@ def _open(
     model.may_change_threads = is_left_to_us and not is_on_gpus(header, options, gpus)
     placement = place_layers(header, options, gpus, (1,) * len(gpus))
     counts = placement.gpu_layers()
-    if used := [gpu for gpu, count in zip(gpus, counts, strict=True) if count]:
+    used = [gpu for gpu, count in zip(gpus, counts, strict=True) if count]
+    if used:
         of_all = f"{sum(counts)} of {len(placement.layers)} layers"
         model.gpus = f" ({of_all} on {', '.join(gpu.name for gpu in used)})"
     if options.exact:
@@ -309,10 +384,7 @@ def _as_draft(source: Source, target_context: int) -> Source:
 
 
 def _open_head(
-    source: Source,
-    target: LlamaModel,
-    progress: Callable[[float], None],
-    undo: contextlib.ExitStack,
+    source: Source, target: LlamaModel, stack: contextlib.ExitStack
 ) -> LlamaHead | MedusaHeads:
     """The head in a file of its own, or in the target's."""
     from localspec.llama.head import open_head
@@ -330,9 +402,9 @@ def _open_head(
     if facts.graph is HeadGraph.OUTPUT:
         head = MedusaHeads(header, target)
     else:
-        head = open_head(target, own_path, options, facts, progress)
+        head = open_head(target, own_path, options, facts, source.report)
         head.mapped = {} if options.use_mmap is False else content.states
-    undo.callback(head.close)
+    stack.callback(head.close)
     head.content = target.content if own_path is None else content.digest()
     return head
 
@@ -345,85 +417,6 @@ def _description(models: Models) -> str:
     if head is not None:
         helpers.append("its head" if head.name == target.name else f"{head.name} as its head")
     return f"{target.name} with {' and '.join(helpers)}" if helpers else f"{target.name} alone"
-
-
-def _side_by_side(
-    sources: Sequence[Source], projector: Header | None, parallel: int, kept_bytes: int
-) -> tuple[list[Source], int]:
-    """The sources with up to `parallel` sequences, and the bytes that all but one reserve.
-
-    See `plan_side_by_side`. One of an application's own model, or with RPC servers. projector:
-    of the target, if it has one. Raises OptionError for a number outside its range, and what
-    planning raises.
-    """
-    check_parallel(parallel)
-    if parallel == 1 or any(each.header is None or each.options.rpc for each in sources):
-        return list(sources), 0
-    files = _planned(sources, projector)
-    alone = plan_here(files)
-    plan = plan_side_by_side(files, alone, parallel, kept_bytes)
-    count = plan.models[0].options.num_sequences
-    return [
-        source._replace(options=replace(source.options, num_sequences=count))
-        for source in sources
-    ], reserved_bytes(plan, alone)
-
-
-def _planned(sources: Sequence[Source], projector: Header | None) -> list[Planned]:
-    """The files among the models, and the target's projector."""
-    files = [
-        Planned(source.header, source.options, source.role)
-        for source in sources
-        if source.header is not None
-    ]
-    return files if projector is None else [*files, Planned(projector, role="mmproj")]
-
-
-def _open_fitting(
-    sources: Sequence[Source],
-    projector: Header | None,
-    open_models: OpenModels,
-    undo: contextlib.ExitStack,
-    *,
-    force: bool,
-) -> Models:
-    """The models, opened as `plan.plan_layers` finds that they fit; undo gets what closes them.
-
-    sources: the target first. projector: of the target, if it has one. Nothing is chosen for
-    what an application has loaded itself. force: open even what seems not to fit.
-
-    Where memory runs out, fewer layers are tried, as a warning tells. Raises MemoryLimitError
-    where nothing was left to choose, or nothing helps; ModelFileError; OptionError.
-    """
-    if all(source.header is None for source in sources):
-        return open_models(list(sources), undo)
-    all_known = all(source.header is not None for source in sources)
-    plan = plan_here(_planned(sources, projector))
-    if not force:
-        check_fit(plan)
-    fewer = plan.fewer()
-    while True:
-        planned = iter(plan.models)
-        chosen = [
-            source if source.header is None else source._replace(options=next(planned).options)
-            for source in sources
-        ]
-        with contextlib.ExitStack() as undo_try:
-            try:
-                models = open_models(chosen, undo_try)
-            except MemoryLimitError as error:
-                smaller = next(fewer, None)
-                if smaller is None:
-                    raise
-                plan = smaller
-                logger.warning(
-                    "memory ran out (%s); trying again with fewer layers on GPUs: %s",
-                    error,
-                    plan.memory.gpu_layers_in_words,
-                )
-            else:
-                undo.push(undo_try.pop_all())
-                return models._replace(memory=plan.memory if all_known else None)
 
 
 def _content_of_adopted(model: LlamaModel, path: str) -> str | None:

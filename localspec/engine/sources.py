@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
 
@@ -15,12 +16,11 @@ from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
 from localspec.gguf_file.header import Header
-from localspec.gguf_file.projector import NO_PROJECTOR
 from localspec.llama.options import LlamaOptions
 from localspec.presets.local_models import size_warning
-from localspec.presets.located import locate, locate_source
+from localspec.presets.located import locate, locate_model
 from localspec.presets.presets import Preset, Role, common_servers
-from localspec.presets.source import chosen_pair
+from localspec.presets.source import resolve_pair
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     REPLAY_TOKENS,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from localspec.llama.library import Llama
 
     ModelSource = str | os.PathLike[str] | Llama
+    Located = Path | Llama
 
 logger = logging.getLogger(__name__)
 
@@ -70,59 +71,59 @@ class LoadKeywords(TypedDict, total=False):
     force: bool
 
 
+def _unheard(_share: float) -> None:
+    pass
+
+
 class Source(NamedTuple):
-    """A model to be opened: of a file with this header, or an application's `Llama`."""
+    """A model to be opened: of a file with this header, or an application's `Llama`.
+
+    report: called with its loaded share.
+    """
 
     role: Role
     header: Header | None
     llama: Llama | None
     options: LlamaOptions
+    report: Callable[[float], None] = _unheard
 
 
 def named_sources(
     model: ModelSource | Preset | None, named: dict[Role, ModelSource | None]
-) -> tuple[dict[Role, ModelSource], Preset | None]:
+) -> tuple[dict[Role, Located], Preset | None]:
     """A path or a `Llama` for each role that is there, and the preset that names them, if any.
 
     Raises what naming a model does: PresetError, OptionError.
     """
-    chosen, target = chosen_pair(model, named)
-    named = {**named, "target": target}
+    chosen, names = resolve_pair(model, named)
+    found: dict[Role, Located] = {}
     if chosen is not None:
-        given = {role: one for role, one in named.items() if one is not None}
-        named = {**locate(chosen), **given}
-    draft = named.get("draft")
-    is_file = isinstance(draft, str | os.PathLike)  # which is opened twice if need be
-    if draft is not None and draft is named["target"] and not is_file:
+        found.update(locate(chosen))
+    for role, name in names.items():
+        is_file = isinstance(name, str | os.PathLike)
+        found[role] = locate_model(name, role) if is_file else _loaded(name, role)
+    draft = found.get("draft")
+    if draft is found["target"] and not isinstance(draft, Path):
         raise OptionError(
             "target and draft are the same Llama object, which holds one text",
             "Create a second one for the draft, or name a file for it.",
         )
-    return {
-        role: _located(source, role) for role, source in named.items() if source is not None
-    }, chosen
+    return found, chosen
 
 
 def servers_used(
     model: str | os.PathLike[str] | Preset | None, arguments: LoadKeywords
 ) -> tuple[str, ...]:
     """Addresses of the RPC servers that `load` would use. Raises OptionError, PresetError."""
-    named = {role: arguments.get(role) for role in get_args(Role)}
-    chosen, _ = chosen_pair(model, named)
+    chosen, _ = resolve_pair(model, {role: arguments.get(role) for role in get_args(Role)})
     found = list(common_servers(arguments.get("rpc"), chosen))
     for options in (arguments.get("target_options"), arguments.get("draft_options")):
         found += () if options is None else options.rpc
     return tuple(dict.fromkeys(found))
 
 
-def _located(source: ModelSource, role: Role) -> ModelSource:
-    """The path of a file that is here, or the model that an application has loaded."""
-    if role == "mmproj" and source == NO_PROJECTOR:
-        return NO_PROJECTOR
-    if isinstance(source, str):
-        return locate_source(source, role)
-    if isinstance(source, os.PathLike) and isinstance(os.fspath(source), str):
-        return source
+def _loaded(source: object, role: Role) -> Llama:
+    """The model that an application has loaded. Raises OptionError for anything else."""
     from localspec.llama.library import Llama
 
     is_file = role in ("head", "mmproj")
@@ -136,7 +137,7 @@ def _located(source: ModelSource, role: Role) -> ModelSource:
 
 
 def chosen_sources(
-    found: dict[Role, ModelSource],
+    found: dict[Role, Located],
     drafting: Drafting,
     target_options: LlamaOptions,
     draft_options: LlamaOptions,
@@ -146,7 +147,6 @@ def chosen_sources(
     Without a projector. A head's file that is given as a draft is taken for what it is.
     Raises PairError for a head that does not fit the target, ModelFileError.
     """
-    found = {role: model for role, model in found.items() if role != "mmproj"}
     if drafting.is_off:
         found = {"target": found["target"]}
     options: dict[Role, LlamaOptions] = {
@@ -178,9 +178,9 @@ def chosen_sources(
     return [source for source in (target, draft, head) if source is not None]
 
 
-def _source(role: Role, model: ModelSource, options: LlamaOptions) -> Source:
-    if isinstance(model, str | os.PathLike):
-        return Source(role, check_model_file(Path(model)), None, options)
+def _source(role: Role, model: Located, options: LlamaOptions) -> Source:
+    if isinstance(model, Path):
+        return Source(role, check_model_file(model), None, options)
     for name in ("rpc", "exact"):
         if getattr(options, name):
             raise OptionError(
@@ -253,23 +253,25 @@ def _for_target(options: LlamaOptions, drafting: Drafting) -> LlamaOptions:
     return replace(options, max_outputs=MAX_DRAFT_TOKENS + 1, num_snapshots=snapshots)
 
 
-def progress_shares(
-    sources: list[Source], progress: Callable[[float], None] | None
-) -> list[Callable[[float], None]]:
-    """A callback for each load; together they report 0 … 1, by the sizes of the files.
+def reporting(sources: list[Source], progress: Callable[[float], None] | None) -> list[Source]:
+    """The sources with reports that tell `progress` together 0 … 1, by the sizes of the files.
 
     Raises OptionError for what cannot be called.
     """
-    tell = progress or (lambda _fraction: None)
-    if not callable(tell):
+    if progress is None:
+        return sources
+    if not callable(progress):
         raise OptionError(f"progress is {progress!r}", "Give a function of the loaded share.")
     sizes = [
-        os.path.getsize(source.header.path) if source.header is not None else 0
+        0 if source.header is None else os.path.getsize(source.header.path)
         for source in sources
     ]
     total = sum(sizes) or 1
 
-    def share(before: int, size: int) -> Callable[[float], None]:
-        return lambda fraction: tell((before + fraction * size) / total)
+    def report(before: int, size: int, share: float) -> None:
+        progress((before + share * size) / total)
 
-    return [share(sum(sizes[:index]), size) for index, size in enumerate(sizes)]
+    return [
+        source._replace(report=partial(report, sum(sizes[:index]), sizes[index]))
+        for index, source in enumerate(sources)
+    ]

@@ -41,10 +41,11 @@ from localspec.preflight.free_memory import MemoryRoom, PairMemory, Planned, fre
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.plan import (
     AtOnce,
+    check_parallel,
     fitting_preset,
     largest_context,
     most_gpu_layers,
-    planned_at_once,
+    plan_side_by_side,
     target_context_length,
 )
 from localspec.presets.local_models import compare_vocabularies, draft_here, size_warning
@@ -65,7 +66,7 @@ from localspec.presets.presets import (
     common_servers,
     load_presets,
 )
-from localspec.presets.source import chosen_pair
+from localspec.presets.source import resolve_pair
 from localspec.speculative.policy_api import ProposerKind
 from localspec.speculative.shared_vocabulary import SharedVocabulary
 
@@ -224,9 +225,10 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     found or read, OptionError for numbers that `load` refuses, and RpcError.
     """
     asked = LlamaOptions(context_length=context_length, num_gpu_layers=num_gpu_layers)
-    named: dict[Role, _Name | None] = {"target": target, "draft": draft, "head": head}
-    named["mmproj"] = mmproj
-    chosen, found, projector, projector_header = _found(preset, named)
+    chosen, names = resolve_pair(
+        preset, {"target": target, "draft": draft, "head": head, "mmproj": mmproj}
+    )
+    found, projector, projector_header = _found(chosen, names, is_blind=mmproj == NO_PROJECTOR)
     vocabulary, misfit, too_large = None, "", ""
     if "draft" in found:
         headers = found["target"].header, found["draft"].header
@@ -240,7 +242,15 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     wanted = _wanted(found, replace(asked, context_length=None), projector_header)
     usual_length = None if chosen is None else chosen.context_length
     length = target_context_length(found["target"].header, context_length or usual_length)
-    memory, at_once = planned_at_once(wanted, length, free, parallel, kept_bytes)
+    check_parallel(parallel)
+    plan = plan_side_by_side(wanted, length, free, parallel, kept_bytes)
+    memory = plan.memory
+    at_once = AtOnce(
+        num=plan.models[0].options.num_sequences,
+        num_asked=parallel,
+        num_bytes=plan.reserved_bytes,
+        kept_bytes=kept_bytes - plan.reserved_bytes,
+    )
     smaller = fitting_preset(free) if free.shortages(memory) else None
     head_report = _head_report(found, memory, asked)
     costs = _measured_costs(found, head_report)
@@ -269,19 +279,15 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
 
 
 def _found(
-    preset: _Name | Preset | None, named: dict[Role, _Name | None]
-) -> tuple[Preset | None, dict[Role, FoundHeader], ProjectorReport | None, Header | None]:
-    """The preset, if one was named; each model's header; the projector's report and header.
+    chosen: Preset | None, names: dict[Role, _Name], *, is_blind: bool
+) -> tuple[dict[Role, FoundHeader], ProjectorReport | None, Header | None]:
+    """Each model's header; the projector's report and header.
 
-    Raises ModelFileError if the target is a head.
+    chosen, names: see `resolve_pair`. is_blind: whether the projector is to be left out. Raises
+    ModelFileError if the target is a head.
     """
-    is_blind = named["mmproj"] == NO_PROJECTOR
-    if is_blind:
-        named["mmproj"] = None
-    chosen, named["target"] = chosen_pair(preset, named)
-    models = {role: find_model(text, role) for role, text in named.items() if text is not None}
-    if chosen is not None:
-        models = {**used_models(chosen), **models}
+    models = {} if chosen is None else used_models(chosen)
+    models |= {role: find_model(name, role) for role, name in names.items()}
     projector = models.pop("mmproj", None)
     found = read_model_headers(models)
     one = found["target"]
@@ -290,9 +296,8 @@ def _found(
         path = projector_beside(one.header)
         projector = None if path is None else LocalModel(path=path)
     if projector is None or is_blind:
-        return chosen, found, None, None
-    is_named = named["mmproj"] is not None
-    return chosen, found, *_found_projector(one, projector, is_named=is_named)
+        return found, None, None
+    return found, *_found_projector(one, projector, is_named="mmproj" in names)
 
 
 def _found_projector(

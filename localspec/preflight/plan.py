@@ -44,12 +44,17 @@ _FEWER_SNAPSHOTS = (4, 2, 1, 0)  # of a hybrid's states, if the wanted number do
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Models with all layers placed, the target first. wanted: the models as asked for."""
+    """Models with all layers placed, the target first.
+
+    wanted: the models as asked for. reserved_bytes: memory for all texts side by side but the
+    first.
+    """
 
     wanted: tuple[Planned, ...]
     models: tuple[Planned, ...]
     context_length: int
     free: MemoryRoom
+    reserved_bytes: int = 0
 
     @property
     def memory(self) -> PairMemory:
@@ -251,47 +256,31 @@ class AtOnce:
     kept_bytes: int
 
 
-def planned_at_once(
+def plan_side_by_side(
     wanted: Sequence[Planned],
     context_length: int,
     free: MemoryRoom,
     parallel: int,
     kept_bytes: int,
-) -> tuple[PairMemory, AtOnce]:
-    """The memory of models as `load` opens them; one answer at a time with RPC servers.
-
-    Raises OptionError for a number of answers outside its range.
-    """
-    check_parallel(parallel)
-    alone = plan = plan_layers(wanted, context_length, free)
-    if not any(model.options.rpc for model in wanted):
-        plan = plan_side_by_side(wanted, alone, parallel, kept_bytes)
-    num, reserved = plan.models[0].options.num_sequences, reserved_bytes(plan, alone)
-    return plan.memory, AtOnce(num, parallel, reserved, kept_bytes - reserved)
-
-
-def plan_side_by_side(
-    wanted: Sequence[Planned], alone: Plan, parallel: int, kept_bytes: int
 ) -> Plan:
-    """The plan for up to `parallel` texts side by side. alone: the plan for one.
+    """The plan for up to `parallel` texts side by side; for one with RPC servers.
 
     They take half of kept_bytes at most, so that a copy of any text fits into the rest, and
     cost no layer on a GPU and no snapshot.
     """
+    alone = plan_layers(wanted, context_length, free)
+    if any(model.options.rpc for model in wanted):
+        return alone
     for count in range(parallel, 1, -1):
         planned = [model.changed(num_sequences=count) for model in wanted]
-        plan = plan_layers(planned, alone.context_length, alone.free)
+        plan = plan_layers(planned, context_length, free)
         # Nothing but the sequences may differ from the plan for one text.
         is_like = [model.changed(num_sequences=1) for model in plan.models] == [*alone.models]
-        is_small = reserved_bytes(plan, alone) <= kept_bytes // 2
-        if is_small and is_like and not alone.free.shortages(plan.memory):
-            return plan
+        reserved = plan.memory.needed_bytes - alone.memory.needed_bytes
+        is_small = reserved <= kept_bytes // 2
+        if is_small and is_like and not free.shortages(plan.memory):
+            return replace(plan, reserved_bytes=reserved)
     return alone
-
-
-def reserved_bytes(plan: Plan, alone: Plan) -> int:
-    """Memory that a plan takes for all texts but the first."""
-    return plan.memory.needed_bytes - alone.memory.needed_bytes
 
 
 def target_context_length(header: Header, wanted: int | None) -> int:
@@ -299,16 +288,17 @@ def target_context_length(header: Header, wanted: int | None) -> int:
     return context_to_open(wanted, ModelShape(header).context_length, header.path.name)
 
 
-def plan_here(models: Sequence[Planned]) -> Plan:
+def plan_here(models: Sequence[Planned], parallel: int = 1, kept_bytes: int = 0) -> Plan:
     """The plan for this machine now, and for the RPC servers that the options name.
 
-    models: the target first, whose options have the context. Raises OptionError for a context
-    that is too long, and RpcError.
+    models: the target first, whose options have the context. parallel, kept_bytes: see
+    `plan_side_by_side`. Raises OptionError for a context that is too long, and RpcError.
     """
     target = models[0]
     context_length = target_context_length(target.header, target.options.context_length)
     rpc = dict.fromkeys(address for model in models for address in model.options.rpc)
-    return plan_layers(models, context_length, free_memory(tuple(rpc)))
+    free = free_memory(tuple(rpc))
+    return plan_side_by_side(models, context_length, free, parallel, kept_bytes)
 
 
 def check_fit(plan: Plan) -> None:

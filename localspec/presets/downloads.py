@@ -29,11 +29,9 @@ from localspec.presets.presets import (
     PackagedModel,
     Preset,
     hub_files,
-    load_presets,
     no_such_preset,
-    stands_for,
 )
-from localspec.presets.source import Quantized, parse_source
+from localspec.presets.source import Quantized, resolve
 
 _MAX_AT_ONCE = 4
 _JOIN_S = 1.0  # after that, a thread that waits for a silent server ends by itself
@@ -179,15 +177,15 @@ def _files_of(source: str | Preset, on_progress: OnProgress, *, mmproj: bool) ->
     For owner/repo:QUANT the hub is asked; on_progress is called in this thread meanwhile.
     Raises PresetError or OptionError for any other name, DownloadError.
     """
-    presets = load_presets()
     if isinstance(source, Preset):
         for packaged in source.models:
             if isinstance(packaged, PackagedModel):
                 path_of(packaged)  # raises what says how to get it
         return hub_files(source.models if mmproj else source.needed)
-    model = parse_source(source, "target")
-    if (meant := stands_for(source)) in presets:
-        return _files_of(presets[meant], on_progress, mmproj=mmproj)
+    found = resolve(source)
+    if found.preset is not None:
+        return _files_of(found.preset, on_progress, mmproj=mmproj)
+    model = found.model
     if isinstance(model, Quantized):
         sought = HubFile(repo=model.repo, file=f"{model.quantization}.gguf")
         waiting = Progress(file=sought, total_bytes=0)

@@ -27,10 +27,9 @@ from localspec.presets.presets import (
     as_preset,
     hub_files,
     load_presets,
-    stands_for,
     user_presets_file,
 )
-from localspec.presets.source import Quantized, parse_source
+from localspec.presets.source import Quantized, resolve
 
 
 def locate(preset: Preset) -> dict[Role, Path]:
@@ -67,19 +66,19 @@ def used_models(preset: Preset) -> dict[Role, PresetModel]:
     return named
 
 
-def locate_source(text: str, role: Role) -> Path:
-    """The path of a model named in any of the ways of `presets.source`.
+def locate_model(name: str | os.PathLike[str], role: Role = "target") -> Path:
+    """The path of the model that a name means. Does not use the network.
 
-    Does not use the network. If the model is missing, raises PresetError with the command
-    that downloads it.
+    If the model is missing, raises PresetError with the command that downloads it. Raises
+    what `resolve` raises.
     """
-    named = parse_source(text, role)
-    model = _known(named)
-    if model is None or missing_files(model):
-        if isinstance(named, Quantized):  # its prefix for a head or a projector included
-            text = f"{named.repo}:{named.quantization}"
+    found = resolve(name, role)
+    model = _on_this_machine(found.model)
+    if model is None:
+        # With the prefix of a head or a projector.
+        name = found.model.name if isinstance(found.model, Quantized) else found.name
         raise PresetError(
-            f"{text} is not on this machine", f"Fetch with: localspec download {text}"
+            f"{name} is not on this machine", f"Fetch with: localspec download {name}"
         )
     return path_of(model)
 
@@ -87,13 +86,12 @@ def locate_source(text: str, role: Role) -> Path:
 def is_missing(name: str) -> bool:
     """Whether hub files of a preset, or of a model named otherwise, are not on this machine.
 
-    Does not use the network. Raises what `parse_source` raises.
+    Does not use the network. Raises what `resolve` raises.
     """
-    presets, meant = load_presets(), stands_for(name)
-    if meant in presets:
-        return bool(missing_files(presets[meant]))
-    model = _known(parse_source(name, "target"))
-    return model is None or bool(missing_files(model))
+    found = resolve(name)
+    if found.preset is not None:
+        return bool(missing_files(found.preset))
+    return _on_this_machine(found.model) is None
 
 
 def missing_files(wanted: Preset | PresetModel) -> list[HubFile]:
@@ -146,16 +144,16 @@ def _has_content(path: Path, _changed: int, sha256: str) -> bool:
     return has_checksum(path, sha256)
 
 
-def _known(named: PresetModel | Quantized) -> PresetModel | None:
-    """The named model; None for a quantization whose files are not on this machine."""
-    if not isinstance(named, Quantized):
-        return named
-    names = HubCache().file_names(named.repo)
-    try:
-        chosen = choose_quantization(named.repo, named.quantization, names)
-    except DownloadError:
-        return None
-    return HubModel(files=tuple(HubFile(repo=named.repo, file=name) for name in chosen))
+def _on_this_machine(model: PresetModel | Quantized) -> PresetModel | None:
+    """The model; None if files of the hub are missing."""
+    if isinstance(model, Quantized):
+        names = HubCache().file_names(model.repo)
+        try:
+            chosen = choose_quantization(model.repo, model.quantization, names)
+        except DownloadError:
+            return None
+        model = HubModel(files=tuple(HubFile(repo=model.repo, file=name) for name in chosen))
+    return None if missing_files(model) else model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,20 +331,21 @@ def role_header(path: Path, role: Role) -> Header:
     return checked_projector(path) if role == "mmproj" else check_model_file(path)
 
 
-def find_model(text: str | os.PathLike[str], role: Role) -> PresetModel:
-    """The model that a user names in any of the ways of `presets.source`.
+def find_model(name: str | os.PathLike[str], role: Role) -> PresetModel:
+    """The model that a name means.
 
     Asks the hub for the files of owner/repo:QUANT, unless they are on this machine. Raises
     PresetError, OptionError or DownloadError.
     """
-    named = parse_source(text, role)
-    model = _known(named)
-    if model is None:
-        assert isinstance(named, Quantized)
-        listed = {file.file: file for file in list_files(named.repo)}
-        chosen = choose_quantization(named.repo, named.quantization, list(listed))
-        model = HubModel(files=tuple(listed[name] for name in chosen))
-    return model
+    model = resolve(name, role).model
+    if not isinstance(model, Quantized):
+        return model
+    here = _on_this_machine(model)
+    if here is not None:
+        return here
+    listed = {file.file: file for file in list_files(model.repo)}
+    chosen = choose_quantization(model.repo, model.quantization, list(listed))
+    return HubModel(files=tuple(listed[file] for file in chosen))
 
 
 def read_model_headers(models: Mapping[Role, PresetModel]) -> dict[Role, FoundHeader]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from localspec.errors import LocalspecError, OptionError, PresetError
 from localspec.gguf_file.check import check_model_file
+from localspec.gguf_file.projector import NO_PROJECTOR
 from localspec.hub.hub_file import (
     HEAD_SIGN,
     PROJECTOR_SIGN,
@@ -56,107 +57,140 @@ class Quantized:
     repo: str
     quantization: str
 
+    @property
+    def name(self) -> str:
+        """What a command takes."""
+        return f"{self.repo}:{self.quantization}"
 
-def choose(name: str, *, is_target: bool) -> tuple[Preset | None, str | None]:
-    """The preset, or else the target, that the first argument of `load` means.
 
-    A preset's name comes before a path: ./name is the file. is_target: a draft or a head is
-    named, too, so a preset's name means its target. Raises OptionError for a preset that
-    embeds, and what `parse_source` does.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a name means.
+
+    name: the name itself, or what it stands for if it is an alias. preset: the preset of that
+    name, if it is a preset's. model: the model of the role that was asked for: the preset's, a
+    file, or one of the hub.
     """
-    meant = stands_for(name)
-    preset = load_presets().get(meant)
-    if preset is None or is_target:
-        parse_source(meant, "target")
-        return None, meant
-    if preset.embeds:
+
+    name: str
+    preset: Preset | None
+    model: PresetModel | Quantized
+
+
+def resolve(name: str | os.PathLike[str], role: Role = "target") -> Found:
+    """Decide what a name means. A `Path` is a path; for a text the first of these counts:
+
+    1. the name of a preset; its model is the one of the role
+    2. an alias, and then what it stands for
+    3. a path that exists (./name is the file where `name` is a preset or an alias)
+    4. a name on the hub
+    5. the path of a file that is missing
+
+    Raises OptionError for a name that is not a string and for half a name on the hub,
+    PresetError for a preset that has no such model, UnknownPresetError for an unknown name.
+    """
+    if isinstance(name, os.PathLike) and isinstance(os.fspath(name), str):
+        return Found(os.fspath(name), None, LocalModel(path=Path(name)))
+    if not isinstance(name, str):
         raise OptionError(
-            f"{meant} turns texts into vectors, and answers nothing",
-            "Open it with load_embedder, or give it to a server for embeddings.",
-        )
-    return preset, None
-
-
-def chosen_pair(model: object, named: Mapping[Role, Any]) -> tuple[Preset | None, Any]:
-    """The preset, or else the target, that the first argument of `load` means.
-
-    named: the models that are given by their roles. Without any model it is the demo pair.
-    Raises OptionError for a draft or a head without a target, or two targets, and what `choose`
-    does.
-    """
-    target = named["target"]
-    helper = next((role for role in ("draft", "head") if named.get(role) is not None), None)
-    if target is not None:
-        if model is not None:
-            raise OptionError("both a preset and a target are given", "Choose one of them.")
-        return None, target
-    if isinstance(model, str):
-        return choose(model, is_target=helper is not None)
-    if model is not None and not isinstance(model, Preset):
-        return None, model
-    if helper is not None:
-        raise OptionError(f"a {helper} is given without a target", "Name the target, too.")
-    return find_preset(DEFAULT_PRESET) if model is None else model, None
-
-
-def parse_source(text: str | os.PathLike[str], role: Role) -> PresetModel | Quantized:
-    """The model that a name means.
-
-    A path that exists is a path, and so is any other name unless it looks like a preset's.
-    role: which model of a preset its name stands for. Raises OptionError for a name that is not
-    a string and for hf: without a file, PresetError for a preset that has no such model,
-    UnknownPresetError for an unknown name.
-    """
-    if isinstance(text, os.PathLike) and isinstance(os.fspath(text), str):
-        return LocalModel(path=Path(text))
-    if not isinstance(text, str):
-        raise OptionError(
-            f"{text!r} does not name a model",
+            f"{name!r} does not name a model",
             "Give a string: a preset, a path, hf:owner/repo/file.gguf or owner/repo:Q4_K_M.",
         )
-    if os.path.exists(_expanded(text)):
-        return LocalModel(path=_expanded(text))
-    presets, text = load_presets(), stands_for(text)
-    if text in presets:
-        model = presets[text].by_role().get(role)
-        if model is None:
-            inside = "; one inside the target's file needs none" if role == "head" else ""
-            raise PresetError(
-                f"preset {text!r} has no {role}", f"Name the {role}'s file{inside}."
-            )
-        return model
-    named = _QUANTIZED.fullmatch(text)
-    if named and is_repo(named[1]):
+    meant = stands_for(name)
+    preset = load_presets().get(meant)
+    if preset is not None:
+        return Found(meant, preset, _of_preset(preset, role))
+    path = Path(os.path.expanduser(meant))  # Path.expanduser raises for ~nobody
+    if os.path.exists(path):
+        return Found(meant, None, LocalModel(path=path))
+    on_hub = _on_hub(meant, role)
+    if on_hub is not None:
+        return Found(meant, None, on_hub)
+    _require_path(meant)
+    return Found(meant, None, LocalModel(path=path))
+
+
+def _of_preset(preset: Preset, role: Role) -> PresetModel:
+    model: PresetModel | None = getattr(preset, role)
+    if model is None:
+        inside = "; one inside the target's file needs none" if role == "head" else ""
+        raise PresetError(
+            f"preset {preset.name!r} has no {role}", f"Name the {role}'s file{inside}."
+        )
+    return model
+
+
+def _on_hub(name: str, role: Role) -> HubModel | Quantized | None:
+    """The model of the hub that a name means; None for a name of another form."""
+    quantized = _QUANTIZED.fullmatch(name)
+    if quantized and is_repo(quantized[1]):
         sign = {"head": HEAD_SIGN, "mmproj": PROJECTOR_SIGN}.get(role, "")
-        return Quantized(named[1], sign + named[2].removeprefix(sign))
-    if not text.startswith("hf:"):
-        return _absent_path(text)
-    named = _HUB_FILE.fullmatch(text)
+        return Quantized(quantized[1], sign + quantized[2].removeprefix(sign))
+    if not name.startswith("hf:"):
+        return None
+    named = _HUB_FILE.fullmatch(name)
     if named is None:
         raise OptionError(
-            f"{text!r} names no file", "Write hf:owner/repo/file.gguf or owner/repo:Q4_K_M."
+            f"{name!r} names no file", "Write hf:owner/repo/file.gguf or owner/repo:Q4_K_M."
         )
     repo, revision, file = named.groups()
     parts = (HubFile(repo=repo, file=part, revision=revision) for part in all_parts(file))
     return HubModel(files=tuple(parts))
 
 
-def _absent_path(text: str) -> LocalModel:
-    """The path of a missing file. Raises OptionError if it looks like another name."""
-    if not text.lower().endswith(".gguf"):
-        if not _SEPARATOR.search(text):
-            raise no_such_preset(text)
-        if is_repo(text):
-            raise OptionError(
-                f"there is no path {text!r}, and as a repository it names no file",
-                f"Add the quantisation, as in {text}:Q4_K_M.",
-            )
-    return LocalModel(path=_expanded(text))
+def _require_path(name: str) -> None:
+    """Raise OptionError if the name of what is missing does not look like a file's path."""
+    if name.lower().endswith(".gguf"):
+        return
+    if not _SEPARATOR.search(name):
+        raise no_such_preset(name)
+    if is_repo(name):
+        raise OptionError(
+            f"there is no path {name!r}, and as a repository it names no file",
+            f"Add the quantisation, as in {name}:Q4_K_M.",
+        )
 
 
-def _expanded(path: str) -> Path:
-    """The path with ~ expanded: not all shells expand it after an option's =."""
-    return Path(os.path.expanduser(path))  # Path.expanduser raises for ~nobody
+def resolve_answering(name: str) -> Found:
+    """What a name means. Raises OptionError for a preset that embeds, and as `resolve`."""
+    found = resolve(name)
+    if found.preset is not None and found.preset.embeds:
+        raise OptionError(
+            f"{found.name} turns texts into vectors, and answers nothing",
+            "Open it with load_embedder, or give it to a server for embeddings.",
+        )
+    return found
+
+
+def resolve_pair(
+    model: object, named: Mapping[Role, Any]
+) -> tuple[Preset | None, dict[Role, Any]]:
+    """The preset that is meant, if one is, and the models that are named beside it or instead.
+
+    model: the first argument of `load`; beside a draft or a head a preset's name means its
+    target. named: what is given for each role. Without any model it is the demo pair. A
+    projector named "none" is left out.
+
+    Raises OptionError for a draft or a head without a target, or two targets, and what
+    `resolve_answering` raises.
+    """
+    given = {role: one for role, one in named.items() if one is not None}
+    if given.get("mmproj") == NO_PROJECTOR:
+        del given["mmproj"]
+    helper = next((role for role in ("draft", "head") if role in given), None)
+    if "target" in given:
+        if model is not None:
+            raise OptionError("both a preset and a target are given", "Choose one of them.")
+        return None, given
+    if model is None or isinstance(model, Preset):
+        if helper is not None:
+            raise OptionError(f"a {helper} is given without a target", "Name the target, too.")
+        return model or find_preset(DEFAULT_PRESET), given
+    if isinstance(model, str) and helper is None:
+        preset = resolve_answering(model).preset
+        if preset is not None:
+            return preset, given
+    return None, {"target": model, **given}
 
 
 class Named(NamedTuple):
@@ -181,17 +215,16 @@ def choose_model(
     if len(named) > 1:
         raise OptionError(f"{' and '.join(named)} are named", "Name one of them.")
     if model is not None:
-        choose(model, is_target=is_target)
-        return stands_for(model)
+        found = resolve(model) if is_target else resolve_answering(model)
+        return found.name
     usual = None if named or is_target else usual_model()
     if usual is None:
         return preset
     try:
-        choose(usual.name, is_target=False)
+        return resolve_answering(usual.name).name
     except LocalspecError as error:
         hint = f"{usual.remedy} {error.hint}"
         raise type(error)(f"{usual.origin}: {error}", hint) from error
-    return stands_for(usual.name)
 
 
 def usual_model() -> Named | None:
@@ -249,9 +282,8 @@ def drop_alias(alias: str) -> None:
 
 def _lasting(name: str) -> str:
     """The name as it is saved: a path becomes absolute."""
-    _, target = choose(name, is_target=False)
-    model = None if target is None else parse_source(target, "target")
-    if not isinstance(model, LocalModel):
+    found = resolve_answering(name)
+    if found.preset is not None or not isinstance(found.model, LocalModel):
         return name
-    check_model_file(model.path)
-    return os.path.abspath(model.path)
+    check_model_file(found.model.path)
+    return os.path.abspath(found.model.path)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
 from localspec._version import __version__
-from localspec.engine.embedder import located_embedder
 from localspec.engine.models import CacheDisk
 from localspec.engine.sources import named_sources
 from localspec.errors import LocalspecError, MemoryLimitError, RpcError
@@ -30,8 +29,9 @@ from localspec.machine import memory_here
 from localspec.preflight.free_memory import PairMemory
 from localspec.preflight.memory import embedder_bytes
 from localspec.preflight.plan import served_kept_bytes, target_context_length
-from localspec.presets.presets import LocalModel, Preset, Role, load_presets, stands_for
-from localspec.presets.source import parse_source
+from localspec.presets.located import locate_model
+from localspec.presets.presets import LocalModel, Preset, Role
+from localspec.presets.source import resolve
 from localspec.sampling.params import SamplingParams
 from localspec.server.refusal import RequestError
 from localspec.speculative.prefix import common_length
@@ -188,10 +188,11 @@ class ServedModel(ServedFile[IsolatedEngine]):
     ) -> None:
         roles = dict.fromkeys(get_args(Role))
         found, preset = named_sources(model, {**roles, "mmproj": mmproj})
-        path = Path(str(found["target"]))
+        path = found["target"]
+        assert isinstance(path, Path)
         header = check_model_file(path)
         name = str(model) if preset is None else preset.name
-        if preset is None and isinstance(parse_source(name, "target"), LocalModel):
+        if preset is None and isinstance(resolve(name).model, LocalModel):
             name = path.stem
         super().__init__(name, header, preset)
         known = () if preset is None else preset.rpc
@@ -200,7 +201,7 @@ class ServedModel(ServedFile[IsolatedEngine]):
         self.end_texts = [_token_text(header, role) for role in ("bos", "eos")]
         self.fim = fim_tokens(header)
         projector = found.get("mmproj") or projector_beside(header)
-        self._may_see = projector not in (None, NO_PROJECTOR)
+        self._may_see = projector is not None and mmproj != NO_PROJECTOR
         usual = None if preset is None else preset.context_length
         self.context_length = target_context_length(header, context_length or usual)
         length = self.context_length
@@ -260,9 +261,9 @@ class ServedEmbedder(ServedFile[IsolatedEmbedder]):
     """
 
     def __init__(self, model: str) -> None:
-        self._path = located_embedder(model)
+        self._path = locate_model(model)
         header = check_embedder_file(self._path)
-        preset = load_presets().get(stands_for(model))
+        preset = resolve(model).preset
         super().__init__(self._path.stem if preset is None else preset.name, header, preset)
         self.context_length = context_to_open(None, self.num_trained, self.file_name)
         self.ranks = header.number(f"{self.architecture}.pooling_type") == _RANK
