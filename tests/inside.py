@@ -323,9 +323,11 @@ def say_ready(runner: Runner) -> None:
 # commands
 
 
-def chosen_to_launch(found: list[dict[str, object]]) -> launch.ServerFound:
-    """The first of a server's models, as a program is started with it: no server runs."""
-    return launch._chosen(found, None, None, 1)
+def chosen_to_launch(
+    found: list[dict[str, object]], model: str | None = None
+) -> launch.ServerFound:
+    """The named one of a server's models, or the first, as a program is started with it."""
+    return launch._chosen(found, model, None, 1)
 
 
 def answers_at_once(model: Any) -> str:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from command_line import run
 
+import inside
 import localspec
 from gguf_maker import write_random_model
-from localspec.errors import PresetError, UnknownPresetError
+from localspec.errors import OptionError, PresetError, UnknownPresetError
 from localspec.presets.presets import find_preset, names_file, read_names, user_presets_file
 from localspec.presets.source import choose_model, resolve, set_alias, set_default
 
@@ -106,6 +107,15 @@ def test_a_path_is_kept_for_every_folder(monkeypatch, model):
     monkeypatch.chdir("/")
     assert chosen() == chosen("o") == str(model)
     assert resolve("o").model.path == model
+
+
+def test_a_server_of_an_aliass_file_is_found_by_the_alias(model):
+    set_alias("o", str(model))
+    found = [{"id": "first", "max_model_len": 512}, {"id": "other", "max_model_len": 512}]
+    assert inside.chosen_to_launch(found, "o").model == "other"
+    assert inside.chosen_to_launch(found, "first").model == "first"
+    with pytest.raises(OptionError, match="has first, other, not absent"):
+        inside.chosen_to_launch(found, "absent")
 
 
 def test_an_alias_stands_for_a_preset_wherever_one_is_named(model):
@@ -202,6 +212,10 @@ def test_a_preset_and_an_alias_of_either_are_names(model, tmp_path, monkeypatch)
     model.rename(tmp_path / "demo")
     assert size_of("demo") == 4096
     assert size_of("./demo") == size_of(Path("demo")) == 4099
+    assert size_of(target="demo") == 4096, "in every place a name comes before a file"
+    assert size_of(target="./demo") == 4099
+    Path("d").touch()
+    assert size_of("d") == size_of(target="d") == 4096
 
 
 @pytest.mark.parametrize(

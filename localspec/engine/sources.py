@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from localspec.engine.models import CacheDisk
 from localspec.errors import OptionError, PairError
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.head import check_target, head_facts, head_misfit
+from localspec.gguf_file.head import check_target, has_only_head, head_facts, head_misfit
 from localspec.gguf_file.header import Header
 from localspec.llama.options import LlamaOptions
 from localspec.presets.local_models import size_warning
@@ -154,28 +154,40 @@ def chosen_sources(
         "draft": replace(draft_options, max_outputs=REPLAY_TOKENS, num_snapshots=0),
         "head": _for_head(target_options),
     }
-    sources = _by_role(_source(role, model, options[role]) for role, model in found.items())
+    sources = {role: _source(role, model, options[role]) for role, model in found.items()}
     target, draft, head = sources["target"], sources.get("draft"), sources.get("head")
+    if draft is not None and draft.header is not None and has_only_head(draft.header):
+        if head is not None:
+            raise PairError(
+                f"two heads are given: {found['draft']} as the draft, and {found['head']}",
+                "Choose one of them.",
+            )
+        head = draft._replace(role="head", options=options["head"])
+        draft = None
     if target.header is not None:
         check_target(target.header)
     can_have_head = drafting.may_use(ProposerKind.HEAD) and _can_compute_head(head or target)
-    if not can_have_head:
-        head = None
-    if head is not None:
+    if head is not None and can_have_head:
         _check_head(target, head)
-    if not drafting.may_use(ProposerKind.DRAFT):
-        draft = None
-    if draft is not None and draft.header is not None and target.header is not None:
-        warning = size_warning(target.header, draft.header)
-        if warning:  # an application chooses its own models' sizes
-            logger.warning("%s", warning)
     # Inside the target's file it would be where the target's last layers are.
     is_remote = bool(target.options.rpc) and drafting.proposer != "head"
-    if target.options.with_head is None and is_remote:
+    if head or not can_have_head or (is_remote and target.options.with_head is None):
         target = target._replace(options=replace(target.options, with_head=False))
-    if head is not None or not can_have_head:
-        target = target._replace(options=replace(target.options, with_head=False))
-    return [source for source in (target, draft, head) if source is not None]
+    chosen = [target]
+    if draft is not None and drafting.may_use(ProposerKind.DRAFT):
+        _warn_of_size(target, draft)
+        chosen.append(draft)
+    if head is not None and can_have_head:
+        chosen.append(head)
+    return chosen
+
+
+def _warn_of_size(target: Source, draft: Source) -> None:
+    if target.header is None or draft.header is None:
+        return  # an application chooses its own models' sizes
+    warning = size_warning(target.header, draft.header)
+    if warning:
+        logger.warning("%s", warning)
 
 
 def _source(role: Role, model: Located, options: LlamaOptions) -> Source:
@@ -188,25 +200,6 @@ def _source(role: Role, model: Located, options: LlamaOptions) -> Source:
                 f"Name its file instead, or leave {name} out.",
             )
     return Source(role, None, model, replace(options, with_head=False))
-
-
-def _by_role(sources: Iterable[Source]) -> dict[Role, Source]:
-    found = {source.role: source for source in sources}
-    draft = found.get("draft")
-    if draft is None or draft.header is None:
-        return found
-    facts = head_facts(draft.header)
-    if facts is None or not facts.is_apart:
-        return found
-    if (other := found.get("head")) and other.header is not None:
-        raise PairError(
-            f"two heads are given: {draft.header.path} as the draft, and {other.header.path}",
-            "Choose one of them.",
-        )
-    del found["draft"]
-    options = _for_head(found["target"].options)
-    found["head"] = draft._replace(role="head", options=options)
-    return found
 
 
 def _check_head(target: Source, head: Source) -> None:

@@ -122,10 +122,15 @@ def head_facts(header: Header) -> HeadFacts | None:
     return replace(kind.facts(header, shape), why_not=next(kind.refusals(header), ""))
 
 
+def has_only_head(header: Header) -> bool:
+    """Whether a file has nothing but a head."""
+    facts = head_facts(header)
+    return facts is not None and facts.is_apart
+
+
 def check_target(header: Header) -> None:
     """Raise ModelFileError if a file has nothing but a head, which ends libllama's process."""
-    facts = head_facts(header)
-    if facts is not None and facts.is_apart:
+    if has_only_head(header):
         raise ModelFileError(
             f"{header.path} holds a head alone, none of the layers of its model",
             "Give it as head=…, and the model that it was made for as target=….",

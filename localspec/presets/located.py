@@ -10,7 +10,7 @@ from pathlib import Path
 
 from localspec.errors import DownloadError, ModelFileError, PresetError
 from localspec.gguf_file.check import check_model_file, check_parts
-from localspec.gguf_file.head import head_facts
+from localspec.gguf_file.head import has_only_head
 from localspec.gguf_file.header import Header, read_source_header
 from localspec.gguf_file.projector import check_projector, checked_projector
 from localspec.hub.api import list_files, remote_file
@@ -222,7 +222,7 @@ def preset_state(preset: str | Preset) -> PresetState:
     return PresetState(
         preset=preset,
         state=state,
-        size_bytes=None if None in sizes else sum(size or 0 for size in sizes),
+        size_bytes=_total(sizes),
         paths=paths,
         disk_bytes=sum(path.stat().st_size for path in paths),
     )
@@ -290,7 +290,12 @@ def size_of(model: PresetModel) -> int | None:
     if isinstance(model, HubModel):
         return model.size_bytes
     sizes = [None if path is None else path.stat().st_size for path in _files_of(model)]
-    return None if None in sizes else sum(size or 0 for size in sizes)
+    return _total(sizes)
+
+
+def _total(sizes: list[int | None]) -> int | None:
+    """Their sum; None if one is unknown."""
+    return None if None in sizes else sum(filter(None, sizes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,8 +356,6 @@ def find_model(name: str | os.PathLike[str], role: Role) -> PresetModel:
 def read_model_headers(models: Mapping[Role, PresetModel]) -> dict[Role, FoundHeader]:
     """The models' headers; a head that was given as the draft gets the role "head"."""
     found = {role: read_model_header(model, role) for role, model in models.items()}
-    if "draft" in found and "head" not in found:
-        facts = head_facts(found["draft"].header)
-        if facts is not None and facts.is_apart:
-            found["head"] = found.pop("draft")
+    if "draft" in found and "head" not in found and has_only_head(found["draft"].header):
+        found["head"] = found.pop("draft")
     return found

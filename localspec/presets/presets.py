@@ -268,11 +268,10 @@ def find_preset(name: str) -> Preset:
     Raises UnknownPresetError if there is none, PresetError if the user's file, which might have
     it, is malformed.
     """
-    presets = load_presets()
-    meant = stands_for(name) if isinstance(name, str) else name
-    if not isinstance(meant, str) or meant not in presets:
+    preset = load_presets().get(stands_for(name)) if isinstance(name, str) else None
+    if preset is None:
         raise no_such_preset(name)
-    return presets[meant]
+    return preset
 
 
 def stands_for(name: str) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, Generic, TypeVar
 
 from localspec._version import __version__
 from localspec.engine.models import CacheDisk
@@ -30,7 +30,7 @@ from localspec.preflight.free_memory import PairMemory
 from localspec.preflight.memory import embedder_bytes
 from localspec.preflight.plan import served_kept_bytes, target_context_length
 from localspec.presets.located import locate_model
-from localspec.presets.presets import LocalModel, Preset, Role
+from localspec.presets.presets import LocalModel, Preset
 from localspec.presets.source import resolve
 from localspec.sampling.params import SamplingParams
 from localspec.server.refusal import RequestError
@@ -186,8 +186,7 @@ class ServedModel(ServedFile[IsolatedEngine]):
         exact: bool | None = None,
         mmproj: str | None = None,
     ) -> None:
-        roles = dict.fromkeys(get_args(Role))
-        found, preset = named_sources(model, {**roles, "mmproj": mmproj})
+        found, preset = named_sources(model, {"mmproj": mmproj})
         path = found["target"]
         assert isinstance(path, Path)
         header = check_model_file(path)
