@@ -131,10 +131,12 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         context_length=context_length, num_threads=num_threads, num_gpu_layers=num_gpu_layers
     )
     of_target = replace(both, rpc=common_servers(rpc, chosen), exact=exact)
-    options = _with_common(target_options, of_target), _with_common(draft_options, both)
+    target_options = _with_common(target_options, of_target)
+    draft_options = _with_common(draft_options, both)
     projector = found.pop("mmproj", None)
     assert projector is None or isinstance(projector, Path)
-    sources = reporting(chosen_sources(found, drafting, *options), progress)
+    sources = chosen_sources(found, drafting, target_options, draft_options)
+    sources = reporting(sources, progress)
     check_parallel(parallel)
     with contextlib.ExitStack() as stack:
         for sight in ways_to_see(mmproj, projector, sources[0].header):
@@ -281,8 +283,10 @@ def _with_common(own: LlamaOptions | None, common: LlamaOptions) -> LlamaOptions
         return common
     if not isinstance(own, LlamaOptions):
         raise OptionError(f"a model's options are {own!r}", "Give a LlamaOptions.")
-    names = "context_length", "num_threads", "num_gpu_layers", "rpc", "exact"
-    left = {name: getattr(common, name) for name in names if getattr(own, name) in (None, ())}
+    left = {}
+    for name in ("context_length", "num_threads", "num_gpu_layers", "rpc", "exact"):
+        if getattr(own, name) in (None, ()):
+            left[name] = getattr(common, name)
     return replace(own, **left)
 
 
@@ -414,9 +418,13 @@ def _description(models: Models) -> str:
     helpers = []
     if draft is not None:
         helpers.append(f"{draft.name} as its draft")
-    if head is not None:
-        helpers.append("its head" if head.name == target.name else f"{head.name} as its head")
-    return f"{target.name} with {' and '.join(helpers)}" if helpers else f"{target.name} alone"
+    if head is not None and head.name == target.name:
+        helpers.append("its head")
+    elif head is not None:
+        helpers.append(f"{head.name} as its head")
+    if not helpers:
+        return f"{target.name} alone"
+    return f"{target.name} with {' and '.join(helpers)}"
 
 
 def _content_of_adopted(model: LlamaModel, path: str) -> str | None:

@@ -76,16 +76,15 @@ def _unheard(_share: float) -> None:
 
 
 class Source(NamedTuple):
-    """A model to be opened: of a file with this header, or an application's `Llama`.
-
-    report: called with its loaded share.
-    """
+    """A model to be opened: of a file with this header, or an application's `Llama`."""
 
     role: Role
     header: Header | None
     llama: Llama | None
     options: LlamaOptions
+
     report: Callable[[float], None] = _unheard
+    """Called with its loaded share."""
 
 
 def named_sources(

@@ -35,33 +35,40 @@ class ProjectorError(Exception):
 
 
 class Sight(NamedTuple):
-    """A projector for a target. is_named: whether it was asked for, not just found."""
+    """A projector for a target."""
 
     projector: Header
+
     is_named: bool
+    """Whether it was asked for, not just found."""
 
 
 def ways_to_see(
     named: str | os.PathLike[str] | None, path: Path | None, target: Header | None
 ) -> list[Sight | None]:
-    """What to open a target with, in this order; None is without a projector.
+    """The projectors to open a target with, in this order; None is none of them.
 
-    named: what was asked for. path: the projector that it means, or else the preset's; if there
-    is neither, one in the target's folder counts. target: None for a `Llama`. One that was only
-    found may not keep the models from loading.
+    A projector that was only found does not keep the models from loading.
 
-    Raises, for what was asked for, ModelFileError for another file, PairError for another
-    model's projector, OptionError where the target is a `Llama`.
+    Args:
+        named: the projector that was asked for.
+        path: its file, or else the preset's; if there is neither, one in the target's folder
+            counts.
+        target: the header of the target; None for a `Llama`.
+
+    Raises:
+        ModelFileError: the projector that was asked for is another file.
+        PairError: it is another model's.
+        OptionError: the target is a `Llama`.
     """
-    if named == NO_PROJECTOR or (named is None and target is None):
+    if named == NO_PROJECTOR:
         return [None]
-    if named is not None:
-        assert path is not None
-        return [Sight(_checked(path, target), is_named=True)]
-    assert target is not None
-    path = path or projector_beside(target)
+    if path is None and target is not None:
+        path = projector_beside(target)
     if path is None:
         return [None]
+    if named is not None:
+        return [Sight(_checked(path, target), is_named=True)]
     from localspec.llama.library import mtmd  # loads libllama
 
     try:

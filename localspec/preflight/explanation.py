@@ -283,8 +283,13 @@ def _found(
 ) -> tuple[dict[Role, FoundHeader], ProjectorReport | None, Header | None]:
     """Each model's header; the projector's report and header.
 
-    chosen, names: see `resolve_pair`. is_blind: whether the projector is to be left out. Raises
-    ModelFileError if the target is a head.
+    Args:
+        chosen: the preset, from `resolve_pair`.
+        names: the models that are named, from there, too.
+        is_blind: whether the projector is to be left out.
+
+    Raises:
+        ModelFileError: the target is a head.
     """
     models = {} if chosen is None else used_models(chosen)
     models |= {role: find_model(name, role) for role, name in names.items()}

@@ -44,17 +44,17 @@ _FEWER_SNAPSHOTS = (4, 2, 1, 0)  # of a hybrid's states, if the wanted number do
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Models with all layers placed, the target first.
-
-    wanted: the models as asked for. reserved_bytes: memory for all texts side by side but the
-    first.
-    """
+    """Models with all layers placed, the target first."""
 
     wanted: tuple[Planned, ...]
+    """The models as asked for."""
+
     models: tuple[Planned, ...]
     context_length: int
     free: MemoryRoom
+
     reserved_bytes: int = 0
+    """Memory for all texts side by side but the first."""
 
     @property
     def memory(self) -> PairMemory:

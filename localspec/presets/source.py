@@ -59,25 +59,25 @@ class Quantized:
 
     @property
     def name(self) -> str:
-        """What a command takes."""
+        """The name that a command takes."""
         return f"{self.repo}:{self.quantization}"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a name means.
-
-    name: the name itself, or what it stands for if it is an alias. preset: the preset of that
-    name, if it is a preset's. model: the model of the role that was asked for: the preset's, a
-    file, or one of the hub.
-    """
+class Resolved:
+    """The meaning of a name."""
 
     name: str
+    """The name itself, or what it stands for if it is an alias."""
+
     preset: Preset | None
+    """The preset of that name, if it is a preset's."""
+
     model: PresetModel | Quantized
+    """The model of the role that was asked for: the preset's, a file, or one of the hub."""
 
 
-def resolve(name: str | os.PathLike[str], role: Role = "target") -> Found:
+def resolve(name: str | os.PathLike[str], role: Role = "target") -> Resolved:
     """Decide what a name means. A `Path` is a path; for a text the first of these counts:
 
     1. the name of a preset; its model is the one of the role
@@ -86,11 +86,13 @@ def resolve(name: str | os.PathLike[str], role: Role = "target") -> Found:
     4. a name on the hub
     5. the path of a file that is missing
 
-    Raises OptionError for a name that is not a string and for half a name on the hub,
-    PresetError for a preset that has no such model, UnknownPresetError for an unknown name.
+    Raises:
+        OptionError: the name is not a string, or half a name on the hub.
+        PresetError: the preset has no such model.
+        UnknownPresetError: nothing has that name.
     """
     if isinstance(name, os.PathLike) and isinstance(os.fspath(name), str):
-        return Found(os.fspath(name), None, LocalModel(path=Path(name)))
+        return Resolved(os.fspath(name), None, LocalModel(path=Path(name)))
     if not isinstance(name, str):
         raise OptionError(
             f"{name!r} does not name a model",
@@ -99,15 +101,15 @@ def resolve(name: str | os.PathLike[str], role: Role = "target") -> Found:
     meant = stands_for(name)
     preset = load_presets().get(meant)
     if preset is not None:
-        return Found(meant, preset, _of_preset(preset, role))
+        return Resolved(meant, preset, _of_preset(preset, role))
     path = Path(os.path.expanduser(meant))  # Path.expanduser raises for ~nobody
     if os.path.exists(path):
-        return Found(meant, None, LocalModel(path=path))
+        return Resolved(meant, None, LocalModel(path=path))
     on_hub = _on_hub(meant, role)
     if on_hub is not None:
-        return Found(meant, None, on_hub)
+        return Resolved(meant, None, on_hub)
     _require_path(meant)
-    return Found(meant, None, LocalModel(path=path))
+    return Resolved(meant, None, LocalModel(path=path))
 
 
 def _of_preset(preset: Preset, role: Role) -> PresetModel:
@@ -151,8 +153,8 @@ def _require_path(name: str) -> None:
         )
 
 
-def resolve_answering(name: str) -> Found:
-    """What a name means. Raises OptionError for a preset that embeds, and as `resolve`."""
+def resolve_answering(name: str) -> Resolved:
+    """The meaning of a name. Raises OptionError for a preset that embeds, and as `resolve`."""
     found = resolve(name)
     if found.preset is not None and found.preset.embeds:
         raise OptionError(
@@ -167,12 +169,16 @@ def resolve_pair(
 ) -> tuple[Preset | None, dict[Role, Any]]:
     """The preset that is meant, if one is, and the models that are named beside it or instead.
 
-    model: the first argument of `load`; beside a draft or a head a preset's name means its
-    target. named: what is given for each role. Without any model it is the demo pair. A
-    projector named "none" is left out.
+    Without any model it is the demo pair. A projector named "none" is left out.
 
-    Raises OptionError for a draft or a head without a target, or two targets, and what
-    `resolve_answering` raises.
+    Args:
+        model: the first argument of `load`. Beside a draft or a head a preset's name means its
+            target.
+        named: the model that is given for each role, or None.
+
+    Raises:
+        OptionError: a draft or a head is given without a target, or two targets are given.
+        LocalspecError: as `resolve_answering`.
     """
     given = {role: one for role, one in named.items() if one is not None}
     if given.get("mmproj") == NO_PROJECTOR:

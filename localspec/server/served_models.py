@@ -30,7 +30,7 @@ from localspec.preflight.free_memory import PairMemory
 from localspec.preflight.memory import embedder_bytes
 from localspec.preflight.plan import served_kept_bytes, target_context_length
 from localspec.presets.located import locate_model
-from localspec.presets.presets import LocalModel, Preset
+from localspec.presets.presets import LocalModel, Preset, common_servers
 from localspec.presets.source import resolve
 from localspec.sampling.params import SamplingParams
 from localspec.server.refusal import RequestError
@@ -194,8 +194,7 @@ class ServedModel(ServedFile[IsolatedEngine]):
         if preset is None and isinstance(resolve(name).model, LocalModel):
             name = path.stem
         super().__init__(name, header, preset)
-        known = () if preset is None else preset.rpc
-        self.is_on_servers = bool(known if rpc is None else rpc)
+        self.is_on_servers = bool(common_servers(rpc, preset))
         self.sampling = SamplingParams() if preset is None else preset.sampling
         self.end_texts = [_token_text(header, role) for role in ("bos", "eos")]
         self.fim = fim_tokens(header)
