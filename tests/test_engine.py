@@ -15,9 +15,12 @@ from gguf_maker import write_random_model
 from localspec.errors import (
     ContextError,
     EngineError,
+    MemoryLimitError,
     ModelFileError,
     OptionError,
 )
+from localspec.llama.model import LlamaModel
+from localspec.preflight.plan import Plan
 from localspec.streaming.options import AnswerOptions
 
 GREEDY = localspec.SamplingParams(temperature=0)
@@ -413,6 +416,40 @@ def test_an_exception_in_the_progress_callback_cancels_the_load(at):
         localspec.load(progress=progress)
     assert at <= caught.value.args[0] <= 1.0
     localspec.load(draft_tokens=0).close()
+
+
+@pytest.mark.parametrize("num_plans", [1, 2])
+def test_fewer_layers_are_tried_while_memory_runs_out(monkeypatch, caplog, num_plans):
+    """Here the draft finds room at the third try; each one before leaves nothing open."""
+    opened: list[LlamaModel] = []
+    closed: list[LlamaModel] = []
+    open_model, close_model = LlamaModel.open, LlamaModel.close
+    shortages = iter([False, True, False, True, False, False])
+
+    def open_if_there_is_room(*arguments):
+        if next(shortages):
+            raise MemoryLimitError("there is no room")
+        opened.append(open_model(*arguments))
+        return opened[-1]
+
+    def close(model):
+        closed.append(model)
+        close_model(model)
+
+    monkeypatch.setattr(LlamaModel, "open", open_if_there_is_room)
+    monkeypatch.setattr(LlamaModel, "close", close)
+    monkeypatch.setattr(Plan, "fewer", lambda plan: iter([plan] * num_plans))
+    if num_plans == 1:
+        with pytest.raises(MemoryLimitError, match="there is no room"):
+            localspec.load()
+    else:
+        with localspec.load() as engine:
+            assert closed == opened[:2]
+            assert engine.generate_raw(STORY, max_tokens=2).reply().token_ids
+    assert set(closed) == set(opened)
+    told = [each for each in caplog.messages if "fewer layers on GPUs" in each]
+    assert len(told) == num_plans
+    assert all("there is no room" in each for each in told)
 
 
 @pytest.mark.parametrize(
