@@ -214,7 +214,7 @@ def choose_model(
 
     is_target: a draft or a head is named, so a preset's name means its target. If nothing is
     named, the environment counts, and then the saved default; None means the demo pair, or
-    the target. Raises OptionError if two are named, and what `choose` raises.
+    the target. Raises OptionError if two are named, and as `resolve_answering`.
     """
     ways = {"MODEL": model, "--preset": preset, "--target": target}
     named = [f"{way} ({text})" for way, text in ways.items() if text is not None]
@@ -250,7 +250,7 @@ def usual_model() -> Named | None:
 def set_default(name: str | None) -> None:
     """Save the default model's name; None for the demo pair.
 
-    Raises what `choose` raises, ModelFileError for a file without a model, PresetError if the
+    Raises as `resolve_answering`, ModelFileError for a file without a model, PresetError if the
     file of names is malformed.
     """
     meant = None if name is None else _lasting(name)
