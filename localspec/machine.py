@@ -41,6 +41,20 @@ def memory_here(root: Path = Path("/")) -> Memory:
     )
 
 
+def memory_of_process(number: int) -> int:
+    """Bytes that a process has for itself, without files that it maps; 0 if it is gone."""
+    try:
+        process = psutil.Process(number)
+        if sys.platform == "darwin":
+            return int(process.memory_full_info().uss)
+        taken = process.memory_info()
+    except (psutil.Error, OSError):
+        return 0
+    if sys.platform == "win32":
+        return int(taken.private)
+    return int(taken.rss - taken.shared)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cores:
     """The machine's processor cores, and those that a model should use.

@@ -10,11 +10,12 @@ import pytest
 
 import inside
 import localspec
+from localspec.chat.prompt_source import ReadySource
 from localspec.llama.joint_costs import RowTimes
 from localspec.sampling.params import SamplingParams
 from localspec.streaming.answer_text import Prompt
-from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
+from localspec.streaming.record import AnswerRecord
 
 PLACES = [
     pytest.param(localspec.load, id="here"),
@@ -30,10 +31,10 @@ def answer_of(engine, owner, tokens, *, max_tokens=8, client=""):
     """A greedy answer to an owner's prompt, to be read."""
     greedy = localspec.SamplingParams(temperature=0)
     options = AnswerOptions.of(sampling=greedy, max_tokens=max_tokens, draft_tokens=3)
-    prompt = Prompt(list(tokens), client=client)
-    exchange = Exchange(options, lambda _: prompt)
-    exchange.owner = owner
-    return inside.answer(engine, exchange)
+    record = AnswerRecord(options, ReadySource(Prompt(list(tokens))))
+    record.owner = owner
+    record.client = client
+    return inside.answer(engine, record)
 
 
 def answered(engine, owner, tokens, **options):

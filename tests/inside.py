@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 
 from localspec.chat.chat import Chat
+from localspec.chat.prompt_source import MessagesSource, ReadySource
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn
+from localspec.chat.workshop import PromptWorkshop
 from localspec.cli import launch
 from localspec.cli.serve import _at_once
 from localspec.cli.terminal.line_editor import _history
@@ -28,8 +30,9 @@ from localspec.engine.engine import Engine
 from localspec.engine.lane import Lane
 from localspec.engine.models import Models
 from localspec.engine.worker import Worker
-from localspec.isolated.child import _ServedAnswer
+from localspec.isolated.child import ServedRecord
 from localspec.isolated.isolated_engine import IsolatedEngine
+from localspec.isolated.messages import StartAnswer
 from localspec.isolated.process import ChildProcess
 from localspec.llama.head import LlamaHead
 from localspec.llama.hidden_rows import HiddenRows
@@ -40,15 +43,14 @@ from localspec.presets.local_models import _used, _used_file
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.distribution import Logits
 from localspec.server.running import Runner
-from localspec.server.served_models import AnsweredText, ServedModel
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.model import result_of
 from localspec.speculative.proposers import DraftModel
 from localspec.streaming.answer import Answer
 from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck, never
-from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
+from localspec.streaming.record import AnswerRecord, MadePrompt, PromptSource
 from localspec.tools.tool import ToolUse
 from waiting import wait_until
 
@@ -94,26 +96,15 @@ def lanes(engine: Engine) -> list[Lane]:
 
 @contextlib.contextmanager
 def held(worker: Worker, num_answers: int) -> Iterator[None]:
-    """Lets a worker begin so many answers together: they ask, and later come with a prompt."""
-    with contextlib.ExitStack() as undo:
-
-        def stop() -> threading.Event:
-            """Let it do nothing behind what it was given; once it does so."""
-            is_there, go_on = threading.Event(), threading.Event()
-            undo.callback(go_on.set)
-            worker._put(lambda: (is_there.set(), go_on.wait()))
-            is_there.wait()
-            return go_on
-
-        go_on = stop()
+    """Lets a worker begin so many answers at once, when all their prompts are made."""
+    is_there, is_over = threading.Event(), threading.Event()
+    worker.put(lambda: (is_there.set(), is_over.wait()))
+    is_there.wait()
+    try:
         yield
         wait_until(lambda: worker._inbox.qsize() >= num_answers)
-        with ThreadPoolExecutor(1) as pool:
-            stopped = pool.submit(stop)
-            wait_until(lambda: worker._inbox.qsize() > num_answers)
-            go_on.set()
-            stopped.result()
-        wait_until(lambda: worker._inbox.qsize() >= num_answers)
+    finally:
+        is_over.set()
 
 
 def worker_of(engine: Engine) -> Worker:
@@ -184,9 +175,14 @@ def constraint(
     return engine._constrainer.constraint(options, prompt, is_cancelled)
 
 
-def answer(engine: BaseEngine, exchange: Exchange) -> Answer:
-    """The answer to any exchange: tests give prompts and owners that no chat would have."""
-    return engine._answer(exchange)
+def answer(engine: BaseEngine, record: AnswerRecord) -> Answer:
+    """The answer of any record: tests give prompts and owners that no chat would have."""
+    return engine._answer(record)
+
+
+def made(engine: BaseEngine, source: PromptSource) -> MadePrompt:
+    """The prompt of any source: tests have sources that no caller would give."""
+    return engine._made(source)
 
 
 def prompt(
@@ -196,15 +192,12 @@ def prompt(
     template: str | None = None,
 ) -> Prompt:
     """What `generate` has the model read of messages: tests compare its tokens."""
-    chosen = use or ToolUse()
-    return engine._make_prompt(messages, chosen, never, template=template, think=True)
+    return engine._made(MessagesSource(messages, use or ToolUse(), template)).prompt
 
 
-def prepare(
-    engine: BaseEngine, make_tokens: Callable[[CancelCheck], list[int]], owner: object
-) -> None:
+def prepare(engine: BaseEngine, tokens: Sequence[int], owner: object) -> None:
     """What `Chat.prepare` asks of an engine: tests do it with other tokens."""
-    engine._prepare(make_tokens, owner=owner)
+    engine._prepare(ReadySource(Prompt(list(tokens))), owner=owner)
 
 
 def keep_on_disk(engine: Engine | IsolatedEngine) -> None:
@@ -214,10 +207,7 @@ def keep_on_disk(engine: Engine | IsolatedEngine) -> None:
 
 def num_in_line(engine: BaseEngine) -> int:
     """How many answers an engine has that run or wait: tests wait until there are so many."""
-    if isinstance(engine, IsolatedEngine):
-        return len(engine._answers)
-    assert isinstance(engine, Engine)
-    return len(engine._worker.admitted) + len(engine._worker._line)
+    return engine._line.num_there
 
 
 def measure(
@@ -230,9 +220,11 @@ def measure(
 # isolated
 
 
-def served_answer(say: Callable[[str, Any], None]) -> Exchange:
-    """An answer in an engine's process, which says there what the other one is told."""
-    return _ServedAnswer(AnswerOptions(), say, lambda: None)
+def served_record(say: Callable[[object], None]) -> ServedRecord:
+    """An answer in an engine's process, which sends messages to the other one."""
+    source = ReadySource(Prompt([1]))
+    message = StartAnswer(1, source, AnswerOptions(), 0, None, "", False, False, ())
+    return ServedRecord(message, say, lambda: None)
 
 
 def child_process(engine: IsolatedEngine) -> ChildProcess:
@@ -253,6 +245,13 @@ def exit_code(process: Any) -> int | None:
 # chat
 
 
+def workshop(chat: Chat) -> PromptWorkshop:
+    """What makes the prompts of a chat: tests make some of their own, also without models."""
+    engine: Any = chat._engine
+    made: PromptWorkshop = engine._workshop
+    return made
+
+
 def turns(chat: Chat) -> list[Turn]:
     """The conversation by turns, which leave as a whole where the context is full."""
     return chat._turns
@@ -261,9 +260,9 @@ def turns(chat: Chat) -> list[Turn]:
 # streaming
 
 
-def exchange_of(answer: Answer) -> Exchange:
+def record_of(answer: Answer) -> AnswerRecord:
     """How far an answer is: tests wait for its first token, or for the wish to end it."""
-    return answer._exchange
+    return answer._record
 
 
 # speculative
@@ -308,11 +307,6 @@ def library_path(library: ctypes.CDLL) -> str:
 
 
 # server
-
-
-def answered_texts(model: ServedModel) -> list[AnsweredText]:
-    """The texts whose caches a served model looks for: tests count them."""
-    return model.texts._texts
 
 
 def say_ready(runner: Runner) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inside
 import localspec
+from localspec.chat.prompt_source import ReadySource
 from localspec.streaming.answer_text import Prompt
-from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
+from localspec.streaming.record import AnswerRecord
 
 GREEDY = localspec.SamplingParams(temperature=0)
 
@@ -26,7 +27,7 @@ def prompt_of(engine, *pieces):
 def asked(engine, prompt, owner=None, **options):
     """The reply to a prompt, and the tokens that were decoded of it."""
     options = {"sampling": GREEDY, "max_tokens": 8} | options
-    exchange = Exchange(AnswerOptions.of(**options), lambda _: prompt)
+    exchange = AnswerRecord(AnswerOptions.of(**options), ReadySource(prompt))
     exchange.owner = owner
     reply = inside.answer(engine, exchange).reply()
     return reply, reply.stats.prompt_tokens - reply.stats.cached_prompt_tokens

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localspec.chat.chat import Chat, ChatExchange
+import inside
+from localspec.chat.chat import Chat, ChatRecord
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn
+from localspec.chat.workshop import PromptWorkshop
 from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import never
 from localspec.streaming.options import AnswerOptions
+from localspec.streaming.record import MadePrompt, PromptSource
 from localspec.vocabulary import Vocabulary
 
 
 def prompt_behind(chat: Chat, turns: Sequence[Turn], question: Message) -> Prompt:
     """The chat's prompt for a question behind these turns, whether it fits or not."""
-    return ChatExchange(chat, (question,), [], AnswerOptions()).prompt_behind(turns, never)
+    source = ChatRecord(chat, (question,), [], AnswerOptions()).source()
+    return source.prompt_after(turns, inside.workshop(chat), never)
 
 
 class Spelled:
@@ -34,6 +38,12 @@ class NoModels:
     def __init__(
         self, vocabulary: Vocabulary, context_length: int = 2048, vision: object = None
     ) -> None:
-        self.vocabulary, self.vision, self.chat_template = vocabulary, vision, None
+        self.chat_template = None
         self.tool_template = None
-        self.context_length = self.trained_context_length = context_length
+        self.context_length = context_length
+        self._workshop = PromptWorkshop(
+            vocabulary, None, None, vision, context_length, context_length
+        )
+
+    def _made(self, source: PromptSource) -> MadePrompt:
+        return source.make(self._workshop, never)

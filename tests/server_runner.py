@@ -18,12 +18,7 @@ from localspec.server.app import Limits, Server
 from localspec.server.guard import AccessRules
 from localspec.server.own_server import announced
 from localspec.server.running import Runner, listen
-from localspec.server.served_models import (
-    AnsweredTexts,
-    ServedEmbedder,
-    ServedModel,
-    ServedModels,
-)
+from localspec.server.served_models import ServedEmbedder, ServedModel, ServedModels
 from waiting import wait_until
 
 
@@ -44,7 +39,7 @@ class Running:
         """What was asked before, once all of it has ended."""
         wait_until(lambda: not any(model.num_users for model in self.models.all))
         for model in self.models.all:
-            model.texts, model.keep_s = AnsweredTexts(), None
+            model.keep_s = None
             if model.engine is not None:
                 model.engine.free_kept()
 

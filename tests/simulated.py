@@ -313,7 +313,7 @@ def answer(
     shared = all_shared(target, draft)  # type: ignore[arg-type]
     proposers = [DraftModel(draft, shared, lambda token: False), *others]
     loop = SpeculativeDecoder(target, proposers, policy, ThreadPolicy(1), None, clock)
-    rule = make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0))
+    rule = make_rule("greedy", Randomness(0))
     for start in text.starts:
         question = [(7 * i) % VOCAB for i in range(text.num_prompt_tokens - 1)]
         prompt = [*loop.tokens, *question, start]

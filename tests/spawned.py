@@ -9,20 +9,23 @@ import mmap
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-import llama_cpp
 import psutil
 
 import localspec
-from localspec.llama import native
+from localspec.llama import library, native
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.machine import peak_memory_bytes
+from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import Watch
+from localspec.streaming.record import MadePrompt
 from waiting import wait_until
 
 # What is measured in the midst of an answer must not decide a near tie between two processes.
@@ -31,6 +34,34 @@ ALIKE: dict[str, int] = {"draft_tokens": 3, "num_threads": 1}
 
 # A PNG file of one pixel.
 SMALL_PICTURE = localspec.Picture(1, 1, bytes(3)).png()
+
+
+@dataclass(frozen=True)
+class Endless:
+    """A source of which no prompt is ever made."""
+
+    holds_interpreter: bool
+    """Whether no other thread of its process can do anything meanwhile."""
+
+    def make(self, _workshop: object, _is_cancelled: object) -> MadePrompt:
+        if self.holds_interpreter:
+            return MadePrompt(Prompt([9 ** (9**9) % 2]))
+        while True:
+            pass
+
+
+@dataclass(frozen=True)
+class Hungry:
+    """A source whose prompt takes so many bytes, one after another."""
+
+    num_bytes: int
+
+    def make(self, _workshop: object, _is_cancelled: object) -> MadePrompt:
+        parts = []
+        for _ in range(self.num_bytes >> 25):
+            parts.append(b"\1" * (1 << 25))
+            time.sleep(0.1)
+        return MadePrompt(Prompt([len(parts)]))
 
 
 def answer_there(connection: Connection, prompt: str) -> None:
@@ -76,7 +107,7 @@ def abort_in_c(_engine: localspec.Engine, *, watch: Watch) -> None:
     """What libllama does at an assertion that does not hold."""
     watch.progress("about to abort", None)
     kinds = ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p
-    abort = native.ggml_function(llama_cpp, "ggml_abort", None, *kinds)
+    abort = native.ggml_function(library.llama_cpp, "ggml_abort", None, *kinds)
     abort(b"here", 1, b"as a damaged model has it")
 
 

@@ -104,7 +104,7 @@ def test_cancelling_the_task_ends_the_answer(engine):
         if pieces_before:
             await begun.wait()
         else:
-            while inside.exchange_of(stream).run is None:
+            while not inside.record_of(stream).has_begun:
                 await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -164,7 +164,7 @@ def test_an_event_loop_that_is_closed_amid_a_read_ends_the_answer_quietly(
     loop.run_until_complete(begun.wait())
     loop.close()
     del reading
-    exchange = inside.exchange_of(stream)
+    exchange = inside.record_of(stream)
 
     def is_ended() -> bool:
         gc.collect()  # what the task waits for keeps it until it comes

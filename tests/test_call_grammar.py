@@ -8,8 +8,9 @@ import pytest
 from call_families import FAMILIES, TOOLS
 
 from localspec.chat.prompt import kept_calls
+from localspec.chat.prompt_source import with_form
 from localspec.errors import ConstraintError
-from localspec.streaming.options import AnswerOptions
+from localspec.streaming.options import AnswerOptions, spec_of
 from localspec.tools.forms import form_of
 from localspec.tools.grammar import call_grammar
 from localspec.tools.tool import tool_use
@@ -54,10 +55,10 @@ def test_another_answer_is_kept_to_as_much_of_its_schema_as_one_without_tools(na
     schema = {"type": "array", "items": {"enum": [1]}, "uniqueItems": True, "format": "path"}
     options = AnswerOptions(tools=TOOLS, json_schema=schema)
     form = form_of(FAMILIES[name].template)
-    assert kept_calls(form, options.tool_use(()), {}) is not None
+    assert kept_calls(form, with_form(options.tool_use(()), spec_of(options)), {}) is not None
     strict = dataclasses.replace(options, strict=True)
     with pytest.raises(ConstraintError, match="uniqueItems"):
-        kept_calls(form, strict.tool_use(()), {})
+        kept_calls(form, with_form(strict.tool_use(()), spec_of(strict)), {})
 
 
 @pytest.mark.parametrize("name", FAMILIES)

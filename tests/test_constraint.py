@@ -18,6 +18,7 @@ import inside
 import localspec
 from engines import PLACES
 from examples import num_examples
+from localspec.chat.prompt_source import with_form
 from localspec.checks.identity import IdentityCheck, Rounding
 from localspec.constraints import guidance
 from localspec.constraints.guidance import not_kept, problem_with
@@ -28,7 +29,7 @@ from localspec.sampling.chain import Resolver
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import ProposerKind
 from localspec.streaming.answer_text import Prompt
-from localspec.streaming.options import AnswerOptions
+from localspec.streaming.options import AnswerOptions, spec_of
 
 llguidance = pytest.importorskip("llguidance", reason="llguidance is not installed")
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
@@ -105,7 +106,7 @@ def test_seeded_constrained_text_is_the_same_with_any_draft(drafted, way):
     """Token by token the target's own choice under the masks, up to near ties."""
     draft, opened = drafted
     options = AnswerOptions(**WAYS[way][0])
-    use = options.tool_use(())
+    use = with_form(options.tool_use(()), spec_of(options))
     prompt = inside.prompt(opened, QUESTION, use)
 
     def chain(tokens, said):

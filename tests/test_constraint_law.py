@@ -120,7 +120,7 @@ def text_law(target, draft, make, rule, *, k, max_tokens, params, end, kind=Draf
         target.truncate(0)
         if draft is not None:
             draft.truncate(0)
-        made = make_rule(rule, is_greedy=False, seed=None, randomness=enumeration)
+        made = make_rule(rule, enumeration)
         steps = answer(loop, make, made, params, max_tokens, lambda token: token == end)
         return tuple(token for step in steps for token in step)
 
@@ -325,9 +325,7 @@ def test_greedy_and_seeded_texts_do_not_depend_on_the_draft(case, kind, rule):
     accepted = set()
     for seed in range(12):
         target = TableModel(vocab, seed=seed, spread=1.0)
-        made = make_rule(
-            rule, is_greedy=rule == "greedy", seed=seed, randomness=Randomness(seed)
-        )
+        made = make_rule(rule, Randomness(seed))
         texts = set()
         for k, proposer in itertools.product(range(5), (draft, None)):
             loop = decoder(target, proposer, k, lambda token: token == 0, kind)

@@ -19,7 +19,7 @@ from gguf_maker import write_random_model
 from localspec.engine.embedder import Embedded
 from localspec.llama.options import BATCH_SIZE
 from localspec.presets.presets import user_presets
-from localspec.server.answering import Service, WaitingLine
+from localspec.server.answering import Service
 from localspec.server.embeddings import embeddings
 from localspec.server.fields import Fields
 from localspec.server.served_models import ServedEmbedder, ServedModels
@@ -311,7 +311,8 @@ class SlowProcess:
         self.reads, self.is_reading, self.parts = threading.Event(), False, []
         self.reads.set()
 
-    def call(self, _method, texts, dimensions):
+    def call(self, question):
+        texts = question.texts
         self.parts.append(list(texts))
         self.is_reading = True
         assert self.reads.wait(60)
@@ -339,7 +340,7 @@ def test_a_long_batch_lets_others_in_and_ends_with_its_client(mean, monkeypatch)
     async def ask():
         served = ServedEmbedder(str(mean))
         models = ServedModels([], takes_any_name=True, embedder=served)
-        service = Service(models=models, line=WaitingLine(1), patience_s=60)
+        service = Service(models=models, num_waiting=1, patience_s=60)
         long = asyncio.create_task(embeddings(Fields({"input": ["long"] * 1000}))(service))
         await until(lambda: len(process.parts) > 2)
         other = await embeddings(Fields({"input": "other"}))(service)

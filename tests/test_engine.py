@@ -126,7 +126,7 @@ def test_closing_waits_for_the_thread_that_reads(engine, monkeypatch):
             ask()
     closer = threading.Thread(target=answer.close)
     closer.start()
-    while not inside.exchange_of(answer).cancellation.is_requested:
+    while not inside.record_of(answer).cancellation.is_requested:
         pass
     assert closer.is_alive()
     may_end.set()
@@ -488,12 +488,13 @@ def test_stream_refuses_what_it_cannot_do(engine, arguments, message):
 
 def test_bad_token_ids_are_an_error_not_a_crash(engine):
     """Also where nobody looked at them before they are decoded."""
+    from localspec.chat.prompt_source import ReadySource
     from localspec.errors import DecodeError
     from localspec.streaming.answer_text import Prompt
-    from localspec.streaming.exchange import Exchange
+    from localspec.streaming.record import AnswerRecord
 
     for bad in (-1, 10**6):
-        asked = Exchange(AnswerOptions(), lambda _, bad=bad: Prompt([1, bad]))
+        asked = AnswerRecord(AnswerOptions(), ReadySource(Prompt([1, bad])))
         with pytest.raises(DecodeError, match="do not fit a vocabulary"):
             inside.answer(engine, asked).reply()
     assert engine.generate_raw(STORY, max_tokens=2).reply().token_ids

@@ -12,7 +12,7 @@ import pytest
 from prompts import NoModels, prompt_behind
 
 import inside
-from localspec.chat.chat import Chat, ChatExchange
+from localspec.chat.chat import Chat, ChatRecord
 from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import BUILT_IN, ChatTemplate
 from localspec.chat.turns import MIN_ANSWER_TOKENS, num_to_forget
@@ -31,8 +31,9 @@ MOST_RENDERINGS = 16  # of a search, whatever the texts
 
 def make_room(chat, begun):
     """The prompt of the chat's next answer, and how many oldest turns leave for it."""
-    exchange = ChatExchange(chat, begun, inside.turns(chat), AnswerOptions())
-    return exchange.made(never), exchange.num_leaving
+    source = ChatRecord(chat, begun, inside.turns(chat), AnswerOptions()).source()
+    made = source.make(inside.workshop(chat), never)
+    return made.prompt, made.num_leaving
 
 
 def turns_of(rng, number):
@@ -160,7 +161,7 @@ def test_a_task_that_is_cancelled_makes_no_prompt(engine, monkeypatch):
                 written.append(piece)
                 if len(written) == 100:
                     asyncio.run_coroutine_threadsafe(stream.__aexit__(None, None, None), loop)
-                    while not inside.exchange_of(stream).cancellation.is_requested:
+                    while not inside.record_of(stream).cancellation.is_requested:
                         threading.Event().wait(0.001)
                 yield piece
 

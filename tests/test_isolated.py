@@ -144,7 +144,7 @@ def test_idle_time_is_used_there(isolated, monkeypatch):
         thread = threading.Thread(target=idle.prepare)
         thread.start()
         time.sleep(0.1)
-        inside.prepare(isolated, lambda _is_cancelled: [5, 6], idle)  # does nothing
+        inside.prepare(isolated, [5, 6], idle)  # does nothing
         ends()
         thread.join(60)
         assert not thread.is_alive()
@@ -153,7 +153,6 @@ def test_idle_time_is_used_there(isolated, monkeypatch):
     chat.prepare()  # does nothing
     assert next(stream).token_ids
     stream.close()
-    inside.prepare(isolated, lambda _is_cancelled: isolated.cancel() or [5, 6], chat)
 
 
 def test_errors_cross_over_with_their_hints(isolated, demo_target):

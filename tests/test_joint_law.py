@@ -40,7 +40,7 @@ def law(engine, loop, prompt, num_draft_tokens, rule="token"):
 
     def run(numbers):
         loop.start(prompt)
-        made = make_rule(rule, is_greedy=False, seed=None, randomness=numbers)
+        made = make_rule(rule, numbers)
         chain = SamplerChain(TWO, num_prompt_tokens=len(prompt))
         steps = loop.steps(Request(chain, made, MOST, is_end))
         return tuple(token for step in steps for token in step.tokens)

@@ -148,7 +148,7 @@ def test_another_answer_does_not_change_the_logprobs_of_one_whose_reader_takes_i
             stream = engine.generate_raw("Once upon a time there was", **options)
             for _ in range(num_read):
                 next(stream)
-            exchange = inside.exchange_of(stream)
+            exchange = inside.record_of(stream)
             wait_until(lambda exchange=exchange: exchange.is_ahead)
             engine.generate_raw("The owl and the hen", **options).reply()
             reply = stream.reply()

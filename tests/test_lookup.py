@@ -293,10 +293,7 @@ def answered(
     prompt = [1, 2, 3, 1, 2]
     for turn in range(2):
         loop.start(prompt)
-        seed = 5 if rule == "coupled" else None
-        made = make_rule(
-            rule, is_greedy=params.is_greedy, seed=seed, randomness=Randomness(5, turn)
-        )
+        made = make_rule(rule, Randomness(5, turn))
         chain = SamplerChain(
             params,
             num_prompt_tokens=len(prompt),

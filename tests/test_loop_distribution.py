@@ -93,7 +93,7 @@ def text_distribution(
         else:
             proposer = DraftModel(draft, all_shared(target, draft, different), is_end)
         loop = loop_of(target, [proposer], policy(num_draft_tokens))
-        made = make_rule(rule, is_greedy=False, seed=None, randomness=enumeration)
+        made = make_rule(rule, enumeration)
         target.truncate(0)
         proposer.truncate(0)
         loop.start(PROMPT)

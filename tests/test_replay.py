@@ -62,7 +62,7 @@ def test_over_the_targets_distribution_they_add_up_to_the_acceptance():
 
 
 def test_what_is_proposed_behind_it_is_the_same():
-    rule = make_rule("token", is_greedy=False, seed=None, randomness=Randomness(7))
+    rule = make_rule("token", Randomness(7))
     proposals = []
     for looks in (False, True):
         proposer = draft_model(TableModel(seed=3))
@@ -117,8 +117,7 @@ def test_the_text_stays_what_it_was(rule):
         target, draft = TableModel(seed=1), TableModel(seed=1, order=2)
         proposers = [draft_model(draft), Lookup(never)]
         loop = loop_of(target, proposers, length)
-        seed = 5 if rule == "coupled" else None
-        made = make_rule(rule, is_greedy=params.is_greedy, seed=seed, randomness=Randomness(5))
+        made = make_rule(rule, Randomness(5))
         chain = SamplerChain(params, num_prompt_tokens=len(PROMPT))
         loop.start(PROMPT)
         for _ in loop.steps(Request(chain, made, 40, never)):

@@ -17,7 +17,7 @@ import pytest
 from gguf_maker import write_random_model
 from localspec.presets.presets import find_preset
 from localspec.server import answering, form
-from localspec.server.answering import NewPiece, Service, WaitingLine
+from localspec.server.answering import NewPiece, Service
 from localspec.server.app import Limits
 from localspec.server.completions import ChatCompletion, Completion
 from localspec.server.form import in_thread
@@ -218,87 +218,6 @@ def test_a_long_prompt_tells_how_far_it_is(endless, caplog, monkeypatch):
     assert progress == sorted(progress, key=lambda each: each["processed"])
 
 
-class Model:
-    """What the line has to know of one. num_at_once: questions that it answers at once."""
-
-    def __init__(self, num_at_once):
-        self.num_at_once = num_at_once
-
-
-def turns(places):
-    """Which of them have their turn."""
-    return [place.has_turn.is_set() for place in places]
-
-
-def test_the_first_of_a_model_have_their_turn_together():
-    line, model = WaitingLine(2), Model(3)
-    places = [line.join(model) for _ in range(5)]
-    assert turns(places) == [True, True, True, False, False]
-    assert [line.position_of(place) for place in places] == [0, 0, 0, 1, 2]
-    with pytest.raises(RequestError, match="2 requests are waiting already"):
-        line.join(model)
-    line.leave(places[1])
-    assert turns(places) == [True, True, True, True, False]
-    assert line.position_of(places[4]) == 1
-    line.leave(places[4])  # whose client went away
-    line.leave(places[0])
-    assert line.num_working == 2
-    late = line.join(model)
-    assert line.position_of(late) == 0
-
-
-def test_more_places_of_a_request_keep_nobody_waiting():
-    """There is one only while it has its turn at once, and nobody else waits."""
-    line, model, other = WaitingLine(9), Model(3), Model(2)
-    own = line.join(model)
-    more = line.join_free(model)
-    assert turns([own, more]) == [True, True]
-    assert line.position_of(more) == 0
-    assert line.join_free(other) is None
-    assert turns([line.join(model)]) == [True]
-    assert line.join_free(model) is None
-    waiting = line.join(model)
-    assert line.position_of(waiting) == 1  # not behind one that was refused
-    line.leave(more)
-    assert turns([waiting]) == [True]
-    line.leave(waiting)
-    line.is_closed = True
-    assert line.join_free(model) is None
-
-
-def test_another_model_waits_until_the_first_has_answered_all():
-    """And whoever comes behind it waits, too, though there would be room: first come."""
-    line, model, other = WaitingLine(9), Model(3), Model(2)
-    places = [line.join(each) for each in (model, model, other, model, other)]
-    assert turns(places) == [True, True, False, False, False]
-    line.leave(places[0])
-    assert turns(places[1:]) == [True, False, False, False]
-    line.leave(places[1])
-    assert turns(places[2:]) == [True, False, False]
-    line.leave(places[2])
-    assert turns(places[3:]) == [True, False]
-    line.leave(places[3])
-    assert turns(places[4:]) == [True]
-
-
-def test_a_model_is_loaded_by_one_and_then_answers_several():
-    line, model = WaitingLine(9), Model(1)
-    places = [line.join(model) for _ in range(4)]
-    assert turns(places) == [True, False, False, False]
-    model.num_at_once = 3
-    line.look()
-    assert turns(places) == [True, True, True, False]
-
-
-def test_what_is_done_alone_has_no_company():
-    line, model = WaitingLine(9), Model(3)
-    closing = line.join(None)
-    places = [line.join(model) for _ in range(2)]
-    assert turns([closing, *places]) == [True, False, False]
-    line.leave(closing)
-    assert turns(places) == [True, True]
-
-
 HELLO = {"messages": [{"role": "user", "content": "Hello!"}]}
 FORMS = {
     ChatCompletion: HELLO,
@@ -321,6 +240,7 @@ def test_a_stream_that_has_nothing_to_show_gives_signs_of_life(monkeypatch, kind
 
     class Held:
         position = 0
+        not_kept = ()
 
         def __init__(self, _service, _question):
             self.model = model
@@ -336,7 +256,7 @@ def test_a_stream_that_has_nothing_to_show_gives_signs_of_life(monkeypatch, kind
 
     async def use():
         models = ServedModels([model], takes_any_name=True)
-        service = Service(models=models, line=WaitingLine(8), patience_s=0.0)
+        service = Service(models=models, num_waiting=8, patience_s=0.0)
         body = json.dumps({**FORMS[kind], "stream": True}).encode()
         received = [{"type": "http.request", "body": body}]
 
@@ -348,7 +268,7 @@ def test_a_stream_that_has_nothing_to_show_gives_signs_of_life(monkeypatch, kind
         async def send(message):
             written.append(message.get("body", b""))
 
-        scope = {"path": "/", form.CLIENT: "", form.ANSWERING: None}
+        scope = {"path": "/", "headers": [], form.CLIENT: "", form.ANSWERING: None}
         await form.PostEndpoint(service, BodyReader(10_000, 10), kind)(scope, receive, send)
 
     monkeypatch.setattr(form, "Answering", Held)

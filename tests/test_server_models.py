@@ -17,7 +17,7 @@ from localspec.errors import MemoryLimitError, OptionError
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.presets.presets import find_preset
 from localspec.server.app import Limits
-from localspec.server.served_models import AnsweredTexts, ServedModel, ServedModels
+from localspec.server.served_models import ServedModel, ServedModels
 from server_runner import running_server
 from waiting import wait_until
 
@@ -56,49 +56,6 @@ def test_who_gave_up_and_asks_again_goes_on_where_the_prompt_was_read_to():
         server.chat(max_tokens=2)  # in between
         usage = server.chat(messages=long, max_tokens=2)["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] >= 256
-
-
-def text_of(prefixes, prompt, answer):
-    """What is answered."""
-    text = prefixes.text_for(prompt)
-    text.tokens = [*prompt, *answer]
-    text.num_asked = text.num_stable = len(prompt)
-    text.is_in_use = False
-    return text
-
-
-def test_which_text_a_prompt_goes_on_with():
-    prefixes = AnsweredTexts()
-    system, asking = list(range(1000)), [7, 8]
-    first, answer = [*system, 1, 2, 3, *asking], [4] * 100
-    main = text_of(prefixes, first, answer)
-    assert text_of(prefixes, first, answer) is main  # once more
-    second = [*first, *answer, 5, 6, *asking]
-    assert text_of(prefixes, second, answer) is main
-    side = text_of(prefixes, [*system, *[9] * 50], answer)
-    assert side is not main  # though they share most
-    third = [*second, *answer, 11, *asking]
-    assert text_of(prefixes, third, answer) is main
-    # Without its thoughts, and asked for in another way.
-    fourth = [*third[:-2], 4, 4, 12, *asking]
-    assert text_of(prefixes, fourth, answer) is main
-    assert prefixes.text_for([*system, *[9] * 50, *answer, 1]) is side
-    for number in range(5000, 5100):
-        text_of(prefixes, [number] * 20, answer)
-    assert prefixes.text_for([*fourth, *answer, 1]) is not main
-
-
-def test_a_text_that_is_being_answered_is_nobody_elses():
-    """The same prompt at the same time, as of a client that asks twice."""
-    texts = AnsweredTexts()
-    prompt = list(range(50))
-    first, second = texts.text_for(prompt), texts.text_for(prompt)
-    assert first is not second
-    for text in (first, second):
-        text.tokens, text.num_asked, text.num_stable = prompt, 50, 50
-    assert texts.text_for(prompt) not in (first, second)
-    second.is_in_use = False
-    assert texts.text_for([*prompt, 1, 2]) is second
 
 
 @pytest.mark.process

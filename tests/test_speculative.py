@@ -203,7 +203,7 @@ def test_renamed_tokens_are_never_proposed():
     proposed = set()
     for seed in range(40):
         proposer.truncate(0)
-        rule = make_rule("token", is_greedy=False, seed=None, randomness=Randomness(seed))
+        rule = make_rule("token", Randomness(seed))
         proposer.state(PROMPT)
         proposal = result_of(
             proposer.propose(PROMPT, UpTo(5), chain, rule.draw(StepStart(1, 1)))

@@ -244,7 +244,7 @@ def test_real_numbers_lead_where_the_enumeration_went(rule):
     loop = loop_of(target, [proposer], FixedDraftPolicy(2))
 
     def text(numbers):
-        made = make_rule(rule, is_greedy=False, seed=None, randomness=numbers)
+        made = make_rule(rule, numbers)
         loop.truncate(0)
         loop.start([1])
         chain = SamplerChain(SamplingParams(temperature=1.0), num_prompt_tokens=1)

@@ -16,6 +16,7 @@ from vision_maker import KINDS, random_picture, write_vision_pair
 import inside
 import localspec
 from engines import Owner
+from localspec.chat.prompt_source import ReadySource
 from localspec.errors import DecodeError, Interrupted
 from localspec.llama.cache_state import PictureSpan, PictureSpans
 from localspec.llama.library import mtmd
@@ -24,8 +25,8 @@ from localspec.llama.options import LlamaOptions
 from localspec.pictures.cells import cell_numbers, cell_rows
 from localspec.pictures.picture import Picture
 from localspec.streaming.answer_text import Prompt
-from localspec.streaming.exchange import Exchange
 from localspec.streaming.options import AnswerOptions
+from localspec.streaming.record import AnswerRecord
 
 MARKER = b"<localspec-picture>"
 
@@ -286,14 +287,16 @@ def test_an_answer_keeps_its_pictures_at_hand(engine, monkeypatch):
     expected = asked(engine, prompt)[0].token_ids
     with inside.lent(engine):
         pass
-    exchange = Exchange(AnswerOptions.of(sampling=GREEDY, max_tokens=8), lambda _: prompt)
+    exchange = AnswerRecord(
+        AnswerOptions.of(sampling=GREEDY, max_tokens=8), ReadySource(prompt)
+    )
 
-    def begin():
+    def on_begin(_made):
         vision.show([random_picture(3)])
         engine.vision.cells(random_picture(1))  # known anew, and forgotten
         engine.vision.cells(random_picture(4))
 
-    exchange.begin = begin
+    exchange.on_begin = on_begin
     assert inside.answer(engine, exchange).reply().token_ids == expected
     row = next(cell_rows(prompt.tokens))
     with pytest.raises(DecodeError, match="not at hand"):

@@ -13,7 +13,7 @@ import pytest
 import inside
 import localspec
 from inside import worker_of
-from localspec.engine.worker import Worker
+from localspec.engine.inbox_thread import InboxThread
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative.metrics import Provenance
 from localspec.streaming.reply import Piece
@@ -48,7 +48,7 @@ def test_what_loads_leaves_no_thread_behind_that_has_computed(monkeypatch, draft
 
 def wait_for_pieces(stream, number):
     """Until so many pieces were produced, read or not."""
-    wait_until(lambda: inside.exchange_of(stream).num_told >= number)
+    wait_until(lambda: inside.record_of(stream).num_put >= number)
 
 
 def test_an_answer_waits_for_a_reader_who_is_32_pieces_behind(engine):
@@ -66,14 +66,14 @@ def test_an_answer_waits_for_a_reader_who_is_32_pieces_behind(engine):
 
 def test_an_answer_that_pauses_has_sent_all_that_its_reader_waits_for():
     """Its process sends several pieces together, and is told of several that were read."""
-    said = []
-    exchange = inside.served_answer(lambda _kind, pieces: said.extend(pieces))
-    exchange.num_taken = 16  # 31 were read, and the next to be told of is the 32nd
-    piece = Piece("a", (1,), Provenance.ACCEPTED)
-    for exchange.num_told in range(32, 49):
-        exchange.outbox.put(piece)
-    assert exchange.is_ahead
-    assert len(said) == 17
+    sent = []
+    record = inside.served_record(lambda message: sent.extend(message.pieces))
+    record.hear_taken(16)  # 31 were read, and the next to be heard of is the 32nd
+    record.num_put = 31
+    for _ in range(17):
+        record.put(Piece("a", (1,), Provenance.ACCEPTED))
+    assert record.is_ahead
+    assert len(sent) == 17
 
 
 @pytest.mark.parametrize("way", ["close", "cancel", "cancel all"])
@@ -102,7 +102,7 @@ def test_what_was_read_is_remembered_however_the_reading_ends(engine, monkeypatc
     answer = chat.send("Hi", sampling=ENDLESS, max_tokens=40)
     text = next(answer).text + next(answer).text
     if way == "interrupted":
-        monkeypatch.setattr(inside.exchange_of(answer).outbox, "take", interrupted)
+        monkeypatch.setattr(inside.record_of(answer).outbox, "take", interrupted)
         with pytest.raises(KeyboardInterrupt):
             answer.close()
         worker.call(lambda: None)
@@ -177,7 +177,7 @@ def test_its_thread_ends_with_the_engine():
 
 def test_what_is_asked_while_a_worker_is_told_to_end_is_done():
     """By a thread that follows the one that ends, and never beside it."""
-    worker, running, together = Worker(1), [], []
+    worker, running, together = InboxThread("worker"), [], []
 
     def work():
         running.append(None)

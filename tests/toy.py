@@ -17,7 +17,7 @@ from localspec.speculative.metrics import Step
 from localspec.speculative.policy_api import DraftOff, DraftPolicy, ThreadPolicy
 from localspec.speculative.proposers import Proposer
 from localspec.speculative.randomness import Randomness
-from localspec.speculative.rules import make_rule
+from localspec.speculative.rules import make_rule, rule_name
 from localspec.speculative.shared_vocabulary import Difference, SharedVocabulary
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -50,7 +50,8 @@ def request(
     is_end: Callable[[int], bool] = never,
     num_prompt_tokens: int = 3,
 ) -> Request:
-    made = make_rule(rule, is_greedy=params.is_greedy, seed=None, randomness=Randomness(seed))
+    name = rule_name(rule, is_greedy=params.is_greedy, seed=None)
+    made = make_rule(name, Randomness(seed))
     chain = SamplerChain(params, num_prompt_tokens=num_prompt_tokens)
     return Request(chain, made, max_tokens, is_end)
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from localspec.chat.messages import answer_message
-from localspec.chat.prompt import PromptMaker
-from localspec.chat.template import Message, template_source
+from localspec.chat.prompt_source import BeginningSource, ChatSource, ReadySource
+from localspec.chat.template import ChatTemplate, Message, template_source
 from localspec.chat.turns import (
     MAX_COUNT,
     ChatBackend,
     Turn,
     Unfinished,
-    fitting_prompt,
     is_count,
     messages_of,
     question_message,
@@ -26,10 +24,9 @@ from localspec.chat.turns import (
 )
 from localspec.errors import EngineError, OptionError
 from localspec.streaming.answer import Answer
-from localspec.streaming.answer_text import Prompt, Said
-from localspec.streaming.cancellation import CancelCheck, never
-from localspec.streaming.exchange import Exchange
-from localspec.streaming.options import AnswerKeywords, AnswerOptions
+from localspec.streaming.answer_text import Said
+from localspec.streaming.options import AnswerKeywords, AnswerOptions, spec_of
+from localspec.streaming.record import AnswerRecord, MadePrompt, PromptSource
 from localspec.streaming.reply import Reply
 from localspec.tools.tool import Tool
 
@@ -37,10 +34,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
     from localspec.pictures.picture import PictureSource
-
-
-# Questions that have nothing in common, and may merge with what a template puts before them.
-_PROBES = ("a", "\n1")
 
 
 class Chat:
@@ -66,13 +59,9 @@ class Chat:
         self._turns: list[Turn] = []
         self._forgotten: list[Turn] = []
         source = template_source(template, engine.chat_template)
-        self._maker = PromptMaker(
-            engine.vocabulary,
-            source,
-            tool_source=engine.tool_template if template is None else None,
-            think=think,
-            vision=engine.vision,
-        )
+        ChatTemplate(source, bos="", eos="", think=think)  # which refuses some
+        self._template = template
+        self._think = think
         self._num_asked = 0
         self._revision = 0  # counts changes: an answer asked for before one is refused
         self._unfinished: Unfinished | None = None  # the last answer, if it was cut
@@ -139,7 +128,7 @@ class Chat:
         require_no_calls(self._turns)
         chosen = AnswerOptions.of(options, **keywords)
         asked = (question_message(text, images),)
-        return self._engine._answer(ChatExchange(self, asked, self._turns, chosen))
+        return self._engine._answer(ChatRecord(self, asked, self._turns, chosen))
 
     def send_tool_results(
         self,
@@ -156,7 +145,7 @@ class Chat:
         found = result_messages(self._turns, results)
         chosen = AnswerOptions.of(options, **keywords)
         asked = (*self._turns[-1], *found)
-        return self._engine._answer(ChatExchange(self, asked, self._turns[:-1], chosen))
+        return self._engine._answer(ChatRecord(self, asked, self._turns[:-1], chosen))
 
     def retry(
         self, options: AnswerOptions | None = None, **keywords: Unpack[AnswerKeywords]
@@ -184,7 +173,7 @@ class Chat:
         chosen = AnswerOptions.of(options, **keywords)
         old = self._turns[-1][0] if self._turns else None
         asked = (question_message(text, images, old=old),)
-        return self._engine._answer(ChatExchange(self, asked, self._turns[:-1], chosen))
+        return self._engine._answer(ChatRecord(self, asked, self._turns[:-1], chosen))
 
     @property
     def can_continue(self) -> bool:
@@ -211,20 +200,32 @@ class Chat:
             raise OptionError(
                 "there is no answer here that was cut", "Ask the model to go on instead."
             )
-        turns, unfinished = self._turns, self._unfinished
-        rest = ChatExchange(self, turns[-1][:-1], turns[:-1], chosen, unfinished)
-        return self._engine._answer(rest)
+        *turns, (*asked, _) = self._turns
+        record = ChatRecord(self, tuple(asked), turns, chosen, self._unfinished)
+        return self._engine._answer(record)
 
     def prompt_tokens(self, text: str, images: Sequence[PictureSource] = ()) -> list[int]:
         """The tokens that the model would read if it were asked `text` now, with pictures.
 
         The tokens of a picture are negative numbers.
         """
-        return self._as_asked(text, images).made(never).tokens
-
-    def _as_asked(self, text: str, images: Sequence[PictureSource] = ()) -> ChatExchange:
         asked = (question_message(text, images),)
-        return ChatExchange(self, asked, self._turns, AnswerOptions())
+        return self._engine._made(self._source(self._turns, asked)).prompt.tokens
+
+    def _source(
+        self, turns: Sequence[Turn], asked: Turn, options: AnswerOptions | None = None
+    ) -> ChatSource:
+        """What the prompt of a question is made of, as the conversation is now."""
+        chosen = options or AnswerOptions()
+        return ChatSource(
+            self._system,
+            turns,
+            asked,
+            chosen.tool_use(self._tools),
+            self._template,
+            self._think,
+            spec_of(chosen),
+        )
 
     def prepare(self) -> None:
         """Use idle time, for example while a person types. Call it in a thread of its own.
@@ -237,15 +238,8 @@ class Chat:
 
         Raises what reading an answer raises.
         """
-        self._engine._prepare(self._beginning, owner=self)
-
-    def _beginning(self, is_cancelled: CancelCheck) -> list[int]:
-        """The beginning of the next prompt, whatever is asked. Raises Interrupted."""
-        first, second = map(self._as_asked, _PROBES)
-        prompt = first.made(is_cancelled)
-        other = second.prompt_behind(first.kept, is_cancelled)
-        pairs = zip(prompt.tokens, other.tokens, strict=False)
-        return [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        source = BeginningSource(self._source(self._turns, ()))
+        self._engine._prepare(source, owner=self)
 
     def copy(self) -> Chat:
         """A copy of the conversation. From now on each goes on by itself."""
@@ -286,12 +280,18 @@ class Chat:
         self._num_asked = max(self._num_asked, num_asked)
 
 
-class ChatExchange(Exchange):
-    """An answer, or its rest, in the conversation as it was when the answer was asked for.
+class ChatRecord(AnswerRecord):
+    """An answer, or the rest of one, in the conversation as it was when that was asked for.
 
-    asked: the turn without the answer: a question, or everything up to the results of tools.
-    turns: the turns before it. unfinished: the answer that is continued, the last of the chat.
+    Args:
+        chat: the conversation.
+        asked: the turn without the answer: a question, or all up to the results of tools.
+        turns: the turns before it.
+        options: of the answer.
+        unfinished: the answer that is continued, the last of the chat.
     """
+
+    sends_prompt = True
 
     def __init__(
         self,
@@ -305,86 +305,75 @@ class ChatExchange(Exchange):
         self.owner: Chat = chat
         self._asked = asked
         self._is_new = turns is chat._turns
+        self._unfinished = unfinished
+        self._made: MadePrompt | None = None  # once it has begun
         self._see(turns)
-        self._prompt: Prompt | None = None
-        self._said: Message = {"role": "assistant", "content": ""}  # of the answer so far
         if unfinished is not None:
-            self._prompt, self._said = unfinished.prompt, self._replaced[0][-1]
             self.turn = unfinished.turn
-        self.num_leaving = 0  # oldest turns that are forgotten
 
     def _see(self, turns: list[Turn]) -> None:
+        """Ask with these turns before the question, in the conversation as it is now."""
         chat = self.owner
-        self.turn, self._revision = chat._num_asked, chat._revision
-        self._system, self._turns = chat._system, turns
-        self._use = self.options.tool_use(chat._tools)
+        self.turn = chat._num_asked
+        self._revision = chat._revision
+        self._turns = turns
         self._replaced = chat._turns[len(turns) :]
+        self._chat_source = chat._source(turns, self._asked, self.options)
 
-    def prompt(self, is_cancelled: CancelCheck) -> Prompt:
-        """Raises ContextError, TemplateError, and Interrupted.
-
-        OptionError where the answer before has called tools.
-        """
+    def source(self) -> PromptSource:
+        """Raises OptionError where the answer before has called tools."""
+        if self._unfinished is not None:
+            return ReadySource(self._unfinished.prompt)
         turns = self.owner._turns
-        if self.options.queue and self._is_new:  # behind those that were answered meanwhile
+        if self.options.queue and self._is_new:  # after those that were answered meanwhile
             require_no_calls(turns)
             self._see(turns)
-        return self.made(is_cancelled)
+        return self._chat_source
 
-    def made(self, is_cancelled: CancelCheck) -> Prompt:
-        """The prompt for the conversation as `_see` found it."""
-        if self._prompt is None:
-            self._prompt, self.num_leaving = fitting_prompt(
-                self.owner._engine,
-                [*self._system, *self._asked],
-                self._turns,
-                lambda kept: self.prompt_behind(kept, is_cancelled),
-            )
-        return self._prompt
-
-    def prompt_behind(self, turns: Sequence[Turn], is_cancelled: CancelCheck) -> Prompt:
-        """The prompt behind other turns, whether it fits or not. Raises TemplateError."""
-        messages = [*self._system, *messages_of(turns), *self._asked]
-        return self.owner._maker.prompt(messages, self._use, is_cancelled)
-
-    def begin(self) -> None:
+    def on_begin(self, made: MadePrompt) -> None:
         """Raises EngineError where the conversation has changed."""
         chat = self.owner
         if chat._revision != self._revision:
             raise EngineError(
                 "the conversation has changed, or another answer of it came first", "Ask again."
             )
+        self._made = made
         chat._revision += 1
         chat._num_asked = max(chat._num_asked, self.turn + 1)
-        chat._tools = self._use.tools
+        chat._tools = self._chat_source.use.tools
         # Both at once: an exception of a signal handler may come between two lines.
-        forgotten = chat._forgotten + self._turns[: self.num_leaving]
-        vars(chat).update(_forgotten=forgotten, _turns=self.kept + self._replaced)
+        forgotten = chat._forgotten + self._turns[: made.num_leaving]
+        vars(chat).update(_forgotten=forgotten, _turns=self._kept(made) + self._replaced)
 
-    def remember(self, reply: Reply, said: Said | None) -> None:
-        chat, prompt = self.owner, self._prompt
-        if prompt is None or chat._revision != self._revision + 1:
+    def on_end(self, reply: Reply, said: Said | None) -> None:
+        """Add the answer to the conversation."""
+        chat = self.owner
+        made = self._made
+        if made is None or chat._revision != self._revision + 1:
             return  # it was cleared, say, while the answer came
+        prompt = made.prompt
         if said is not None:
             answer = answer_message(said.text, said.tool_calls, said.thoughts)
         else:
-            thoughts = self._said.get("reasoning_content", "") + reply.thoughts
-            answer = answer_message(self._said["content"] + reply.text, (), thoughts)
-            answer = {**self._said, **answer}
+            before = self._replaced[0][-1]
+            thoughts = before.get("reasoning_content", "") + reply.thoughts
+            answer = answer_message(before["content"] + reply.text, (), thoughts)
+            answer = {**before, **answer}
         is_kept = prompt.num_said or answer["content"] or reply.tool_calls
-        if is_kept or reply.finish_reason != "cancelled":
-            # A new revision: a question that was asked meanwhile does not know this answer, and
-            # would replace it.
-            turns, revision = [*self.kept, (*self._asked, answer)], chat._revision + 1
-            vars(chat).update(_turns=turns, _revision=revision)
-            if reply.finish_reason != "stop":
-                longer = prompt._replace(
-                    tokens=[*prompt.tokens, *reply.token_ids],
-                    num_said=prompt.num_said + len(reply.token_ids),
-                )
-                chat._unfinished = Unfinished(longer, self.turn, revision)
+        if not is_kept and reply.finish_reason == "cancelled":
+            return
+        # A new revision: a question that was asked meanwhile does not know this answer, and
+        # would replace it.
+        turns = [*self._kept(made), (*self._asked, answer)]
+        revision = chat._revision + 1
+        vars(chat).update(_turns=turns, _revision=revision)
+        if reply.finish_reason != "stop":
+            longer = prompt._replace(
+                tokens=[*prompt.tokens, *reply.token_ids],
+                num_said=prompt.num_said + len(reply.token_ids),
+            )
+            chat._unfinished = Unfinished(longer, self.turn, revision)
 
-    @property
-    def kept(self) -> list[Turn]:
+    def _kept(self, made: MadePrompt) -> list[Turn]:
         """The earlier turns that are not forgotten."""
-        return self._turns[self.num_leaving :]
+        return self._turns[made.num_leaving :]

@@ -12,12 +12,9 @@ from localspec.chat.messages import checked_messages
 from localspec.chat.shown import attached_pictures, shown_in, with_shown
 from localspec.chat.template import Message
 from localspec.errors import ContextError, OptionError
-from localspec.pictures.picture import Vision
 from localspec.streaming.answer import Answer
 from localspec.streaming.answer_text import Prompt
-from localspec.streaming.cancellation import CancelCheck
-from localspec.streaming.exchange import Exchange
-from localspec.vocabulary import Vocabulary
+from localspec.streaming.record import AnswerRecord, MadePrompt, PromptSource
 
 if TYPE_CHECKING:
     from localspec.pictures.picture import PictureSource
@@ -182,22 +179,23 @@ MIN_ANSWER_TOKENS = 64  # older turns leave rather than squeeze the answer below
 _CHARACTERS_PER_TOKEN = 6  # a first guess at how much text fits
 
 
+class ContextLength(Protocol):
+    """How many tokens a model takes."""
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+
+    @property
+    def trained_context_length(self) -> int:
+        """The longest context, in tokens, that the model was trained for."""
+
+
 class ChatBackend(Protocol):
     """The engine, as far as a conversation knows it.
 
     A name that begins with an underscore is for this package, not for applications.
     """
-
-    trained_context_length: int
-
-    @property
-    def vocabulary(self) -> Vocabulary: ...
-
-    @property
-    def vision(self) -> Vision | None: ...
-
-    @property
-    def context_length(self) -> int: ...
 
     @property
     def chat_template(self) -> str | None: ...
@@ -205,15 +203,15 @@ class ChatBackend(Protocol):
     @property
     def tool_template(self) -> str | None: ...
 
-    def _answer(self, exchange: Exchange) -> Answer: ...
+    def _answer(self, record: AnswerRecord) -> Answer: ...
 
-    def _prepare(
-        self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
-    ) -> None: ...
+    def _made(self, source: PromptSource) -> MadePrompt: ...
+
+    def _prepare(self, source: PromptSource, *, owner: object) -> None: ...
 
 
 def fitting_prompt(
-    engine: ChatBackend,
+    model: ContextLength,
     asked: Sequence[Message],
     turns: Sequence[Turn],
     make: Callable[[Sequence[Turn]], Prompt],
@@ -224,7 +222,7 @@ def fitting_prompt(
     turns that it is given. Raises ContextError if `asked` alone does not fit, and what `make`
     raises.
     """
-    capacity = engine.context_length
+    capacity = model.context_length
     prompts: dict[int, Prompt] = {}  # by the number of turns that leave
 
     def length(num_leaving: int) -> int:
@@ -242,7 +240,7 @@ def fitting_prompt(
         shorter = "Shorten it or the system message" if is_with_system else "Shorten it"
         raise ContextError(
             f"the message makes a prompt of {num_tokens} tokens; the context holds {capacity}",
-            longer_context(shorter, engine),
+            longer_context(shorter, model),
             num_tokens=num_tokens,
             context_length=capacity,
         )
@@ -273,10 +271,10 @@ def num_to_forget(
     return bisect_left(numbers, -kept, lo=first, key=lambda number: -length(number))
 
 
-def longer_context(shorter: str, engine: ChatBackend) -> str:
+def longer_context(shorter: str, model: ContextLength) -> str:
     """The hint against too many tokens. shorter: how to have fewer."""
-    trained = engine.trained_context_length
-    if engine.context_length < trained:
+    trained = model.trained_context_length
+    if model.context_length < trained:
         larger = f"a larger context, up to {trained} tokens (context_length=…)"
         return f"{shorter}, or load the model with {larger}."
     return f"{shorter}: the model was trained for no longer context."

@@ -281,12 +281,9 @@ class IdentityCheck:
         self, prompt_tokens: list[int], seed: int | None, said: Sequence[int] = ()
     ) -> Request:
         chain = self.make_chain(prompt_tokens, said)
-        is_greedy = chain.params.is_greedy
         rule = make_rule(
-            None if is_greedy else "coupled",
-            is_greedy=is_greedy,
-            seed=seed,
-            randomness=Randomness(seed or 0, num_said=len(said)),
+            "greedy" if chain.params.is_greedy else "coupled",
+            Randomness(seed or 0, num_said=len(said)),
         )
         left = self.loop.target.context_length - len(prompt_tokens)
         max_tokens = min(COMPARED_TEXT_TOKENS, left) - len(said)

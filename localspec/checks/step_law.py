@@ -134,7 +134,7 @@ class StepLawCheck:
         def step(numbers: Enumeration) -> tuple[int, ...]:
             loop.start(tokens[:-1])
             chain = self.make_chain(params, prompt, said[:-1])
-            made = make_rule(rule, is_greedy=False, seed=None, randomness=numbers)
+            made = make_rule(rule, numbers)
             steps = loop.steps(Request(chain, made, num_draft_tokens + 2, self.is_end))
             # An answer's first step never drafts; it gives the text's last token.
             return tuple(token for second in islice(steps, 1, 2) for token in second.tokens)

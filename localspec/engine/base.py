@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
-import operator
 import os
 import threading
 import weakref
@@ -15,20 +14,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from localspec.chat.chat import Chat
 from localspec.chat.messages import checked_messages
-from localspec.chat.prompt import PromptMaker, takes_tools
-from localspec.chat.template import NO_VARIABLES, ChatTemplate, Message, template_source
+from localspec.chat.prompt import takes_tools
+from localspec.chat.prompt_source import MessagesSource, RawSource
+from localspec.chat.template import ChatTemplate, Message, template_source
 from localspec.chat.turns import question_message, system_messages
-from localspec.errors import ClosedError, EngineError, OptionError, at_most
+from localspec.chat.workshop import token_ids
+from localspec.errors import BusyError, ClosedError, EngineError, OptionError
 from localspec.fork_guard import OwnProcess
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.rules import rule_name
 from localspec.streaming.answer import Answer, Producer
-from localspec.streaming.answer_text import Prompt
-from localspec.streaming.cancellation import CancelCheck, Cancellation
-from localspec.streaming.exchange import Exchange
-from localspec.streaming.options import AnswerKeywords, AnswerOptions
-from localspec.tools.tool import ToolUse
-from localspec.vocabulary import Vocabulary, with_bos
+from localspec.streaming.cancellation import Cancellation
+from localspec.streaming.line import Line, Place
+from localspec.streaming.options import AnswerKeywords, AnswerOptions, spec_of
+from localspec.streaming.record import AnswerPlan, AnswerRecord, MadePrompt, PromptSource, State
+from localspec.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from localspec.speculative.shared_vocabulary import SharedVocabulary
 
 Found = TypeVar("Found")
-_MOST_IDS = 1 << 24  # in a list; more than any context holds
+
+_WAIT = "Finish or close that answer first, or wait in line for it: queue=True."
 
 
 class BaseEngine(Producer, abc.ABC):
@@ -71,15 +72,13 @@ class BaseEngine(Producer, abc.ABC):
     exactness: Exactness
     """Sizes of the target's decodes that equal single decodes to the bit."""
 
-    def __init__(self, sampling: SamplingParams) -> None:
+    def __init__(self, sampling: SamplingParams, parallel: int) -> None:
         self._sampling = sampling
+        self._line = Line(lambda _: parallel)
         self._own_process = OwnProcess()
-        self._exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()  # of its answers
+        self._records: weakref.WeakSet[AnswerRecord] = weakref.WeakSet()  # of its answers
         self._listing = threading.Lock()  # held while these are changed or listed
         self._is_ending = False
-        self._maker: tuple[tuple[str, str | None, bool], PromptMaker] | None = (
-            None  # the last one used
-        )
 
     def _close_at_exit(self) -> None:
         """Have it closed at the interpreter's end. Called once it is whole: last of all."""
@@ -157,36 +156,91 @@ class BaseEngine(Producer, abc.ABC):
     def _load_caches_of(self, owner: object, path: Path) -> bool:
         """`load_caches`, for any owner of a text."""
 
-    @abc.abstractmethod
-    def _check_options(self, options: AnswerOptions) -> None:
-        """Refuse those that this engine cannot follow, or any once it is closed."""
-
-    def _answer(self, exchange: Exchange) -> Answer:
-        """The answer to an exchange; every method that asks for one ends here.
+    def _answer(self, record: AnswerRecord) -> Answer:
+        """The answer of a record; every method that asks for one ends here.
 
         Raises OptionError for options that do not go together.
         """
-        self._accept(exchange)
-        return Answer(exchange, self)
+        self._accept(record)
+        return Answer(record, self)
 
-    def _accept(self, exchange: Exchange) -> None:
-        """Take an exchange, which can be started then. Raises as `_answer`."""
-        options = exchange.options
-        self._check_options(options)
-        exchange.sampling = sampling = options.sampling_from(self.sampling)
-        exchange.rule = rule_name(options.rule, is_greedy=sampling.is_greedy, seed=options.seed)
+    def _accept(self, record: AnswerRecord) -> None:
+        """Take a record, which can be started then. Raises as `_answer`."""
+        record.plan = self._plan(record.options)
         with self._listing:
-            self._exchanges.add(exchange)  # which ends with the engine
+            self._records.add(record)  # which ends with the engine
+
+    def _plan(self, options: AnswerOptions) -> AnswerPlan:
+        """What an answer is to do. Raises OptionError, and ClosedError."""
+        sampling = options.sampling_from(self.sampling)
+        rule = rule_name(options.rule, is_greedy=sampling.is_greedy, seed=options.seed)
+        return AnswerPlan(sampling, rule)
+
+    def _answers_at_work(self) -> list[AnswerRecord]:
+        """The answers that are admitted and not over."""
+        with self._listing:
+            records = list(self._records)
+        return [each for each in records if State.ADMITTED <= each.state < State.OVER]
+
+    def _join(self, record: AnswerRecord) -> None:
+        """Take a place in line for an answer, which `_admitted` hears of.
+
+        Raises BusyError where it is not to wait, and EngineError where it would wait for ever.
+        """
+
+        def may_wait(before: list[Place]) -> None:
+            if not record.options.queue:
+                is_same = any(each.conversation is record.owner for each in before)
+                is_asked = record.owner is not None and is_same
+                what = "the engine is producing another answer"
+                if is_asked:
+                    what = "the last question of this conversation is still being answered"
+                raise BusyError(what, _WAIT)
+            if place.is_of_main and all(each.is_of_main for each in before):
+                raise EngineError(
+                    "this thread waits for an answer that it has to read to its end itself",
+                    "Finish or close that answer first, or read it in a thread of its own.",
+                )
+
+        place = record.place
+        place.conversation = record.owner
+        place.client = record.client
+        place.on_admitted = functools.partial(self._hear_admitted, record)
+        self._line.join(place, may_wait)
+
+    def _give_ending(self, record: AnswerRecord) -> None:
+        """Give the reader of an answer its end, also once more: Ctrl-C may have lost it."""
+        assert record.ending is not None
+        record.outbox.put(record.ending)
+
+    def _hear_admitted(self, record: AnswerRecord) -> None:
+        if record.leaves(State.ASKED, State.ADMITTED):
+            self._admitted(record)
 
     @abc.abstractmethod
-    def _prepare(
-        self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
-    ) -> None:
+    def _admitted(self, record: AnswerRecord) -> None:
+        """Have an answer produced whose turn has come. From any thread; it must not wait."""
+
+    @abc.abstractmethod
+    def _made(self, source: PromptSource) -> MadePrompt:
+        """The prompt of a source, for callers that want no answer.
+
+        Raises what making it does.
+        """
+
+    @abc.abstractmethod
+    def _prompt_text(self, source: MessagesSource, *, opens_answer: bool) -> str:
+        """The text of a prompt by the model's own template: see `PromptMaker.text`."""
+
+    @abc.abstractmethod
+    def _prepare(self, source: PromptSource, *, owner: object) -> None:
         """Decode the tokens that the next prompt begins with, for `Chat.prepare`.
 
-        make_tokens: gives these tokens, none if there is nothing to do. Its argument becomes
-        true as soon as an answer begins or the work is cancelled; then it may raise
-        Interrupted, and its tokens are not used.
+        It ends as soon as an answer begins, or the work is cancelled.
+
+        Args:
+            source: gives these tokens, none if there is nothing to do.
+            owner: the conversation.
         """
 
     def _measure(
@@ -221,14 +275,16 @@ class BaseEngine(Producer, abc.ABC):
         if self._own_process.is_this():  # a fork has no thread that could end one
             with self._listing:
                 # First those in line, or the next would be admitted.
-                exchanges = sorted(self._exchanges, key=lambda each: each.is_admitted)
-            for exchange in exchanges:
-                if exchange.is_asked and not exchange.is_admitted:
-                    exchange.outbox.put(_closed())
+                records = sorted(self._records, key=lambda each: each.state > State.ASKED)
+            for record in records:
+                if record.state is State.NEW:
+                    record.cancellation.request()
+                    continue
+                if record.state is State.ASKED:
+                    record.outbox.put(closed())
                 else:
-                    exchange.cancellation.request()
-                if exchange.is_asked:
-                    self._end(exchange)
+                    record.cancellation.request()
+                self._end(record)
         self._close()
 
     def generate(
@@ -256,15 +312,10 @@ class BaseEngine(Producer, abc.ABC):
         do not fit: no message is ever dropped.
         """
         chosen = AnswerOptions.of(options, **keywords)
-        messages, use = question_messages(question, system), chosen.tool_use(())
-        return self._answer(
-            Exchange(
-                chosen,
-                lambda is_cancelled: self._make_prompt(
-                    messages, use, is_cancelled, template=template, think=think
-                ),
-            )
-        )
+        messages = question_messages(question, system)
+        use, form = chosen.tool_use(()), spec_of(chosen)
+        source = MessagesSource(messages, use, template, think, form=form)
+        return self._answer(AnswerRecord(chosen, source))
 
     def generate_raw(
         self,
@@ -281,69 +332,8 @@ class BaseEngine(Producer, abc.ABC):
         chosen = AnswerOptions.of(options, **keywords)
         if chosen.tools:
             raise OptionError("a raw prompt has tools", "Give messages: see generate and chat.")
-        return self._answer(Exchange(chosen, lambda _: self._raw_prompt(prompt)))
-
-    def _make_prompt(
-        self,
-        messages: Sequence[Message],
-        use: ToolUse,
-        is_cancelled: CancelCheck,
-        *,
-        template: str | None,
-        think: bool,
-        variables: Mapping[str, Any] = NO_VARIABLES,
-    ) -> Prompt:
-        """The prompt of `generate`. Raises as it does, but for ContextError.
-
-        messages: as `checked_messages` gives them. variables: of the template, by the wish of a
-        server's client. is_cancelled: ends it soon with Interrupted
-        once it is true.
-        """
-        maker = self._prompt_maker(template, think=think)
-        return maker.prompt(messages, use, is_cancelled, may_merge=True, variables=variables)
-
-    def _prompt_text(
-        self,
-        messages: Sequence[Message],
-        use: ToolUse,
-        *,
-        variables: Mapping[str, Any],
-        opens_answer: bool,
-    ) -> str:
-        """The text of a prompt by the model's own template: see `PromptMaker.text`."""
-        maker = self._prompt_maker(None, think=True)
-        return maker.text(messages, use, variables=variables, opens_answer=opens_answer)
-
-    def _raw_prompt(self, prompt: str | Sequence[int]) -> Prompt:
-        """The prompt of `generate_raw`. Raises OptionError for anything else."""
-        if isinstance(prompt, str):
-            tokens = self.vocabulary.tokenize(prompt, parse_special=True)
-            return Prompt(with_bos(tokens, self.vocabulary))
-        return Prompt(self._known_ids(prompt))
-
-    def _known_ids(self, tokens: Sequence[int]) -> list[int]:
-        """The ids as plain ints. Raises OptionError for an id outside the vocabulary."""
-        ids = _token_ids(tokens)
-        if ids:
-            self.vocabulary.detokenize([min(ids), max(ids)])  # which refuses others
-        return ids
-
-    def _prompt_maker(self, template: str | None, *, think: bool) -> PromptMaker:
-        """The maker for a template; the last one is kept, for calls with the same template."""
-        source = template_source(template, self.chat_template)
-        tool_source = self.tool_template if template is None else None
-        key = (source, tool_source, think)
-        kept = self._maker
-        if kept is None or kept[0] != key:
-            maker = PromptMaker(
-                self.vocabulary,
-                source,
-                tool_source=tool_source,
-                think=think,
-                vision=self.vision,
-            )
-            kept = self._maker = (key, maker)
-        return kept[1]
+        given = prompt if isinstance(prompt, str) else token_ids(prompt)
+        return self._answer(AnswerRecord(chosen, RawSource(given)))
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of a text, without one that begins every text.
@@ -359,7 +349,7 @@ class BaseEngine(Producer, abc.ABC):
 
         special: with the texts of control tokens. Raises OptionError for a bad id.
         """
-        return self.vocabulary.detokenize(_token_ids(tokens), special=special)
+        return self.vocabulary.detokenize(token_ids(tokens), special=special)
 
     def save_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
         """Save a conversation's caches to disk; False if they hold nothing of it.
@@ -386,6 +376,8 @@ class BaseEngine(Producer, abc.ABC):
         file). think: False asks a reasoning model to answer at once. Raises TemplateError if
         the template is missing, broken, or has no such switch.
         """
+        self._own_process.require("the engine")
+        self._require_not_ending()
         return Chat(self, system=system, template=template, think=think)
 
     def __enter__(self) -> Self:
@@ -404,7 +396,7 @@ class BaseEngine(Producer, abc.ABC):
 
     def _require_not_ending(self) -> None:
         if self._is_ending:
-            raise _closed()
+            raise closed()
 
 
 FACTS = tuple(BaseEngine.__annotations__)  # attributes that stay as they are
@@ -418,7 +410,8 @@ def _end_at_exit(engine: weakref.ref[BaseEngine]) -> None:
             alive.close()
 
 
-def _closed() -> ClosedError:
+def closed() -> ClosedError:
+    """The error of whatever is asked of a closed engine."""
     return ClosedError("the engine is closed", "Load it again.")
 
 
@@ -444,15 +437,3 @@ def question_messages(
             "system is given, and the messages begin with one, too", "Give one of them."
         )
     return [*first, *messages]
-
-
-def _token_ids(prompt: Sequence[int]) -> list[int]:
-    """The ids as plain ints. Raises OptionError for anything else."""
-    try:
-        if isinstance(prompt, bytes):
-            raise TypeError("bytes")
-        return [operator.index(token) for token in at_most(_MOST_IDS, prompt, "token ids")]
-    except TypeError as error:
-        raise OptionError(
-            f"neither text nor token ids: {error}", "Give a str or ints."
-        ) from error

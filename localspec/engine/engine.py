@@ -10,20 +10,26 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from localspec.chat.prompt_source import MessagesSource
 from localspec.chat.turns import longer_context
+from localspec.chat.workshop import PromptWorkshop, known_ids
 from localspec.constraints.guidance import not_kept
-from localspec.engine.base import BaseEngine, Found
+from localspec.engine.answered_texts import AnsweredText, AnsweredTexts
+from localspec.engine.base import BaseEngine, Found, closed
 from localspec.engine.cache_file import read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.constraint_choice import Constrainer
-from localspec.engine.lane import Lane, open_lanes
+from localspec.engine.inbox_thread import InboxThread
+from localspec.engine.lane import Lane, Producing, open_lanes
 from localspec.engine.models import CacheRoom, EngineMemory, Models
 from localspec.engine.prefill import measure_fast, prepare
 from localspec.engine.proposer_choice import answer_policy
-from localspec.engine.worker import LaneWork, Producing, Worker
+from localspec.engine.schedule import Schedule
+from localspec.engine.worker import Worker
 from localspec.errors import ContextError, EngineError, Interrupted, OptionError
 from localspec.llama.quirks.spinning import computed_apart
 from localspec.sampling.chain import Resolver
@@ -33,28 +39,68 @@ from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.policy_api import (
     Drafting,
     DraftPolicy,
-    ProposerKind,
 )
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
 from localspec.streaming.answer_run import AnswerRun
 from localspec.streaming.answer_text import Prompt
-from localspec.streaming.cancellation import CancelCheck, Cancellation
-from localspec.streaming.exchange import MOST_AHEAD, Exchange
+from localspec.streaming.cancellation import CancelCheck, Cancellation, never
 from localspec.streaming.options import AnswerOptions, spec_of
+from localspec.streaming.record import (
+    MOST_AHEAD,
+    AnswerPlan,
+    AnswerRecord,
+    MadePrompt,
+    PromptFacts,
+    PromptSource,
+    Reading,
+    State,
+)
 
 if TYPE_CHECKING:
+    from localspec.llama.projector import PicturePart
     from localspec.llama.vocabulary import LlamaVocabulary
     from localspec.pictures.picture import Vision
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """An answer that is ready to begin."""
+
+    record: AnswerRecord
+    facts: PromptFacts
+    request: Request
+
+    reference: list[int]
+    """The tokens of the prediction, for the lookup to propose from."""
+
+    parts: list[PicturePart]
+    """The pictures of the prompt, which are at hand as long as they are kept here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """An answer that has a lane, until it is over."""
+
+    run: AnswerRun
+
+    text: AnsweredText | None
+    """The text that it continues, whoever asked that."""
 
 
 class Engine(BaseEngine):
     """A target, what may draft for it, and texts in their caches. Made by `localspec.load`.
 
-    From any thread, but `parallel` answers at a time: reading one more while as many are
-    unfinished raises BusyError. sampling: what an answer uses by default. description: the
-    pair, for people. room: for the caches of conversations that wait. memory: whether earlier
-    texts propose; a name keeps them on disk.
+    It may be used from any thread. `parallel` answers run at a time; one more raises BusyError,
+    or waits with queue=True.
+
+    Args:
+        models: target, draft and head.
+        drafting: who may draft, and how much.
+        sampling: of answers that say nothing of it.
+        description: the pair, for people.
+        room: for the caches of conversations that wait.
+        memory: whether earlier texts propose.
     """
 
     def __init__(
@@ -67,7 +113,7 @@ class Engine(BaseEngine):
         *,
         memory: bool,
     ) -> None:
-        super().__init__(sampling)
+        super().__init__(sampling, models.num_sequences)
         self.description = description
         self.drafting = drafting
         self._target = target = models.target
@@ -87,14 +133,30 @@ class Engine(BaseEngine):
         self._cache_pool = CachePool(self._lanes, room)
         computed_apart(lambda: measure_fast(self._decoder, self._resolver.chain(sampling, 1)))
         self._save_profile()
-        self._worker = Worker(len(self._lanes))
+        self._workshop = PromptWorkshop(
+            target.vocabulary,
+            target.chat_template,
+            target.tool_template,
+            target.vision,
+            target.context_length,
+            target.trained_context_length,
+        )
+        self.on_prompt_work: Callable[..., None] = _nothing
+        """Called in the thread of prompts with an answer's record, or None, and `is_done`:
+        False while its prompt is made, at each stage; then True."""
+
+        self._texts = AnsweredTexts()
+        self._running: dict[AnswerRecord, _Running] = {}
+        self._prompts = InboxThread("localspec-prompts")
+        self._schedule = Schedule(len(self._lanes))
+        self._worker = Worker(self._schedule, self._line)
         self._is_closed = False
-        weakref.finalize(self, self._worker.stop).atexit = False  # it is closed before
+        weakref.finalize(self, _stop, self._prompts, self._worker).atexit = False
         self._close_at_exit()
 
     @property
     def parallel(self) -> int:
-        return self._worker.num_lanes
+        return len(self._lanes)
 
     @property
     def vocabulary(self) -> LlamaVocabulary:
@@ -151,115 +213,151 @@ class Engine(BaseEngine):
             ended.request()
             raise
 
-    def _check_options(self, options: AnswerOptions) -> None:
+    def _plan(self, options: AnswerOptions) -> AnswerPlan:
         self._require_open()
-        answer_policy(options.drafting, self._decoder.proposers)
+        policy, kinds = answer_policy(options.drafting, self._decoder.proposers)
+        return replace(super()._plan(options), policy=policy, kinds=kinds)
 
-    def _start(self, exchange: Exchange) -> None:
+    def _start(self, record: AnswerRecord) -> None:
         self._require_open()
+        self._worker.note_asked()
+        self._join(record)
 
-        def go_on() -> None:
-            is_cancelled = functools.partial(self._is_cancelled, exchange.cancellation)
-            try:
-                self._produce(exchange, exchange.prompt(is_cancelled))
-            except Interrupted:
-                pass  # it is being ended
-            except Exception:
-                self._require_not_ending()  # else that is why
-                raise
+    def _admitted(self, record: AnswerRecord) -> None:
+        self._prompts.put(functools.partial(self._make, record))
 
-        self._worker.ask(exchange, go_on)
-
-    def _read_on(self, exchange: Exchange) -> None:
-        if exchange.num_told - exchange.num_taken == MOST_AHEAD - 1:  # it may be paused
-            self._worker.wake()
-
-    def _end(self, exchange: Exchange) -> None:
-        if exchange.is_over:
-            exchange.outbox.put([])  # Ctrl-C may have lost it
+    def _make(self, record: AnswerRecord) -> None:
+        """Make prompt and grammar, and have the answer begin. In the thread of prompts."""
+        if record.state is not State.ADMITTED:
+            return
+        try:
+            work = self._work(record)
+        except Interrupted:
+            return  # it is being ended
+        except Exception as error:
+            record.outbox.put(closed() if self._is_ending else error)
         else:
-            self._worker.end(exchange)
+            self._worker.put(functools.partial(self._begin, work))
+        finally:
+            self.on_prompt_work(record, is_done=True)
+
+    def _work(self, record: AnswerRecord) -> _Work:
+        """Make prompt and grammar. Raises what refuses them, and Interrupted."""
+        self.on_prompt_work(record, is_done=False)
+        is_cancelled = functools.partial(self._is_cancelled, record.cancellation)
+        made = record.source().make(self._workshop, is_cancelled)
+        self.on_prompt_work(record, is_done=False)
+        self._require_open()
+        prompt = made.prompt
+        parts = self._models.show(prompt)
+        request = self._request(prompt, record)
+        self._models.require_unwritten()
+        facts = PromptFacts(made, len(prompt.tokens), not_kept(spec_of(record.options)))
+        return _Work(record, facts, request, self._reference(prompt, record.options), parts)
+
+    def _begin(self, work: _Work) -> None:
+        """Give an answer its lane. In the worker."""
+        record = work.record
+        if record.state is not State.ADMITTED:
+            return
+        try:
+            record.begin(work.facts)
+        except Exception as error:
+            record.outbox.put(error)
+            return
+        made = work.facts.made
+        tokens = made.prompt.tokens
+        text = None
+        owner = record.owner
+        if record.finds_its_text:
+            text = self._texts.text_for(tokens, record.client, made.num_stable)
+            owner = text
+        lane = self._cache_pool.lane_for(owner, tokens, record.client)
+        run = AnswerRun(record, made.prompt, work.request, lane)
+        self._running[record] = _Running(run, text)
+        self._schedule.start(lane, record, self._produced(lane, owner, work, run))
+
+    def _produced(
+        self, lane: Lane, owner: object | None, work: _Work, run: AnswerRun
+    ) -> Producing:
+        """The pieces of an answer, and the decodes that it wants."""
+        record = work.record
+        num_tokens = work.facts.num_tokens
+
+        def report(num_decoded: int) -> None:
+            record.outbox.put(Reading(num_decoded, num_tokens))
+
+        try:
+            lane.begin()
+            tokens = work.facts.made.prompt.tokens
+            self._cache_pool.switch_to(lane, owner, tokens, record.client)
+            lane.use(report, record.plan.policy, work.reference)
+            yield Reading(run.start(), num_tokens, is_first=True)
+            yield from run.pieces()
+        finally:
+            lane.use_usual()
+            self._save_profile(lane)
+            work.parts.clear()
+
+    def _read_on(self, record: AnswerRecord) -> None:
+        if record.num_put - record.num_taken == MOST_AHEAD - 1:  # it may be paused
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Have the worker resume answers whose readers have caught up."""
+        self._worker.put(_nothing)
+
+    def _end(self, record: AnswerRecord) -> None:
+        if record.state is State.OVER:
+            self._give_ending(record)
+        else:
+            self._worker.put(functools.partial(self._finish, record))
+
+    def _finish(self, record: AnswerRecord) -> None:
+        """End an answer after what was read of it. In the worker."""
+        if record.state is State.OVER:
+            self._give_ending(record)
+            return
+        if record.state < State.ENDING:
+            record.advance(State.ENDING)
+        self._schedule.remove(record)
+        running = self._running.pop(record, None)
+        try:
+            ending = None
+            if running is not None:
+                ending = running.run.ending(record.num_read, record.num_taken)
+            record.conclude(ending)
+        finally:
+            if running is not None and running.text is not None:
+                running.text.end(record.read)
+            self._line.leave(record.place)
+            record.advance(State.OVER)
+            self._give_ending(record)
 
     def _may_wait(self) -> bool:
         return not self._worker.is_this_thread
 
-    def _produce(self, exchange: Exchange, prompt: Prompt) -> None:
-        """Have an answer produced that is admitted. Raises what refuses its prompt."""
-        self._require_open()
-        parts = self._models.show(prompt)  # at hand until the answer ends
-        policy, kinds = answer_policy(exchange.options.drafting, self._decoder.proposers)
-        request = self._request(prompt, exchange, kinds)
-        reference = self._reference(prompt, exchange.options)
-        num_tokens, put = len(prompt.tokens), exchange.outbox.put
-        self._models.require_unwritten()
-
-        def produced(lane: Lane) -> Producing:
-            try:
-                lane.begin()
-                self._cache_pool.switch_to(lane, exchange.owner, prompt.tokens, prompt.client)
-                lane.use(
-                    lambda done: put(lambda: exchange.on_prompt(done, num_tokens)),
-                    policy,
-                    reference,
-                )
-                exchange.run = run = AnswerRun(
-                    decoder=lane.decoder,
-                    prompt=prompt,
-                    request=request,
-                    vocabulary=self.vocabulary,
-                    options=exchange.options,
-                    cancellation=exchange.cancellation,
-                    interrupt=lane.interrupt,
-                    not_kept=not_kept(spec_of(exchange.options)),
-                    exactness=self.exactness,
-                    waited=lambda: lane.work.waited_s,
-                )
-                num_cached = run.start()
-                put(lambda: exchange.on_cached(num_cached, num_tokens))
-                yield from run.pieces()
-            finally:
-                lane.use_usual()
-                self._save_profile(lane)
-                parts.clear()
-
-        def begin() -> LaneWork:
-            lane = self._cache_pool.lane_for(exchange.owner, prompt.tokens, prompt.client)
-            lane.work.exchange, lane.work.producing = exchange, produced(lane)
-            return lane.work
-
-        self._worker.start(exchange, begin)
-
-    def _request(
-        self,
-        prompt: Prompt,
-        exchange: Exchange,
-        kinds: frozenset[ProposerKind] | None,
-    ) -> Request:
+    def _request(self, prompt: Prompt, record: AnswerRecord) -> Request:
         """The loop's request. Raises ContextError, and as `constraint` does."""
-        options, sampling = exchange.options, exchange.sampling
+        options = record.options
+        plan = record.plan
         num_tokens = len(prompt.tokens)
-        room = self.room_behind(num_tokens)
-        cancellation = exchange.cancellation
+        room = self._room_after(num_tokens)
+        cancellation = record.cancellation
         constraint = self._constrainer.constraint(
             options, prompt, lambda: cancellation.is_requested
         )
         seed = fresh_seed() if options.seed is None else options.seed
+        num_before = num_tokens - prompt.num_said
         return Request(
-            chain=self._resolver.chain(
-                sampling, num_tokens - prompt.num_said, constraint, prompt.num_said
-            ),
-            rule=make_rule(
-                exchange.rule,
-                is_greedy=sampling.is_greedy,
-                seed=options.seed,
-                randomness=Randomness(seed, exchange.turn, prompt.num_said),
-            ),
-            max_tokens=min(room, options.max_tokens or room),
-            is_end=self.vocabulary.is_end,
-            kinds=kinds,
+            self._resolver.chain(plan.sampling, num_before, constraint, prompt.num_said),
+            make_rule(plan.rule, Randomness(seed, record.turn, prompt.num_said)),
+            min(room, options.max_tokens or room),
+            self.vocabulary.is_end,
+            plan.kinds,
         )
 
-    def room_behind(self, num_tokens: int) -> int:
+    def _room_after(self, num_tokens: int) -> int:
         """How many tokens the answer to a prompt of so many may have, at least one.
 
         Raises:
@@ -283,9 +381,15 @@ class Engine(BaseEngine):
         given = options.prediction
         if given is None:
             return []
-        prediction = self.tokenize(given) if isinstance(given, str) else self._known_ids(given)
+        prediction = self._tokens_of(given)
         # After the end of the prompt, so that the lookup finds its beginning.
         return [*prompt.tokens[-LONGEST_MATCH:], *prediction] if prediction else []
+
+    def _tokens_of(self, text: str | Sequence[int]) -> list[int]:
+        """The ids of a text, or those given. Raises OptionError for unknown ones."""
+        if isinstance(text, str):
+            return self.tokenize(text)
+        return known_ids(text, self.vocabulary)
 
     def _alone(self, function: Callable[[], Found]) -> Found:
         """A function's result, called in the worker. Raises BusyError, and ClosedError."""
@@ -320,7 +424,7 @@ class Engine(BaseEngine):
         return EngineMemory(self._models.memory, pool.num_bytes, pool.budget_bytes)
 
     def remember(self, text: str | Sequence[int]) -> None:
-        tokens = self.tokenize(text) if isinstance(text, str) else self._known_ids(text)
+        tokens = self._tokens_of(text)
         memory = self._memory
         if memory is None:
             raise OptionError(
@@ -332,16 +436,47 @@ class Engine(BaseEngine):
         self._worker.call(lambda: memory.add(tokens))
 
     def free_kept(self) -> None:
-        self._alone(self._cache_pool.clear)
+        def free() -> None:
+            self._cache_pool.clear()
+            self._texts = AnsweredTexts()
 
-    def _prepare(
-        self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
-    ) -> None:
+        self._alone(free)
+
+    def _made(self, source: PromptSource) -> MadePrompt:
+        self._require_open()
+        return self._prompts.call(lambda: self._made_of(source, never))
+
+    def _prompt_text(self, source: MessagesSource, *, opens_answer: bool) -> str:
+        self._require_open()
+
+        def text() -> str:
+            self.on_prompt_work(None, is_done=False)
+            try:
+                return source.text(self._workshop, opens_answer=opens_answer)
+            finally:
+                self.on_prompt_work(None, is_done=True)
+
+        return self._prompts.call(text)
+
+    def _made_of(self, source: PromptSource, is_cancelled: CancelCheck) -> MadePrompt:
+        """The prompt of a source. In the thread of prompts."""
+        self.on_prompt_work(None, is_done=False)
+        try:
+            return source.make(self._workshop, is_cancelled)
+        finally:
+            self.on_prompt_work(None, is_done=True)
+
+    def _prepare(self, source: PromptSource, *, owner: object) -> None:
         before = self._worker.num_asked
-        if not self._worker.is_busy:
-            with contextlib.suppress(Interrupted):
-                whole = make_tokens(lambda: self._worker.num_asked != before)
-                self._read_ahead(whole, owner, before)
+        if self._line.num_there:
+            return
+
+        def is_cancelled() -> bool:
+            return self._worker.num_asked != before
+
+        with contextlib.suppress(Interrupted):
+            made = self._prompts.call(lambda: self._made_of(source, is_cancelled))
+            self._read_ahead(made.prompt.tokens, owner, before)
 
     def _read_ahead(self, whole: list[int], owner: object, num_asked: int) -> None:
         """Read a text in idle time, unless more is asked for than was then."""
@@ -386,14 +521,14 @@ class Engine(BaseEngine):
 
     def _end_idle_work(self) -> None:
         """End it now, and what has been asked for and not begun."""
-        self._worker.num_asked += 1
+        self._worker.note_asked()
         self._interrupt()
 
     def cancel(self) -> None:
         self._end_idle_work()
-        for exchange in tuple(self._worker.admitted):
-            exchange.cancellation.request()
-            self._end(exchange)
+        for record in self._answers_at_work():
+            record.cancellation.request()
+            self._end(record)
 
     def _close(self) -> None:
         def free() -> None:
@@ -407,7 +542,7 @@ class Engine(BaseEngine):
         elif not self._is_closed:
             self._worker.call(free)
             self._is_closed = True
-            self._worker.stop()
+            _stop(self._prompts, self._worker)
 
     def _free(self) -> None:
         self._cache_pool.clear()
@@ -433,3 +568,13 @@ class Engine(BaseEngine):
         # A fork has none of the threads.
         for model in self._models.all:
             model.require_open()
+
+
+def _stop(prompts: InboxThread, worker: Worker) -> None:
+    """End both threads. Nobody waits for a prompt in the making, which may take long."""
+    prompts.end()
+    worker.stop()
+
+
+def _nothing(*_arguments: object, **_keywords: object) -> None:
+    """Do nothing."""

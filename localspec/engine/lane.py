@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from localspec.engine.cache_file import PooledCache
+from localspec.engine.lane_clock import LaneClock
 from localspec.engine.models import Models
 from localspec.engine.proposer_choice import choose_policies, choose_proposers
-from localspec.engine.worker import LaneWork
 from localspec.errors import CacheError
+from localspec.exactness import Exactness
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.speculative.lookup import Lookup, TextMemory
 from localspec.speculative.loop import SpeculativeDecoder
+from localspec.speculative.model import Decode
 from localspec.speculative.policy_api import (
     Drafting,
     DraftPolicy,
@@ -23,39 +25,115 @@ from localspec.speculative.policy_api import (
 from localspec.speculative.prefix import common_length
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
+from localspec.streaming.answer_run import AnswerRun
+from localspec.streaming.record import AnswerRecord, Reading
+from localspec.streaming.reply import Piece
+from localspec.vocabulary import WholeVocabulary
+
+# What produces an answer. It is sent the rows of each decode.
+Producing = Generator[Decode | Piece | Reading, Any, None]
 
 
 class Lane:
     """A text's sequence in each context, and the loop over them, where one answer runs.
 
-    models: views at this sequence. owner: gives the text's owner; None once that is gone, and
-    of nobody's text. client: whose prompt it was, as `Prompt` has it. memory: of earlier texts,
-    if any are remembered.
+    Args:
+        models: views of the models at this sequence.
+        decoder: the loop over them.
+        clock: the time of the text here.
     """
 
-    def __init__(self, models: Models, decoder: SpeculativeDecoder, work: LaneWork) -> None:
+    def __init__(self, models: Models, decoder: SpeculativeDecoder, clock: LaneClock) -> None:
         self.models = models
         self.decoder = decoder
-        self.work = work
+        self.clock = clock
+
+        self.record: AnswerRecord | None = None
+        """The answer that runs here; None while the lane is free."""
+
+        self.run: AnswerRun | None = None
+        """The same, once it has begun with its text."""
+
+        self.decode: Decode | None = None
+        """The decode that the answer wants."""
+
+        self.is_paused = False
+        """Whether the answer waits for its reader to catch up."""
+
+        self.reading_s = 0.0
+        """Seconds that the prompt has taken so far."""
+
         self.owner: Callable[[], object | None] = nobody
+        """Gives the text's owner; None once that is gone, and of nobody's text."""
+
         self.client = ""
+        """Whose prompt the text was, as `Prompt` has it."""
+
         self.last_used = 0
-        self.own_policy = decoder.draft_policy
-        self._usual_policy: DraftPolicy | None = None  # while an answer has another
+        """When the text was used last, in the cache pool's numbers."""
+
         self.memory: TextMemory | None = None
+        """Earlier texts, if they are remembered."""
+
+        self.own_policy = decoder.draft_policy
+        self._producing: Producing | None = None  # the answer, until it has ended
+        self._usual_policy: DraftPolicy | None = None  # while an answer has another
         self._lookups = [each for each in decoder.proposers if isinstance(each, Lookup)]
         self._num_shared = 0  # decodes, when the last work began
 
     @property
     def is_free(self) -> bool:
         """Whether no answer runs here."""
-        return self.work.exchange is None
+        return self.record is None
+
+    @property
+    def exactness(self) -> Exactness:
+        """See `AnswerLane`."""
+        return self.models.target.exactness
+
+    @property
+    def vocabulary(self) -> WholeVocabulary:
+        """See `AnswerLane`."""
+        return self.models.target.vocabulary
+
+    @property
+    def waited_s(self) -> float:
+        """See `AnswerLane`."""
+        return self.clock.waited_s
+
+    def take(self, record: AnswerRecord, producing: Producing) -> None:
+        """Begin with an answer."""
+        self.record = record
+        self._producing = producing
+
+    def resume(self) -> tuple[Producing, AnswerRecord]:
+        """Note that the answer is run on. Returns what produces it, and its record."""
+        assert self._producing is not None
+        assert self.record is not None
+        self.is_paused = False
+        self.decode = None
+        return self._producing, self.record
+
+    def want(self, decode: Decode, num_decodes: int) -> None:
+        """Note the decode that the answer wants. num_decodes: of all lanes so far."""
+        self.decode = decode
+        self.clock.want(num_decodes)
+
+    def free(self) -> None:
+        """Have no answer any more; what produced it is closed."""
+        producing = self._producing
+        self._producing = None
+        self.record = None
+        self.decode = None
+        self.is_paused = False
+        if producing is not None:
+            producing.close()
 
     def begin(self) -> None:
         """Make models and loop ready for work."""
         for model in self.models.all:
             model.begin()
-        self._num_shared = self.work.num_shared
+        self._num_shared = self.clock.num_shared
         self.use_usual()
 
     def use(
@@ -94,7 +172,7 @@ class Lane:
         Beside other answers they learn nothing: decodes then cost time for these, too.
         """
         policy = self.decoder.draft_policy
-        has_shared = self._num_shared < self.work.num_shared
+        has_shared = self._num_shared < self.clock.num_shared
         if has_shared or not isinstance(policy, AdaptiveDraftPolicy):
             return None
         return policy.as_dict()
@@ -187,9 +265,9 @@ def open_lanes(
     profile = None
     for number in range(models.num_sequences):
         own = models if number == 0 else models.sibling(number)
-        work = LaneWork()
+        clock = LaneClock()
         proposers, off = choose_proposers(own, drafting, shared)
-        policies, profile = choose_policies(own, drafting, proposers, work.was_alone)
-        decoder = SpeculativeDecoder(own.target, proposers, *policies, off, work.now)
-        lanes.append(Lane(own, decoder, work))
+        policies, profile = choose_policies(own, drafting, proposers, clock.was_alone)
+        decoder = SpeculativeDecoder(own.target, proposers, *policies, off, clock.now)
+        lanes.append(Lane(own, decoder, clock))
     return lanes, shared, profile

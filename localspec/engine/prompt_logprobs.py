@@ -32,7 +32,7 @@ def prompt_logprobs(
         ContextError: For a prompt that leaves no room for an answer.
         Interrupted: If it was cancelled.
     """
-    engine.room_behind(len(tokens))
+    engine._room_after(len(tokens))
     vocabulary = engine.vocabulary
 
     def bytes_of(token: int) -> bytes:

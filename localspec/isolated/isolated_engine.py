@@ -2,41 +2,77 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from localspec.call_thread import CallThread
+from localspec.chat.prompt_source import MessagesSource
 from localspec.engine.base import FACTS, BaseEngine, Found
 from localspec.engine.sources import OTHER_KEYWORDS, LoadKeywords
-from localspec.errors import (
-    CrashedError,
-    EngineError,
-    Interrupted,
-    OptionError,
-    check_keywords,
+from localspec.errors import EngineError, OptionError, check_keywords
+from localspec.isolated.messages import (
+    Begun,
+    ControlTexts,
+    Detokenize,
+    EndAnswer,
+    Ended,
+    EndIdleWork,
+    EndMeasure,
+    FreeKept,
+    Heard,
+    IsControl,
+    KeepOnDisk,
+    LoadCaches,
+    LoadProgress,
+    Lost,
+    MakePrompt,
+    Measure,
+    MeasureReport,
+    MemoryTaken,
+    PictureCells,
+    PicturesMissing,
+    Pieces,
+    Prepare,
+    PromptProgress,
+    PromptText,
+    ReadOn,
+    Remember,
+    SaveCaches,
+    StartAnswer,
+    Stopped,
+    Tokenize,
+    TokenText,
 )
 from localspec.isolated.process import ChildProcess
+from localspec.isolated.sent_pictures import KnownPicture, pictures_of, with_pictures
+from localspec.pictures.picture import Picture
 from localspec.presets.presets import Preset
-from localspec.streaming.answer_text import Prompt, Said
-from localspec.streaming.cancellation import CancelCheck, Watch
-from localspec.streaming.exchange import READ_ON, Exchange
+from localspec.streaming.cancellation import Watch
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.reply import Piece, Reply
+from localspec.streaming.record import (
+    READ_ON,
+    AnswerPlan,
+    AnswerRecord,
+    MadePrompt,
+    PromptFacts,
+    PromptSource,
+    State,
+)
+from localspec.streaming.reply import Ending
 from localspec.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
     from localspec.engine.models import EngineMemory
-    from localspec.pictures.picture import Picture, Vision
+    from localspec.pictures.picture import Vision
 
-_MOST_KNOWN = 256  # pictures of which the tokens are kept
+_MOST_TRIES = 3  # to have an answer begun, where processes are lost
 
 
 class IsolatedEngine(BaseEngine):
@@ -70,10 +106,10 @@ class IsolatedEngine(BaseEngine):
                 )
         self._process = ChildProcess(preset, arguments, progress)
         self._facts = facts = self._process.facts
-        super().__init__(facts["sampling"])
+        super().__init__(facts["sampling"], facts["parallel"])
         self._preset, self._arguments = preset, arguments
         self._starting = threading.RLock()  # a signal handler may come to it within itself
-        self._answers: dict[Exchange, _RemoteAnswer] = {}  # that are not over
+        self._attempts: dict[AnswerRecord, _Attempt] = {}  # of answers that are not over
         self._owner_numbers: weakref.WeakKeyDictionary[object, int] = (
             weakref.WeakKeyDictionary()
         )
@@ -81,7 +117,6 @@ class IsolatedEngine(BaseEngine):
         self._changing = threading.RLock()  # held while these are changed
         self._gone_owners: set[int] = set()  # of which every change is one call of C
         self._reading = (0, 0)
-        self._cells: dict[bytes, list[int]] = {}  # of pictures, by their digests
         for name in FACTS:
             setattr(self, name, facts[name])
         self._close_at_exit()
@@ -92,19 +127,11 @@ class IsolatedEngine(BaseEngine):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        return RemoteVocabulary(self._of_engine, self._facts)  # kept it would keep this
+        return RemoteVocabulary(self._running, self._facts)  # keeping it would make a cycle
 
     @property
     def vision(self) -> Vision | None:
-        ask = functools.partial(self._ask, "cells")
-        return RemoteVision(ask, self._cells) if self._facts["can_see"] else None
-
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        return self._running().call(method, *arguments)
-
-    def _of_engine(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        """The result of a method of the `Engine`, or of its vocabulary."""
-        return self._running().call("engine", method, *arguments, **keywords)
+        return RemoteVision(self._running) if self._facts["can_see"] else None
 
     @property
     def _reading_progress(self) -> tuple[int, int]:
@@ -115,33 +142,38 @@ class IsolatedEngine(BaseEngine):
         self, function: Callable[..., Found], *arguments: Any, watch: Watch, **keywords: Any
     ) -> Found:
         """In the child, so the function is one of a module."""
-        process, cancellation = self._running(), watch.cancellation
+        process = self._running()
+
+        def report(message: LoadProgress | MeasureReport) -> None:
+            assert isinstance(message, MeasureReport)
+            watch.progress(message.stage, message.left_s)
+
         call = process.begin(
-            "measure",
-            function,
-            *arguments,
-            on_report=lambda told: watch.progress(*told),
-            **keywords,
+            lambda number: Measure(number, function, arguments, keywords), report
         )
-        with cancellation.obeyed(lambda: process.tell("cancel", call.number)):
+        with watch.cancellation.obeyed(lambda: process.tell(EndMeasure(call.number))):
             found: Found = call.result()
         return found
 
     def memory(self) -> EngineMemory:
-        memory: EngineMemory = self._of_engine("memory")
+        memory: EngineMemory = self._running().call(MemoryTaken())
         return memory
 
     def remember(self, text: str | Sequence[int]) -> None:
-        self._of_engine("remember", text)
+        self._running().call(Remember(text))
 
     def free_kept(self) -> None:
-        self._of_engine("free_kept")
+        self._running().call(FreeKept())
 
     def _save_caches_of(self, owner: object, path: Path) -> bool:
-        return bool(self._ask("owned", "_save_caches_of", self._owner_number(owner), path))
+        conversation = self._conversation_number(owner)
+        make = lambda number: SaveCaches(number, conversation, path)  # noqa: E731
+        return bool(self._running().begin(make).result())
 
     def _load_caches_of(self, owner: object, path: Path) -> bool:
-        return bool(self._ask("owned", "_load_caches_of", self._owner_number(owner), path))
+        conversation = self._conversation_number(owner)
+        make = lambda number: LoadCaches(number, conversation, path)  # noqa: E731
+        return bool(self._running().begin(make).result())
 
     @property
     def process_id(self) -> int | None:
@@ -158,92 +190,133 @@ class IsolatedEngine(BaseEngine):
                 self._process = ChildProcess(self._preset, self._arguments, None)
             return self._process
 
-    def _check_options(self, options: AnswerOptions) -> None:
+    def _plan(self, options: AnswerOptions) -> AnswerPlan:
         # Who may propose is known in the child alone.
         self._own_process.require("the isolated engine")
         self._require_not_ending()
+        return super()._plan(options)
 
-    def _start(self, exchange: Exchange) -> None:
-        self._check_options(exchange.options)
-        # In the reader's thread, since the process may have to be started again.
-        exchange.outbox.put(lambda: self._ask_for(exchange, is_again=False))
+    def _start(self, record: AnswerRecord) -> None:
+        self._own_process.require("the isolated engine")
+        self._require_not_ending()
+        self._join(record)
 
-    def _ask_for(self, exchange: Exchange, *, is_again: bool) -> None:
-        """Have the child let an answer wait in line. is_again: after another was lost."""
-        process = self._running()
+    def _admitted(self, record: AnswerRecord) -> None:
+        if self._process.is_running():
+            self._try(record)
+        else:  # it has to be started again, which takes a while
+            CallThread(lambda: self._try(record), daemon=True).start()
+
+    def _try(self, record: AnswerRecord, num_tries: int = 1) -> None:
+        """Have the child produce an answer that is admitted. num_tries: this one included."""
+        try:
+            self._send(record, self._running(), num_tries)
+        except Exception as error:
+            record.outbox.put(error)
+
+    def _send(self, record: AnswerRecord, process: ChildProcess, num_tries: int) -> None:
+        """Send the message that starts an answer. Raises what refuses its prompt."""
+        source = record.source()
         gone = list(self._gone_owners)
-        owner = None if exchange.owner is None else self._owner_number(exchange.owner)
+        conversation = None
+        if record.owner is not None:
+            conversation = self._conversation_number(record.owner)
         with self._changing:
-            if exchange.is_over:
+            if record.state is not State.ADMITTED:
                 return
-            answer = self._answers[exchange] = _RemoteAnswer(
-                self, exchange, process, is_again=is_again
-            )
+            attempt = _Attempt(self, record, process, num_tries, pictures_of(source))
             # As it was asked for, without a function of this process.
-            told = replace(
-                exchange.options, sampling=exchange.sampling, changes={}, on_prompt=None
+            options = replace(
+                record.options, sampling=record.plan.sampling, changes={}, on_prompt=None
             )
-            process.num_asked += 1
-            process.ask(answer, "ask", told, owner, gone, is_of_main=exchange.is_of_main)
+            message = StartAnswer(
+                attempt.number,
+                _with_known_pictures(source, process),
+                options,
+                record.turn,
+                conversation,
+                record.client,
+                record.finds_its_text,
+                record.sends_prompt,
+                gone,
+            )
+            self._attempts[record] = attempt
+            process.ask(attempt, message)
+            if record.state is not State.ADMITTED:
+                attempt.end()  # a signal handler has ended it before the message was sent
         self._gone_owners.difference_update(gone)
 
-    def _read_on(self, exchange: Exchange) -> None:
-        answer = self._answers.get(exchange)
-        if answer is not None and exchange.num_taken % READ_ON == 0:
-            answer.process.tell("read_on", answer.number, exchange.num_taken)
+    def _read_on(self, record: AnswerRecord) -> None:
+        attempt = self._attempts.get(record)
+        if attempt is not None and record.num_taken % READ_ON == 0:
+            attempt.process.tell(ReadOn(attempt.number, record.num_taken))
 
-    def _end(self, exchange: Exchange) -> None:
+    def _end(self, record: AnswerRecord) -> None:
         with self._changing:
-            answer = self._answers.get(exchange)
-            if answer is not None:
-                answer.end()
-            elif exchange.is_over:
-                exchange.outbox.put([])  # Ctrl-C may have lost it
+            attempt = self._attempts.get(record)
+            if record.state is State.OVER:
+                self._give_ending(record)
+            elif attempt is not None:
+                attempt.end()
             else:  # the child does not know of it
-                exchange.is_over = True
-                exchange.outbox.put(exchange.conclude())
+                self._conclude(record, None)
+
+    def _conclude(self, record: AnswerRecord, ending: Ending | None) -> None:
+        """Make the reply, and give the place in line to the next answer. Idempotent."""
+        with self._changing:
+            self._attempts.pop(record, None)
+            if record.state is State.OVER:
+                return
+            try:
+                record.conclude(ending)
+            finally:
+                record.advance(State.OVER)
+                self._line.leave(record.place)  # now, for a reader who asks again at once
+                self._give_ending(record)
 
     def _may_wait(self) -> bool:
         return not self._process.is_of_this_thread()
 
-    def _prepare(
-        self, make_tokens: Callable[[CancelCheck], list[int]], *, owner: object
-    ) -> None:
-        if self._answers:
+    def _made(self, source: PromptSource) -> MadePrompt:
+        made: MadePrompt = self._running().call(MakePrompt(source))
+        return made
+
+    def _prompt_text(self, source: MessagesSource, *, opens_answer: bool) -> str:
+        return str(self._running().call(PromptText(source, opens_answer)))
+
+    def _prepare(self, source: PromptSource, *, owner: object) -> None:
+        if self._line.num_there:
             return
-        process = self._running()
-        before = process.num_asked
+        conversation = self._conversation_number(owner)
         try:
-            tokens = make_tokens(lambda: process.num_asked != before)
-            if tokens and process.num_asked == before:
-                process.call("prepare", tokens, self._owner_number(owner))
-        except Interrupted:
-            pass
+            process = self._running()
+            known = _with_known_pictures(source, process)
+            process.begin(lambda number: Prepare(number, known, conversation)).result()
         except EngineError:
             if not self._is_ending:
                 raise
 
     def _keep_on_disk(self) -> None:
         """Have the child write the caches that the disk lacks, until an answer begins."""
-        if not self._answers and self._process.is_running():  # a lost one has nothing
-            self._process.tell("keep_on_disk")
+        if not self._line.num_there and self._process.is_running():  # a lost one has nothing
+            self._process.tell(KeepOnDisk())
 
-    def _owner_number(self, owner: object) -> int:
+    def _conversation_number(self, owner: object) -> int:
         with self._changing:
             number = self._owner_numbers.get(owner)
             if number is None:
                 self._num_owners += 1
-                number = self._owner_numbers[owner] = self._num_owners
+                number = self._num_owners
+                self._owner_numbers[owner] = number
                 weakref.finalize(owner, self._gone_owners.add, number)
             return number
 
     def cancel(self) -> None:
         if self._own_process.is_this():
-            self._process.cancel()
-            for exchange, answer in tuple(self._answers.items()):
-                if exchange.is_admitted:
-                    exchange.cancellation.request()
-                    answer.end()
+            self._process.tell(EndIdleWork())
+            for record in self._answers_at_work():
+                record.cancellation.request()
+                self._end(record)
 
     def _close(self) -> None:
         if self._own_process.is_this():
@@ -251,152 +324,167 @@ class IsolatedEngine(BaseEngine):
                 self._process.close_engine()
 
 
-class _RemoteAnswer:
-    """An answer that the child produces, at this end. is_again: after another child was lost.
+class _Attempt:
+    """A try to have an answer produced by one child. It hears of the answer.
 
-    Its process hands on what the child tells of it, by `hear`, in the thread of the pipe.
+    Args:
+        engine: which answers.
+        record: of the answer.
+        process: the child.
+        num_tries: how many there were, this one included.
+        pictures: those of the prompt, by their digests.
     """
 
     def __init__(
         self,
         engine: IsolatedEngine,
-        exchange: Exchange,
+        record: AnswerRecord,
         process: ChildProcess,
-        *,
-        is_again: bool,
+        num_tries: int,
+        pictures: Mapping[bytes, Picture],
     ) -> None:
         self.process = process
         self.number = process.next_number()
         self._engine = engine
-        self._exchange = exchange
-        self._is_again = is_again
-        self._prompt: Prompt | None = None
-        self._pieces: list[Piece] = []  # that were told
-        self._is_ending = self._is_concluded = False
+        self._record = record
+        self._num_tries = num_tries
+        self._pictures = pictures
 
     @property
     def is_awaited(self) -> bool:
         """Whether its reader waits for more than there is."""
-        exchange = self._exchange
-        return exchange.num_told == exchange.num_taken or self._is_ending
+        record = self._record
+        return record.num_put == record.num_taken or record.state >= State.ENDING
 
-    def hear(self, kind: str, value: Any) -> None:
-        """Take what the child tells, or that it is lost."""
-        exchange, put = self._exchange, self._exchange.outbox.put
-        if kind == "admitted":
-            exchange.is_admitted = True
-            put(self._go_on)
-        elif kind == "begun":
-            try:
-                exchange.begin()
-                exchange.has_begun = True
-            except Exception as error:
-                put(error)
-        elif kind == "progress":
-            put(functools.partial(self._report, value))
-        elif kind == "pieces":
-            self._pieces += value
-            exchange.num_told += len(value)
-            for piece in value:
-                put(piece)
-        elif kind == "failed":
-            put(value)
-        elif kind == "done":
-            self._conclude(*value)
-        else:
-            self._lost()
+    def hear(self, message: Heard) -> None:
+        """Take a message about the answer, in the thread of the pipe."""
+        record = self._record
+        if isinstance(message, Pieces):
+            for piece in message.pieces:
+                record.put(piece)
+        elif isinstance(message, PromptProgress):
+            self._engine._reading = message.reading[:2]
+            record.outbox.put(message.reading)
+        elif isinstance(message, Begun):
+            self._begin(message)
+        elif isinstance(message, Stopped):
+            record.outbox.put(message.error)
+        elif isinstance(message, Ended):
+            self._engine._conclude(record, message.ending)
+        elif isinstance(message, PicturesMissing):
+            self.process.sent_pictures.clear()
+            self._engine._try(record, self._num_tries)
+        elif isinstance(message, Lost):
+            self._lose()
 
     def end(self) -> None:
-        """Have it end behind what was read."""
-        self._is_ending = True
-        # Whether it was told before or not: Ctrl-C may have come between.
-        exchange = self._exchange
-        self.process.ask(self, "end", exchange.num_read, exchange.num_taken)
+        """Have the answer end after what was read of it."""
+        record = self._record
+        if record.state < State.ENDING:
+            record.advance(State.ENDING)
+        # Whether it was sent before or not: Ctrl-C may have come between.
+        self.process.ask(self, EndAnswer(self.number, record.num_read, record.num_taken))
 
-    def _go_on(self) -> None:
-        """Make the prompt, and have the answer produced; in the reader's thread."""
-        engine, exchange, call = self._engine, self._exchange, self.process.call
-        with contextlib.suppress(Interrupted):  # it is being ended
-            is_cancelled = functools.partial(engine._is_cancelled, exchange.cancellation)
-            self._prompt = prompt = exchange.prompt(is_cancelled)
-            owner = None if exchange.owner is None else engine._owner_number(exchange.owner)
-            question = prompt._replace(pictures=()), exchange.turn, owner
-            digests = [picture.digest for picture in prompt.pictures]
-            try:
-                # The child has seen most pictures before, which are megabytes.
-                if not call("produce", self.number, question, digests, ()):
-                    call("produce", self.number, question, digests, prompt.pictures)
-            except CrashedError:
-                if self._is_again:
-                    raise  # else it is asked for again
-
-    def _report(self, told: tuple[int, int, bool]) -> None:
-        self._engine._reading = reading = told[:2]
-        exchange = self._exchange
-        (exchange.on_cached if told[2] else exchange.on_prompt)(*reading)
-
-    def _lost(self) -> None:
-        """Have it asked for again, where nothing has come of it; else end it."""
-        exchange, engine = self._exchange, self._engine
-        if self._is_ending:
-            self._conclude(None, [])
-        elif exchange.has_begun or self._is_again or engine._is_ending:
-            exchange.outbox.put(self._fail)
-        else:
-            exchange.outbox.put(lambda: engine._ask_for(exchange, is_again=True))
-
-    def _fail(self) -> None:
-        raise self.process.lost()
-
-    def _conclude(self, result: tuple[Reply, Said | None] | None, rest: list[Piece]) -> None:
-        """Set the result, and tell the reader that it is over. Once."""
-        exchange, engine = self._exchange, self._engine
-        with engine._changing:
-            if self._is_concluded:
-                return
-            self._is_concluded = True
+    def _begin(self, message: Begun) -> None:
         try:
-            if exchange.has_begun and self._prompt is not None:
-                read = self._pieces[: exchange.num_taken]
-                exchange.result = result or exchange.result_of(read, self._prompt)
-                exchange.remember(*exchange.result)
-            else:
-                exchange.conclude()
-        finally:
-            exchange.outbox.put(rest)
-            with engine._changing:  # only now: who ends it again must find its result
-                exchange.is_over = True
-                engine._answers.pop(exchange, None)
+            with self._engine._changing:
+                if self._record.state is State.ADMITTED:
+                    self._record.begin(self._with_pictures(message.facts))
+        except Exception as error:
+            self._record.outbox.put(error)
+
+    def _with_pictures(self, facts: PromptFacts) -> PromptFacts:
+        """The facts with the prompt's own pictures, of which the child sends the digests."""
+        made = facts.made
+        digests = (each.digest for each in made.prompt.pictures)
+        pictures = tuple(self._pictures[each] for each in digests if each in self._pictures)
+        prompt = made.prompt._replace(pictures=pictures)
+        return replace(facts, made=made._replace(prompt=prompt))
+
+    def _lose(self) -> None:
+        """Try again where nothing has come of it; else have it fail."""
+        engine, record = self._engine, self._record
+        prompts = self.process.prompts
+        is_at_fault = prompts.is_at_work and prompts.number == self.number
+        if record.state >= State.ENDING:
+            engine._conclude(record, None)
+            return
+        with engine._changing:
+            engine._attempts.pop(record, None)
+        may_try = record.state is State.ADMITTED and not engine._is_ending
+        if is_at_fault and prompts.excess:
+            record.outbox.put(
+                OptionError(prompts.excess, "Ask with a simpler schema, grammar or template.")
+            )
+        elif may_try and not is_at_fault and self._num_tries < _MOST_TRIES:
+            again = self._num_tries + 1
+            CallThread(lambda: engine._try(record, again), daemon=True).start()
+        else:
+            record.outbox.put(self.process.lost())
+
+
+def _with_known_pictures(source: PromptSource, process: ChildProcess) -> PromptSource:
+    """The source for the child, in which pictures that it was sent before are named alone."""
+    sent = process.sent_pictures.copy()
+
+    def known(given: Any) -> Any:
+        is_sent = isinstance(given, Picture) and given.digest in sent
+        return KnownPicture(given.digest) if is_sent else given
+
+    process.sent_pictures.update(pictures_of(source))
+    return with_pictures(source, known)
 
 
 class RemoteVocabulary:
-    """A `Vocabulary`. ask: what a method of the engine returns, by its name and arguments."""
+    """A `Vocabulary` in the child.
 
-    def __init__(self, ask: Callable[..., Any], facts: dict[str, Any]) -> None:
-        self.bos, self.eos, self.add_bos = facts["bos"], facts["eos"], facts["add_bos"]
-        self.tokenize = functools.partial(ask, "vocabulary.tokenize")
-        self.detokenize = functools.partial(ask, "vocabulary.detokenize")
-        self.text = functools.partial(ask, "vocabulary.text")
-        self.control_texts = functools.partial(ask, "vocabulary.control_texts")
-        self.is_control = functools.partial(ask, "vocabulary.is_control")
+    Args:
+        process: gives the child, which is started again if need be.
+        facts: of the vocabulary.
+    """
+
+    def __init__(self, process: Callable[[], ChildProcess], facts: dict[str, Any]) -> None:
+        self._process = process
+        self.bos: int = facts["bos"]
+        self.eos: int = facts["eos"]
+        self.add_bos: bool = facts["add_bos"]
+
+    def tokenize(
+        self, text: str, *, parse_special: bool, after: int | None = None
+    ) -> list[int]:
+        """See `Vocabulary`."""
+        tokens: list[int] = self._process().call(Tokenize(text, parse_special, after))
+        return tokens
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """See `Vocabulary`."""
+        return str(self._process().call(Detokenize(tokens, special)))
+
+    def text(self, token: int) -> str:
+        """See `Vocabulary`."""
+        return str(self._process().call(TokenText(token)))
+
+    def control_texts(self) -> list[str]:
+        """See `Vocabulary`."""
+        texts: list[str] = self._process().call(ControlTexts())
+        return texts
+
+    def is_control(self, token: int) -> bool:
+        """See `Vocabulary`."""
+        return bool(self._process().call(IsControl(token)))
 
 
 class RemoteVision:
-    """A `Vision`. ask: gives a picture's tokens; known: those of pictures by their digests.
+    """A `Vision` in the child.
 
-    A conversation asks for the same pictures again and again, and a picture is megabytes.
+    Args:
+        process: gives the child, which is started again if need be.
     """
 
-    def __init__(
-        self, ask: Callable[[Picture], list[int]], known: dict[bytes, list[int]]
-    ) -> None:
-        self._ask = ask
-        self._known = known
+    def __init__(self, process: Callable[[], ChildProcess]) -> None:
+        self._process = process
 
     def cells(self, picture: Picture) -> list[int]:
-        tokens = self._known.get(picture.digest)
-        if tokens is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            tokens = self._known[picture.digest] = self._ask(picture)
-        return list(tokens)
+        """See `Vision`."""
+        cells: list[int] = self._process().call(PictureCells(picture))
+        return cells

@@ -21,7 +21,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from localspec.engine.sources import servers_used
 from localspec.errors import ClosedError, CrashedError, EngineError, LocalspecError, RpcError
+from localspec.isolated.messages import (
+    Ask,
+    EmbedderQuestion,
+    Ended,
+    EngineQuestion,
+    Failed,
+    Heard,
+    LastWords,
+    LoadProgress,
+    Lost,
+    MeasureReport,
+    PicturesMissing,
+    PromptWork,
+    Result,
+    ToChild,
+)
 from localspec.isolated.orphan import end_with_parent
+from localspec.isolated.prompt_watch import PromptWatch
 from localspec.llama.rpc_servers import ask_servers
 from localspec.streaming.waiting import taken
 
@@ -46,55 +63,70 @@ def _serve(name: str, pipe: Connection, *arguments: Any) -> None:
         from localspec.isolated import child
     except LocalspecError as error:
         with contextlib.suppress(OSError):  # the other end closes once it knows
-            pipe.send((0, "error", error))
+            pipe.send(Failed(0, error))
     else:
         getattr(child, name)(pipe, *arguments)
 
 
 class Hears(Protocol):
-    """Whoever is told of what was asked for. is_awaited: whether somebody waits for more."""
+    """Hears the messages about a request."""
 
     number: int
+    """The request's number."""
 
     @property
-    def is_awaited(self) -> bool: ...
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for the next message."""
 
-    def hear(self, kind: str, value: Any) -> None:
-        """Take what the child says: "done" or "error" at last, "lost" if it is."""
+    def hear(self, message: Heard) -> None:
+        """Take a message: `Result`, `Failed`, `Ended` or `Lost` at last."""
 
 
 class Call:
-    """A call to a child. on_report: gets what it reports meanwhile."""
+    """A request with one result.
+
+    Args:
+        child: the process.
+        number: of the request.
+        on_progress: gets the `LoadProgress` or `MeasureReport` messages before that.
+    """
 
     is_awaited = True
 
     def __init__(
-        self, child: _Child, number: int, on_report: Callable[[Any], None] | None
+        self,
+        child: _Child,
+        number: int,
+        on_progress: Callable[[LoadProgress | MeasureReport], None] | None,
     ) -> None:
         self.number = number
         self._child = child
-        self.on_report = on_report
-        self._told: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self.on_progress = on_progress
+        self._heard: SimpleQueue[Heard] = SimpleQueue()
 
-    def hear(self, kind: str, value: Any) -> None:
-        self._told.put((kind, value))
+    def hear(self, message: Heard) -> None:
+        """See `Hears`."""
+        self._heard.put(message)
 
     def result(self) -> Any:
-        """The result, or the error. Raises CrashedError for a lost child."""
-        kind, value = "", None
+        """The result. Raises the error in place of one, and CrashedError for a lost child."""
         try:
-            while kind not in ("done", "error"):
-                kind, value = taken(self._told)
-                if kind == "lost":
+            while True:
+                message = taken(self._heard)
+                if isinstance(message, Result):
+                    return message.value
+                if isinstance(message, Failed):
+                    raise message.error
+                if isinstance(message, Lost):
                     raise self._child.lost()
-                if kind == "progress" and self.on_report is not None:
-                    self.on_report(value)
+                if (
+                    isinstance(message, LoadProgress | MeasureReport)
+                    and self.on_progress is not None
+                ):
+                    self.on_progress(message)
         except BaseException:
             self._child.give_up(self.number)
             raise
-        if isinstance(value, Exception):
-            raise value
-        return value
 
 
 class _Child:
@@ -122,10 +154,12 @@ class _Child:
         self._has_ended = False
         self._end: tuple[str, str] | None = None  # message and hint
         self._is_mute = False  # it was killed, because it said nothing any more
+        self.prompts = PromptWatch(process)
         self._numbers = itertools.count(1)
         self._to_write: SimpleQueue[Any] = SimpleQueue()  # None: there is nothing more
         self._hearing: dict[int, Hears] = {}  # by number
         self._num_given_up = 0  # calls whose answers nobody waits for
+        self._awaited_s = 0.0  # when nobody waited for a message last
         self.is_lost = False
         self._is_read = threading.Event()  # to its end
         self._loading = Call(self, 0, None)
@@ -141,40 +175,39 @@ class _Child:
 
     def loaded(self, progress: Callable[[float], None] | None) -> Any:
         """The result of the load."""
-        self._loading.on_report = progress
+        if progress is not None:
+            self._loading.on_progress = lambda message: progress(_share(message))
         return self._loading.result()
 
-    def tell(self, method: str, *arguments: Any) -> None:
+    def tell(self, message: ToChild) -> None:
         """Have the child do something, and wait for nothing."""
-        self._to_write.put(ForkingPickler.dumps((0, method, arguments, {})))
+        self._to_write.put(ForkingPickler.dumps(message))
 
     def next_number(self) -> int:
-        """A number that nothing has had."""
+        """A number that no request has had."""
         return next(self._numbers)
 
-    def ask(self, hears: Hears, method: str, *arguments: Any, **keywords: Any) -> None:
-        """Ask for a method of `Served`, of which somebody is told, by its number."""
-        request = ForkingPickler.dumps((hears.number, method, arguments, keywords))
+    def ask(self, hears: Hears, message: ToChild) -> None:
+        """Send a request, of which `hears` gets all messages with its number."""
+        pickled = ForkingPickler.dumps(message)
         self._hearing[hears.number] = hears
-        self._to_write.put(request)
+        self._to_write.put(pickled)
         if self.is_lost:
             self._lose()
 
     def begin(
         self,
-        method: str,
-        *arguments: Any,
-        on_report: Callable[[Any], None] | None = None,
-        **keywords: Any,
+        make: Callable[[int], ToChild],
+        on_progress: Callable[[LoadProgress | MeasureReport], None] | None = None,
     ) -> Call:
-        """A call of a method of `Served`."""
-        call = Call(self, self.next_number(), on_report)
-        self.ask(call, method, *arguments, **keywords)
+        """Send a request with one result. make: the message, of its number."""
+        call = Call(self, self.next_number(), on_progress)
+        self.ask(call, make(call.number))
         return call
 
-    def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        """The result of a call."""
-        return self.begin(method, *arguments, **keywords).result()
+    def call(self, question: EngineQuestion | EmbedderQuestion) -> Any:
+        """The answer to a question. Raises what answering it does."""
+        return self.begin(lambda number: Ask(number, question)).result()
 
     def give_up(self, number: int) -> None:
         """Wait no longer for what has that number."""
@@ -201,7 +234,7 @@ class _Child:
             with contextlib.suppress(EOFError, OSError):
                 while True:
                     self._wait()
-                    self._hand_on(*pickle.loads(self._pipe.recv_bytes()))
+                    self._hand_on(pickle.loads(self._pipe.recv_bytes()))
         finally:
             self.is_lost = True
             self._lose()
@@ -215,34 +248,52 @@ class _Child:
         """Tell all who wait that the child is lost, each once."""
         for number in tuple(self._hearing):
             if (hears := self._hearing.pop(number, None)) is not None:
-                hears.hear("lost", None)
+                hears.hear(Lost())
 
-    def _hand_on(self, number: int, kind: str, value: Any) -> None:
+    def _hand_on(self, message: Heard | LastWords | PromptWork) -> None:
         """Give a message to whoever waits for it."""
-        is_last = kind in ("done", "error")
-        hears = self._hearing.get(number)
+        if isinstance(message, LastWords):
+            self._last_words = f" ({' '.join(message.text.split())})"
+            return
+        if isinstance(message, PromptWork):
+            self.prompts.note(message)
+            return
+        assert not isinstance(message, Lost)
+        hears = self._hearing.get(message.number)
+        is_last = isinstance(message, Result | Failed | Ended | PicturesMissing)
         if is_last:
-            self._hearing.pop(number, None)
-        if kind == "last words":
-            self._last_words = f" ({' '.join(value.split())})"
-        elif hears is not None:
-            hears.hear(kind, value)
-        elif number and is_last:
+            self._hearing.pop(message.number, None)
+        if hears is not None:
+            hears.hear(message)
+        elif message.number and is_last:
             self._num_given_up = max(self._num_given_up - 1, 0)
 
     def _wait(self) -> None:
-        """Wait for a message. A child that is silent too long, and may be waiting for a server,
-        is killed."""
+        """Wait for a message, and kill a child that will not send one.
+
+        That is one which makes a prompt without end, or which may be waiting for a server.
+        """
         since_s = time.monotonic()
-        while self._servers and not self._pipe.poll(_LOOK_S):
-            # Nobody waits long for what nobody wants any more.
-            limit_s = CHILD_PATIENCE_S if self._num_given_up > 0 else CHILD_SILENCE_S
-            if not any(each.is_awaited for each in tuple(self._hearing.values())):
-                since_s = time.monotonic()
-            elif time.monotonic() - since_s > limit_s:
+        while True:
+            if self.prompts.is_too_much():
+                self.kill()
+                return
+            is_watched = self._servers or self.prompts.is_at_work
+            if self._pipe.poll(_LOOK_S if is_watched else None):
+                return
+            if self._servers and self._is_silent(since_s):
                 self._is_mute = True
                 self.kill()
                 return
+
+    def _is_silent(self, since_s: float) -> bool:
+        """Whether somebody has waited too long for a message. since_s: of the last one."""
+        # A short wait for what nobody wants any more.
+        limit_s = CHILD_PATIENCE_S if self._num_given_up > 0 else CHILD_SILENCE_S
+        is_awaited = any(each.is_awaited for each in tuple(self._hearing.values()))
+        if not is_awaited:
+            self._awaited_s = time.monotonic()
+        return time.monotonic() - max(since_s, self._awaited_s) > limit_s
 
     def is_running(self) -> bool:
         """Whether the child has not ended yet."""
@@ -262,6 +313,11 @@ class _Child:
             return CrashedError(*self._end)
 
     def _how_it_ended(self) -> tuple[str, str]:
+        if self.prompts.excess:
+            return (
+                f"the process of the engine was ended, since {self.prompts.excess}",
+                "Ask again: it is started again.",
+            )
         ended = f"the process of the engine ended: {self._exit()}"
         if not self._servers:
             return ended, "Ask again: it is started again."
@@ -372,17 +428,15 @@ class ChildProcess(_OwnedChild):
         servers = servers_used(preset, arguments)
         patience_s = CHILD_PATIENCE_S + (_WRITING_S if arguments.get("cache_disk") else 0.0)
         given = preset, arguments, servers
-        self.num_asked = 0  # answers, and wishes to end all
         super().__init__("serve_engine", given, progress, servers, patience_s)
         child = self._child
         self.begin, self.tell, self.ask = child.begin, child.tell, child.ask
         self.next_number, self.is_of_this_thread = child.next_number, child.is_of_this_thread
         self.is_running, self.lost = child.is_running, child.lost
+        self.prompts = child.prompts
 
-    def cancel(self) -> None:
-        """End idle work. From any thread."""
-        self.num_asked += 1
-        self.tell("cancel", None)
+        self.sent_pictures: set[bytes] = set()
+        """Digests of pictures that were sent to it."""
 
     def close_engine(self) -> None:
         """End the child, in whose place no other comes: the engine is closed. Idempotent."""
@@ -391,7 +445,7 @@ class ChildProcess(_OwnedChild):
 
 
 class IsolatedEmbedder(_OwnedChild):
-    """The methods of an `Embedder` in a child, by `call`; closed while nothing is asked of it.
+    """An `Embedder` in a child, which answers by `call`; closed while nothing is asked of it.
 
     Raises what `load_embedder` does, and CrashedError.
     """
@@ -402,3 +456,8 @@ class IsolatedEmbedder(_OwnedChild):
     def kill(self) -> None:
         """End the child in the midst of what it does, from any thread; close it then."""
         self._child.kill()
+
+
+def _share(message: LoadProgress | MeasureReport) -> float:
+    assert isinstance(message, LoadProgress)
+    return message.share

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import anyio
 
+from localspec.chat.prompt_source import RawSource
 from localspec.engine.prompt_logprobs import prompt_logprobs
 from localspec.errors import EngineError
 from localspec.isolated.isolated_engine import IsolatedEngine
@@ -23,20 +24,17 @@ from localspec.server.question import (
     FimPrompt,
     Input,
     Question,
-    RawPrompt,
-    fim_prompt,
-    prompt_of,
-    raw_prompt,
+    source_of,
 )
 from localspec.server.refusal import RequestError, overloaded, stopping
-from localspec.server.served_models import AnsweredText, ServedModel, ServedModels
+from localspec.server.served_models import ServedModel, ServedModels
 from localspec.speculative.metrics import Stats
 from localspec.speculative.randomness import MAX_SEED
 from localspec.streaming.answer import Answer
-from localspec.streaming.answer_text import Prompt
-from localspec.streaming.cancellation import CancelCheck, Cancellation, Watch
-from localspec.streaming.exchange import Exchange
+from localspec.streaming.cancellation import Cancellation, Watch
+from localspec.streaming.line import Line, Place
 from localspec.streaming.options import AnswerOptions
+from localspec.streaming.record import AnswerRecord, Reading
 from localspec.streaming.reply import Piece, Reply
 from localspec.streaming.waiting import Outbox
 
@@ -138,96 +136,77 @@ logger = logging.getLogger(__name__)
 _LOGGED_S = 60.0  # between two lines in the log about the reading of a prompt
 
 
-@dataclass(slots=True, eq=False)
-class PlaceInLine:
-    """A place in the line, for a model; None: for work on any of them, which is done alone.
+class ServerTurn:
+    """A place in the server's line.
 
-    has_turn is set when its turn comes.
+    Args:
+        model: whose answers it is for; None for work on any model, which is done alone.
+        client: whose it is.
     """
 
-    model: ServedModel | None
-    has_turn: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(self, model: ServedModel | None, client: str = "") -> None:
+        self.has_come = asyncio.Event()
+        self.place = Place(self.has_come.set, model=model, client=client)
 
 
-class WaitingLine:
-    """First come, first served.
-
-    The first has its turn, and with it those behind it that ask the same model, as many as that
-    answers at once. num_waiting: how many may wait behind these. is_closed: nobody may join.
-    """
-
-    def __init__(self, num_waiting: int) -> None:
-        self._num_waiting = num_waiting
-        self._places: list[PlaceInLine] = []
-        self.is_closed = False
-
-    @property
-    def num_working(self) -> int:
-        """How many have their turn; 0 only if nobody waits for it."""
-        return sum(each.has_turn.is_set() for each in self._places)
-
-    def join(self, model: ServedModel | None) -> PlaceInLine:
-        """A place at the end, to be given up with `leave`.
-
-        Raises RequestError if too many wait, or the line is closed.
-        """
-        if self.is_closed:
-            raise stopping()
-        place = PlaceInLine(model)
-        self._places.append(place)
-        self.look()
-        if self.position_of(place) > self._num_waiting:
-            self._places.remove(place)
-            raise overloaded(f"{self._num_waiting} requests are waiting already")
-        return place
-
-    def join_free(self, model: ServedModel) -> PlaceInLine | None:
-        """A place that has its turn at once; None if there is none, or others wait for it."""
-        with contextlib.suppress(RequestError):
-            place = self.join(model)
-            if place.has_turn.is_set():
-                return place
-            self.leave(place)
-        return None
-
-    def leave(self, place: PlaceInLine) -> None:
-        """Give up the place, anywhere in the line. Idempotent."""
-        with contextlib.suppress(ValueError):
-            self._places.remove(place)
-        self.look()
-
-    def look(self) -> None:
-        """Give whoever may work now its turn; also called when a model was loaded."""
-        model = self._places[0].model if self._places else None
-        num_at_once = 1 if model is None else model.num_at_once
-        for place in self._places[:num_at_once]:
-            if place.model is not model:
-                break
-            place.has_turn.set()
-
-    def position_of(self, place: PlaceInLine) -> int:
-        """The place among the requests that wait, from 1 on; 0 when its turn has come."""
-        waiting = [each for each in self._places if not each.has_turn.is_set()]
-        return waiting.index(place) + 1 if place in waiting else 0
+def _num_at_once(place: Place) -> int:
+    """How many answers of a place's model are given at once."""
+    return place.model.num_at_once if isinstance(place.model, ServedModel) else 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Service:
-    """The parts of a server that all requests share.
-
-    patience_s: a client that gets nothing for this long gets `Waiting`. answerings: those under
-    way. asides: a lock for requests that need no decode, so that many of them do not slow an
-    answer down. logged: fields that the log mentions already, see `Fields.log_unread`.
-    counters: what has been counted.
-    """
+    """The parts of a server that all requests share."""
 
     models: ServedModels
-    line: WaitingLine
+
+    num_waiting: int
+    """How many requests may wait in line."""
+
     patience_s: float
+    """A client that gets nothing for this long gets `Waiting`."""
+
+    line: Line = field(init=False)
+    """Who is answered, and who waits."""
+
+    is_stopping: bool = False
+    """Whether the server stops: nobody may join the line any more."""
+
     answerings: set[Answering] = field(default_factory=set)
+    """Questions under way."""
+
     asides: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by requests that need no decode: many of them do not slow an answer down."""
+
     logged: set[str] = field(default_factory=set)
+    """Fields that the log mentions already, see `Fields.log_unread`."""
+
     counters: Counters = field(default_factory=Counters)
+
+    def __post_init__(self) -> None:
+        self.line = Line(_num_at_once, self.num_waiting)
+
+    def join(self, model: ServedModel | None, client: str = "") -> ServerTurn:
+        """A turn that comes in line, to be given up with `leave`.
+
+        Raises RequestError if too many wait, or the server is stopping.
+        """
+        if self.is_stopping:
+            raise stopping()
+        turn = ServerTurn(model, client)
+        if not self.line.join(turn.place):
+            raise overloaded(f"{self.num_waiting} requests are waiting already")
+        return turn
+
+    def join_if_free(self, model: ServedModel, client: str) -> ServerTurn | None:
+        """A turn that has come at once; None if there is none, or others wait for it."""
+        turn = ServerTurn(model, client)
+        is_free = not self.is_stopping and self.line.join_if_free(turn.place)
+        return turn if is_free else None
+
+    def leave(self, turn: ServerTurn) -> None:
+        """Give up a turn, whether it has come or not. Idempotent."""
+        self.line.leave(turn.place)
 
 
 class Answering:
@@ -255,14 +234,15 @@ class Answering:
             )
         # Whoever reads rows of a prompt works alone.
         scores_prompt = question.echoes and question.options.logprobs is not None
-        self._place = service.line.join(None if scores_prompt else self.model)
-        self.position = service.line.position_of(self._place)
+        self._turn = service.join(None if scores_prompt else self.model, question.client)
+        self.position = service.line.position_of(self._turn.place)
         self._joined_s = time.monotonic()
         self.waited_s: float | None = None
         self.first_s: float | None = None
         self._logs_s = 0.0  # when the next line about that may come
         self.stats: list[Stats] = []
         self.is_complete = False
+        self.not_kept: tuple[str, ...] = ()  # of the JSON schema, once an answer has begun
         self._events: Outbox[Event | Echo | None] = Outbox()  # None: all answers have ended
         self._has_begun = asyncio.Event()  # the first piece has come, or its answer has ended
         self._work = asyncio.create_task(self._answer_in_turn())
@@ -272,7 +252,7 @@ class Answering:
     @property
     def is_waiting(self) -> bool:
         """Whether its turn is still to come."""
-        return not self._place.has_turn.is_set()
+        return not self._turn.has_come.is_set()
 
     async def events(self) -> AsyncGenerator[list[Event | Echo], None]:
         """The events, several at once if they come faster than they are read.
@@ -284,7 +264,7 @@ class Answering:
             with anyio.move_on_after(self._service.patience_s) as patience:
                 found = [await self._events.take_soon(), *self._events.take_all()]
             if patience.cancelled_caught:
-                yield [Waiting(self._service.line.position_of(self._place))]
+                yield [Waiting(self._service.line.position_of(self._turn.place))]
                 continue
             is_over = None in found
             yield [event for event in found if event is not None]
@@ -304,12 +284,12 @@ class Answering:
             self._work.exception()  # or asyncio logs that it was never retrieved
 
     async def _answer_in_turn(self) -> None:
-        await self._place.has_turn.wait()
+        await self._turn.has_come.wait()
         self.waited_s = time.monotonic() - self._joined_s
         asked, model, models = self.question, self.model, self._service.models
         if asked.inputs or asked.keep_s != 0:  # or it would be loaded only to be closed
             async with models.opened(model) as engine:
-                self._service.line.look()  # it may have been loaded now
+                self._service.line.admit()  # it may have been loaded now
                 if asked.keep_s is not None:
                     model.keep_s = asked.keep_s
                 await self._answer_all(engine)
@@ -324,18 +304,20 @@ class Answering:
 
         The first one reads the prompt; the others then begin with a copy of that.
         """
-        asked, at_work = self.question, dict[asyncio.Task[None], PlaceInLine]()
+        asked = self.question
+        at_work: dict[asyncio.Task[None], ServerTurn] = {}
         echo: Echo | None = None
         asks = [(each, n) for each in asked.inputs for n in range(asked.num_answers)]
-        # In a thread, since texts may be long.
-        same_options = await asyncio.to_thread(asked.options_for, engine.vocabulary)
+        same_options = await self._options(engine)
         try:
             for number, (given, repetition) in enumerate(asks):
-                place = None
-                while self._place in at_work.values():  # then one that nobody waits for
-                    if (place := self._service.line.join_free(self.model)) is not None:
-                        break
-                    await self._one_ended(at_work)
+                turn = self._turn
+                while turn in at_work.values():
+                    another = self._service.join_if_free(self.model, asked.client)
+                    if another is not None:
+                        turn = another
+                    else:
+                        await self._one_ended(at_work)
                 if asked.echoes:
                     echo = await self._echo(engine, given, number, echo if repetition else None)
                     self._events.put(echo)
@@ -343,10 +325,10 @@ class Answering:
                 seed = options.seed
                 if seed is not None:  # each answer to an input gets another
                     options = replace(options, seed=(seed + repetition) % (MAX_SEED + 1))
-                exchange = _TextExchange(engine, given, self, options)
-                answer = engine._answer(exchange)
-                task = asyncio.create_task(self._read(number, answer, exchange, echo))
-                at_work[task] = place or self._place
+                record = ServerRecord(given, self, options)
+                answer = engine._answer(record)
+                task = asyncio.create_task(self._read(number, answer, record, echo))
+                at_work[task] = turn
                 await self._has_begun.wait()
                 if number == 0 and task.done():  # without a word; the others would fail, too
                     await self._one_ended(at_work)
@@ -359,12 +341,20 @@ class Answering:
                 with contextlib.suppress(Exception, asyncio.CancelledError):
                     await self._one_ended(at_work)
 
-    async def _one_ended(self, at_work: dict[asyncio.Task[None], PlaceInLine]) -> None:
+    async def _options(self, engine: IsolatedEngine) -> AnswerOptions:
+        """The options of all answers."""
+        if not self.question.needs_vocabulary:
+            return self.question.options
+        # In a thread, since texts may be long.
+        return await asyncio.to_thread(self.question.options_for, engine.vocabulary)
+
+    async def _one_ended(self, at_work: dict[asyncio.Task[None], ServerTurn]) -> None:
         """Wait until an answer has ended; raises its error."""
         ended, _ = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
         task = ended.pop()
-        if (place := at_work.pop(task)) is not self._place:
-            self._service.line.leave(place)
+        turn = at_work.pop(task)
+        if turn is not self._turn:
+            self._service.leave(turn)
         task.result()
 
     async def _echo(
@@ -378,10 +368,10 @@ class Answering:
             number: The answer's.
             before: The same prompt in front of another answer.
         """
-        assert isinstance(given, RawPrompt)  # others are refused
+        assert isinstance(given, RawSource)  # others are refused
         if before is not None:
             return before._replace(number=number)
-        prompt = await asyncio.to_thread(raw_prompt, engine, given)
+        prompt = (await asyncio.to_thread(engine._made, given)).prompt
         text_of = partial(engine.detokenize, special=True)
         text = given.prompt
         if not isinstance(text, str):
@@ -400,9 +390,9 @@ class Answering:
             await asyncio.gather(work, return_exceptions=True)
 
     async def _read(
-        self, number: int, answer: Answer, exchange: _TextExchange, echo: Echo | None
+        self, number: int, answer: Answer, record: ServerRecord, echo: Echo | None
     ) -> None:
-        """Read an answer, which makes its prompt first."""
+        """Read an answer."""
         try:
             async with answer:
                 async for piece in answer:
@@ -410,13 +400,11 @@ class Answering:
                         self.first_s = time.monotonic() - self._joined_s
                         self._has_begun.set()
                         if self.question.wants_progress:
-                            exchange.tell_all_read()
-                    num_asked, num_cached = exchange.text.num_asked, exchange.num_cached
-                    self._events.put(NewPiece(number, piece, num_asked, num_cached))
+                            record.say_all_read()
+                    new = NewPiece(number, piece, record.num_tokens, record.num_cached)
+                    self._events.put(new)
         finally:
             self._has_begun.set()
-            if exchange.owner is not None:
-                exchange.text.is_in_use = False  # other prompts may continue it
             with contextlib.suppress(EngineError):  # it was refused, and has none
                 self.stats.append(answer.reply().stats)
         reply = answer.reply()
@@ -448,7 +436,7 @@ class Answering:
 
     def _end(self, _work: asyncio.Task[None]) -> None:
         # A task that is cancelled before its first step runs none of its own code.
-        self._service.line.leave(self._place)
+        self._service.leave(self._turn)
         self._service.answerings.discard(self)
         for stats in self.stats:
             self._service.counters.add_answer(stats)
@@ -459,61 +447,52 @@ class Answering:
         self._events.put(None)
 
 
-class _TextExchange(Exchange):
-    """An input of a question. Its prompt may continue a text that was answered before.
+class ServerRecord(AnswerRecord):
+    """An answer to an input of a question.
 
-    num_cached: tokens of the prompt that were there. answering: is told how far it is read.
+    Args:
+        given: the input.
+        answering: hears how far the prompt is read.
+        options: of the answer.
     """
 
-    text: AnsweredText  # set when the prompt is made
-    num_cached, _begun_s = 0, 0.0
-    _num_told_read = 0  # tokens of the prompt
+    finds_its_text = True
 
-    def __init__(
-        self, engine: IsolatedEngine, given: Input, answering: Answering, options: AnswerOptions
-    ) -> None:
-        super().__init__(options)
-        self._engine, self._given, self._answering = engine, given, answering
-        self._model, self._question = answering.model, answering.question
+    def __init__(self, given: Input, answering: Answering, options: AnswerOptions) -> None:
+        question, model = answering.question, answering.model
+        super().__init__(options, source_of(question, given, model.fim))
+        self.client = question.client
+        self._answering = answering
+        self._model = model
+        self._begun_s = 0.0
+        self._num_said_read = 0  # tokens of the prompt, as the client has heard
 
-    def prompt(self, is_cancelled: CancelCheck) -> Prompt:
-        num_stable = None
-        if isinstance(self._given, FimPrompt):
-            fim, limit = self._model.fim, self.options.max_tokens
-            assert fim is not None  # as `Answering` has seen
-            tokens, num_stable = fim_prompt(self._engine, self._given, fim, limit)
-            prompt = Prompt(tokens)
-        elif isinstance(self._given, RawPrompt):
-            prompt = raw_prompt(self._engine, self._given)
+        self.num_cached = 0
+        """Tokens of the prompt that were cached."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return 0 if self.facts is None else self.facts.num_tokens
+
+    def on_reading(self, reading: Reading) -> None:
+        """Pass on how far the prompt is read, and learn what a token takes."""
+        if self.facts is not None:
+            self._answering.not_kept = self.facts.not_kept
+        if reading.is_first:
+            self.num_cached = reading.num_decoded
+            self._begun_s = time.monotonic()
         else:
-            use, variables = self._question.use, self._question.variables
-            prompt = prompt_of(self._engine, self._given, use, is_cancelled, variables)
-        client = self._question.client
-        self.owner = self.text = self._model.texts.text_for(prompt.tokens, client)
-        # Now, for an answer that ends early: if the client asks again, this much is cached.
-        self.text.tokens, self.text.num_asked = prompt.tokens, len(prompt.tokens)
-        self.text.num_stable = num_stable or len(prompt.tokens)
-        return prompt._replace(client=client)
+            num_read = reading.num_decoded - self.num_cached
+            self._model.token_s = (time.monotonic() - self._begun_s) / max(num_read, 1)
+        self._say(reading.num_decoded)
 
-    def on_cached(self, num_cached: int, num_tokens: int) -> None:
-        self.num_cached, self._begun_s = num_cached, time.monotonic()
-        self._tell(num_cached, num_tokens)
-
-    def on_prompt(self, num_decoded: int, num_tokens: int) -> None:
-        num_read = num_decoded - self.num_cached
-        self._model.token_s = (time.monotonic() - self._begun_s) / max(num_read, 1)
-        self._tell(num_decoded, num_tokens)
-
-    def tell_all_read(self) -> None:
+    def say_all_read(self) -> None:
         """Say that the prompt is read, unless the last batch has said so."""
-        if self._num_told_read < self.text.num_asked:
-            self._tell(self.text.num_asked, self.text.num_asked)
+        if self._num_said_read < self.num_tokens:
+            self._say(self.num_tokens)
 
-    def _tell(self, num_decoded: int, num_tokens: int) -> None:
-        self._num_told_read = num_decoded
+    def _say(self, num_decoded: int) -> None:
+        self._num_said_read = num_decoded
         took_s = time.monotonic() - self._begun_s
-        self._answering.on_reading(num_decoded, num_tokens, self.num_cached, took_s)
-
-    def remember(self, reply: Reply, said: object) -> None:
-        prompt = self.text.tokens[: self.text.num_asked]
-        self.text.tokens = [*prompt, *reply.token_ids]
+        self._answering.on_reading(num_decoded, self.num_tokens, self.num_cached, took_s)

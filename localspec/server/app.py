@@ -34,7 +34,7 @@ from localspec.server import (
     ollama,
     responses,
 )
-from localspec.server.answering import Answering, Service, WaitingLine
+from localspec.server.answering import Answering, Service
 from localspec.server.counters import PROMETHEUS, Counters
 from localspec.server.encoding import json_response, sent_bytes
 from localspec.server.form import ANSWERING, PostEndpoint, RequestReader
@@ -130,8 +130,9 @@ class Server:
         self._has_page = has_page
         self._own_key = own_key
         self._limits = limits
-        line = WaitingLine(limits.num_waiting)
-        self._service = Service(models=models, line=line, patience_s=limits.patience_s)
+        self._service = Service(
+            models=models, num_waiting=limits.num_waiting, patience_s=limits.patience_s
+        )
         self._bodies = BodyReader(limits.body_bytes, limits.body_s)
 
     def app(self, access: AccessRules) -> ASGIApp:
@@ -159,7 +160,7 @@ class Server:
 
     def stop(self) -> None:
         """End requests with an error: waiting ones now, others soon. In the event loop."""
-        self._service.line.is_closed = True
+        self._service.is_stopping = True
         for each in list(self._service.answerings):
             if each.is_waiting:
                 each.stop()
@@ -222,13 +223,13 @@ class Server:
             await asyncio.sleep(min(_IDLE_CHECKS_S, limits.unload_s, limits.keep_s))
             await self._service.models.keep_unused(limits.keep_s)
             if self._service.line.num_working == 0:
-                place = self._service.line.join(None)
+                turn = self._service.join(None)
                 try:
                     await self._service.models.close_unused(limits.unload_s)
                 except LocalspecError:
                     logger.exception("an unused model cannot be closed")
                 finally:
-                    self._service.line.leave(place)
+                    self._service.leave(turn)
 
     def _metrics(self, _request: Request) -> Response:
         num_waiting = sum(each.is_waiting for each in self._service.answerings)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from localspec._version import __version__
 from localspec.chat.messages import checked_messages
+from localspec.chat.prompt_source import MessagesSource, RawSource
 from localspec.chat.template import NO_VARIABLES
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
@@ -32,14 +33,12 @@ from localspec.server.question import (
     FimPrompt,
     Input,
     Question,
-    RawPrompt,
     answer_form,
     answer_options,
     asked_logprobs,
     constraint_fields,
     max_tokens,
     openai_tools,
-    supported,
     template_variables,
 )
 from localspec.server.refusal import RequestError
@@ -258,7 +257,7 @@ def _inputs(fields: Fields) -> list[Input]:
     prompts = fields.prompts("prompt", MOST_ANSWERS, may_be_mixed=True)
     after = fields.text("suffix")
     if not after:
-        return [RawPrompt(each) for each in prompts]
+        return [RawSource(each) for each in prompts]
     texts = [each for each in prompts if isinstance(each, str)]
     if len(texts) < len(prompts):
         fields.refuse("prompt", "Give texts, where there is a suffix.")
@@ -462,13 +461,10 @@ def apply_template(fields: Fields) -> Aside:
     variables = template_variables(fields, effort=fields.text("reasoning_effort"))
     use = AnswerOptions.of(**openai_tools(fields)).tool_use(())
     opens_answer = fields.flag("add_generation_prompt") is not False
+    source = MessagesSource(messages, use, variables=dict(variables), allows_no_tools=True)
 
     def compute(engine: IsolatedEngine) -> dict[str, Any]:
-        known, usable = supported(engine, messages, use)
-        text = engine._prompt_text(
-            known, usable, variables=variables, opens_answer=opens_answer
-        )
-        return {"prompt": text}
+        return {"prompt": engine._prompt_text(source, opens_answer=opens_answer)}
 
     return engine_aside(fields, compute)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from localspec.engine.embedder import Embedded
 from localspec.errors import CrashedError
+from localspec.isolated.messages import Embed, EmbedderQuestion, Rank
 from localspec.server.answering import Service
 from localspec.server.fields import Fields
 from localspec.server.form import Aside, in_thread
@@ -26,13 +27,24 @@ def _usage(num_tokens: int) -> dict[str, int]:
 
 
 async def _read(
-    service: Service, name: str | None, texts: Sequence[Any], *call: str, **keywords: Any
+    service: Service,
+    name: str | None,
+    texts: Sequence[Any],
+    ask: Callable[[Sequence[Any]], EmbedderQuestion],
 ) -> tuple[str, Embedded, dict[str, int]]:
     """Have the embedder of that name read texts; without any it is only loaded.
 
-    call: a method of `Embedder`, and its arguments but the texts. Gives the model's name, what
-    it made of the texts, and the nanoseconds that this took, in Ollama's fields. Other requests
-    are read for between batches; a disconnect cancels the rest.
+    Other requests are read for between batches; a disconnect cancels the rest.
+
+    Args:
+        service: of the server.
+        name: of the embedder, as the client gave it.
+        texts: for it.
+        ask: the question to it about some of the texts.
+
+    Returns:
+        The model's name, what it made of the texts, and the nanoseconds that this took, in
+        Ollama's fields.
     """
     started_s = time.monotonic()
     models, embedder = service.models, service.models.embedder_named(name)
@@ -40,13 +52,13 @@ async def _read(
     for first in range(0, len(given), _MOST_TEXTS):
         part = given[first : first + _MOST_TEXTS]
         async with embedder.turn, models.opened(embedder) as engine:
-            if service.line.is_closed:
+            if service.is_stopping:
                 raise stopping()
             try:
-                found.append(await in_thread(partial(engine.call, *call, part, **keywords)))
+                found.append(await in_thread(partial(engine.call, ask(part))))
             except CrashedError as error:
                 await models.close_one(embedder)
-                if service.line.is_closed:
+                if service.is_stopping:
                     raise stopping() from error
                 raise
     num_tokens = sum(each.num_tokens for each in found) if texts else 0
@@ -66,7 +78,9 @@ def embeddings(fields: Fields) -> Aside:
         fields.refuse("encoding_format", "Choose float or base64.")
 
     async def result(service: Service) -> dict[str, Any]:
-        model, read, _ = await _read(service, name, texts, "embed", dimensions=dimensions)
+        model, read, _ = await _read(
+            service, name, texts, partial(Embed, dimensions=dimensions)
+        )
         vectors: list[Any] = read.values.tolist()
         if form == "base64":  # of little-endian float32
             rows = read.values.astype("<f4")
@@ -88,8 +102,8 @@ def ollama_embed(fields: Fields) -> Aside:
     name, dimensions = fields.text("model"), fields.whole("dimensions")
 
     async def result(service: Service) -> dict[str, Any]:
-        options = {"dimensions": dimensions, "truncate": truncates}
-        model, read, took = await _read(service, name, texts, "embed", **options)
+        ask = partial(Embed, dimensions=dimensions, truncate=truncates)
+        model, read, took = await _read(service, name, texts, ask)
         told = {"embeddings": read.values.tolist(), "prompt_eval_count": read.num_tokens}
         return {"model": model, **told, **took}
 
@@ -101,7 +115,7 @@ def ollama_embeddings(fields: Fields) -> Aside:
     name, texts = fields.text("model"), list(filter(None, [fields.text("prompt")]))
 
     async def result(service: Service) -> dict[str, Any]:
-        _, read, _ = await _read(service, name, texts, "embed", truncate=True)
+        _, read, _ = await _read(service, name, texts, partial(Embed, truncate=True))
         return {"embedding": read.values[0].tolist() if texts else []}
 
     return result
@@ -120,7 +134,7 @@ def rerank(fields: Fields) -> Aside:
     returns_documents = fields.flag("return_documents")
 
     async def result(service: Service) -> dict[str, Any]:
-        model, read, _ = await _read(service, name, texts, "rank", query)
+        model, read, _ = await _read(service, name, texts, partial(Rank, query))
         scores = read.values.tolist()
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
         results: list[dict[str, Any]] = [

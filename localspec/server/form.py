@@ -84,15 +84,15 @@ def engine_aside(fields: Fields, compute: Callable[[IsolatedEngine], Any]) -> As
 
     async def result(service: Service) -> Any:
         model = service.models.named(name)
-        place = service.line.join(model) if model.engine is None else None
+        turn = service.join(model) if model.engine is None else None
         try:
-            if place is not None:
-                await place.has_turn.wait()
+            if turn is not None:
+                await turn.has_come.wait()
             async with service.models.opened(model) as engine, service.asides:
                 return await in_thread(partial(compute, engine))
         finally:
-            if place is not None:
-                service.line.leave(place)
+            if turn is not None:
+                service.leave(turn)
 
     return result
 
@@ -181,9 +181,6 @@ class PostEndpoint:
         answering = scope[ANSWERING] = Answering(self._service, form.question)
         form.model = answering.model
         headers = {"x-localspec-queue": str(answering.position)}
-        if form.question.not_kept:
-            text = json.dumps(", ".join(form.question.not_kept))[1:-1]  # in ASCII
-            headers["x-localspec-not-kept"] = text[:_MOST_OF_HEADER]
         writer = _StreamWriter(send, headers, form.content_type)
         finished: list[Finished] = []
         try:
@@ -198,8 +195,10 @@ class PostEndpoint:
                     silent_s = time.monotonic() - writer.written_s
                     if not text and silent_s > self._service.patience_s:
                         text = form.text_for(Waiting(0))  # what happens is not shown yet
+                    headers.update(_not_kept_header(answering.not_kept))
                     await writer.write(text)
             if not form.question.streams:
+                headers.update(_not_kept_header(answering.not_kept))
                 return json_response(form.body(finished), headers=headers)
             last = form.end(finished)
         except Exception as error:
@@ -212,17 +211,24 @@ class PostEndpoint:
         return None
 
 
+def _not_kept_header(not_kept: Sequence[str]) -> dict[str, str]:
+    """The header that names what of a JSON schema the answer is not held to, in ASCII.
+
+    A stream whose client was told that it waits has begun without it.
+    """
+    if not not_kept:
+        return {}
+    text = json.dumps(", ".join(not_kept))[1:-1]
+    return {"x-localspec-not-kept": text[:_MOST_OF_HEADER]}
+
+
 class _StreamWriter:
     """Writes a stream. Status and headers are sent with its first text."""
 
     def __init__(self, send: Send, headers: Mapping[str, str], content_type: str) -> None:
         self._send = send
-        self._headers = {
-            "content-type": f"{content_type}; charset=utf-8",
-            "cache-control": "no-cache",
-            "x-accel-buffering": "no",  # nginx would gather the pieces
-            **headers,
-        }
+        self._headers = headers  # they may change until the first text
+        self._content_type = f"{content_type}; charset=utf-8"
         self.has_begun = False
         self.written_s = time.monotonic()  # when something was last, or the start
 
@@ -232,7 +238,13 @@ class _StreamWriter:
             return
         if not self.has_begun:
             self.has_begun = True
-            pairs = [(name.encode(), value.encode()) for name, value in self._headers.items()]
+            headers = {
+                "content-type": self._content_type,
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",  # nginx would gather the pieces
+                **self._headers,
+            }
+            pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": pairs})
         body = {"body": sent_bytes(text), "more_body": not is_last}
         await self._send({"type": "http.response.body", **body})

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from localspec.chat.prompt_source import RawSource
 from localspec.sampling.logprobs import TokenLogprob, TokenLogprobs
 from localspec.server.answering import Event, Finished, NewPiece, ReadingPrompt
 from localspec.server.completions import logprob_object, openai_options
@@ -19,7 +20,6 @@ from localspec.server.question import (
     FimPrompt,
     Input,
     Question,
-    RawPrompt,
     max_tokens,
 )
 from localspec.server.refusal import RequestError, llama_error
@@ -57,7 +57,7 @@ class LlamaCompletion(Form):
 
     def _inputs(self, fields: Fields) -> list[Input]:
         prompts = fields.prompts("prompt", MOST_ANSWERS, may_be_mixed=True)
-        return [RawPrompt(each) for each in prompts]
+        return [RawSource(each) for each in prompts]
 
     def body(self, finished: Sequence[Finished]) -> Any:
         answers = [self._whole(each) for each in finished]

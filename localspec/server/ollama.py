@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from typing import Any, ClassVar
 
 from localspec.chat.messages import checked_messages
+from localspec.chat.prompt_source import RawSource
 from localspec.sampling.logprobs import TokenLogprobs
 from localspec.server.answering import Event, Finished, NewPiece, Service
 from localspec.server.completions import logprob_object
@@ -21,7 +22,6 @@ from localspec.server.question import (
     FimPrompt,
     Input,
     Question,
-    RawPrompt,
     answer_options,
     asked_logprobs,
     openai_tools,
@@ -285,7 +285,7 @@ def _generate_input(fields: Fields) -> Input | None:
     if prompt and after:
         return FimPrompt(prompt, after)
     if prompt and is_raw:
-        return RawPrompt(prompt)
+        return RawSource(prompt)
     asked = [*images, {"type": "text", "text": prompt or ""}]
     said = [{"role": "system", "content": system}] if system else []
     return checked_messages([*said, {"role": "user", "content": asked}])

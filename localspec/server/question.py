@@ -7,26 +7,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, get_type_hints
 
-from localspec.chat.messages import as_text
+from localspec.chat.fill_in import FillInSource
+from localspec.chat.prompt_source import MessagesSource, RawSource
 from localspec.chat.template import NO_VARIABLES, Message
-from localspec.constraints.guidance import not_kept
 from localspec.gguf_file.header_vocabulary import FimTokens
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.server.fields import MOST_TOKENIZED, Fields
 from localspec.server.refusal import RequestError
 from localspec.speculative.randomness import MAX_SEED
-from localspec.streaming.answer_text import Prompt
-from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.options import AnswerOptions, spec_of
-from localspec.tools.tool import ToolUse
-from localspec.vocabulary import Vocabulary, with_bos
-
-
-class RawPrompt(NamedTuple):
-    """A prompt without a chat template: text, token ids, or a list of both."""
-
-    prompt: str | Sequence[int | str]
+from localspec.streaming.record import PromptSource
+from localspec.vocabulary import Vocabulary
 
 
 class FimPrompt(NamedTuple):
@@ -40,7 +32,7 @@ class FimPrompt(NamedTuple):
     files: Sequence[tuple[str, str]] = ()
 
 
-Input = Sequence[Message] | RawPrompt | FimPrompt  # messages as `checked_messages` returns them
+Input = Sequence[Message] | RawSource | FimPrompt  # messages as `checked_messages` returns them
 
 MOST_ANSWERS = 16  # to one request
 MOST_LOGPROBS = 20  # of the best tokens at each position
@@ -76,7 +68,7 @@ class Question:
 
     model_name: as the client gave it. inputs: each gets num_answers answers; without any, the
     model is only loaded. options: given by keyword. use: the tools that may be called.
-    not_kept: the parts of the JSON schema that answers are not held to. variables: of the chat
+    variables: of the chat
     template, as `template_variables` gives them. streams: whether the client reads the answer
     piece by piece. keep_s: seconds without a question until the model is unloaded, from now on;
     None changes nothing. client: whose it is, as `AccessRules.client_of` has it, once that is
@@ -103,7 +95,6 @@ class Question:
         self._text_biases: TextBiases = given.pop(_TEXT_BIASES, ())
         self.options = AnswerOptions.of(**given)
         self.use = self.options.tool_use(())
-        self.not_kept = not_kept(spec_of(self.options))
         self.variables = variables
         self.num_answers = num_answers
         self.streams = bool(fields.flag("stream"))
@@ -112,14 +103,17 @@ class Question:
         self.echoes = False
         self.wants_progress = bool(fields.flag("return_progress"))
 
+    @property
+    def needs_vocabulary(self) -> bool:
+        """Whether the options have to be made by `options_for`."""
+        return bool(self._text_biases)
+
     def options_for(self, vocabulary: Vocabulary) -> AnswerOptions:
         """The options, where a bias on a text is one on each token of it, as in llama-server.
 
         Args:
             vocabulary: The model's.
         """
-        if not self._text_biases:
-            return self.options
         changes = dict(self.options.changes)
         biases: dict[Any, Any] = {}
         for text, bias in self._text_biases:
@@ -381,134 +375,40 @@ def _constraint(fields: Fields, name: str, keyword: str) -> Any:
     return fields.text(name)
 
 
+def source_of(question: Question, given: Input, fim: FimTokens | None) -> PromptSource:
+    """What the prompt of an input is made of, where the model is.
+
+    A template that has no tools gets none, and earlier calls as text.
+
+    Args:
+        question: the input's.
+        given: the input.
+        fim: the model's tokens for a text to be filled in, if it has any.
+    """
+    options = question.options
+    if isinstance(given, RawSource):
+        return given
+    if isinstance(given, FimPrompt):
+        assert fim is not None  # as `Answering` has seen
+        limit = options.max_tokens
+        return FillInSource(given.before, given.after, fim, given.files, limit)
+    return MessagesSource(
+        given,
+        question.use,
+        variables=dict(question.variables),
+        form=spec_of(options),
+        allows_no_tools=True,
+    )
+
+
 def templated(
     messages: Sequence[Message], tools: Mapping[str, Any], variables: Mapping[str, Any]
 ) -> Callable[[IsolatedEngine], list[int]]:
     """A function that gives the tokens of the prompt, for requests that want no answer.
 
     messages: as `checked_messages` returns them. tools: options by keyword. variables: of the
-    template. Raises OptionError; the function RequestError, TemplateError.
+    template. Raises OptionError; the function TemplateError.
     """
     use = AnswerOptions.of(**tools).tool_use(())
-    return lambda engine: prompt_of(engine, messages, use, never, variables).tokens
-
-
-def prompt_of(
-    engine: IsolatedEngine,
-    messages: Sequence[Message],
-    use: ToolUse,
-    is_cancelled: CancelCheck,
-    variables: Mapping[str, Any],
-) -> Prompt:
-    """The prompt by `BaseEngine._make_prompt`, whatever the model's template supports.
-
-    variables: of the template, which passes over those that it does not know. Raises
-    RequestError as `supported` does.
-    """
-    messages, use = supported(engine, messages, use)
-    return engine._make_prompt(
-        messages, use, is_cancelled, template=None, think=True, variables=variables
-    )
-
-
-def supported(
-    engine: IsolatedEngine, messages: Sequence[Message], use: ToolUse
-) -> tuple[Sequence[Message], ToolUse]:
-    """The messages and tools, as far as the model's template has tools.
-
-    If it has none, it gets none, and earlier calls as text; then RequestError is raised if the
-    model has to call a tool.
-    """
-    if not engine.takes_tools:
-        if use.must:
-            raise RequestError(
-                "a tool has to be called, but the model's chat template has no tools, or the "
-                "form of its calls is not known here",
-                "Choose another model, or auto; or describe the call in a response_format.",
-                code="unsupported_value",
-                param="tool_choice",
-            )
-        return [as_text(message) for message in messages], ToolUse()
-    return messages, use
-
-
-def raw_prompt(engine: IsolatedEngine, given: RawPrompt) -> Prompt:
-    """The prompt of text, token ids, or a list of both, where a text goes on behind an id.
-
-    Raises:
-        OptionError: For an id outside the vocabulary.
-    """
-    parts = given.prompt
-    if isinstance(parts, str):
-        return engine._raw_prompt(parts)
-    vocabulary = engine.vocabulary
-    tokens: list[int] = []
-    for number, part in enumerate(parts):
-        if isinstance(part, int):
-            tokens.append(part)
-            continue
-        before = tokens[-1] if tokens else None
-        tokens += vocabulary.tokenize(part, parse_special=True, after=before)
-        if number == 0:
-            tokens = with_bos(tokens, vocabulary)
-    return engine._raw_prompt(tokens)
-
-
-_ANSWER = 256  # tokens that are left free for an answer, or more if it may be longer
-_MARKS = 8  # tokens that the model's own marks take
-_PART = 4  # the text behind may take 1/4 of the context; what is cut comes in such parts, too
-
-
-def fim_prompt(
-    engine: IsolatedEngine, given: FimPrompt, fim: FimTokens, max_tokens: int | None
-) -> tuple[list[int], int]:
-    """The tokens of the prompt, and how many of them stay as the text grows.
-
-    What does not fit is cut: other files first, then the beginning of the text before and the
-    end of the text behind. max_tokens: of the answer.
-    """
-    tokenize = engine.vocabulary.tokenize
-    context = engine.context_length
-    # Also for a shorter answer: an editor that only reads beforehand asks for one token.
-    answer = min(max(max_tokens or 0, _ANSWER), context // _PART)
-    left = max(context - answer - _MARKS, 0)
-    after = tokenize(given.after, parse_special=False, after=fim.suffix)[: left // _PART]
-    before = tokenize(given.before, parse_special=False, after=fim.prefix)
-    before = _end_of(before, left - len(after))
-    # In parts, so that as many files fit while the text grows, from its first token on.
-    part = max(left // _PART, 1)
-    taken = -(-max(len(before) + len(after), 1) // part) * part
-    front = _files(engine, given.files, fim, left - taken)
-    stable = [*front, fim.prefix, *before]
-    if engine.vocabulary.add_bos and engine.vocabulary.bos >= 0:
-        stable.insert(0, engine.vocabulary.bos)
-    return [*stable, fim.suffix, *after, fim.middle], len(stable)
-
-
-def _end_of(tokens: list[int], left: int) -> list[int]:
-    """The last of the tokens, up to `left`.
-
-    The cut stays at its position while the text grows a little, and the rest stays cached.
-    """
-    surplus, part = len(tokens) - left, max(left // _PART, 1)
-    return tokens if surplus <= 0 else tokens[-(-surplus // part) * part :]
-
-
-def _files(
-    engine: IsolatedEngine, files: Sequence[tuple[str, str]], fim: FimTokens, left: int
-) -> list[int]:
-    """The other files that fit, each with its name, as the model knows projects."""
-    tokenize = engine.vocabulary.tokenize
-    begin = [] if fim.repo is None else [fim.repo, *tokenize("project\n", parse_special=False)]
-    end = [] if fim.file is None else [fim.file, *tokenize("file\n", parse_special=False)]
-    left -= len(begin) + len(end)
-    kept: list[int] = []
-    for name, text in reversed(files):
-        if fim.file is None:
-            chunk = tokenize(f"{name}\n{text}\n\n", parse_special=False)
-        else:
-            chunk = [fim.file, *tokenize(f"{name}\n{text}", parse_special=False)]
-        if len(chunk) > left:
-            break
-        kept, left = [*chunk, *kept], left - len(chunk)
-    return [*begin, *kept, *end] if kept else []
+    source = MessagesSource(messages, use, variables=dict(variables), allows_no_tools=True)
+    return lambda engine: engine._made(source).prompt.tokens

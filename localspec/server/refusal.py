@@ -15,6 +15,7 @@ from localspec.errors import (
     ContextError,
     CrashedError,
     LocalspecError,
+    NoToolsError,
     OptionError,
     TemplateError,
 )
@@ -105,8 +106,11 @@ def refusal_of(error: Exception) -> RequestError:
     if isinstance(error, CrashedError):
         logger.error("the process that runs the models ended", exc_info=error)
     code = next((code for kind, code in _CODES if isinstance(error, kind)), "server_error")
+    param = None
+    if isinstance(error, NoToolsError):
+        code, param = "unsupported_value", "tool_choice"
     message = _OWN_FIELD.sub("repeat_last_n", str(error))
-    refusal = RequestError(message, _hint_for_clients(error.hint), code=code)
+    refusal = RequestError(message, _hint_for_clients(error.hint), code=code, param=param)
     refusal.__cause__ = error
     return refusal
 

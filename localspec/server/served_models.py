@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import hashlib
 import math
-import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
@@ -34,64 +33,8 @@ from localspec.presets.presets import LocalModel, Preset, common_servers
 from localspec.presets.source import resolve
 from localspec.sampling.params import SamplingParams
 from localspec.server.refusal import RequestError
-from localspec.speculative.prefix import common_length
-
-_MOST_TEXTS = 32  # that are remembered; how many caches are kept depends on the memory
-# Tokens that a template writes at the end of a prompt, but not before an answer that is there.
-_ASKING = 16
 
 _Opened = TypeVar("_Opened", IsolatedEngine, IsolatedEmbedder)
-
-
-class AnsweredText:
-    """A prompt and its answer; the owner of caches in the engine.
-
-    client: as `Prompt` has it. is_in_use: whether it is being answered; until that ends only
-    the answer knows the text's tokens.
-    """
-
-    def __init__(self, client: str = "") -> None:
-        self.client = client
-        self.is_in_use = False
-        self.tokens: Sequence[int] = ()
-        self.num_asked = 0  # tokens of the prompt
-        self.num_stable = 0  # tokens that a prompt repeats which continues the text
-
-
-class AnsweredTexts:
-    """The texts that were answered last, in the order of their last use. From any thread."""
-
-    def __init__(self) -> None:
-        self._choosing = threading.Lock()  # held while a prompt gets its text
-        self._texts: list[AnsweredText] = []
-
-    def text_for(self, prompt: Sequence[int], client: str = "") -> AnsweredText:
-        """The client's longest text that the prompt continues, or a new one; it is in use.
-
-        So a conversation finds its own caches, which neither a side question with the same
-        beginning takes, nor the same question when it is asked again meanwhile.
-        """
-        with self._choosing:
-            repeated = {
-                text: common_length(text.tokens, prompt)
-                for text in self._texts
-                if text.client == client and not text.is_in_use
-            }
-            # A prompt repeats all of a text that it continues, perhaps without its thoughts.
-            candidates = [
-                text
-                for text, number in repeated.items()
-                if number >= max(text.num_stable - _ASKING, text.num_stable // 2)
-            ]
-            if candidates:
-                found = max(candidates, key=lambda text: repeated[text])
-                self._texts.remove(found)
-            else:
-                found = AnsweredText(client)
-                self._texts = self._texts[1 - _MOST_TEXTS :]
-            self._texts.append(found)
-            found.is_in_use = True
-            return found
 
 
 class ServedFile(abc.ABC, Generic[_Opened]):
@@ -212,7 +155,6 @@ class ServedModel(ServedFile[IsolatedEngine]):
         self.remembers = True
         self.memory: PairMemory | None = None
         self.token_s: float | None = None
-        self.texts = AnsweredTexts()
         self.kept_s = 0.0  # which `used_s` it was when texts were last kept on disk
 
     def load(self) -> IsolatedEngine:
@@ -414,8 +356,6 @@ class ServedModels:
     async def close_one(self, model: ServedFile[Any]) -> None:
         """Free a model. The next request loads it again."""
         engine, model.engine, model.keep_s = model.engine, None, None
-        if isinstance(model, ServedModel):
-            model.texts = AnsweredTexts()
         if engine is not None:
             await asyncio.to_thread(engine.close)
 

@@ -42,16 +42,14 @@ def rule_name(name: RuleName | None, *, is_greedy: bool, seed: int | None) -> Ru
     return name or ("block" if seed is None else "coupled")
 
 
-def make_rule(
-    name: RuleName | None, *, is_greedy: bool, seed: int | None, randomness: Randomness
-) -> Rule:
-    """The rule that `rule_name` chooses, with its random numbers. Raises OptionError."""
-    chosen = rule_name(name, is_greedy=is_greedy, seed=seed)
-    if chosen == "greedy":
-        return _Matching(chosen, verify.argmax)
-    if chosen == "coupled":
-        return _Matching(chosen, randomness.gumbel_max)
-    return _Sampling(chosen, verify.token if chosen == "token" else verify.block, randomness)
+def make_rule(name: RuleName, randomness: Randomness) -> Rule:
+    """The rule of that name, with its random numbers."""
+    if name == "greedy":
+        return _Matching(name, verify.argmax)
+    if name == "coupled":
+        return _Matching(name, randomness.gumbel_max)
+    judge = verify.token if name == "token" else verify.block
+    return _Sampling(name, judge, randomness)
 
 
 class _Matching:

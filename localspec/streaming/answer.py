@@ -6,34 +6,33 @@ import abc
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any, Protocol
 
 from localspec.errors import EngineError
 from localspec.fork_guard import OwnProcess
-from localspec.streaming.exchange import Exchange, ForReader
-from localspec.streaming.reply import Piece, Reply
-from localspec.streaming.waiting import Outbox
+from localspec.streaming.record import AnswerRecord, ForReader, Reading, State
+from localspec.streaming.reply import Ending, Piece, Reply
 
 
 class Producer(Protocol):
     """An engine, which produces answers, as far as an `Answer` knows it. Nothing here waits."""
 
     @abc.abstractmethod
-    def _start(self, exchange: Exchange) -> None:
-        """Have an answer produced, once it is admitted. Raises EngineError."""
+    def _start(self, record: AnswerRecord) -> None:
+        """Let an answer wait in line, and have it produced then. Raises EngineError."""
 
     @abc.abstractmethod
-    def _read_on(self, exchange: Exchange) -> None:
+    def _read_on(self, record: AnswerRecord) -> None:
         """Note that one more of its pieces was read."""
 
     @abc.abstractmethod
-    def _end(self, exchange: Exchange) -> None:
-        """Have it end behind what was read; the last that it tells comes then. Idempotent."""
+    def _end(self, record: AnswerRecord) -> None:
+        """Have it end after what was read. Its outbox gets the `Ending`. Idempotent."""
 
     @abc.abstractmethod
     def _may_wait(self) -> bool:
-        """Whether this thread may wait for that: none that the end itself needs."""
+        """Whether this thread may wait for an ending: False in those that make it."""
 
 
 class _LastEnd:
@@ -42,19 +41,22 @@ class _LastEnd:
     Python passes over an exception there. This is freed next, when the signal has been served.
     """
 
-    def __init__(self, exchange: Exchange, producer: Producer, own_process: OwnProcess) -> None:
-        self._exchange = exchange
+    def __init__(
+        self, record: AnswerRecord, producer: Producer, own_process: OwnProcess
+    ) -> None:
+        self._record = record
         self._producer = producer
         self._own_process = own_process
 
     def __del__(self) -> None:
         if not hasattr(self, "_own_process"):  # Ctrl-C came while it was made
             return
-        exchange = self._exchange
-        if exchange.is_asked and not exchange.is_over and self._own_process.is_this():
-            exchange.cancellation.request()
-            self._producer._end(exchange)
-            while self._producer._may_wait() and not isinstance(exchange.outbox.take(), list):
+        record = self._record
+        is_at_work = State.NEW < record.state < State.OVER
+        if is_at_work and self._own_process.is_this():
+            record.cancellation.request()
+            self._producer._end(record)
+            while self._producer._may_wait() and not isinstance(record.outbox.take(), Ending):
                 pass
 
 
@@ -66,28 +68,27 @@ class Answer:
         print(answer)
 
     Nothing happens before the first piece is asked for: then the prompt is made, which may be
-    refused, and the engine is used until the answer ends. On an event loop the prompt is made
-    in a thread of its own. `with` and `async with` close it; so does dropping
-    the last reference, and cancelling the task that reads it. An answer that is never read
-    leaves no trace. From any thread, but one may read at a time. `str(answer)` is the text of
-    `answer.reply()`: it reads what is left, and waits for it.
+    refused, and the engine is used until the answer ends. `with` and `async with` close it; so
+    does dropping the last reference, and cancelling the task that reads it. An answer that is
+    never read leaves no trace. From any thread, but one may read at a time. `str(answer)` is
+    the text of `answer.reply()`: it reads the remaining pieces, and waits for them.
     """
 
-    def __init__(self, exchange: Exchange, producer: Producer) -> None:
-        self._exchange = exchange
+    def __init__(self, record: AnswerRecord, producer: Producer) -> None:
+        self._record = record
         self._producer = producer
         self._own_process = OwnProcess()
-        self._last_end = _LastEnd(exchange, producer, self._own_process)
+        self._last_end = _LastEnd(record, producer, self._own_process)
         self._is_read = False  # whether a thread or a task waits for a piece
         self._error: BaseException | None = None  # that ended it, until it is raised
-        self._rest: deque[Piece] | None = None  # once it is over: what is left to read
+        self._unread: deque[Piece] | None = None  # once it is over: the last pieces
 
     def __str__(self) -> str:
         return self.reply().text
 
     def __repr__(self) -> str:
-        result = self._exchange.result
-        return f"<Answer, {'not read to its end' if result is None else repr(result[0])}>"
+        reply = self._record.reply_if_over
+        return f"<Answer, {'not read to its end' if reply is None else repr(reply)}>"
 
     def __iter__(self) -> Answer:
         return self
@@ -98,13 +99,10 @@ class Answer:
             try:
                 self._is_read = True
                 self._begin(is_main=threading.current_thread() is threading.main_thread())
-                while self._rest is None:
-                    told = self._exchange.outbox.take()
-                    if callable(told):
-                        self._fails(_error_of(told))
-                    elif (piece := self._taken(told)) is not None:
+                while self._unread is None:
+                    piece = self._receive(self._record.outbox.take())
+                    if piece is not None:
                         return piece
-                    del told  # an error that is raised here has this frame
             except BaseException:  # Ctrl-C
                 self.close()
                 raise
@@ -121,7 +119,7 @@ class Answer:
         """
         for _ in self:
             pass
-        return self._exchange.reply()
+        return self._record.reply()
 
     def cancel(self) -> None:
         """End it within one decode, without waiting; before its first token if it is unread.
@@ -129,9 +127,9 @@ class Answer:
         From any thread, and for a signal handler. Whoever reads gets the end of the pieces, and
         a reply of what had been said, its finish_reason "cancelled".
         """
-        self._exchange.cancellation.request()
-        if self._exchange.is_asked and self._own_process.is_this():
-            self._producer._end(self._exchange)
+        self._record.cancellation.request()
+        if self._is_asked and self._own_process.is_this():
+            self._producer._end(self._record)
 
     def close(self) -> None:
         """Cancel it, and wait until the engine is free. Idempotent, from any thread.
@@ -140,7 +138,7 @@ class Answer:
         """
         self.cancel()
         self._wait()
-        self._rest, self._error = deque(), None
+        self._unread, self._error = deque(), None
 
     def __enter__(self) -> Answer:
         return self
@@ -157,13 +155,10 @@ class Answer:
             try:
                 self._is_read = True
                 self._begin(is_main=False)
-                while self._rest is None:
-                    told = await self._exchange.outbox.take_soon()
-                    if callable(told):
-                        self._fails(await _error_in_thread(told))
-                    elif (piece := self._taken(told)) is not None:
+                while self._unread is None:
+                    piece = self._receive(await self._record.outbox.take_soon())
+                    if piece is not None:
                         return piece
-                    del told  # an error that is raised here has this frame
             except GeneratorExit:  # its event loop is closed, and nothing can be awaited
                 self._leave()
                 raise
@@ -181,7 +176,7 @@ class Answer:
     async def _whole_reply(self) -> Reply:
         async for _ in self:
             pass
-        return self._exchange.reply()
+        return self._record.reply()
 
     async def __aenter__(self) -> Answer:
         return self
@@ -193,9 +188,9 @@ class Answer:
             await self._close_soon()
 
     def __del__(self) -> None:
-        if not hasattr(self, "_rest"):  # Ctrl-C came while it was made, or it cannot be copied
+        if not hasattr(self, "_unread"):  # Ctrl-C came while it was made, or it was copied
             return
-        if self._exchange.is_asked and self._rest is None:
+        if self._is_asked and self._unread is None:
             self._leave()  # Ctrl-C amid this is passed over: see `_LastEnd`
 
     def _leave(self) -> None:
@@ -204,87 +199,103 @@ class Answer:
         if self._producer._may_wait():
             self._wait()
 
+    @property
+    def _is_asked(self) -> bool:
+        """Whether its first piece was asked for."""
+        return self._record.state > State.NEW
+
     def _may_read(self) -> bool:
         """Whether there may be more to read here.
 
         Raises EngineError where it is read elsewhere, and ForkedError.
         """
-        if self._rest is not None:
+        if self._unread is not None:
             return False
         self._own_process.require("the engine")
-        is_ended = self._exchange.cancellation.is_requested
+        is_ended = self._record.cancellation.is_requested
         if self._is_read and not is_ended:
             raise EngineError(
                 "the answer is being read elsewhere, by another thread or another task",
                 "Read it in one place, and stop it with its cancel() or close().",
             )
-        return not self._is_read and (self._exchange.is_asked or not is_ended)
+        return not self._is_read and (self._is_asked or not is_ended)
 
     def _begin(self, *, is_main: bool) -> None:
         """Have it started, the first time that it is read. is_main: by the main thread."""
-        exchange = self._exchange
-        if exchange.is_asked:
+        record = self._record
+        if not record.leaves(State.NEW, State.ASKED):
             return
-        exchange.is_of_main, exchange.is_asked = is_main, True
+        record.place.is_of_main = is_main
         try:
-            self._producer._start(exchange)
+            self._producer._start(record)
         except Exception:
-            exchange.is_over, self._rest = True, deque()
+            record.conclude(None)
+            record.advance(State.OVER)
+            self._unread = deque()
             raise
 
-    def _taken(self, told: ForReader) -> Piece | None:
-        """The piece that the reader was told, if it is one for it; a call is passed over."""
-        if isinstance(told, Piece):
-            if not self._exchange.takes(told):
+    def _receive(self, item: ForReader) -> Piece | None:
+        """Take what the engine has put into the outbox. Returns it if it is a piece to read."""
+        record = self._record
+        if isinstance(item, Piece):
+            if not record.takes(item):
                 return None
-            self._producer._read_on(self._exchange)
-            return told
-        if isinstance(told, BaseException):
-            self._fails(told)
-        elif isinstance(told, list):
-            self._exchange.outbox.put([])  # for whoever else waits for the end
-            if self._rest is None:
-                self._rest = deque(told)
+            self._producer._read_on(record)
+            return item
+        if isinstance(item, Reading):
+            self._report(item)
+        elif isinstance(item, Ending):
+            record.outbox.put(item)  # for another thread that waits for the end
+            if self._unread is None:
+                self._unread = deque(item.rest)
+        else:
+            self._fail(item)
         return None
 
-    def _fails(self, error: BaseException | None) -> None:
-        """Have it end if something ended it, which is raised when that is done."""
-        if error is None:
-            return
+    def _report(self, reading: Reading) -> None:
+        try:
+            self._record.on_reading(reading)
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Have the answer end: by an error, which is raised once it is over, or by itself."""
         if not isinstance(error, StopIteration):
             self._error = error
-        if self._exchange.has_begun:
-            self._exchange.cancellation.request()
-        self._producer._end(self._exchange)
+        if self._record.has_begun:
+            self._record.cancellation.request()
+        self._producer._end(self._record)
 
     def _wait(self) -> None:
         """Wait until it is over."""
         self._leave_unbegun()
-        while self._rest is None:
-            self._taken(self._exchange.outbox.take())
+        while self._unread is None:
+            self._receive(self._record.outbox.take())
 
     async def _wait_soon(self) -> None:
         self._leave_unbegun()
-        while self._rest is None:
-            self._taken(await self._exchange.outbox.take_soon())
+        while self._unread is None:
+            self._receive(await self._record.outbox.take_soon())
 
     def _leave_unbegun(self) -> None:
         """End it here where nothing else has to."""
-        if not self._exchange.is_asked:
-            self._exchange.abandon()
-        if not (self._exchange.is_asked and self._own_process.is_this()):
-            self._rest = deque()
+        record = self._record
+        if record.leaves(State.NEW, State.OVER):
+            record.conclude(None)
+            self._unread = deque()
+        elif not self._own_process.is_this():
+            self._unread = deque()
 
     async def _close_soon(self) -> None:
         """The engine is free when it returns or raises, however often it is cancelled."""
         self.cancel()
         cancelled = None
-        while self._rest is None:
+        while self._unread is None:
             try:
                 await self._wait_soon()
             except asyncio.CancelledError as error:
                 cancelled = error
-        self._rest, self._error = deque(), None
+        self._unread, self._error = deque(), None
         if cancelled is not None:
             raise cancelled
 
@@ -293,27 +304,10 @@ class Answer:
 
         Raises what ended it, and then the end of the iteration.
         """
-        if self._rest:
-            return self._rest.popleft()
+        if self._unread:
+            return self._unread.popleft()
         error, self._error = self._error, None
         try:
             raise error or end
         finally:
             del error, end  # which have this frame
-
-
-def _error_of(call: Callable[[], None]) -> BaseException | None:
-    try:
-        call()
-    except BaseException as error:
-        return error
-    return None
-
-
-async def _error_in_thread(call: Callable[[], None]) -> BaseException | None:
-    """The exception of a call in a daemon thread, which does not outlive the interpreter."""
-    found: Outbox[BaseException | None] = Outbox()
-    threading.Thread(
-        target=lambda: found.put(_error_of(call)), name="localspec-async", daemon=True
-    ).start()
-    return await found.take_soon()

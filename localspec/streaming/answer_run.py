@@ -1,13 +1,13 @@
-"""Steps of the loop → pieces of an answer, and the reply they add up to."""
+"""Steps of the loop → pieces of an answer, and how it ended."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from localspec.errors import Interrupted
 from localspec.exactness import Exactness
@@ -16,199 +16,209 @@ from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Meter, Provenance, Stats, Step
 from localspec.speculative.model import Decode
 from localspec.streaming.answer_text import AnswerText, Prompt, Said
-from localspec.streaming.cancellation import Cancellation
-from localspec.streaming.options import AnswerOptions, spec_of
-from localspec.streaming.reply import FinishReason, Piece, Reply, StepFacts
+from localspec.streaming.options import spec_of
+from localspec.streaming.record import AnswerRecord
+from localspec.streaming.reply import Ending, FinishReason, Piece, StepFacts
 from localspec.streaming.thinking import Part
 from localspec.vocabulary import WholeVocabulary
 
 
-@dataclass(slots=True)
-class AnswerRun:
-    """An answer as it is produced.
+class AnswerLane(Protocol):
+    """Where an answer is produced, as far as it knows that."""
 
-    interrupt: ends what the models do for this answer, and no other, within one decode; from
-    any thread. waited: seconds for which the decoder's clock stood still, since other answers
-    had the machine.
+    @property
+    def exactness(self) -> Exactness:
+        """Which decodes of the target equal single ones to the bit."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds for which the decoder's clock stood still, since other answers decoded."""
+
+    @property
+    def decoder(self) -> SpeculativeDecoder:
+        """The loop."""
+
+    @property
+    def vocabulary(self) -> WholeVocabulary:
+        """The target's tokens."""
+
+    def interrupt(self) -> None:
+        """End what the models do for this answer within one decode. From any thread."""
+
+
+class AnswerRun:
+    """An answer while it is produced.
+
+    Args:
+        record: of the answer.
+        prompt: its prompt.
+        request: what it asks of the loop.
+        lane: where it is produced.
     """
 
-    decoder: SpeculativeDecoder
-    prompt: Prompt
-    request: Request
-    vocabulary: WholeVocabulary
-    options: AnswerOptions
-    cancellation: Cancellation
-    interrupt: Callable[[], None]
-    not_kept: tuple[str, ...]  # of what the answer was to fit
-    exactness: Exactness
-    waited: Callable[[], float]
-    meter: Meter = field(init=False)
-    _stats: Callable[[], Stats] = field(init=False)  # once it has ended
-    before: list[Part] = field(default_factory=list)  # of the answer that is continued
-    parts: list[Part] = field(default_factory=list)
-    made: list[Piece] = field(default_factory=list)  # of all new parts, read or not
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: FinishReason = "cancelled"
-    num_thought_tokens: int = 0
-    stopped_by: str | None = None
-    provenances: list[Provenance] = field(default_factory=list)  # of the tokens
-    result: tuple[Reply, Said] | None = None
+    def __init__(
+        self, record: AnswerRecord, prompt: Prompt, request: Request, lane: AnswerLane
+    ) -> None:
+        self._record = record
+        self._prompt = prompt
+        self._request = request
+        self._lane = lane
+        self._token_ids: list[int] = []
+        self._provenances: list[Provenance] = []  # of these tokens
+        self._made: list[Piece] = []  # pieces of these tokens, read or not
+        self._held: list[Part] = []  # text that waited for tokens, once it has ended
+        self._finish_reason: FinishReason = "cancelled"
+        self._stopped_by: str | None = None
+        self._meter = Meter(len(prompt.tokens), 0, 0.0)
+        self._stats: Callable[[], Stats] | None = None  # once it has ended
 
     def start(self) -> int:
         """Make the prompt the loop's text. Returns how many of its tokens are cached."""
-        started = self._now()
-        num_cached = self.decoder.start(self.prompt.tokens)
-        self.meter = Meter(len(self.prompt.tokens), num_cached, started, self.exactness)
+        started_s = self._now()
+        tokens = self._prompt.tokens
+        num_cached = self._lane.decoder.start(tokens)
+        self._meter = Meter(len(tokens), num_cached, started_s, self._lane.exactness)
         return num_cached
 
     def pieces(self) -> Generator[Decode | Piece, Any, None]:
-        """The answer, token by token. Whatever ends it, caches and reply are left right."""
-        text, meter = self._text(), self.meter
+        """The answer, token by token. Whatever ends it, the caches are left right."""
+        text = self._text()
+        text.resume(self._tokens_before())
+        decoder = self._lane.decoder
         try:
-            with self.cancellation.obeyed(self.interrupt):
-                with contextlib.suppress(Interrupted):
-                    for driven in self.decoder.each_step(self.request):
-                        step = yield from driven
-                        meter.add(step, self._now(), self.waited())
-                        yield from self._told(step, text)
-                        if text.stopped:
-                            break
-                    if self.finish_reason != "stop":
-                        self.finish_reason = "length"
-                yield from self._rest(text)
+            is_obeyed = self._record.cancellation.obeyed(self._lane.interrupt)
+            with is_obeyed, contextlib.suppress(Interrupted):
+                for driven in decoder.each_step(self._request):
+                    step = yield from driven
+                    self._meter.add(step, self._now(), self._lane.waited_s)
+                    yield from self._pieces_of(step, text)
+                    if text.stopped:
+                        break
+                if self._finish_reason != "stop":
+                    self._finish_reason = "length"
         finally:
             # A closed answer or a stop string leaves the rest of a step behind.
-            decoder = self.decoder
-            decoder.truncate(len(self.prompt.tokens) + len(self.token_ids))
-            self._rest(text)
-            estimate, threads = decoder.draft_policy.estimate(), decoder.thread_policy.use()
-            self._stats = partial(meter.stats, self._now(), estimate, threads)
-            self._conclude()
+            decoder.truncate(len(self._prompt.tokens) + len(self._token_ids))
+            self._held = text.finish(is_cut=self._finish_reason != "stop")
+            estimate = decoder.draft_policy.estimate()
+            threads = decoder.thread_policy.use()
+            self._stats = partial(self._meter.stats, self._now(), estimate, threads)
+
+    def ending(self, num_read: int, num_taken: int) -> Ending | None:
+        """How the answer ends; None if it has not started.
+
+        What was not read was not said. So the text machine reads the tokens once more where
+        the answer was ahead of its reader.
+
+        Args:
+            num_read: the tokens that were read.
+            num_taken: the pieces that were read. A token may have several.
+        """
+        if self._stats is None:
+            return None
+        is_cut = num_read < len(self._token_ids)
+        finish_reason: FinishReason = "cancelled" if is_cut else self._finish_reason
+        is_continued = self._prompt.num_said > 0
+        held = self._held
+        said = None
+        if is_cut or is_continued:
+            text = self._text()
+            before = text.resume(self._tokens_before())
+            parts = [part for token in self._token_ids[:num_read] for part in text.push(token)]
+            held = text.finish(is_cut=finish_reason != "stop")
+            said = Said.of([*before, *parts, *held]) if is_continued else None
+        provenances = self._provenances[:num_read]
+        self._meter.tokens = Counter(provenances)
+        last = provenances[-1] if provenances else Provenance.PLAIN
+        rest = self._pieces_before(num_read)[num_taken:]
+        for part in held:
+            if not part.is_again:
+                rest.append(
+                    Piece(part.text, (), last, is_thought=part.is_thought, call=part.call)
+                )
+        stopped_by = None if is_cut else self._stopped_by
+        return Ending(finish_reason, self._stats(), stopped_by, tuple(rest), said)
+
+    def _pieces_before(self, num_tokens: int) -> list[Piece]:
+        """The pieces of the first tokens."""
+        if num_tokens >= len(self._token_ids):
+            return self._made[:]
+        begins = [number for number, piece in enumerate(self._made) if piece.token_ids]
+        return self._made[: begins[num_tokens]]
 
     def _now(self) -> float:
-        return self.decoder.clock() + self.waited()
+        return self._lane.decoder.clock() + self._lane.waited_s
 
     def _text(self) -> AnswerText:
-        """Behind what was said already, if anything."""
-        prompt = self.prompt
-        text = AnswerText(
-            self.vocabulary,
+        """A reader of the answer's text, from the answer's beginning."""
+        prompt = self._prompt
+        options = self._record.options
+        return AnswerText(
+            self._lane.vocabulary,
             prompt.thoughts,
-            self.options.stop_strings,
+            options.stop_strings,
             prompt.calls,
-            has_form=spec_of(self.options) is not None,
+            has_form=spec_of(options) is not None,
         )
-        num_before = len(prompt.tokens) - prompt.num_said
-        self.before = text.resume(prompt.tokens[num_before:])
-        return text
 
-    def _told(self, step: Step, text: AnswerText) -> Iterator[Piece]:
-        """The tokens of a step, up to what ends the answer."""
+    def _tokens_before(self) -> list[int]:
+        """The tokens of the answer that are in the prompt, where it is continued."""
+        tokens = self._prompt.tokens
+        return tokens[len(tokens) - self._prompt.num_said :]
+
+    def _pieces_of(self, step: Step, text: AnswerText) -> Iterator[Piece]:
+        """The pieces of a step, up to what ends the answer."""
         facts = StepFacts(
             step.num_draft_tokens, step.num_accepted, step.num_threads, step.draft_off
         )
-        if self.options.logprobs is not None:
+        if self._record.options.logprobs is not None:
             # A copy: while the reader of a piece takes its time, other answers decode.
             step = replace(step, logits=step.logits[: len(step.tokens)].copy())
-        for index, (token, provenance) in enumerate(
-            zip(step.tokens, step.provenance, strict=True)
-        ):
-            self.provenances.append(provenance)
-            self.token_ids.append(token)
+        for index, token in enumerate(step.tokens):
+            provenance = step.provenance[index]
+            self._provenances.append(provenance)
+            self._token_ids.append(token)
             logprobs = self._logprobs(step, index)
-            parts, tried = self._pushed(text, token), None if index else facts
-            ids: tuple[int, ...] = (token,)
-            # Before it is handed on, behind which the answer may be closed.
-            if text.stopped or self.request.is_end(token):
-                self.finish_reason, self.stopped_by = "stop", text.stopped_by
-            pieces: list[Piece] = []
-            for part in parts:  # the first has the token
-                pieces.append(
-                    Piece(
-                        part.text, ids, provenance, logprobs, part.is_thought, part.call, tried
-                    )
+            parts = [part for part in text.push(token) if not part.is_again]
+            # Before it is handed on, since the answer may be closed after that.
+            if text.stopped or self._request.is_end(token):
+                self._finish_reason = "stop"
+                self._stopped_by = text.stopped_by
+            first, *others = parts or [Part("", text.is_thinking)]
+            tried = facts if index == 0 else None
+            pieces = [
+                Piece(
+                    first.text,
+                    (token,),
+                    provenance,
+                    logprobs,
+                    first.is_thought,
+                    first.call,
+                    tried,
                 )
-                ids, logprobs, tried = (), None, None
-            self.made += pieces
+            ]
+            for part in others:
+                pieces.append(
+                    Piece(part.text, (), provenance, is_thought=part.is_thought, call=part.call)
+                )
+            self._made += pieces
             yield from pieces
             if text.stopped:
                 return
 
-    def _pushed(self, text: AnswerText, token: int) -> list[Part]:
-        """The new parts with a token: at least one."""
-        self.parts += (parts := text.push(token))
-        new = [part for part in parts if not part.is_again] or [Part("", text.is_thinking)]
-        self.num_thought_tokens += new[0].is_thought
-        return new
-
-    def _rest(self, text: AnswerText) -> list[Piece]:
-        """The text that waited for tokens that do not come."""
-        last = self.provenances[-1] if self.provenances else Provenance.PLAIN
-        self.parts += (parts := text.finish(is_cut=self.finish_reason != "stop"))
-        pieces = [
-            Piece(part.text, (), last, is_thought=part.is_thought, call=part.call)
-            for part in parts
-            if not part.is_again
-        ]
-        self.made += pieces
-        return pieces
-
     def _logprobs(self, step: Step, index: int) -> TokenLogprobs | None:
-        if self.options.logprobs is None:
+        num_top = self._record.options.logprobs
+        if num_top is None:
             return None
-        logits, distribution = step.logits[index], step.distributions[index]
-        found = token_logprobs(
+        return token_logprobs(
             step.tokens[index],
-            logits,
-            distribution,
-            self.options.logprobs,
-            lambda token: self.vocabulary.piece(token) or self.vocabulary.text(token).encode(),
+            step.logits[index],
+            step.distributions[index],
+            num_top,
+            self._spelling,
         )
-        self.logprobs.append(found)
-        return found
 
-    def _conclude(self) -> None:
-        self.meter.tokens = Counter(self.provenances)
-        new = Said.of([part for part in self.parts if not part.is_again])
-        said = Said.of([*self.before, *self.parts]) if self.prompt.num_said else new
-        reply = Reply(
-            text=new.text,
-            token_ids=tuple(self.token_ids),
-            finish_reason=self.finish_reason,
-            stats=self._stats(),
-            seed=self.options.seed,
-            rule=self.request.rule.name,
-            logprobs=None if self.options.logprobs is None else tuple(self.logprobs),
-            thoughts=new.thoughts,
-            tool_calls=said.tool_calls,
-            not_kept=self.not_kept,
-            stopped_by=self.stopped_by,
-            num_thought_tokens=self.num_thought_tokens,
-        )
-        self.result = (reply, said)
-
-    def end_behind(self, num_tokens: int, num_pieces: int) -> list[Piece]:
-        """Make the result that of the first num_tokens alone, once there is one.
-
-        num_pieces: those of them that were read. Returns the others, among them the text that
-        waited for more tokens.
-        """
-        if self.result is None:
-            return []
-        if num_tokens < len(self.token_ids):
-            self._cut(num_tokens)
-        return self.made[num_pieces:]
-
-    def _cut(self, num_tokens: int) -> None:
-        begins = [number for number, piece in enumerate(self.made) if piece.token_ids]
-        del self.made[begins[num_tokens] :]
-        del self.token_ids[num_tokens:], self.logprobs[num_tokens:]
-        del self.provenances[num_tokens:]
-        self.finish_reason, self.stopped_by = "cancelled", None
-        self.parts, self.num_thought_tokens = [], 0
-        text = self._text()
-        for token in self.token_ids:
-            self._pushed(text, token)
-        self._rest(text)
-        self._conclude()
+    def _spelling(self, token: int) -> bytes:
+        """The bytes of a token; of a control token its name."""
+        vocabulary = self._lane.vocabulary
+        return vocabulary.piece(token) or vocabulary.text(token).encode()

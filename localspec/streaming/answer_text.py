@@ -47,8 +47,7 @@ class Prompt(NamedTuple):
     thoughts: how to tell them from speech in the answer; by default all of it is speech.
     num_said: the last tokens that belong to the answer, which continues behind them. calls: the
     calls of tools that the answer can have; None for none. pictures: whose cells are among the
-    tokens, in order. client: whose it is; it begins with no cached text of another's. ""
-    where all are one's.
+    tokens, in order.
     """
 
     tokens: list[int]
@@ -56,7 +55,6 @@ class Prompt(NamedTuple):
     num_said: int = 0
     calls: Calls | None = None
     pictures: tuple[Picture, ...] = ()
-    client: str = ""
 
 
 class AnswerText:

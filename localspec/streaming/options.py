@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from localspec.constraints.guidance import kept_schema
 from localspec.constraints.spec import (
     ConstraintSpec,
     constraint_spec,
@@ -132,11 +131,7 @@ class AnswerOptions:
         Raises OptionError for another choice.
         """
         tools = known if self.tools is None else self.tools
-        use = tool_use(tools, self.tool_choice, is_parallel=self.parallel_tool_calls)
-        asked = spec_of(self)
-        if asked is None or asked.kind != "json_schema":
-            return use
-        return replace(use, answer_schema=kept_schema(asked))
+        return tool_use(tools, self.tool_choice, is_parallel=self.parallel_tool_calls)
 
     @property
     def triggers(self) -> tuple[str, ...]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import reprlib
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from localspec.sampling.logprobs import TokenLogprobs
 from localspec.speculative.metrics import Provenance, Stats
 from localspec.speculative.policy_api import DraftOff, RuleName
 from localspec.tools.tool import CallPiece, ToolCall
+
+if TYPE_CHECKING:
+    from localspec.streaming.answer_text import Said
 
 
 class StepFacts(NamedTuple):
@@ -48,6 +51,26 @@ class Piece:
     is_thought: bool = False
     call: CallPiece | None = None
     step: StepFacts | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an answer ended. With the pieces that were read it makes the reply."""
+
+    finish_reason: FinishReason
+    """Why it ended: "cancelled" also where the reader did not read what was there."""
+
+    stats: Stats
+    """Of the tokens that were read."""
+
+    stopped_by: str | None = None
+    """The stop string that ended it, if one did."""
+
+    rest: tuple[Piece, ...] = ()
+    """The text that was held for tokens that do not come, in pieces without tokens."""
+
+    said: Said | None = None
+    """The whole message, where an earlier answer gave the beginning of it."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -143,7 +143,7 @@ def loop_ms(params: SamplingParams, rows: np.ndarray, repeats: int) -> float:
         Ready(rows), [], FixedDraftPolicy(0), ThreadPolicy(1), None, time.perf_counter
     )
     loop.start([1, 2, 3])
-    rule = make_rule(None, is_greedy=params.is_greedy, seed=None, randomness=Randomness(1))
+    rule = make_rule("greedy" if params.is_greedy else "block", Randomness(1))
     chain = SamplerChain(params, num_prompt_tokens=3)
     steps = loop.steps(Request(chain, rule, repeats + 1, lambda _: False))
     return median_ms(lambda _: next(steps), repeats)

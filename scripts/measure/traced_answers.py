@@ -265,7 +265,7 @@ def replay(
     loop = SpeculativeDecoder(target, proposers, policy, ThreadPolicy(1), None, clock)
     prompt = [0] * trace.num_prompt_tokens
     chain = SamplerChain(SamplingParams(temperature=0), num_prompt_tokens=len(prompt))
-    rule = make_rule(None, is_greedy=True, seed=None, randomness=Randomness(0))
+    rule = make_rule("greedy", Randomness(0))
     loop.start(prompt)
     steps = loop.steps(Request(chain, rule, trace.num_tokens, lambda token: False))
     next(steps)

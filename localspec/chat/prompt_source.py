@@ -1,0 +1,185 @@
+"""What a prompt is made of. Each kind can be sent to the process in which the model is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Any
+
+from localspec.chat.messages import as_text
+from localspec.chat.template import Message
+from localspec.chat.turns import Turn, fitting_prompt, messages_of
+from localspec.chat.workshop import PromptWorkshop, known_ids
+from localspec.constraints.guidance import kept_schema
+from localspec.constraints.spec import ConstraintSpec
+from localspec.errors import NoToolsError
+from localspec.streaming.answer_text import Prompt
+from localspec.streaming.cancellation import CancelCheck
+from localspec.streaming.record import MadePrompt
+from localspec.tools.tool import ToolUse
+from localspec.vocabulary import with_bos
+
+# Questions that have nothing in common, and may merge with what a template puts before them.
+_PROBES = ("a", "\n1")
+
+
+@dataclass(frozen=True, slots=True)
+class RawSource:
+    """A prompt without a chat template."""
+
+    prompt: str | Sequence[int | str]
+    """A text, in which special tokens count, token ids, or a list of both."""
+
+    def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
+        """See `PromptSource`. Raises OptionError for an id outside the vocabulary."""
+        vocabulary = workshop.vocabulary
+        parts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        tokens: list[int] = []
+        for number, part in enumerate(parts):
+            if not isinstance(part, str):
+                tokens.append(part)
+                continue
+            before = tokens[-1] if tokens else None
+            tokens += vocabulary.tokenize(part, parse_special=True, after=before)
+            if number == 0:
+                tokens = with_bos(tokens, vocabulary)
+        return MadePrompt(Prompt(known_ids(tokens, vocabulary)))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadySource:
+    """A prompt that is there already, as that of an answer which is continued."""
+
+    prompt: Prompt
+
+    def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
+        """See `PromptSource`."""
+        return MadePrompt(self.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesSource:
+    """Messages, of which none is left out."""
+
+    messages: Sequence[Message]
+    """As `checked_messages` returns them."""
+
+    use: ToolUse
+    """The tools that may be called."""
+
+    template: str | None = None
+    """The chat template, as `PromptWorkshop.maker` takes it."""
+
+    think: bool = True
+    """Whether a reasoning model may think before it answers."""
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Other variables of the template; it passes over those that it does not know."""
+
+    form: ConstraintSpec | None = None
+    """What an answer is to fit that calls no tool."""
+
+    allows_no_tools: bool = False
+    """Whether tools may be left out where the template has none: earlier calls become text."""
+
+    def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
+        """See `PromptSource`."""
+        messages, use = self._supported(workshop)
+        maker = workshop.maker(self.template, think=self.think)
+        variables = self.variables
+        prompt = maker.prompt(messages, use, is_cancelled, may_merge=True, variables=variables)
+        return MadePrompt(prompt)
+
+    def text(self, workshop: PromptWorkshop, *, opens_answer: bool) -> str:
+        """The prompt as the template writes it: see `PromptMaker.text`."""
+        messages, use = self._supported(workshop)
+        maker = workshop.maker(self.template, think=self.think)
+        return maker.text(messages, use, variables=self.variables, opens_answer=opens_answer)
+
+    def _supported(self, workshop: PromptWorkshop) -> tuple[Sequence[Message], ToolUse]:
+        """The messages and tools, as far as the template has tools. Raises TemplateError."""
+        if not self.allows_no_tools or workshop.takes_tools:
+            return self.messages, with_form(self.use, self.form)
+        if self.use.must:
+            raise NoToolsError(
+                "a tool has to be called, but the model's chat template has no tools, or the "
+                "form of its calls is not known here",
+                "Choose another model, or auto; or describe the call in a response_format.",
+            )
+        return [as_text(message) for message in self.messages], ToolUse()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSource:
+    """A conversation, whose oldest turns may be left out."""
+
+    system: Sequence[Message]
+    """The system message, or nothing."""
+
+    turns: Sequence[Turn]
+    """The turns before the question."""
+
+    asked: Turn
+    """The question, or everything up to the results of tools."""
+
+    use: ToolUse
+    """The tools that may be called."""
+
+    template: str | None
+    """The chat template, as `PromptWorkshop.maker` takes it."""
+
+    think: bool
+    """Whether a reasoning model may think before it answers."""
+
+    form: ConstraintSpec | None = None
+    """What an answer is to fit that calls no tool."""
+
+    def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
+        """See `PromptSource`. Raises ContextError if the question alone does not fit."""
+        prompt, num_leaving = fitting_prompt(
+            workshop,
+            [*self.system, *self.asked],
+            self.turns,
+            lambda turns: self.prompt_after(turns, workshop, is_cancelled),
+        )
+        return MadePrompt(prompt, num_leaving)
+
+    def prompt_after(
+        self, turns: Sequence[Turn], workshop: PromptWorkshop, is_cancelled: CancelCheck
+    ) -> Prompt:
+        """The prompt after other turns, whether it fits or not. Raises TemplateError."""
+        messages = [*self.system, *messages_of(turns), *self.asked]
+        maker = workshop.maker(self.template, think=self.think)
+        return maker.prompt(messages, with_form(self.use, self.form), is_cancelled)
+
+
+@dataclass(frozen=True, slots=True)
+class BeginningSource:
+    """The beginning of a conversation's next prompt, whatever the question will be."""
+
+    chat: ChatSource
+    """The conversation with any question."""
+
+    def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
+        """See `PromptSource`."""
+        first = self._with(_PROBES[0]).make(workshop, is_cancelled)
+        kept = self.chat.turns[first.num_leaving :]
+        second = self._with(_PROBES[1]).prompt_after(kept, workshop, is_cancelled)
+        pairs = zip(first.prompt.tokens, second.tokens, strict=False)
+        common = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        return MadePrompt(Prompt(common))
+
+    def _with(self, question: str) -> ChatSource:
+        asked: Turn = ({"role": "user", "content": question},)
+        return replace(self.chat, asked=asked)
+
+
+def with_form(use: ToolUse, form: ConstraintSpec | None) -> ToolUse:
+    """The tools, with the schema of an answer that calls none of them. Raises ConstraintError.
+
+    llguidance judges the schema, so this is done where the model is.
+    """
+    if form is None or form.kind != "json_schema" or not use.callable:
+        return use
+    return replace(use, answer_schema=kept_schema(form))

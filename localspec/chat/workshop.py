@@ -1,0 +1,100 @@
+"""Makes the prompts for one model, where that model is."""
+
+from __future__ import annotations
+
+import operator
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from localspec.chat.prompt import PromptMaker, takes_tools
+from localspec.chat.template import template_source
+from localspec.errors import OptionError, at_most
+from localspec.pictures.picture import Vision
+from localspec.vocabulary import Vocabulary
+
+_MOST_IDS = 1 << 24  # in a list; more than any context holds
+_MOST_MAKERS = 8  # a template and its tokens are read once
+
+
+class PromptWorkshop:
+    """What prompts are made with: the model's vocabulary, template, projector and context.
+
+    One thread makes them, one after another.
+
+    Args:
+        vocabulary: the model's.
+        chat_template: the Jinja source in its file, if there is one.
+        tool_template: the one in the file for questions with tools, if there is a second.
+        vision: the projector, if the model sees.
+        context_length: tokens of a prompt and its answer together.
+        trained_context_length: the longest context that the model was trained for.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        chat_template: str | None,
+        tool_template: str | None,
+        vision: Vision | None,
+        context_length: int,
+        trained_context_length: int,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.context_length = context_length
+        self.trained_context_length = trained_context_length
+        self._chat_template = chat_template
+        self._tool_template = tool_template
+        self._vision = vision
+        self._makers: OrderedDict[tuple[str, str | None, bool], PromptMaker] = OrderedDict()
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model's own template has tools, and calls of them are understood."""
+        return takes_tools(self._chat_template) or takes_tools(self._tool_template)
+
+    def maker(self, template: str | None, *, think: bool) -> PromptMaker:
+        """The maker of prompts by a chat template; the last ones are kept.
+
+        Args:
+            template: a name of a built-in one, or a Jinja source; None for the model's own.
+            think: False asks for no thoughts.
+
+        Raises:
+            TemplateError: if the template is missing, broken, or has no such switch.
+        """
+        source = template_source(template, self._chat_template)
+        tool_source = self._tool_template if template is None else None
+        key = (source, tool_source, think)
+        maker = self._makers.pop(key, None)
+        if maker is None:
+            maker = PromptMaker(
+                self.vocabulary,
+                source,
+                think=think,
+                tool_source=tool_source,
+                vision=self._vision,
+            )
+        self._makers[key] = maker
+        while len(self._makers) > _MOST_MAKERS:
+            self._makers.popitem(last=False)
+        return maker
+
+
+def known_ids(tokens: Sequence[int], vocabulary: Vocabulary) -> list[int]:
+    """The ids as plain ints. Raises OptionError for an id outside the vocabulary."""
+    ids = token_ids(tokens)
+    if ids:
+        vocabulary.detokenize([min(ids), max(ids)])  # which refuses others
+    return ids
+
+
+def token_ids(tokens: Sequence[int]) -> list[int]:
+    """The ids as plain ints. Raises OptionError for anything else."""
+    try:
+        if isinstance(tokens, bytes):
+            raise TypeError("bytes")
+        return [operator.index(token) for token in at_most(_MOST_IDS, tokens, "token ids")]
+    except TypeError as error:
+        raise OptionError(
+            f"neither text nor token ids: {error}", "Give a str or ints."
+        ) from error

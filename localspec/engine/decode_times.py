@@ -1,0 +1,59 @@
+"""What decodes cost side by side, and whose turn that makes it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from localspec.llama.joint_costs import PieceTimes, RowTimes
+
+if TYPE_CHECKING:
+    from localspec.llama.handle import Handle
+
+# Seconds of reading with one step of others between two pieces of a prompt; later they have as
+# much time as the pieces. A short prompt is read while others write, not after them.
+_HURRY_S = 5.0
+
+
+class ContextTimes:
+    """Times of one context's decodes."""
+
+    def __init__(self) -> None:
+        self.rows = RowTimes()
+        self.pieces = PieceTimes()
+        self.step_s = 0.0
+        """Seconds of the last step."""
+
+
+class DecodeTimes:
+    """Times of each context's decodes, and what prompts owe to the texts that write."""
+
+    def __init__(self) -> None:
+        self._times: weakref.WeakKeyDictionary[Handle, ContextTimes] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._owed_s = 0.0  # seconds of steps that are due for the last piece of a prompt
+        self._read_in: Handle | None = None  # the context in which that piece was read
+        self._is_short = True  # the prompt: then one step there is enough
+
+    def of(self, handle: Handle) -> ContextTimes:
+        """The times of a context."""
+        return self._times.setdefault(handle, ContextTimes())
+
+    @property
+    def may_read(self) -> bool:
+        """Whether a piece of a prompt may be read while texts want to write."""
+        return self._owed_s <= 0.0
+
+    def read(self, handle: Handle, seconds: float, prompt_s: float) -> None:
+        """Note a piece of a prompt. prompt_s: seconds that this prompt took so far."""
+        self._owed_s = seconds
+        self._read_in = handle
+        self._is_short = prompt_s <= _HURRY_S
+
+    def wrote(self, handle: Handle, seconds: float) -> None:
+        """Note a step of the texts that write."""
+        if self._is_short and handle is self._read_in:
+            self._owed_s = 0.0
+        else:
+            self._owed_s = max(self._owed_s - seconds, 0.0)

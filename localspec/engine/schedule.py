@@ -1,0 +1,194 @@
+"""The lanes at work, and which of the decodes that they want is made next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from localspec.engine.decode_times import DecodeTimes
+from localspec.engine.lane import Lane, Producing
+from localspec.llama.joint_costs import LONGEST_STEP
+from localspec.pictures.cells import end_of_part, has_cells
+from localspec.sampling.distribution import Logits
+from localspec.speculative.model import Decode
+from localspec.streaming.record import AnswerRecord, Reading
+
+
+class Schedule:
+    """Has answers produced side by side, in the thread that computes.
+
+    Decodes that several texts want are made at once where that takes less time, else in turns.
+    Prompts are read in pieces, between which the other texts write.
+
+    Args:
+        num_lanes: how many answers run at once.
+    """
+
+    def __init__(self, num_lanes: int) -> None:
+        self._has_several = num_lanes > 1
+        self._at_work: list[Lane] = []  # the one that waits longest is first
+        self._num_decodes = 0
+        self._times = DecodeTimes()
+
+    def start(self, lane: Lane, record: AnswerRecord, producing: Producing) -> None:
+        """Have an answer produced in a free lane."""
+        lane.take(record, producing)
+        self._at_work.append(lane)
+        self._produce(lane, None, None)
+
+    def remove(self, record: AnswerRecord) -> None:
+        """Free the lane of an answer, if it has one."""
+        for lane in self._at_work[:]:
+            if lane.record is record:
+                self._at_work.remove(lane)
+                lane.free()
+
+    def may_step(self) -> bool:
+        """Resume answers whose readers have caught up. Returns whether any wants a decode."""
+        for lane in self._at_work[:]:
+            if lane.is_paused and lane.record is not None and not lane.record.is_ahead:
+                self._produce(lane, None, None)
+        return any(not lane.is_paused for lane in self._at_work)
+
+    def step(self) -> None:
+        """Make one decode: a step of texts that write, or a piece of a prompt."""
+        try:
+            self._step()
+        except BaseException as error:  # a fault here: the first answer gets it
+            lane = next(lane for lane in self._at_work if lane.decode is not None)
+            self._produce(lane, None, error)
+
+    def _produce(self, lane: Lane, rows: Logits | None, error: BaseException | None) -> None:
+        """Run an answer up to its next decode, or until it is too far ahead of its reader."""
+        producing, record = lane.resume()
+        try:
+            item = producing.send(rows) if error is None else producing.throw(error)
+            while not isinstance(item, Decode):
+                if isinstance(item, Reading):
+                    record.outbox.put(item)
+                else:
+                    record.put(item)
+                if record.is_ahead:
+                    lane.is_paused = True
+                    return
+                item = next(producing)
+        except BaseException as raised:
+            self._at_work.remove(lane)
+            lane.free()
+            # A new StopIteration, which keeps nothing of what produced the answer.
+            is_end = isinstance(raised, StopIteration)
+            record.outbox.put(StopIteration() if is_end else raised)
+        else:
+            lane.want(item, self._num_decodes)
+        finally:
+            del error  # which has this frame
+
+    def _step(self) -> None:
+        wanted = [(lane, lane.decode) for lane in self._at_work if lane.decode is not None]
+        prompts = [each for each in wanted if _is_of_prompt(each[1])]
+        steps = [each for each in wanted if not _is_of_prompt(each[1])]
+        if prompts and (not steps or self._times.may_read):
+            self._read(*prompts[0], is_alone=not steps)
+            return
+        # Drafts go before the target, where the texts meet again.
+        decodes = [decode for _, decode in steps]
+        first = min(decodes, key=lambda d: (_model(d).num_weight_bytes, len(d.tokens)))
+        handle = _model(first).handle
+        self._write([each for each in steps if _model(each[1]).handle is handle])
+
+    def _write(self, wanted: Sequence[tuple[Lane, Decode]]) -> None:
+        """Make the first of these decodes of one context, with all that can be joined to it."""
+        # These load libllama.
+        from localspec.llama.joint_decode import JointPart, decode_parts, joinable
+
+        handle = _model(wanted[0][1]).handle
+        times = self._times.of(handle)
+        parts = [JointPart(_model(decode), *decode[1:]) for _, decode in wanted]
+        started_s = time.perf_counter()
+        chosen, num_rows = joinable(parts, times.rows)
+        decode_parts(chosen)
+        took_s = time.perf_counter() - started_s
+        if all(part.error is None for part in chosen):
+            times.rows.learn(num_rows, took_s)
+            times.step_s = took_s
+        self._times.wrote(handle, took_s)
+        self._num_decodes += 1
+        for (lane, _), part in zip(wanted, parts, strict=True):
+            if part in chosen:
+                lane.reading_s = 0.0
+                lane.clock.charge(took_s / len(chosen))
+                error = part.error
+                part.error = None  # whose frames have the part
+                self._deliver(lane, part.rows, error, is_joint=len(chosen) > 1)
+                del error
+
+    def _read(self, lane: Lane, decode: Decode, *, is_alone: bool) -> None:
+        """Decode a piece of a prompt; all of it where no smaller piece can be made."""
+        model, tokens, num_logits = _model(decode), decode.tokens, decode.num_logits
+        times = self._times.of(model.handle)
+        size = self._piece_size(decode, times.pieces.size(is_alone=is_alone))
+        is_whole = size > len(tokens) - max(num_logits, 1)
+        rows = None
+        error: BaseException | None = None
+        started_s = time.perf_counter()
+        try:
+            if is_whole:
+                size = len(tokens)
+                rows = model.decode(tokens, num_logits)
+            else:
+                model.read_piece(tokens[:size], len(tokens) - size)
+        except BaseException as raised:
+            error = raised
+        took_s = time.perf_counter() - started_s
+        if error is None and not has_cells(tokens[:size]):
+            times.pieces.learn(size, took_s, times.step_s)
+        lane.reading_s += took_s
+        lane.clock.charge(took_s)
+        self._times.read(model.handle, took_s, lane.reading_s)
+        self._num_decodes += 1
+        if is_whole or error is not None:
+            self._deliver(lane, rows, error, is_joint=False)
+        else:
+            self._go_last(lane)
+            lane.decode = decode._replace(tokens=tokens[size:])
+        del error  # which has this frame
+
+    def _piece_size(self, decode: Decode, wanted: int) -> int:
+        """Tokens of the next piece of a prompt; wanted: where others may want to write."""
+        from localspec.llama.model import LlamaModel  # loads libllama
+
+        model, num_tokens = _model(decode), len(decode.tokens)
+        if not isinstance(model, LlamaModel):  # a head, which reads in one
+            return num_tokens
+        most = min(wanted, model.batch_size) if self._has_several else model.batch_size
+        return end_of_part(decode.tokens, min(most, num_tokens))
+
+    def _deliver(
+        self,
+        lane: Lane,
+        rows: Logits | None,
+        error: BaseException | None,
+        *,
+        is_joint: bool,
+    ) -> None:
+        """Give a lane the rows of its decode, or its error, and run it on."""
+        lane.clock.done(self._num_decodes, is_joint=is_joint)
+        self._go_last(lane)
+        self._produce(lane, rows, error)
+        del error  # whose frames were called by this one
+
+    def _go_last(self, lane: Lane) -> None:
+        """Move a lane to the end of the round."""
+        self._at_work.remove(lane)
+        self._at_work.append(lane)
+
+
+def _model(decode: Decode) -> Any:
+    """The model of a decode: libllama's here, or a head."""
+    return decode.model
+
+
+def _is_of_prompt(decode: Decode) -> bool:
+    """Whether it is part of a prompt, of which a piece is decoded at a time."""
+    return len(decode.tokens) > LONGEST_STEP or has_cells(decode.tokens)

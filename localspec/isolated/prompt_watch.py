@@ -1,0 +1,63 @@
+"""Bounds for the making of prompts and grammars, from outside the process that makes them.
+
+A chat template or a grammar can be anybody's. One call of Jinja or llguidance may hold the
+interpreter's lock, so the process cannot stop itself.
+"""
+
+from __future__ import annotations
+
+import time
+from multiprocessing.process import BaseProcess
+
+from localspec.isolated.messages import PromptWork
+from localspec.machine import memory_of_process
+
+MOST_PROMPT_S = 10.0  # without progress
+MOST_PROMPT_BYTES = 2 << 30  # that the process takes more than before
+
+
+class PromptWatch:
+    """Watches how long a process makes a prompt, and the memory that it takes meanwhile.
+
+    Args:
+        process: which makes the prompts.
+    """
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+
+        self.is_at_work = False
+        """Whether a prompt is being made."""
+
+        self.number = 0
+        """Of the answer whose prompt was made last, or is."""
+
+        self.excess = ""
+        """Why the process was ended, in words, if it was."""
+
+        self._since_s = 0.0
+        self._bytes_before = 0
+
+    def note(self, message: PromptWork) -> None:
+        """Take a message about the making of a prompt."""
+        is_new = not self.is_at_work
+        self.is_at_work = not message.is_done
+        self.number = message.number
+        self._since_s = time.monotonic()
+        if is_new and self.is_at_work:
+            self._bytes_before = self._taken()
+
+    def is_too_much(self) -> bool:
+        """Whether making the prompt takes too long, or too much memory. Sets `excess`."""
+        if not self.is_at_work:
+            return False
+        if time.monotonic() - self._since_s > MOST_PROMPT_S:
+            self.excess = f"making a prompt or its grammar took over {MOST_PROMPT_S:.0f} s"
+        elif self._taken() - self._bytes_before > MOST_PROMPT_BYTES:
+            limit = f"{MOST_PROMPT_BYTES >> 30} GiB"
+            self.excess = f"making a prompt or its grammar took over {limit} of memory"
+        return bool(self.excess)
+
+    def _taken(self) -> int:
+        number = self._process.pid
+        return 0 if number is None else memory_of_process(number)
