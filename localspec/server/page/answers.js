@@ -2,6 +2,7 @@
 
 import { ApiError, ask, sees } from "./api.js";
 import {
+  ELSEWHERE,
   actions,
   add,
   banner,
@@ -11,9 +12,12 @@ import {
   follow,
   forget,
   grow,
+  isElsewhere,
+  noteOthers,
   save,
   setAttached,
   showProgress,
+  takeOver,
   useDraft,
 } from "./conversations.js";
 import { $, button, element, say } from "./dom.js";
@@ -24,6 +28,7 @@ import { isPicture, pictureOf } from "./pictures.js";
 import { requestOf } from "./question.js";
 import { live, running, state, views } from "./state.js";
 import * as store from "./store.js";
+import { alone } from "./tabs.js";
 import { placeBefore, shown, turnTo } from "./versions.js";
 
 const SAVE_MS = 500; // between two savings of an answer that is coming
@@ -32,21 +37,48 @@ export async function send() {
   const { open } = state;
   await state.attaching;
   if (open !== state.open) return;
-  const text = $("question").value.trim();
-  const files = state.attached;
-  if (running.has(open.id) || (!text && !files.length)) return;
-  const sent = { name: draftName(), text, files };
-  const path = before(open.messages[open.editing]);
-  if (open.editing === undefined) {
-    $("question").value = "";
-    grow();
-    state.attached = [];
-  } else {
-    delete open.editing;
-    useDraft();
+  await answerAlone(() => {
+    const text = $("question").value.trim();
+    const files = state.attached;
+    if (!text && !files.length) return null;
+    const sent = { name: draftName(), text, files };
+    const path = before(open.messages[open.editing]);
+    if (open.editing === undefined) {
+      $("question").value = "";
+      grow();
+      state.attached = [];
+    } else {
+      delete open.editing;
+      useDraft();
+    }
+    add({ role: "user", content: text, files }, path);
+    return { sent };
+  });
+}
+
+// Answers in the open conversation, unless it is being answered, here or in another tab.
+// prepare: makes what `answer` takes, or null for no answer, when it is sure.
+async function answerAlone(prepare) {
+  const { open } = state;
+  if (running.has(open.id)) return;
+  let run = null;
+  state.begins = true;
+  drawState();
+  const isAlone = await alone(open.id, async () => {
+    await takeOver(open); // what another tab has just asked
+    const what = open === state.open && prepare();
+    state.begins = false;
+    if (what) run = await answer(what);
+  });
+  if (run) {
+    await end(run);
+    return;
   }
-  add({ role: "user", content: text, files }, path);
-  await answer({ sent });
+  state.begins = false;
+  drawState();
+  if (isAlone) return;
+  await noteOthers();
+  say(ELSEWHERE);
 }
 
 // What leads to a message; without one, all that is shown.
@@ -62,7 +94,8 @@ async function keep(conversation, sent) {
   return isKept;
 }
 
-// path: what is answered. continued: the answer to go on with. sent: as above.
+// path: what is answered. continued: the answer to go on with. sent: as above. Returns the run,
+// whose answer is whole and kept; null where it could not begin.
 async function answer({ path = shown(state.open), continued = null, sent = null } = {}) {
   const conversation = state.open;
   sessionStorage.setItem("localspec.open", conversation.id);
@@ -72,7 +105,7 @@ async function answer({ path = shown(state.open), continued = null, sent = null 
   } catch (error) {
     await keep(conversation, sent);
     banner(error.message);
-    return;
+    return null;
   }
   banner("");
   conversation.updated = Date.now();
@@ -103,6 +136,7 @@ async function answer({ path = shown(state.open), continued = null, sent = null 
   drawState();
   progressOf(run, "Waiting for the model.");
   say("The answer is coming.");
+  noteEdition(message);
   const isKept = await keep(conversation, sent);
   try {
     await ask(body, run.abort.signal, (event) => take(run, event));
@@ -116,9 +150,17 @@ async function answer({ path = shown(state.open), continued = null, sent = null 
         " Pictures and files of a conversation are sent with each question: begin a new chat, or edit a question and leave some out.";
     if (error instanceof ApiError && error.status === 0) waitForServer();
   }
-  running.delete(conversation.id);
   message.speeds = run.pace.speeds;
   noteTime(message, message.stats?.timings ?? run.pace.timings);
+  noteEdition(message);
+  await keep(conversation, isKept ? null : sent);
+  return run;
+}
+
+// What follows a whole answer, when other tabs may answer in its conversation again.
+async function end(run) {
+  const { conversation, message } = run;
+  running.delete(conversation.id);
   if (conversation === state.open) {
     views.get(message)?.update(true);
     drawState();
@@ -129,9 +171,18 @@ async function answer({ path = shown(state.open), continued = null, sent = null 
       ? `The answer failed: ${message.error}`
       : `The answer is complete: ${message.content.split(/\s+/).length} words.`,
   );
-  await keep(conversation, isKept ? null : sent);
   await noteMemory();
   if (run.needsKey && (await askKey()) && conversation === state.open && !hasCome(message)) await retry(message);
+}
+
+// Of the copies of a message in several tabs the latest counts.
+function noteEdition(message) {
+  message.edition = (message.edition ?? 0) + 1;
+}
+
+export async function keepRun({ conversation, message }) {
+  noteEdition(message);
+  await store.put(conversation);
 }
 
 const hasCome = ({ content, calls }) => content || calls?.length;
@@ -204,24 +255,24 @@ function drawRun(run) {
   run.drawMs = performance.now() - began;
   if (began - run.savedMs > SAVE_MS) {
     run.savedMs = began;
-    store.put(run.conversation).catch(() => {});
+    keepRun(run).catch(() => {});
   }
 }
 
-const goOn = (continued) => answer({ continued });
+const goOn = (continued) => answerAlone(() => ({ continued }));
 
 // Another version of an answer; one of which nothing came is asked for again.
-async function retry(message) {
-  if (running.has(state.open.id)) return;
-  const path = before(message);
-  await answer(hasCome(message) ? { path } : { path, continued: message });
-}
+const retry = (message) =>
+  answerAlone(() => {
+    const path = before(message);
+    return hasCome(message) ? { path } : { path, continued: message };
+  });
 
 // Have what is typed be another version of a question; without one, the next question again.
 // What was typed for either stays until it is sent.
 export async function edit(message) {
   const { open } = state;
-  if (running.has(open.id)) return;
+  if (running.has(open.id) || isElsewhere()) return;
   open.editing = message && open.messages.indexOf(message);
   const isNew = message && localStorage.getItem(draftName()) === null;
   if (isNew) localStorage.setItem(draftName(), message.content);
@@ -237,7 +288,7 @@ async function toVersion(message, name) {
   const { rest, versions } = views.get(message);
   rest.querySelector(`[aria-label="${name}"]`).focus();
   say(`Version ${versions.indexOf(message) + 1} of ${versions.length}.`);
-  await save(state.open);
+  if (!isElsewhere()) await save(state.open); // or the tab that answers would turn to it, too
 }
 
 // A form for what the called tools returned.
@@ -245,11 +296,12 @@ function result(message) {
   const fields = message.calls.map(({ name }) =>
     element("textarea", { rows: 2, "aria-label": `Result of ${name}`, placeholder: `What ${name} returns` }),
   );
-  const sendResults = async () => {
-    form.remove();
-    message.calls.forEach((call, at) => add({ role: "tool", content: fields[at].value, callId: call.id }, before()));
-    await answer();
-  };
+  const sendResults = () =>
+    answerAlone(() => {
+      form.remove();
+      message.calls.forEach((call, at) => add({ role: "tool", content: fields[at].value, callId: call.id }, before()));
+      return {};
+    });
   const form = element("div", { class: "results" }, ...fields, button("Send", sendResults, { class: "primary" }));
   views.get(message).root.append(form); // not among what is drawn again
   fields[0].focus();

@@ -6,7 +6,10 @@ import { MessageView } from "./message.js";
 import { fileView } from "./pictures.js";
 import { live, running, state, views } from "./state.js";
 import * as store from "./store.js";
+import { answeredElsewhere } from "./tabs.js";
 import { append, shown, versionsOf } from "./versions.js";
+
+export const ELSEWHERE = "This chat is being answered in another tab.";
 
 // What buttons at a message do, which others say: edit, retry, goOn, result, toVersion.
 export const actions = {};
@@ -78,18 +81,49 @@ async function show(id) {
   if (found) use(found);
 }
 
-// Takes over what another tab wrote of the open conversation, which would be overwritten else.
+// Another tab has written something.
 export async function refresh() {
   await drawList();
-  const { open } = state;
-  const found = await store.get(open.id).catch(() => null);
-  const { editing } = open;
-  const isOld = found && JSON.stringify({ ...found, editing }) !== JSON.stringify(open);
-  if (!isOld || running.has(open.id)) return;
-  Object.assign(open, found, { editing });
-  if (open !== state.open) return;
-  draw();
-  follow();
+  const answered = [...running.values()].map(({ conversation }) => conversation);
+  for (const each of new Set([state.open, ...answered])) await takeOver(each);
+  await noteOthers();
+}
+
+// Lets a conversation have what other tabs have written of it.
+export async function takeOver(conversation) {
+  const before = outlineOf(conversation);
+  const changed = await store.takeOver(conversation).catch(() => []);
+  if (!changed) {
+    running.get(conversation.id)?.abort.abort();
+    if (conversation === state.open) {
+      use(store.newConversation());
+      banner("The chat was deleted in another tab.");
+    }
+    return;
+  }
+  if (conversation !== state.open) return;
+  for (const message of changed) views.get(message)?.update(message.state !== "partial");
+  if (outlineOf(conversation) !== before) draw();
+  if (changed.length) follow();
+}
+
+// What of a conversation decides more than what stands in one message.
+const outlineOf = (conversation) =>
+  JSON.stringify([conversation.title, conversation.messages.map(({ id, state: at }) => [id, at]), conversation.end]);
+
+export const isElsewhere = ({ id } = state.open) => state.elsewhere.has(id) && !running.has(id);
+
+let asking;
+// Finds out what other tabs answer, and asks again until they have ended: a tab that crashes says nothing.
+export async function noteOthers() {
+  clearTimeout(asking);
+  const wasElsewhere = isElsewhere();
+  state.elsewhere = await answeredElsewhere();
+  clearTimeout(asking);
+  if (state.elsewhere.size) asking = setTimeout(noteOthers, 1000);
+  if (isElsewhere() === wasElsewhere) return;
+  await takeOver(state.open);
+  drawState();
 }
 
 export function use(conversation) {
@@ -100,6 +134,7 @@ export function use(conversation) {
   drawList();
   useDraft();
   $("scroll").scrollTop = $("scroll").scrollHeight;
+  takeOver(conversation).then(noteOthers);
 }
 
 // Shows what was typed for the next question, or for the one that is edited, and soon after what
@@ -175,10 +210,11 @@ export function draw() {
 export function drawState() {
   const { open, attached } = state;
   const run = running.get(open.id);
+  const isAway = isElsewhere();
   const path = shown(open);
   path.forEach((message, at) =>
     views.get(message)?.set({
-      isRunning: run?.message === message,
+      isRunning: run?.message === message || (isAway && message.state === "partial"),
       isLast: at === path.length - 1,
       isEdited: open.messages[open.editing] === message,
       versions: versionsOf(open, message),
@@ -186,7 +222,8 @@ export function drawState() {
   );
   $("editing").hidden = open.editing === undefined;
   $("stop").hidden = !run;
-  $("send").hidden = Boolean(run);
+  $("send").hidden = Boolean(run) || state.begins;
+  $("send").disabled = isAway;
   $("files").replaceChildren(
     ...attached.map((file) =>
       element(
@@ -199,11 +236,12 @@ export function drawState() {
       ),
     ),
   );
-  if (!run) showProgress("");
+  if (!run) showProgress(isAway ? ELSEWHERE : "");
   live.draw(run?.message ?? path.findLast((each) => each.role === "assistant"), run?.pace);
 }
 
 export function add(message, path) {
+  message.id = store.newId();
   append(state.open, message, path);
   draw();
   follow(true);

@@ -88,8 +88,8 @@ function checked(told) {
   if (!Array.isArray(told?.messages) || !told.messages.every(isMessage) || !isPlace(end, -1, told.messages.length))
     throw new Error("A conversation in the file has messages that are not as this page writes them.");
   const settings = Object.entries(told.settings ?? {}).filter(([, value]) => typeof value === "string");
-  // Pictures get keys of this browser's.
-  const messages = told.messages.map((message) =>
+  // Messages get ids of this browser's, and pictures keys.
+  const messages = told.messages.map(({ id: _id, edition: _edition, ...message }) =>
     message.files ? { ...message, files: message.files.map(({ key: _key, ...file }) => file) } : message,
   );
   const times = ["created", "updated"].filter((name) => Number.isFinite(told[name])).map((name) => [name, told[name]]);

@@ -1,6 +1,6 @@
 // The page: conversations on the left, the one that is open, and what the model does.
 
-import { attach, edit, send } from "./answers.js";
+import { attach, edit, keepRun, send } from "./answers.js";
 import {
   banner,
   draftName,
@@ -11,6 +11,7 @@ import {
   grow,
   importFile,
   keepDraft,
+  noteOthers,
   refresh,
   save,
   scrolled,
@@ -22,6 +23,7 @@ import { noteModel, readModels } from "./models.js";
 import { addDraftLengths, fillSettings, readSettings, useTheme } from "./settings.js";
 import { running, state } from "./state.js";
 import * as store from "./store.js";
+import { onAnswering } from "./tabs.js";
 import { shown } from "./versions.js";
 
 const EXAMPLES = ["What is speculative decoding?", "Write a haiku about rain.", "Tell me a story about a fox."];
@@ -163,11 +165,9 @@ function wire() {
     "paste",
     (event) => event.clipboardData.files.length && (event.preventDefault(), attach([...event.clipboardData.files])),
   );
-  addEventListener(
-    "pagehide",
-    () => ($("question").value && keepDraft(), [...running.values()].forEach((run) => store.put(run.conversation))),
-  );
+  addEventListener("pagehide", () => ($("question").value && keepDraft(), [...running.values()].forEach(keepRun)));
   store.onOtherTab(refresh);
+  onAnswering(noteOthers);
   store.onFree(() => (banner(""), drawList()));
 }
 

@@ -11,4 +11,6 @@ export const state = {
   open: newConversation(),
   attached: [], // to the next question
   attaching: Promise.resolve(), // what is sent waits for it
+  begins: false, // an answer, as soon as it is sure that no other tab answers
+  elsewhere: new Set(), // ids of conversations that other tabs answer
 };

@@ -1,5 +1,8 @@
 // Conversations, kept in this browser alone (IndexedDB): their texts, and apart from them the
-// pictures, each once, so that an answer that is coming rewrites no picture.
+// pictures, each once, so that an answer that is coming rewrites no picture. Several tabs may
+// write the same conversation: each merges what the others have kept of it.
+
+import { fieldsOf, merged, take, withIds } from "./merging.js";
 
 const TEXTS = "conversations"; // by id, without pictures
 const PICTURES = "pictures"; // data URLs, by the keys that files of messages have
@@ -59,7 +62,7 @@ async function change(work) {
 
 // ---- Pictures
 
-const newId = () => crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
+export const newId = () => crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
 
 // Files as they are kept: pictures by their keys. Those that are not there yet are put there.
 function kept(files, store) {
@@ -85,11 +88,13 @@ async function whole(lists) {
   return lists.map((files) => files.map(filled).filter(({ image, text }) => image || text !== undefined));
 }
 
-async function wholeConversation(told) {
-  if (!told) return told;
-  const lists = await whole(told.messages.map(({ files }) => files ?? []));
-  const messages = told.messages.map((message, at) => (message.files ? { ...message, files: lists[at] } : message));
-  return { ...told, messages, end: told.end ?? messages.length - 1 }; // without, none has versions
+// own: the copy that this tab has already, whose pictures need not be read again.
+async function wholeConversation(told, own = null) {
+  const { messages: texts, ...rest } = withIds(told);
+  const here = new Map(own?.messages.map(({ id, files }) => [id, files]));
+  const lists = await whole(texts.map(({ id, files }) => here.get(id) ?? files ?? []));
+  const messages = texts.map((message, at) => (message.files ? { ...message, files: lists[at] } : message));
+  return { ...rest, messages, end: told.end ?? messages.length - 1 }; // without, none has versions
 }
 
 // Lets go what was attached to questions of conversations that are gone, and pictures that nothing has any more. Requests answer in their order.
@@ -118,19 +123,64 @@ export const sweep = () =>
 
 // All, without their pictures.
 export const texts = () => run("readonly", (store) => store(TEXTS).getAll());
-export const all = async () => Promise.all((await texts()).map(wholeConversation));
-export const get = async (id) => wholeConversation(await run("readonly", (store) => store(TEXTS).get(id)));
+export const all = async () => Promise.all((await texts()).map((told) => wholeConversation(told)));
+
+const common = new WeakMap(); // conversation → the fields that it and the store had in common last
+const textOf = (id) => run("readonly", (store) => store(TEXTS).get(id));
+
+export async function get(id) {
+  const told = await textOf(id);
+  if (!told) return undefined;
+  const conversation = await wholeConversation(told);
+  common.set(conversation, fieldsOf(conversation));
+  return conversation;
+}
 
 const deleted = new Set(); // ids that no answer which was still coming brings back
+let numPuts = 0;
 
-export const put = async (conversation) =>
-  deleted.has(conversation.id) ||
-  change((store) => {
-    const messages = conversation.messages.map((message) =>
-      message.files ? { ...message, files: kept(message.files, store) } : message,
-    );
-    return store(TEXTS).put({ ...conversation, messages });
+// Raises Error where another tab has deleted the conversation.
+export async function put(conversation) {
+  if (deleted.has(conversation.id)) return;
+  let isGone = false;
+  let fields;
+  await change((store) => {
+    store(TEXTS).get(conversation.id).onsuccess = ({ target }) => {
+      const before = common.get(conversation);
+      isGone = Boolean(before) && !target.result;
+      if (isGone) return;
+      fields = fieldsOf(conversation);
+      const record = target.result ? merged(conversation, withIds(target.result), before) : { ...conversation };
+      record.messages = record.messages.map((message) =>
+        message.files ? { ...message, files: kept(message.files, store) } : message,
+      );
+      store(TEXTS).put(record);
+    };
   });
+  if (isGone) throw new Error("it was deleted in another tab.");
+  common.set(conversation, fields);
+  numPuts += 1;
+}
+
+// Lets a conversation have what other tabs have kept of it. Returns its messages that are new or
+// have changed; null where another tab has deleted it.
+export async function takeOver(conversation) {
+  const { id } = conversation;
+  for (;;) {
+    if (!common.has(conversation) || deleted.has(id)) return []; // the store has nothing of it
+    const numBefore = numPuts;
+    const told = await textOf(id);
+    if (!told && !deleted.has(id)) {
+      deleted.add(id);
+      return null;
+    }
+    const found = told && (await wholeConversation(told, conversation));
+    if (numBefore !== numPuts || !found) continue; // what was read is older than what was written
+    const changed = take(conversation, merged(conversation, found, common.get(conversation)));
+    common.set(conversation, fieldsOf(found));
+    return changed;
+  }
+}
 
 async function drop(ids, work) {
   ids.forEach((id) => deleted.add(id));
