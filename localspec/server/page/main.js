@@ -31,6 +31,16 @@ const EXAMPLES = ["What is speculative decoding?", "Write a haiku about rain.", 
 // Where the live picture lies over the conversation: it does not come back by itself there.
 const isNarrow = () => matchMedia("(max-width: 56rem)").matches;
 
+// Keyboards of telephones have no Shift+Enter: there Enter begins a line, and the button sends.
+const FINGERS = matchMedia("(pointer: coarse)");
+
+function fitToPointer() {
+  $("question").placeholder = FINGERS.matches
+    ? "Ask something. Enter begins a line, the button sends."
+    : "Ask something. Enter sends, Shift+Enter begins a line.";
+  $("question").enterKeyHint = FINGERS.matches ? "enter" : "send";
+}
+
 function toggleLive() {
   $("live").hidden = !$("live").hidden;
   localStorage.setItem("localspec.live", $("live").hidden ? "" : "1");
@@ -72,7 +82,8 @@ async function rename() {
 
 function typed(event) {
   if (event.isComposing) return; // a word of an input method
-  if (event.key === "Enter" && !event.shiftKey) {
+  const sends = FINGERS.matches ? event.ctrlKey || event.metaKey : !event.shiftKey;
+  if (event.key === "Enter" && sends) {
     event.preventDefault();
     send();
   } else if (event.key === "ArrowUp" && !$("question").value && state.open.editing === undefined) {
@@ -146,6 +157,7 @@ function wire() {
   $("menu").addEventListener("click", (event) => event.target.tagName === "BUTTON" && ($("menu").open = false));
   $("composer").onsubmit = (event) => (event.preventDefault(), send());
   $("question").onkeydown = typed;
+  FINGERS.addEventListener("change", fitToPointer);
   $("question").oninput = () => (grow(), keepDraft());
   $("search").oninput = drawList;
   $("settings").oninput = () => readSettings(state.open);
@@ -173,6 +185,7 @@ function wire() {
 
 async function start() {
   useTheme();
+  fitToPointer();
   wire();
   addDraftLengths();
   const isLocal = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
