@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from page_driver import ended, played, visitor
+from page_driver import ask_slowly, ended, played, visitor
 
 pytestmark = pytest.mark.process
 
@@ -27,6 +27,30 @@ def test_on_a_telephone_enter_begins_a_line_and_the_button_sends(browser, server
         page.tap("#show-settings")
         page.tap("#settings details summary")
         assert "Enter\na new line\nCtrl+Enter\nsend" in page.inner_text(".keys")
+        page.keyboard.press("Escape")
+        page.tap("#show-list")
+        page.keyboard.press("Escape")
+        assert page.is_hidden("#sidebar")
     with visitor(browser, server.url) as page:
         shown = page.get_attribute("#question", "placeholder")
         assert shown == "Ask something. Enter sends, Shift+Enter begins a line."
+
+
+def test_the_menu_closes_by_escape_by_a_click_elsewhere_and_when_it_is_left(page):
+    """Escape then neither stops the answer nor leaves an edit."""
+    ask_slowly(page, "word 3")
+    page.click("#menu summary")
+    page.click("#scroll")
+    assert page.get_attribute("#menu", "open") is None
+    page.click("#menu summary")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Escape")
+    assert page.get_attribute("#menu", "open") is None
+    assert page.evaluate("document.activeElement.textContent") == "More"
+    assert page.is_visible("#stop")
+    page.keyboard.press("Enter")
+    assert page.get_attribute("#menu", "open") is not None
+    page.focus("#show-live")
+    assert page.get_attribute("#menu", "open") is None
+    page.keyboard.press("Escape")
+    ended(page)

@@ -92,9 +92,20 @@ function typed(event) {
   }
 }
 
+// A menu closes when anything else gets the focus or a click.
+function leaveMenu({ target }) {
+  if (!$("menu").contains(target)) $("menu").open = false;
+}
+
 function shortcut(event) {
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
-    if (running.has(state.open.id)) running.get(state.open.id).abort.abort();
+    if ($("menu").open) {
+      $("menu").open = false;
+      $("menu").querySelector("summary").focus();
+    } else if (isNarrow() && document.body.classList.contains("shows-list")) {
+      hideList();
+      $("show-list").focus();
+    } else if (running.has(state.open.id)) running.get(state.open.id).abort.abort();
     else if (state.open.editing !== undefined) edit();
   }
   if (!event.altKey || event.ctrlKey || event.metaKey) return;
@@ -113,6 +124,8 @@ function search() {
   document.body.classList.add("shows-list");
   $("search").focus();
 }
+
+const hideList = () => document.body.classList.remove("shows-list");
 
 function showSettings() {
   fillSettings(state.open);
@@ -148,7 +161,7 @@ function wire() {
     delete: remove,
     "delete-all": removeAll,
     "show-list": search,
-    "hide-list": () => document.body.classList.remove("shows-list"),
+    "hide-list": hideList,
     "show-live": toggleLive,
     "hide-live": () => (toggleLive(), $("show-live").focus()),
     "show-settings": showSettings,
@@ -171,6 +184,8 @@ function wire() {
   };
   $("scroll").onscroll = scrolled;
   document.addEventListener("keydown", shortcut);
+  document.addEventListener("pointerdown", leaveMenu);
+  document.addEventListener("focusin", leaveMenu);
   document.addEventListener("dragover", (event) => event.preventDefault());
   document.addEventListener("drop", (event) => (event.preventDefault(), attach([...event.dataTransfer.files])));
   document.addEventListener(
