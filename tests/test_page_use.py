@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from page_driver import ask_slowly, ended, played, visitor
+from page_driver import ask_slowly, begin, ended, last_text, played, set_option, visitor
 
 pytestmark = pytest.mark.process
 
@@ -54,3 +54,56 @@ def test_the_menu_closes_by_escape_by_a_click_elsewhere_and_when_it_is_left(page
     assert page.get_attribute("#menu", "open") is None
     page.keyboard.press("Escape")
     ended(page)
+
+
+WEATHER = '[{"type": "function", "function": {"name": "weather"}}]'
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "words"),
+    [
+        ("tools", WEATHER[:-1], "The tools in the settings are no JSON"),
+        ("tools", WEATHER[1:-1], "The tools in the settings are no list"),
+        ("schema", '{"type": ', "The schema in the settings is no JSON"),
+        ("choices", " \n", "There are no choices"),
+    ],
+)
+def test_settings_that_are_wrong_are_refused_at_their_field(page, name, wrong, words):
+    """Before the question is sent, which stays where it is."""
+    if name != "tools":
+        set_option(page, "form", name)
+    set_option(page, name, wrong)
+    begin(page, "Rain?")
+    page.wait_for_selector("#settings[open]")
+    assert page.evaluate("document.activeElement.name") == name
+    field = page.locator(f"#settings [name={name}]")
+    assert field.get_attribute("aria-describedby") == "settings-error"
+    assert words in page.inner_text("#settings-error")
+    assert page.locator("#messages li").count() == 0
+    right = {"tools": WEATHER, "schema": "{}", "choices": "yes"}[name]
+    field.fill(right)
+    assert page.inner_text("#settings-error") == ""
+    page.keyboard.press("Escape")
+    assert page.input_value("#question") == "Rain?"
+    played(page, {"content": "no"})
+    page.press("#question", "Enter")
+    ended(page)
+    assert last_text(page) == "no"
+
+
+def test_results_of_tools_are_not_lost_where_the_settings_are_wrong(page):
+    function = {"name": "weather", "arguments": "{}"}
+    played(page, {"tool_calls": [{"index": 0, "id": "c1", "function": function}]})
+    begin(page, "Rain?")
+    ended(page)
+    page.click("text=Give the result")
+    page.fill(".results textarea", "dry")
+    set_option(page, "tools", "[")
+    page.click(".results button")
+    page.wait_for_selector("#settings[open]")
+    page.fill("#settings [name=tools]", "")
+    page.keyboard.press("Escape")
+    played(page, {"content": "no"})
+    page.click(".results button")
+    page.wait_for_selector("#messages li:nth-child(4):has-text('no')")
+    assert page.inner_text("#messages li:nth-child(3) .text") == "dry"

@@ -26,6 +26,7 @@ import { Pace, addStep } from "./live.js";
 import { askKey, noteMemory, waitForServer } from "./models.js";
 import { isPicture, pictureOf } from "./pictures.js";
 import { requestOf } from "./question.js";
+import { areRight } from "./settings.js";
 import { live, running, state, views } from "./state.js";
 import * as store from "./store.js";
 import { alone } from "./tabs.js";
@@ -36,11 +37,10 @@ const SAVE_MS = 500; // between two savings of an answer that is coming
 export async function send() {
   const { open } = state;
   await state.attaching;
-  if (open !== state.open) return;
+  if (open !== state.open || !($("question").value.trim() || state.attached.length)) return;
   await answerAlone(() => {
     const text = $("question").value.trim();
     const files = state.attached;
-    if (!text && !files.length) return null;
     const sent = { name: draftName(), text, files };
     const path = before(open.messages[open.editing]);
     if (open.editing === undefined) {
@@ -57,7 +57,7 @@ export async function send() {
 }
 
 // Answers in the open conversation, unless it is being answered, here or in another tab.
-// prepare: makes what `answer` takes, or null for no answer, when it is sure.
+// prepare: makes what `answer` takes, when nothing is against one.
 async function answerAlone(prepare) {
   const { open } = state;
   if (running.has(open.id)) return;
@@ -66,7 +66,7 @@ async function answerAlone(prepare) {
   drawState();
   const isAlone = await alone(open.id, async () => {
     await takeOver(open); // what another tab has just asked
-    const what = open === state.open && prepare();
+    const what = open === state.open && areRight(open) && prepare();
     state.begins = false;
     if (what) run = await answer(what);
   });
@@ -95,18 +95,11 @@ async function keep(conversation, sent) {
 }
 
 // path: what is answered. continued: the answer to go on with. sent: as above. Returns the run,
-// whose answer is whole and kept; null where it could not begin.
+// whose answer is whole and kept.
 async function answer({ path = shown(state.open), continued = null, sent = null } = {}) {
   const conversation = state.open;
   sessionStorage.setItem("localspec.open", conversation.id);
-  let body;
-  try {
-    body = requestOf(conversation.settings, path, $("model").value);
-  } catch (error) {
-    await keep(conversation, sent);
-    banner(error.message);
-    return null;
-  }
+  const body = requestOf(conversation.settings, path, $("model").value);
   banner("");
   conversation.updated = Date.now();
   const message = continued ?? {};

@@ -20,7 +20,7 @@ import {
 import { $, answerOf, button, element, saveFile, say } from "./dom.js";
 import { toJson, toMarkdown } from "./exchange.js";
 import { noteModel, readModels } from "./models.js";
-import { addDraftLengths, fillSettings, readSettings, useTheme } from "./settings.js";
+import { addDraftLengths, openSettings, readSettings, useTheme } from "./settings.js";
 import { running, state } from "./state.js";
 import * as store from "./store.js";
 import { onAnswering } from "./tabs.js";
@@ -127,10 +127,7 @@ function search() {
 
 const hideList = () => document.body.classList.remove("shows-list");
 
-function showSettings() {
-  fillSettings(state.open);
-  $("settings").showModal();
-}
+const showSettings = () => openSettings(state.open);
 
 const exportName = () => (state.open.title || "chat").slice(0, 60);
 

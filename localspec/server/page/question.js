@@ -2,7 +2,16 @@
 
 import { contentOf } from "./pictures.js";
 
-// Raises Error with what is wrong in the settings.
+// What is wrong in the settings.
+export class SettingError extends Error {
+  // field: its name.
+  constructor(message, field) {
+    super(message);
+    this.field = field;
+  }
+}
+
+// Raises SettingError.
 export function requestOf(settings, messages, model) {
   const body = { model, messages: messagesOf(settings, messages), explain: true };
   for (const name of ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens"]) {
@@ -11,27 +20,37 @@ export function requestOf(settings, messages, model) {
   if (settings.drafting) body.draft_tokens = Number(settings.drafting);
   if (settings.thoughts) body.reasoning_effort = settings.thoughts;
   if (settings.alternatives) Object.assign(body, { logprobs: true, top_logprobs: Number(settings.alternatives) });
-  if (settings.tools) body.tools = parsed("The tools", settings.tools);
+  if (settings.tools?.trim()) body.tools = toolsOf(settings.tools);
   return Object.assign(body, formOf(settings));
+}
+
+function toolsOf(text) {
+  const tools = parsed("tools", "The tools", text);
+  if (Array.isArray(tools)) return tools;
+  throw new SettingError("The tools in the settings are no list: write [ before them and ] after.", "tools");
 }
 
 function formOf({ form, schema, choices }) {
   if (form === "json") return { response_format: { type: "json_object" } };
-  if (form === "schema") return { json_schema: parsed("The schema", schema ?? "") };
+  if (form === "schema") return { json_schema: parsed("schema", "The schema", schema ?? "") };
   if (form !== "choices") return {};
   const lines = (choices ?? "")
     .split("\n")
     .map((line) => line.trim())
     .filter(Boolean);
-  if (!lines.length) throw new Error("There are no choices to choose from. Write one a line in the settings.");
+  if (!lines.length)
+    throw new SettingError("There are no choices to choose from. Write one a line in the settings.", "choices");
   return { grammar: `root ::= ${lines.map((line) => JSON.stringify(line)).join(" | ")}` };
 }
 
-function parsed(what, text) {
+function parsed(name, what, text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`${what} in the settings is no JSON: ${error.message}`);
+    throw new SettingError(
+      `${what} in the settings ${name === "tools" ? "are" : "is"} no JSON: ${error.message}`,
+      name,
+    );
   }
 }
 

@@ -3,8 +3,8 @@
 import { $, element } from "./dom.js";
 import { requestOf } from "./question.js";
 
-// Fill the form with what a conversation has.
-export function fillSettings(conversation) {
+// Fills the form with what a conversation has.
+function fillSettings(conversation) {
   const fields = $("settings").querySelectorAll("[name]");
   for (const field of fields) {
     field.value =
@@ -13,9 +13,24 @@ export function fillSettings(conversation) {
         : (conversation.settings[field.name] ?? "");
   }
   showForms();
+  showError(conversation);
 }
 
-// Let a conversation have what the form says; what is wrong stands below it.
+export function openSettings(conversation) {
+  fillSettings(conversation);
+  $("settings").showModal();
+}
+
+// Whether a question can be asked with the settings. Else it shows the field that is wrong.
+export function areRight(conversation) {
+  const error = errorOf(conversation);
+  if (!error) return true;
+  openSettings(conversation);
+  fieldOf(error.field).focus();
+  return false;
+}
+
+// Lets a conversation have what the form says.
 export function readSettings(conversation) {
   for (const field of $("settings").querySelectorAll("[name]")) {
     if (field.name === "theme") localStorage.setItem("localspec.theme", field.value);
@@ -23,12 +38,33 @@ export function readSettings(conversation) {
   }
   useTheme();
   showForms();
+  showError(conversation);
+}
+
+const fieldOf = (name) => $("settings").querySelector(`[name=${name}]`);
+
+function errorOf(conversation) {
   try {
     requestOf(conversation.settings, [], "");
-    $("settings-error").textContent = "";
   } catch (error) {
-    $("settings-error").textContent = error.message;
+    return error;
   }
+  return null;
+}
+
+// What is wrong stands below its field.
+function showError(conversation) {
+  const error = errorOf(conversation);
+  for (const field of $("settings").querySelectorAll("[aria-invalid]")) {
+    field.removeAttribute("aria-invalid");
+    field.removeAttribute("aria-describedby");
+  }
+  $("settings-error").textContent = error?.message ?? "";
+  if (!error) return;
+  const field = fieldOf(error.field);
+  field.setAttribute("aria-invalid", "true");
+  field.setAttribute("aria-describedby", "settings-error");
+  field.closest("label").after($("settings-error"));
 }
 
 // What holds where a field is empty, by its name.
