@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
+import mimetypes
+
 import pytest
-from page_driver import ask_slowly, begin, ended, last_text, played, set_option, visitor
+from page_driver import ask, ask_slowly, begin, ended, last_text, played, set_option, visitor
+
+from localspec.chat.attachment import text_of
 
 pytestmark = pytest.mark.process
 
@@ -107,3 +112,58 @@ def test_results_of_tools_are_not_lost_where_the_settings_are_wrong(page):
     page.click(".results button")
     page.wait_for_selector("#messages li:nth-child(4):has-text('no')")
     assert page.inner_text("#messages li:nth-child(3) .text") == "dry"
+
+
+LETTER = "Grüße, “naïve” \N{EN DASH} 5 €\r\nzweite Zeile"
+SHOWN = LETTER.replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    ["utf-8", "utf-8-sig", "cp1252", "utf-16", "utf-16-be", "utf-32-le", "utf-32-be"],
+)
+def test_texts_of_any_encoding_are_read_as_the_terminal_reads_them(page, encoding):
+    marks = {
+        "utf-16-be": codecs.BOM_UTF16_BE,
+        "utf-32-le": codecs.BOM_UTF32_LE,
+        "utf-32-be": codecs.BOM_UTF32_BE,
+    }
+    data = marks.get(encoding, b"") + LETTER.encode(encoding)
+    assert text_of(data) == SHOWN
+    played(page, {"content": "yes"})
+    attach(page, "letter.txt", data)
+    page.wait_for_selector("#files li:has-text('letter.txt')")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "Which?")
+    content = asked.value.post_data_json["messages"][-1]["content"]
+    assert content == f"letter.txt:\n```\n{SHOWN}\n```\n\nWhich?"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "größer, kürzer".encode() + b" \xfc",  # damaged UTF-8
+        b"caf\xe9 \x01",
+        b"caf\xe9 \x81",
+        b"a\0b",
+        codecs.BOM_UTF16_LE + b"a",
+        codecs.BOM_UTF32_LE + b"\0\xd8\0\0",
+    ],
+)
+def test_what_is_no_text_is_refused_here_and_in_the_terminal(page, data):
+    with pytest.raises(ValueError, match="byte"):
+        text_of(data)
+    attach(page, "bad.txt", data)
+    page.wait_for_selector("#banner:has-text('bad.txt is not a text file.')")
+    assert page.locator("#files li").count() == 0
+
+
+def test_a_pdf_is_refused_though_all_its_characters_are_text(page):
+    attach(page, "paper.pdf", b"%PDF-1.4\n1 0 obj << >> endobj\n%%EOF\n")
+    page.wait_for_selector("#banner:has-text('paper.pdf is a PDF. Convert it to text first')")
+    assert page.locator("#files li").count() == 0
+
+
+def attach(page, name, data):
+    kind = mimetypes.guess_type(name)[0]
+    page.set_input_files("#attach-files", [{"name": name, "mimeType": kind, "buffer": data}])
