@@ -113,11 +113,16 @@ def last_text(page):
     return page.inner_text("#messages li:last-child .text")
 
 
-def played(page, *deltas, reason="stop"):
-    """Have the next answers be these pieces, whatever is asked."""
+def played(page, *deltas, reason="stop", more=None):
+    """Have the next answers be these pieces, whatever is asked.
+
+    more: what the last of their events says as well.
+    """
     choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
     choices += [{"index": 0, "delta": {}, "finish_reason": reason}]
-    events = [json.dumps({"choices": [choice]}) for choice in choices] + ["[DONE]"]
+    told = [{"choices": [choice]} for choice in choices]
+    told[-1] |= more or {}
+    events = [*map(json.dumps, told), "[DONE]"]
     body = "".join(f"data: {event}\n\n" for event in events)
     headers = {"content-type": "text/event-stream"}
     page.route("**/v1/chat/completions", lambda r: r.fulfill(body=body, headers=headers))

@@ -6,9 +6,22 @@ import codecs
 import mimetypes
 
 import pytest
-from page_driver import ask, ask_slowly, begin, ended, last_text, played, set_option, visitor
+from page_driver import (
+    FOX,
+    ask,
+    ask_slowly,
+    begin,
+    ended,
+    exported,
+    last_text,
+    played,
+    reload,
+    set_option,
+    visitor,
+)
 
 from localspec.chat.attachment import text_of
+from server_runner import running_server
 
 pytestmark = pytest.mark.process
 
@@ -162,6 +175,109 @@ def test_a_pdf_is_refused_though_all_its_characters_are_text(page):
     attach(page, "paper.pdf", b"%PDF-1.4\n1 0 obj << >> endobj\n%%EOF\n")
     page.wait_for_selector("#banner:has-text('paper.pdf is a PDF. Convert it to text first')")
     assert page.locator("#files li").count() == 0
+
+
+def test_an_arrow_leads_back_to_an_answer_that_is_coming(browser, server):
+    at_end = "field => field.scrollHeight - field.scrollTop - field.clientHeight < 40"
+    to_top = "field => { field.scrollTop = 0; }"
+    size = {"width": 390, "height": 420}
+    with visitor(browser, server.url, viewport=size) as page:
+        ask_slowly(page, "word 120")
+        scroll = page.locator("#scroll")
+        assert page.is_hidden("#to-end")
+        scroll.evaluate(to_top)
+        page.click("#to-end")
+        page.wait_for_selector("#to-end", state="hidden")
+        page.wait_for_selector("#messages:has-text('word 200')")
+        assert scroll.evaluate(at_end)
+        scroll.evaluate(to_top)
+        page.wait_for_selector("#to-end")
+        page.keyboard.press("Escape")
+        ended(page)
+        page.click("#show-list")
+        page.click("#new")
+        assert page.is_hidden("#to-end")
+
+
+def test_lists_of_an_answer_have_plain_bullets(page):
+    played(page, {"content": "* one\n  * two\n    * three\n\n1. first\n   * a\n"})
+    ask(page, "List.")
+    lists = page.locator("#messages .text ul")
+    assert lists.count() == 4
+    kinds = "lists => lists.map((list) => getComputedStyle(list).listStyleType)"
+    assert set(lists.evaluate_all(kinds)) == {"disc"}
+
+
+def test_one_of_a_thing_is_named_as_one(page, tmp_path):
+    counts = {"prompt_n": 1, "cache_n": 0, "prompt_ms": 1, "predicted_n": 1, "predicted_ms": 1}
+    played(page, {"content": "yes"}, more={"timings": counts})
+    attach(page, "a.txt", b"x")
+    page.wait_for_selector("#files li")
+    ask(page, "Which?")
+    assert page.inner_text("#said") == "The answer is complete: 1 word."
+    assert page.inner_text("#messages .file").endswith("a.txt, 1 character")
+    page.keyboard.press("Alt+l")
+    assert "1 token read" in page.inner_text("#live")
+    lengths = page.locator("#settings [name=drafting] option").all_text_contents()
+    assert lengths[2:4] == ["1 token", "2 tokens"]
+    page.set_input_files("#import-file", exported(page, "JSON", tmp_path))
+    page.wait_for_selector("#said:has-text('Imported: 1 conversation.')", state="attached")
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("Tell me a story about a fox.", "Tell me a story about a fox.md"),
+        ("Is it red? Or…", "Is it red Or.md"),
+        ("..", "chat.md"),
+        ("हिन्दी में/कहो", "हिन्दी में कहो.md"),
+        ("🦊" * 3 + "a" * 70, "a" * 59 + ".md"),
+    ],
+)
+def test_an_exported_file_has_a_name_with_one_dot(page, tmp_path, title, name):
+    played(page, {"content": "yes"})
+    ask(page, title)
+    assert exported(page, "Markdown", tmp_path).name == name
+
+
+def test_new_chats_begin_with_the_settings_that_were_chosen_for_them(page):
+    set_option(page, "system", "Be brief.")
+    set_option(page, "temperature", "0")
+    page.click("#show-settings")
+    page.click("text=Use for new chats")
+    assert "New chats begin with these settings." in page.inner_text("#settings")
+    page.keyboard.press("Escape")
+    reload(page)
+    played(page, {"content": "yes"})
+    for text in ("First?", "Second?"):
+        page.click("#new")
+        with page.expect_request("**/v1/chat/completions") as asked:
+            ask(page, text)
+        body = asked.value.post_data_json
+        assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+        assert body["temperature"] == 0
+    set_option(page, "system", "")  # of this chat alone
+    page.click("#new")
+    page.click("#show-settings")
+    assert page.input_value("#settings [name=system]") == "Be brief."
+    page.fill("#settings [name=system]", "")
+    assert "New chats begin" not in page.inner_text("#settings")
+
+
+def test_a_prompt_that_can_never_fit_is_not_tried_again(browser):
+    with running_server(context_length=256) as running, visitor(browser, running.url) as page:
+        begin(page, "fox " * 2000)
+        page.wait_for_selector("#messages .error:has-text('tokens')")
+        buttons = page.locator("#messages li:last-child .actions button")
+        assert buttons.all_inner_texts() == ["Copy"]
+        reload(page)
+        page.wait_for_selector("#messages .error")
+        assert buttons.all_inner_texts() == ["Copy"]
+        page.wrong.clear()  # the browser's own note
+        set_option(page, "max_tokens", "8")
+        page.click("#messages li:first-child >> text=Edit")
+        ask(page, FOX)
+        assert "Retry" in buttons.all_inner_texts()
 
 
 def attach(page, name, data):

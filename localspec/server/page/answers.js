@@ -20,7 +20,7 @@ import {
   takeOver,
   useDraft,
 } from "./conversations.js";
-import { $, button, element, say } from "./dom.js";
+import { $, button, counted, element, say } from "./dom.js";
 import { textOf } from "./files.js";
 import { Pace, addStep } from "./live.js";
 import { askKey, noteMemory, waitForServer } from "./models.js";
@@ -114,6 +114,7 @@ async function answer({ path = shown(state.open), continued = null, sent = null 
     });
   message.state = "partial";
   delete message.error;
+  delete message.tooLong;
   delete message.stats; // of what is there already
   if (!continued) add(message, path);
   const run = {
@@ -138,9 +139,12 @@ async function answer({ path = shown(state.open), continued = null, sent = null 
     if (error.name === "AbortError") message.state = "stopped";
     else Object.assign(message, { state: "error", error: error.message });
     if (error instanceof ApiError && error.status === 401) run.needsKey = true;
-    if (error.status === 413)
+    if (error.code === "context_length_exceeded") message.tooLong = body.model;
+    if (error.status === 413) {
+      message.tooLong = true;
       message.error +=
         " Pictures and files of a conversation are sent with each question: begin a new chat, or edit a question and leave some out.";
+    }
     if (error instanceof ApiError && error.status === 0) waitForServer();
   }
   message.speeds = run.pace.speeds;
@@ -162,7 +166,7 @@ async function end(run) {
   say(
     message.error
       ? `The answer failed: ${message.error}`
-      : `The answer is complete: ${message.content.split(/\s+/).length} words.`,
+      : `The answer is complete: ${counted(message.content.match(/\S+/g)?.length ?? 0, "word")}.`,
   );
   await noteMemory();
   if (run.needsKey && (await askKey()) && conversation === state.open && !hasCome(message)) await retry(message);
@@ -195,7 +199,7 @@ function take(run, event) {
   }
   if (event.prompt_progress) {
     const { processed, total } = event.prompt_progress;
-    progressOf(run, `Reading the prompt: ${processed} of ${total} tokens.`, processed / total);
+    progressOf(run, `Reading the prompt: ${processed} of ${counted(total, "token")}.`, processed / total);
   }
   const [choice] = event.choices ?? [];
   if (choice) takeChoice(run, choice);

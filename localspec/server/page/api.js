@@ -3,9 +3,10 @@
 const KEY = "localspec.key";
 
 export class ApiError extends Error {
-  constructor(message, status = 0) {
+  constructor(message, status = 0, code = null) {
     super(message);
     this.status = status; // 0: the server was not reached
+    this.code = code; // the server's name for what is wrong
   }
 }
 
@@ -24,7 +25,7 @@ async function request(path, options = {}) {
   if (response.ok) return response;
   const told = await response.json().catch(() => null);
   const message = told?.error?.message ?? told?.error ?? response.statusText;
-  throw new ApiError(String(message), response.status);
+  throw new ApiError(String(message), response.status, told?.error?.code);
 }
 
 export const models = async () => (await (await request("v1/models")).json()).data;
@@ -65,7 +66,7 @@ export async function ask(body, signal, on) {
       const data = event.slice(event.indexOf("data: ") + 6);
       if (data === "[DONE]") return;
       const told = JSON.parse(data);
-      if (told.error) throw new ApiError(told.error.message, 500);
+      if (told.error) throw new ApiError(told.error.message, 500, told.error.code);
       on(told);
     }
   }

@@ -133,7 +133,7 @@ export function use(conversation) {
   draw();
   drawList();
   useDraft();
-  $("scroll").scrollTop = $("scroll").scrollHeight;
+  follow(true);
   takeOver(conversation).then(noteOthers);
 }
 
@@ -249,10 +249,17 @@ export function add(message, path) {
 
 let follows = true; // whether the page keeps to the end of the answer
 export function follow(always = false) {
-  if (always || follows) $("scroll").scrollTop = $("scroll").scrollHeight;
+  if (always) setFollows(true);
+  if (follows) $("scroll").scrollTop = $("scroll").scrollHeight;
 }
 
-export const scrolled = ({ target }) => (follows = target.scrollHeight - target.scrollTop - target.clientHeight < 40);
+export const scrolled = ({ target }) => setFollows(target.scrollHeight - target.scrollTop - target.clientHeight < 40);
+
+// Further up a button leads back to the end.
+function setFollows(does) {
+  follows = does;
+  $("to-end").hidden = does;
+}
 
 export function banner(text) {
   $("banner").hidden = !text;

@@ -16,6 +16,9 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
+// counted(1, "word"): "1 word"; counted(2, "word"): "2 words".
+export const counted = (num, name) => `${num} ${name}${num === 1 ? "" : "s"}`;
+
 export const button = (text, onclick, properties = {}) =>
   element("button", { type: "button", class: "quiet", onclick, ...properties }, text);
 
@@ -29,8 +32,17 @@ export function answerOf(dialog) {
   return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue), { once: true }));
 }
 
+const MOST_IN_NAME = 60; // characters of a title
+
+// A title as a name of a file, which has no end of its own yet.
+export function fileName(title) {
+  const plain = title.replace(/[^\p{L}\p{M}\p{N}._-]+/gu, " ");
+  const short = [...plain].slice(0, MOST_IN_NAME).join("");
+  return short.replace(/^[ ._-]+|[ ._-]+$/g, "") || "chat";
+}
+
 export function saveFile(name, text, type) {
   const url = URL.createObjectURL(new Blob([text], { type }));
-  element("a", { href: url, download: name.replace(/[^\p{L}\p{N} ._-]/gu, "_") }).click();
+  element("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }

@@ -1,6 +1,6 @@
 // The live picture: how fast the answer comes, what drafts are worth, and why none was made.
 
-import { $, element } from "./dom.js";
+import { $, counted, element } from "./dom.js";
 import { legend } from "./tokens.js";
 
 const SAMPLES = 60; // of the speed, one each half second
@@ -83,7 +83,7 @@ export class Live {
     return [
       ["Threads", threads && `${threads}${usable ? ` of ${usable}` : ""}${isBusy ? ": the machine is busy" : ""}`],
       ["Exact", explanation && (explanation.exact ? "to the bit" : "in distribution")],
-      ["Context", used && this.model && `${used} of ${this.model.max_model_len} tokens`],
+      ["Context", used && this.model && `${used} of ${counted(this.model.max_model_len, "token")}`],
       ["Memory", this.memory && `${(this.memory / 1e9).toFixed(2)} GB`],
     ];
   }
@@ -130,7 +130,7 @@ function drafting(message, counts) {
 function reading(timings) {
   return [
     ["First token after", timings && `${(timings.prompt_ms / 1000).toFixed(2)} s`],
-    ["Prompt", timings && `${timings.prompt_n} tokens read, ${timings.cache_n} cached`],
+    ["Prompt", timings && `${counted(timings.prompt_n, "token")} read, ${timings.cache_n} cached`],
   ];
 }
 

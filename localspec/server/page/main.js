@@ -7,6 +7,7 @@ import {
   draw,
   drawList,
   drawState,
+  follow,
   forget,
   grow,
   importFile,
@@ -17,10 +18,10 @@ import {
   scrolled,
   use,
 } from "./conversations.js";
-import { $, answerOf, button, element, saveFile, say } from "./dom.js";
+import { $, answerOf, button, counted, element, fileName, saveFile, say } from "./dom.js";
 import { toJson, toMarkdown } from "./exchange.js";
 import { noteModel, readModels } from "./models.js";
-import { addDraftLengths, openSettings, readSettings, useTheme } from "./settings.js";
+import { addDraftLengths, openSettings, readSettings, useForNew, useTheme } from "./settings.js";
 import { running, state } from "./state.js";
 import * as store from "./store.js";
 import { onAnswering } from "./tabs.js";
@@ -129,11 +130,9 @@ const hideList = () => document.body.classList.remove("shows-list");
 
 const showSettings = () => openSettings(state.open);
 
-const exportName = () => (state.open.title || "chat").slice(0, 60);
-
 async function readFile(file) {
   try {
-    say(`${await importFile(file)} conversations were imported.`);
+    say(`Imported: ${counted(await importFile(file), "conversation")}.`);
   } catch (error) {
     banner(error.message);
   }
@@ -152,8 +151,8 @@ function wire() {
         toJson((await store.all()).sort((one, other) => other.updated - one.updated)),
         "application/json",
       ),
-    "export-md": () => saveFile(`${exportName()}.md`, toMarkdown(state.open), "text/markdown"),
-    "export-json": () => saveFile(`${exportName()}.json`, toJson([state.open]), "application/json"),
+    "export-md": () => saveFile(`${fileName(state.open.title)}.md`, toMarkdown(state.open), "text/markdown"),
+    "export-json": () => saveFile(`${fileName(state.open.title)}.json`, toJson([state.open]), "application/json"),
     rename,
     delete: remove,
     "delete-all": removeAll,
@@ -162,6 +161,8 @@ function wire() {
     "show-live": toggleLive,
     "hide-live": () => (toggleLive(), $("show-live").focus()),
     "show-settings": showSettings,
+    "to-end": () => (follow(true), $("scroll").focus()),
+    "use-for-new": () => useForNew(state.open),
   };
   for (const [id, act] of Object.entries(clicks)) $(id).onclick = act;
   $("menu").addEventListener("click", (event) => event.target.tagName === "BUTTON" && ($("menu").open = false));

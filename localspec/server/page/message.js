@@ -1,6 +1,6 @@
 // One message on the page.
 
-import { button, element } from "./dom.js";
+import { $, button, element } from "./dom.js";
 import { Markdown, copyText } from "./markdown.js";
 import { fileView } from "./pictures.js";
 import { legend, tokenView } from "./tokens.js";
@@ -99,12 +99,18 @@ export class MessageView {
     return [
       ...this.arrows(),
       copy,
-      button("Retry", () => actions.retry(message)),
+      this.mayFit() && button("Retry", () => actions.retry(message)),
       this.isLast && isCut && message.content && button("Go on", () => actions.goOn(message)),
       message.tokens?.length &&
         button("Tokens", () => this.toggleTokens(), { "aria-pressed": String(this.showsTokens) }),
       this.isLast && message.calls?.length && button("Give the result", () => actions.result(message)),
     ].filter(Boolean);
+  }
+
+  // Whether another try can succeed: a prompt that was too long may fit another model.
+  mayFit() {
+    const { tooLong } = this.message;
+    return !tooLong || (tooLong !== true && tooLong !== $("model").value);
   }
 
   arrows() {

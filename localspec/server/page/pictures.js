@@ -1,6 +1,6 @@
 // Pictures that people show a model: kept and sent as they are, as data URLs.
 
-import { element } from "./dom.js";
+import { counted, element } from "./dom.js";
 
 const KINDS = /^data:image\/(png|jpeg|webp|gif);base64,/;
 const MOST_MB = 23; // whose text in a request the server's usual bound still holds
@@ -25,7 +25,7 @@ export async function pictureOf(file) {
 // What a message shows of a file.
 export function fileView({ name, text, image }) {
   if (image) return element("img", { class: "picture", src: image, alt: name, title: name });
-  return element("div", { class: "file" }, `📄 ${name}, ${text.length} characters`);
+  return element("div", { class: "file" }, `📄 ${name}, ${counted(text.length, "character")}`);
 }
 
 // The content of a question: its text, or parts, the pictures first.

@@ -1,7 +1,8 @@
 // The form of settings: those of a conversation, and the colours of this browser.
 
-import { $, element } from "./dom.js";
+import { $, counted, element } from "./dom.js";
 import { requestOf } from "./question.js";
+import { settingsOfNew } from "./store.js";
 
 // Fills the form with what a conversation has.
 function fillSettings(conversation) {
@@ -14,6 +15,7 @@ function fillSettings(conversation) {
   }
   showForms();
   showError(conversation);
+  showUseForNew(conversation);
 }
 
 export function openSettings(conversation) {
@@ -27,7 +29,19 @@ export function areRight(conversation) {
   if (!error) return true;
   openSettings(conversation);
   fieldOf(error.field).focus();
+  $("settings-error").scrollIntoView({ block: "nearest" });
   return false;
+}
+
+// Lets new chats begin with the settings of a conversation.
+export function useForNew(conversation) {
+  settingsOfNew.keep(conversation.settings);
+  showUseForNew(conversation);
+}
+
+function showUseForNew(conversation) {
+  const isUsed = settingsOfNew.are(conversation.settings);
+  $("used-for-new").textContent = isUsed ? "New chats begin with these settings." : "";
 }
 
 // Lets a conversation have what the form says.
@@ -39,6 +53,7 @@ export function readSettings(conversation) {
   useTheme();
   showForms();
   showError(conversation);
+  showUseForNew(conversation);
 }
 
 const fieldOf = (name) => $("settings").querySelector(`[name=${name}]`);
@@ -84,7 +99,7 @@ export function useTheme() {
 
 export function addDraftLengths() {
   const lengths = Array.from({ length: 16 }, (_, at) =>
-    element("option", { value: String(at + 1) }, `${at + 1} tokens`),
+    element("option", { value: String(at + 1) }, counted(at + 1, "token")),
   );
   $("settings")
     .querySelector("[name=drafting]")

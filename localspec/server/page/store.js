@@ -233,9 +233,25 @@ export async function getAttached(name) {
   return files ? (await whole([files]))[0] : [];
 }
 
+const NEW = "localspec.new";
+
+// Settings that new chats begin with: all but the model and those that are empty.
+const essence = ({ model: _model, ...settings }) =>
+  Object.fromEntries(
+    Object.entries(settings)
+      .filter(([, value]) => value)
+      .sort(),
+  );
+export const settingsOfNew = {
+  keep: (settings) => localStorage.setItem(NEW, JSON.stringify(essence(settings))),
+  get: () => JSON.parse(localStorage.getItem(NEW) ?? "{}"),
+  are: (settings) => JSON.stringify(essence(settings)) === JSON.stringify(settingsOfNew.get()),
+};
+
 export function newConversation() {
   const now = Date.now();
-  return { id: newId(), title: "", created: now, updated: now, settings: {}, messages: [], end: -1 };
+  const settings = settingsOfNew.get();
+  return { id: newId(), title: "", created: now, updated: now, settings, messages: [], end: -1 };
 }
 
 // Whether the words occur anywhere in the conversation.
