@@ -264,6 +264,19 @@ def test_new_chats_begin_with_the_settings_that_were_chosen_for_them(page):
     assert "New chats begin" not in page.inner_text("#settings")
 
 
+def test_settings_outlive_a_reload_before_the_first_question(page):
+    set_option(page, "system", "Be brief.")
+    reload(page)
+    played(page, {"content": "yes"})
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "First?")
+    assert asked.value.post_data_json["messages"][0]["content"] == "Be brief."
+    page.click("#new")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "Second?")
+    assert [each["role"] for each in asked.value.post_data_json["messages"]] == ["user"]
+
+
 def test_a_prompt_that_can_never_fit_is_not_tried_again(browser):
     with running_server(context_length=256) as running, visitor(browser, running.url) as page:
         begin(page, "fox " * 2000)

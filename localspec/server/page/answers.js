@@ -62,20 +62,21 @@ async function answerAlone(prepare) {
   const { open } = state;
   if (running.has(open.id)) return;
   let run = null;
+  let isAlone = false;
   state.begins = true;
   drawState();
-  const isAlone = await alone(open.id, async () => {
-    await takeOver(open); // what another tab has just asked
-    const what = open === state.open && areRight(open) && prepare();
+  try {
+    isAlone = await alone(open.id, async () => {
+      await takeOver(open); // what another tab has just asked
+      const what = open === state.open && areRight(open) && prepare();
+      state.begins = false;
+      if (what) run = await answer(what);
+    });
+  } finally {
     state.begins = false;
-    if (what) run = await answer(what);
-  });
-  if (run) {
-    await end(run);
-    return;
+    drawState();
   }
-  state.begins = false;
-  drawState();
+  if (run) await end(run);
   if (isAlone) return;
   await noteOthers();
   say(ELSEWHERE);

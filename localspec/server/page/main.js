@@ -172,7 +172,9 @@ function wire() {
   $("question").oninput = () => (grow(), keepDraft());
   $("search").oninput = drawList;
   $("settings").oninput = () => readSettings(state.open);
-  $("settings").addEventListener("close", () => state.open.messages.length && save(state.open));
+  $("settings").addEventListener("close", () =>
+    state.open.messages.length ? save(state.open) : store.unsent.keep(state.open),
+  );
   $("attach-files").onchange = ({ target }) => (attach([...target.files]), (target.value = ""));
   $("import-file").onchange = ({ target }) => (target.files[0] && readFile(target.files[0]), (target.value = ""));
   $("model").onchange = () => {
@@ -215,7 +217,8 @@ async function start() {
     ),
   );
   if (localStorage.getItem("localspec.live") && !isNarrow()) toggleLive();
-  use((await store.get(sessionStorage.getItem("localspec.open") ?? "").catch(() => null)) ?? state.open);
+  const id = sessionStorage.getItem("localspec.open") ?? "";
+  use((await store.get(id).catch(() => null)) ?? { ...state.open, ...store.unsent.get(id) });
   await readModels();
   $("question").focus();
   await store.sweep().catch(drawList); // which says what is wrong

@@ -248,6 +248,17 @@ export const settingsOfNew = {
   are: (settings) => JSON.stringify(essence(settings)) === JSON.stringify(settingsOfNew.get()),
 };
 
+const UNSENT = "localspec.unsent";
+
+// The settings of a chat in which nothing was asked yet outlive a reload of its tab.
+export const unsent = {
+  keep: ({ id, settings }) => sessionStorage.setItem(UNSENT, JSON.stringify({ id, settings })),
+  get(id) {
+    const kept = JSON.parse(sessionStorage.getItem(UNSENT) ?? "{}");
+    return kept.id === id ? kept : {};
+  },
+};
+
 export function newConversation() {
   const now = Date.now();
   const settings = settingsOfNew.get();
