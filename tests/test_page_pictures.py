@@ -107,6 +107,27 @@ def test_pictures_are_shown_removed_sent_and_kept(page, tmp_path):
     page.wait_for_selector("#banner:not([hidden])")
 
 
+def test_a_picture_that_another_tab_sent_is_shown_and_sent_here(page):
+    ask(page, "Hello?")
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.wait_for_selector("#model option", state="attached")
+    other.select_option("#model", "seer")
+    other.click("#list button")
+    other.wait_for_selector("#messages li:nth-child(2)")
+    page.set_input_files("#attach-files", [file("red.png", png("red"))])
+    page.wait_for_selector('#files img[alt="red.png"]')
+    ask(page, "What is this?")
+    other.wait_for_selector('#messages img[alt="red.png"]')
+    other.wait_for_selector("#messages li:nth-child(4) .actions")
+    other.wait_for_selector("#send:not([disabled])")
+    with other.expect_request("**/v1/chat/completions") as asked:
+        ask(other, "And now?")
+    [picture, _] = asked.value.post_data_json["messages"][2]["content"]
+    sent = picture["image_url"]["url"].partition(",")[2]
+    assert base64.b64decode(sent) == png("red")
+
+
 def test_what_cannot_be_shown_is_refused_in_words(page):
     page.set_input_files("#attach-files", [file("x.svg", b"<svg/>", "image/svg+xml")])
     page.wait_for_selector("#banner:not([hidden])")
