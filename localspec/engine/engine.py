@@ -27,6 +27,7 @@ from localspec.engine.inbox_thread import InboxThread
 from localspec.engine.lane import Lane, Producing, open_lanes
 from localspec.engine.models import CacheRoom, EngineMemory, Models
 from localspec.engine.prefill import measure_fast, prepare
+from localspec.engine.prompt_work import PromptWork, WatchedVision
 from localspec.engine.proposer_choice import answer_policy
 from localspec.engine.schedule import Schedule
 from localspec.engine.worker import Worker
@@ -133,18 +134,16 @@ class Engine(BaseEngine):
         self._cache_pool = CachePool(self._lanes, room)
         computed_apart(lambda: measure_fast(self._decoder, self._resolver.chain(sampling, 1)))
         self._save_profile()
+        self._prompt_work = PromptWork()
+        vision = target.vision
         self._workshop = PromptWorkshop(
             target.vocabulary,
             target.chat_template,
             target.tool_template,
-            target.vision,
+            None if vision is None else WatchedVision(vision, self._prompt_work),
             target.context_length,
             target.trained_context_length,
         )
-        self.on_prompt_work: Callable[..., None] = _nothing
-        """Called in the thread of prompts with an answer's record, or None, and `is_done`:
-        False while its prompt is made, at each stage; then True."""
-
         self._texts = AnsweredTexts()
         self._running: dict[AnswerRecord, _Running] = {}
         self._prompts = InboxThread("localspec-prompts")
@@ -231,22 +230,21 @@ class Engine(BaseEngine):
         if record.state is not State.ADMITTED:
             return
         try:
-            work = self._work(record)
+            source = record.source()
+            with self._prompt_work.making(record):
+                work = self._work(record, source)
         except Interrupted:
             return  # it is being ended
         except Exception as error:
             record.outbox.put(closed() if self._is_ending else error)
         else:
             self._worker.put(functools.partial(self._begin, work))
-        finally:
-            self.on_prompt_work(record, is_done=True)
 
-    def _work(self, record: AnswerRecord) -> _Work:
+    def _work(self, record: AnswerRecord, source: PromptSource) -> _Work:
         """Make prompt and grammar. Raises what refuses them, and Interrupted."""
-        self.on_prompt_work(record, is_done=False)
         is_cancelled = functools.partial(self._is_cancelled, record.cancellation)
-        made = record.source().make(self._workshop, is_cancelled)
-        self.on_prompt_work(record, is_done=False)
+        made = source.make(self._workshop, is_cancelled)
+        self._prompt_work.progress()
         self._require_open()
         prompt = made.prompt
         parts = self._models.show(prompt)
@@ -256,15 +254,19 @@ class Engine(BaseEngine):
         return _Work(record, facts, request, self._reference(prompt, record.options), parts)
 
     def _begin(self, work: _Work) -> None:
-        """Give an answer its lane. In the worker."""
+        """Begin with an answer. In the worker."""
         record = work.record
         if record.state is not State.ADMITTED:
             return
         try:
             record.begin(work.facts)
+            self._take_lane(work)
         except Exception as error:
             record.outbox.put(error)
-            return
+
+    def _take_lane(self, work: _Work) -> None:
+        """Have an answer produced in the lane whose text is nearest."""
+        record = work.record
         made = work.facts.made
         tokens = made.prompt.tokens
         text = None
@@ -450,21 +452,15 @@ class Engine(BaseEngine):
         self._require_open()
 
         def text() -> str:
-            self.on_prompt_work(None, is_done=False)
-            try:
+            with self._prompt_work.making(None):
                 return source.text(self._workshop, opens_answer=opens_answer)
-            finally:
-                self.on_prompt_work(None, is_done=True)
 
         return self._prompts.call(text)
 
     def _made_of(self, source: PromptSource, is_cancelled: CancelCheck) -> MadePrompt:
         """The prompt of a source. In the thread of prompts."""
-        self.on_prompt_work(None, is_done=False)
-        try:
+        with self._prompt_work.making(None):
             return source.make(self._workshop, is_cancelled)
-        finally:
-            self.on_prompt_work(None, is_done=True)
 
     def _prepare(self, source: PromptSource, *, owner: object) -> None:
         before = self._worker.num_asked
@@ -576,5 +572,5 @@ def _stop(prompts: InboxThread, worker: Worker) -> None:
     worker.stop()
 
 
-def _nothing(*_arguments: object, **_keywords: object) -> None:
+def _nothing() -> None:
     """Do nothing."""

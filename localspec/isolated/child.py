@@ -240,7 +240,7 @@ class Served:
             SaveCaches: self._save_caches,
             LoadCaches: self._load_caches,
         }
-        engine.on_prompt_work = self._note_prompt_work
+        engine._prompt_work.on_work = self._note_prompt_work
 
     def follow(self, message: ToChild) -> None:
         """Do what a message asks for, or have it done. It does not wait."""
@@ -337,7 +337,7 @@ class Served:
     def _conversation(self, number: int) -> _Conversation:
         return self._conversations.setdefault(number, _Conversation())
 
-    def _note_prompt_work(self, record: AnswerRecord | None, *, is_done: bool) -> None:
+    def _note_prompt_work(self, record: AnswerRecord | None, is_done: bool) -> None:  # noqa: FBT001
         number = record.number if isinstance(record, ServedRecord) else 0
         self._say(PromptWork(number, is_done))
 

@@ -1,0 +1,57 @@
+"""Signs of life from the thread that makes prompts, for who bounds its time from outside."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from localspec.pictures.picture import Picture, Vision
+from localspec.streaming.record import AnswerRecord
+
+
+class PromptWork:
+    """Says when a prompt begins to be made, at each stage, and when its making has ended."""
+
+    def __init__(self) -> None:
+        self.on_work: Callable[[AnswerRecord | None, bool], object] | None = None
+        """Called with the answer, None for a prompt alone, and whether its making has ended."""
+
+        self._record: AnswerRecord | None = None
+
+    @contextlib.contextmanager
+    def making(self, record: AnswerRecord | None) -> Iterator[None]:
+        """A block in which a prompt is made."""
+        self._record = record
+        self.progress()
+        try:
+            yield
+        finally:
+            self._say(is_done=True)
+            self._record = None
+
+    def progress(self) -> None:
+        """Say that a stage is done: the time for the next one begins."""
+        self._say(is_done=False)
+
+    def _say(self, *, is_done: bool) -> None:
+        if self.on_work is not None:
+            self.on_work(self._record, is_done)
+
+
+class WatchedVision:
+    """A `Vision` each of whose pictures is a stage of the making of a prompt.
+
+    Args:
+        vision: reads the pictures.
+        work: hears of it.
+    """
+
+    def __init__(self, vision: Vision, work: PromptWork) -> None:
+        self._vision = vision
+        self._work = work
+
+    def cells(self, picture: Picture) -> list[int]:
+        """See `Vision`."""
+        cells = self._vision.cells(picture)
+        self._work.progress()
+        return cells
