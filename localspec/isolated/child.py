@@ -43,7 +43,7 @@ from localspec.isolated.messages import (
     Pieces,
     Prepare,
     PromptProgress,
-    PromptWork,
+    PromptSign,
     ReadOn,
     Result,
     SaveCaches,
@@ -339,7 +339,7 @@ class Served:
 
     def _note_prompt_work(self, record: AnswerRecord | None, is_done: bool) -> None:  # noqa: FBT001
         number = record.number if isinstance(record, ServedRecord) else 0
-        self._say(PromptWork(number, is_done))
+        self._say(PromptSign(number, is_done))
 
     def _measured(self, message: Measure) -> Any:
         """A function's result. While decodes end, its progress is sent every few seconds."""

@@ -320,7 +320,7 @@ class LastWords:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptWork:
+class PromptSign:
     """A prompt is being made, or goes on being made, or its making has ended.
 
     Args:

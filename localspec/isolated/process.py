@@ -33,7 +33,7 @@ from localspec.isolated.messages import (
     Lost,
     MeasureReport,
     PicturesMissing,
-    PromptWork,
+    PromptSign,
     Result,
     ToChild,
 )
@@ -250,12 +250,12 @@ class _Child:
             if (hears := self._hearing.pop(number, None)) is not None:
                 hears.hear(Lost())
 
-    def _hand_on(self, message: Heard | LastWords | PromptWork) -> None:
+    def _hand_on(self, message: Heard | LastWords | PromptSign) -> None:
         """Give a message to whoever waits for it."""
         if isinstance(message, LastWords):
             self._last_words = f" ({' '.join(message.text.split())})"
             return
-        if isinstance(message, PromptWork):
+        if isinstance(message, PromptSign):
             self.prompts.note(message)
             return
         assert not isinstance(message, Lost)

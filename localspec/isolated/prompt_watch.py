@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from multiprocessing.process import BaseProcess
 
-from localspec.isolated.messages import PromptWork
+from localspec.isolated.messages import PromptSign
 from localspec.machine import memory_of_process
 
 MOST_PROMPT_S = 10.0  # without progress
@@ -38,7 +38,7 @@ class PromptWatch:
         self._since_s = 0.0
         self._bytes_before = 0
 
-    def note(self, message: PromptWork) -> None:
+    def note(self, message: PromptSign) -> None:
         """Take a message about the making of a prompt."""
         is_new = not self.is_at_work
         self.is_at_work = not message.is_done
