@@ -225,9 +225,14 @@ class IsolatedEngine(BaseEngine):
             if record.state is not State.ADMITTED:
                 return
             attempt = _Attempt(self, record, process, num_tries, pictures_of(source))
-            # As it was asked for, without a function of this process.
+            # As it was asked for, without a function of this process. It has its turn; where the
+            # child has not yet ended the answer before, it waits for that.
             options = replace(
-                record.options, sampling=record.plan.sampling, changes={}, on_prompt=None
+                record.options,
+                sampling=record.plan.sampling,
+                changes={},
+                on_prompt=None,
+                queue=True,
             )
             message = StartAnswer(
                 attempt.number,
