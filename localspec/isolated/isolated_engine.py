@@ -225,8 +225,8 @@ class IsolatedEngine(BaseEngine):
             if record.state is not State.ADMITTED:
                 return
             attempt = _Attempt(self, record, process, num_tries, pictures_of(source))
-            # As it was asked for, without a function of this process. It has its turn; where the
-            # child has not yet ended the answer before, it waits for that.
+            # As it was asked for, without a function of this process. It has its turn here, but
+            # the child may still have to end the answer before.
             options = replace(
                 record.options,
                 sampling=record.plan.sampling,
