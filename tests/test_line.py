@@ -103,6 +103,20 @@ def test_a_model_is_loaded_by_one_and_then_answers_several():
     assert are_admitted(places) == [True, True, True, False]
 
 
+@pytest.mark.parametrize("is_full", [False, True])
+def test_who_joins_after_a_model_is_loaded_lets_others_know_of_their_turn(is_full):
+    """Before anybody has asked the line to look again."""
+    model = Model(1)
+    visitors = Visitors(most_waiting=1 if is_full else None)
+    visitors.join("first", model=model)
+    visitors.join("second", model=model)
+    model.num_at_once = 2
+    late = Place(lambda: visitors.admitted.append("late"), model=Model(1) if is_full else model)
+    visitors.line.join(late)
+    assert visitors.admitted == ["first", "second"]
+    assert not late.is_admitted
+
+
 def test_work_on_any_model_is_done_alone():
     model = Model(3)
     visitors = Visitors()

@@ -79,18 +79,21 @@ class Line:
         Returns:
             False if too many wait. Then it has no place.
         """
-        with self._lock:
-            self._waiting.append(place)
-            self._admit()
-            if not place.is_admitted:
+        admitted: list[Place] = []
+        try:
+            with self._lock:
+                self._waiting.append(place)
+                admitted = self._admit()  # others, too, where `num_at_once` has changed
+                if place.is_admitted:
+                    return True
                 if self._most_waiting is not None and len(self._waiting) > self._most_waiting:
                     self._waiting.remove(place)
                     return False
                 if may_wait is not None:
                     self._check(place, may_wait)
                 return True
-        _call([place])
-        return True
+        finally:
+            _call(admitted)
 
     def _check(self, place: Place, may_wait: Callable[[list[Place]], None]) -> None:
         try:
