@@ -76,7 +76,7 @@ class ChatTemplate:
     """A compiled template.
 
     think: False tells it that the model should not think. has_think_switch: whether it can be
-    told. keys: attributes and keys that it reads, of whatever. Raises TemplateError if `source`
+    told. keys: attributes and keys that it reads of any value. Raises TemplateError if `source`
     is not valid Jinja or has no such switch.
     """
 

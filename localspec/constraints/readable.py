@@ -28,8 +28,8 @@ _MAX_DECIMALS = 9  # beyond these, its numbers of 32 bits overflow
 _MAX_DIVISOR = 2**32 - 1
 # To find out whether n patterns can match one text, llguidance takes 2 ** n steps.
 _MAX_PATTERNS = 12
-# What a text may be made of is counted beside its length: so many states of both take more
-# work than a mask may.
+# A repetition and a maxLength are counted side by side. Above this product of the two, a mask
+# takes too long.
 _MAX_COUNTS = 10_000
 # A group with a repetition without a bound, that comes a counted number of times.
 _COUNTED_GROUP = re.compile(r"\((?:[^()\\]|\\.)*[+*](?:[^()\\]|\\.)*\)\{(\d*),?(\d*)\}")

@@ -1,4 +1,4 @@
-"""The texts that were answered last, which a prompt may continue, whoever asks."""
+"""The texts that were answered last. A prompt of any client may continue one."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class _Running:
     run: AnswerRun
 
     text: AnsweredText | None
-    """The text that it continues, whoever asked that."""
+    """The answered text that it continues, even another client's."""
 
 
 class Engine(BaseEngine):
@@ -360,7 +360,7 @@ class Engine(BaseEngine):
         )
 
     def _room_after(self, num_tokens: int) -> int:
-        """How many tokens the answer to a prompt of so many may have, at least one.
+        """How many tokens an answer may have after a prompt of `num_tokens`: at least one.
 
         Raises:
             OptionError: For a prompt without a token.

@@ -321,7 +321,7 @@ class LastWords:
 
 @dataclass(frozen=True, slots=True)
 class PromptSign:
-    """A prompt is being made, or goes on being made, or its making has ended.
+    """A prompt is being made, is still being made, or is made.
 
     Args:
         number: of the answer whose prompt it is; 0 for another.

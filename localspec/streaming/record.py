@@ -146,7 +146,7 @@ class AnswerRecord:
     """Whose it is: no answer begins with a cached text of another client's."""
 
     finds_its_text: bool = False
-    """Whether it continues the text that its prompt does, whoever asked that."""
+    """Whether it continues the text that its prompt does, even another client's."""
 
     sends_prompt: bool = False
     """Whether the prompt's tokens are needed in the process that asks."""
