@@ -161,7 +161,7 @@ def test_the_live_picture_grows_with_the_answer(page):
     ask_slowly(page, "word 40")
     page.wait_for_selector("#live:has-text('of 40 (')")  # it is drawn a moment later
     told = page.inner_text("#live")
-    for words in ("would not pay", "20 of 40 (50 %)", "Threads\n7", "Steps by tokens"):
+    for words in ("would not pay", "20 of 40 (50 %)", "Threads\n7", "How many tokens each step drafted"):
         assert words in told
     assert int(re.search(r"(\d+) of \d+ tokens", told)[1]) > 1000  # of the context
     page.keyboard.press("Escape")
@@ -226,9 +226,9 @@ def test_what_is_deleted_while_it_is_answered_stays_deleted(page, button):
         page.click("#show-settings")
         page.click("#delete-all")
         page.click("#confirm button[value=yes]")
-    page.wait_for_selector("#list:has-text('Your conversations will stand here.')")
+    page.wait_for_selector("#list:has-text('Your conversations will appear here.')")
     reload(page)
-    page.wait_for_selector("#list:has-text('Your conversations will stand here.')")
+    page.wait_for_selector("#list:has-text('Your conversations will appear here.')")
     drafts = "Object.keys(localStorage).filter((name) => name.includes('draft'))"
     assert page.evaluate(drafts) == []
 

@@ -135,5 +135,5 @@ def test_what_cannot_be_shown_is_refused_in_words(page):
     page.select_option("#model", "demo")
     page.set_input_files("#attach-files", [file("red.png", png("red"))])
     page.wait_for_selector("#banner:has-text('demo')")
-    assert "demo sees no pictures, so red.png is not attached" in page.inner_text("#banner")
+    assert "demo cannot see images, so red.png was not attached" in page.inner_text("#banner")
     assert page.locator("#files img").count() == 0

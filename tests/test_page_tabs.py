@@ -112,7 +112,7 @@ def test_what_another_tab_deletes_while_it_is_answered_stays_deleted(page):
     ask_slowly(page, "word 3")
     delete(other_tab(page))
     page.wait_for_selector("#banner:has-text('The chat was deleted in another tab.')")
-    page.wait_for_selector("#list:has-text('Your conversations will stand here.')")
+    page.wait_for_selector("#list:has-text('Your conversations will appear here.')")
     page.wait_for_selector("#send:not([hidden])")
     page.reload()
     page.wait_for_selector("#model option", state="attached")

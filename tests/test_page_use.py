@@ -31,7 +31,7 @@ def test_on_a_telephone_enter_begins_a_line_and_the_button_sends(browser, server
     with visitor(browser, server.url, viewport=size, has_touch=True, is_mobile=True) as page:
         assert page.evaluate("matchMedia('(pointer: coarse)').matches")
         shown = page.get_attribute("#question", "placeholder")
-        assert shown == "Ask something. Enter begins a line, the button sends."
+        assert shown == "Ask something. Enter for a new line; the button sends."
         played(page, {"content": "yes"})
         page.tap("#question")
         page.keyboard.type("one\ntwo")
@@ -51,7 +51,7 @@ def test_on_a_telephone_enter_begins_a_line_and_the_button_sends(browser, server
         assert page.is_hidden("#sidebar")
     with visitor(browser, server.url) as page:
         shown = page.get_attribute("#question", "placeholder")
-        assert shown == "Ask something. Enter sends, Shift+Enter begins a line."
+        assert shown == "Ask something. Enter to send, Shift+Enter for a new line."
 
 
 def test_the_menu_closes_by_escape_by_a_click_elsewhere_and_when_it_is_left(page):
@@ -80,9 +80,9 @@ WEATHER = '[{"type": "function", "function": {"name": "weather"}}]'
 @pytest.mark.parametrize(
     ("name", "wrong", "words"),
     [
-        ("tools", WEATHER[:-1], "The tools in the settings are no JSON"),
-        ("tools", WEATHER[1:-1], "The tools in the settings are no list"),
-        ("schema", '{"type": ', "The schema in the settings is no JSON"),
+        ("tools", WEATHER[:-1], "“Tools” in the settings is not valid JSON"),
+        ("tools", WEATHER[1:-1], "“Tools” in the settings is not a list"),
+        ("schema", '{"type": ', "“JSON schema” in the settings is not valid JSON"),
         ("choices", " \n", "There are no choices"),
     ],
 )

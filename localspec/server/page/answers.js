@@ -196,7 +196,7 @@ function take(run, event) {
   const { message } = run;
   if (event.queue_position !== undefined) {
     const place = event.queue_position;
-    progressOf(run, place ? `In line for the model, at place ${place}.` : "The model works.");
+    progressOf(run, place ? `Waiting in line for the model: number ${place}.` : "The model is working.");
   }
   if (event.prompt_progress) {
     const { processed, total } = event.prompt_progress;
@@ -331,7 +331,7 @@ async function requireSight(name) {
   const model = $("model").value;
   if (await sees(model)) return;
   throw new Error(
-    `${model} sees no pictures, so ${name} is not attached. Choose a model that does, or start the server with its projector (--mmproj).`,
+    `${model} cannot see images, so ${name} was not attached. Choose a model that can, or start the server with its projector (--mmproj).`,
   );
 }
 

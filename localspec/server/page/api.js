@@ -57,7 +57,7 @@ export async function ask(body, signal, on) {
       part = await reader.read();
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ApiError("The connection broke in the middle of the answer.");
+      throw new ApiError("The connection was lost before the answer was complete.");
     }
     if (part.done) throw new ApiError("The server ended before the answer was complete.");
     const events = (held + part.value).split("\n\n");

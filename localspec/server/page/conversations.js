@@ -38,7 +38,7 @@ export async function drawList() {
       if (each.id === state.open.id) title.setAttribute("aria-current", "true");
       return element("li", {}, title);
     });
-  const none = words ? "Nothing found." : "Your conversations will stand here.";
+  const none = words ? "Nothing found." : "Your conversations will appear here.";
   $("list").replaceChildren(...(items.length ? items : [element("li", { class: "note" }, none)]));
 }
 
@@ -62,7 +62,7 @@ async function keeping(work) {
     await work();
     return true;
   } catch (error) {
-    banner(`This browser does not keep the conversation: ${error.message}`);
+    banner(`This browser could not save the conversation: ${error.message}`);
     return false;
   }
 }

@@ -86,7 +86,7 @@ function isMessage(told, at) {
 function checked(told) {
   const end = told?.end ?? told?.messages?.length - 1;
   if (!Array.isArray(told?.messages) || !told.messages.every(isMessage) || !isPlace(end, -1, told.messages.length))
-    throw new Error("A conversation in the file has messages that are not as this page writes them.");
+    throw new Error("A conversation in the file has messages in a format that this page does not write.");
   const settings = Object.entries(told.settings ?? {}).filter(([, value]) => typeof value === "string");
   // Messages get ids of this browser's, and pictures keys.
   const messages = told.messages.map(({ id: _id, edition: _edition, ...message }) =>

@@ -16,7 +16,7 @@ const UNUSED = new Set([0x81, 0x8d, 0x8f, 0x90, 0x9d]);
 // The text of a file. Raises Error with why it cannot be attached.
 export async function textOf(file) {
   if (file.size > MOST_BYTES)
-    throw new Error(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB; at most 2 MB can be attached.`);
+    throw new Error(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB; the limit is 2 MB.`);
   const bytes = new Uint8Array(await file.arrayBuffer());
   if (PDF.test(String.fromCharCode(...bytes.subarray(0, 6))))
     throw new Error(`${file.name} is a PDF. Convert it to text first, with pdftotext, say.`);

@@ -1,4 +1,4 @@
-// The live picture: how fast the answer comes, what drafts are worth, and why none was made.
+// The live view: how fast the answer comes, what drafts are worth, and why none was made.
 
 import { $, counted, element } from "./dom.js";
 import { legend } from "./tokens.js";
@@ -64,7 +64,7 @@ export class Live {
       element("p", { class: "reason" }, reason(message, pace) ?? ""),
       facts([...drafting(message, counts), ...reading(timings), ...this.machine(message, pace)]),
       ...bars(
-        "Steps by tokens drafted (K)",
+        "How many tokens each step drafted",
         (explanation?.steps_per_length ?? message?.steps?.lengths ?? []).entries(),
       ),
       ...costs(this.outlook),
@@ -82,7 +82,7 @@ export class Live {
     const { num_usable: usable, is_busy: isBusy } = explanation?.threads ?? {};
     return [
       ["Threads", threads && `${threads}${usable ? ` of ${usable}` : ""}${isBusy ? ": the machine is busy" : ""}`],
-      ["Exact", explanation && (explanation.exact ? "to the bit" : "in distribution")],
+      ["Lossless", explanation && (explanation.exact ? "same text, bit for bit" : "same distribution")],
       ["Context", used && this.model && `${used} of ${counted(this.model.max_model_len, "token")}`],
       ["Memory", this.memory && `${(this.memory / 1e9).toFixed(2)} GB`],
     ];
@@ -136,8 +136,8 @@ function reading(timings) {
 
 function outlookWords(told) {
   if (!told) return null;
-  const pays = told.break_even === null ? "never pays here" : `pays from ${percent(told.break_even)} on`;
-  return `kept with ${percent(told.acceptance)}; ${pays}`;
+  const pays = told.break_even === null ? "never worth it here" : `worth it above ${percent(told.break_even)}`;
+  return `${percent(told.acceptance)} likely to be kept; ${pays}`;
 }
 
 function facts(pairs) {

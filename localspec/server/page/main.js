@@ -29,16 +29,16 @@ import { shown } from "./versions.js";
 
 const EXAMPLES = ["What is speculative decoding?", "Write a haiku about rain.", "Tell me a story about a fox."];
 
-// Where the live picture lies over the conversation: it does not come back by itself there.
+// Where the live view lies over the conversation: it does not come back by itself there.
 const isNarrow = () => matchMedia("(max-width: 56rem)").matches;
 
-// Keyboards of telephones have no Shift+Enter: there Enter begins a line, and the button sends.
+// Phone keyboards have no Shift+Enter: there Enter starts a new line, and the button sends.
 const FINGERS = matchMedia("(pointer: coarse)");
 
 function fitToPointer() {
   $("question").placeholder = FINGERS.matches
-    ? "Ask something. Enter begins a line, the button sends."
-    : "Ask something. Enter sends, Shift+Enter begins a line.";
+    ? "Ask something. Enter for a new line; the button sends."
+    : "Ask something. Enter to send, Shift+Enter for a new line.";
   $("question").enterKeyHint = FINGERS.matches ? "enter" : "send";
 }
 
@@ -55,7 +55,7 @@ async function confirmed(text) {
 }
 
 async function remove() {
-  if (!(await confirmed(`Delete “${state.open.title || "this chat"}”? It cannot be brought back.`))) return;
+  if (!(await confirmed(`Delete “${state.open.title || "this chat"}”? This cannot be undone.`))) return;
   running.get(state.open.id)?.abort.abort();
   await forget(draftName());
   store.forgetTyped(store.nameOfDraft(state.open.id));
@@ -64,7 +64,7 @@ async function remove() {
 }
 
 async function removeAll() {
-  if (!(await confirmed("Delete all conversations of this browser? They cannot be brought back."))) return;
+  if (!(await confirmed("Delete all conversations in this browser? This cannot be undone."))) return;
   for (const run of running.values()) run.abort.abort();
   await store.clear([state.open.id, ...running.keys()]);
   store.forgetTyped();

@@ -7,8 +7,8 @@ import { legend, tokenView } from "./tokens.js";
 
 const STATES = {
   stopped: "Stopped.",
-  partial: "This answer was interrupted. What came is kept.",
-  length: "The answer reached its most tokens, or the end of the context.",
+  partial: "Interrupted. The text so far is kept.",
+  length: "The answer reached its token limit or the end of the context.",
 };
 
 export class MessageView {

@@ -25,21 +25,21 @@ export function requestOf(settings, messages, model) {
 }
 
 function toolsOf(text) {
-  const tools = parsed("tools", "The tools", text);
+  const tools = parsed("tools", "“Tools”", text);
   if (Array.isArray(tools)) return tools;
-  throw new SettingError("The tools in the settings are no list: write [ before them and ] after.", "tools");
+  throw new SettingError("“Tools” in the settings is not a list: put it in [ and ].", "tools");
 }
 
 function formOf({ form, schema, choices }) {
   if (form === "json") return { response_format: { type: "json_object" } };
-  if (form === "schema") return { json_schema: parsed("schema", "The schema", schema ?? "") };
+  if (form === "schema") return { json_schema: parsed("schema", "“JSON schema”", schema ?? "") };
   if (form !== "choices") return {};
   const lines = (choices ?? "")
     .split("\n")
     .map((line) => line.trim())
     .filter(Boolean);
   if (!lines.length)
-    throw new SettingError("There are no choices to choose from. Write one a line in the settings.", "choices");
+    throw new SettingError("There are no choices. Write one per line in the settings.", "choices");
   return { grammar: `root ::= ${lines.map((line) => JSON.stringify(line)).join(" | ")}` };
 }
 
@@ -48,7 +48,7 @@ function parsed(name, what, text) {
     return JSON.parse(text);
   } catch (error) {
     throw new SettingError(
-      `${what} in the settings ${name === "tools" ? "are" : "is"} no JSON: ${error.message}`,
+      `${what} in the settings is not valid JSON: ${error.message}`,
       name,
     );
   }
