@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from hybrid_maker import write_hybrid
 
 import localspec
 from examples import num_examples
+from waiting import at_once
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -92,3 +95,46 @@ def test_an_interrupted_engine_answers_as_a_fresh_one(loads, kind, wish, monkeyp
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert struck
+
+
+def call_and_strike(function, strike, number):
+    """Call a function, and a signal's handler before the number-th line that it runs here.
+
+    Returns whether it ran so many lines of the package.
+    """
+    package = str(Path(localspec.__file__).parent)
+    lines = itertools.count()
+
+    def trace(frame, event, _argument):
+        if not frame.f_code.co_filename.startswith(package):
+            return None
+        if event == "line" and next(lines) == number:
+            strike()
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(None)
+    return next(lines) > number
+
+
+def test_a_signal_handler_may_cancel_between_any_two_lines(demo_draft):
+    """In the thread that reads, which may hold any lock then."""
+
+    def ask():
+        engine.chat().send(FOX, sampling=GREEDY, max_tokens=1).reply()
+
+    def strike_everywhere():
+        step = 5 // num_examples(5)
+        for number in itertools.count(random.randrange(step), step):
+            if not call_and_strike(ask, engine.cancel, number):
+                return number
+
+    with localspec.load(demo_draft, draft_tokens=3, parallel=2) as engine:
+        expected = answers(engine)
+        with at_once(strike_everywhere) as found:
+            pass
+        assert found[0] > 100
+        assert answers(engine) == expected

@@ -77,7 +77,8 @@ class BaseEngine(Producer, abc.ABC):
         self._line = Line(lambda _: parallel)
         self._own_process = OwnProcess()
         self._records: weakref.WeakSet[AnswerRecord] = weakref.WeakSet()  # of its answers
-        self._listing = threading.Lock()  # held while these are changed or listed
+        # Held while these are changed or listed. A signal handler may come to it within itself.
+        self._listing = threading.RLock()
         self._is_ending = False
 
     def _close_at_exit(self) -> None:

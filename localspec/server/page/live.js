@@ -107,7 +107,10 @@ const percent = (share) => `${Math.round(100 * share)} %`;
 // What the drafts do now, or why there are none; of a whole answer, why most steps had none.
 function reason(message, pace) {
   const last = message?.steps?.last;
-  if (!pace) return message?.stats?.timings?.draft_off;
+  if (!pace) {
+    const off = message?.stats?.timings?.draft_off;
+    return off && `Where nothing was drafted: ${off}.`;
+  }
   if (!last) return null;
   return (
     last.draft_off ?? (last.drafted ? `drafts ${last.drafted} at once, ${last.accepted} kept` : "no draft in this step")

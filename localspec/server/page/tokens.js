@@ -6,7 +6,7 @@ import { element } from "./dom.js";
 export const SOURCES = {
   accepted: "drafted and kept",
   recovered: "put in place of a refused one",
-  bonus: "added behind a kept draft",
+  bonus: "added after a kept draft",
   plain: "by the model alone",
 };
 
