@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import gguf
 import pytest
 from click.testing import CliRunner
 from head_maker import write_head_model
@@ -45,6 +46,26 @@ def test_a_preset_is_explained_without_its_download(hub: StandinHub, pair_files)
     text = run("qwen2-7b")
     assert "MB to download" in text
     assert "4096 tokens shared" in text
+
+
+def test_weights_are_counted_as_they_are_stored(tmp_path, demo_target):
+    """A file may store the embeddings twice, so the maker's size is named beside the count."""
+    stated = {"general.size_label": "1.5M"}
+    path = write_random_model(
+        tmp_path / "twice.gguf", demo_target, width=128, num_layers=4, extra=stated
+    )
+    facts = explain(target=path).target
+    stored = {tensor.name: tensor.n_elements for tensor in gguf.GGUFReader(path).tensors}
+    assert facts.num_weights == sum(stored.values())
+    assert facts.num_output_weights == stored["output.weight"] == stored["token_embd.weight"]
+    assert facts.size_label == "1.5M"
+    assert re.search(
+        r"^ +llama 1\.5M, 2 million weights stored, 1 million of them as its output layer$",
+        run(path),
+        re.M,
+    )
+    assert explain().target.num_output_weights == 0
+    assert re.search(r"^ +llama, 22 million weights stored$", run("demo"), re.M)
 
 
 def test_the_facts_are_those_of_the_loaded_pair(demo_target, demo_draft):

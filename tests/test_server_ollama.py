@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 
 import pytest
 
+from gguf_maker import write_random_model
 from localspec.server.app import Limits
 from localspec.server.fields import Fields
 from localspec.server.ollama import OllamaChat, OllamaGenerate
@@ -164,6 +165,17 @@ def test_models_are_loaded_and_closed_as_they_are_asked_to_be():
         assert 19 < minutes_left(server) <= 20
         told = whole(server, "/api/generate", prompt="", keep_alive=0)
         assert (told["done_reason"], loaded(server)) == ("unload", [])
+
+
+def test_the_size_of_a_model_is_its_makers_where_the_file_names_one(tmp_path, demo_target):
+    stated = {"general.size_label": "1.5M"}
+    path = write_random_model(tmp_path / "twice.gguf", demo_target, extra=stated)
+    with running_server(presets=("demo", str(path))) as server:
+        sizes = {
+            model["name"]: model["details"]["parameter_size"]
+            for model in server.client.get("/api/tags").json()["models"]
+        }
+    assert sizes == {"demo:latest": "21.5M", "twice:latest": "1.5M"}
 
 
 def test_errors_are_in_ollamas_shape_all_over(server):

@@ -135,8 +135,10 @@ def explanation_text(found: Explanation) -> str:
 
 
 def _model_lines(model: ModelFacts) -> list[str]:
-    count = model.num_parameters
-    size = f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"
+    size = f"{_in_words(model.num_weights)} weights stored"
+    if model.num_output_weights:
+        size += f", {_in_words(model.num_output_weights)} of them as its output layer"
+    named = f"{model.architecture} {model.size_label}".rstrip()
     heads = f"{model.num_heads} attention heads, {model.num_kv_heads} of keys and values"
     window = f", sliding window {model.sliding_window}" if model.sliding_window else ""
     total = sum(model.type_bytes.values())
@@ -144,11 +146,15 @@ def _model_lines(model: ModelFacts) -> list[str]:
     types = [f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01]
     return [
         f"{model.name}, {_size(model.size_bytes, is_here=model.is_here)}",
-        f"{model.architecture}, {size} parameters: "
+        f"{named}, {size}",
         f"{model.num_layers} layers of width {model.width}, {heads}",
         f"{model.vocab_size} tokens, context up to {model.trained_context}{window}",
         f"weights: {', '.join(types)}",
     ]
+
+
+def _in_words(count: int) -> str:
+    return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"
 
 
 def _exact(target: ModelFacts) -> str:

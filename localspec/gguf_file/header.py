@@ -9,6 +9,7 @@ own reader is not used is in docs/inside.md.
 
 from __future__ import annotations
 
+import math
 import mmap
 import stat
 import struct
@@ -85,6 +86,20 @@ class Header:
     def weights_bytes(self) -> int:
         """Bytes of the weights, in all parts of a split model."""
         return sum(tensor.size_bytes for tensor in self.tensors)
+
+    @property
+    def num_weights(self) -> int:
+        """Weights in all parts of a split model.
+
+        A file may store the output layer beside the embeddings although the model has them in
+        common. No entry says so, and then there are more weights than parameters.
+        """
+        return sum(math.prod(tensor.shape) for tensor in self.tensors)
+
+    @property
+    def size_label(self) -> str:
+        """The number of parameters as the maker rounds it, as 1.5B or 8x7B; "" if not stated."""
+        return str(self.metadata.get("general.size_label", ""))
 
     @property
     def architecture(self) -> str:

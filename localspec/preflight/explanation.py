@@ -78,8 +78,11 @@ _ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 class ModelFacts:
     """A model, as its header states it.
 
-    type_bytes: bytes of weights by type, the largest first. num_kv_heads: the most of any
-    layer. sliding_window: tokens, 0 if every layer sees all of them. exact_settings: settings
+    size_label: the number of parameters as the maker rounds it, as 1.5B, or empty. num_weights:
+    those that the file stores; num_output_weights: of them, in an output layer that is stored
+    beside the embeddings. Some files have one although the model's is the embeddings, and then
+    it counts twice. type_bytes: bytes of weights by type, the largest first. num_kv_heads: the
+    most of any layer. sliding_window: tokens, 0 if every layer sees all of them. exact_settings: settings
     for exact decodes, see docs/lossless.md; exactness: found with them on this machine.
     """
 
@@ -87,7 +90,9 @@ class ModelFacts:
     is_here: bool
     size_bytes: int
     architecture: str
-    num_parameters: int
+    size_label: str
+    num_weights: int
+    num_output_weights: int
     num_layers: int
     width: int
     num_heads: int
@@ -393,6 +398,7 @@ def _variants(chosen: Preset) -> dict[str, str]:
 def _facts(found: FoundHeader, *, has_room: bool = True) -> ModelFacts:
     """has_room: whether there is memory for a hybrid's snapshots."""
     header, shape = found.header, ModelShape(found.header)
+    output = header.by_name().get("output.weight")
     type_bytes: Counter[str] = Counter()
     for tensor in header.tensors:
         type_bytes[type_name(tensor.kind)] += tensor.size_bytes
@@ -401,7 +407,9 @@ def _facts(found: FoundHeader, *, has_room: bool = True) -> ModelFacts:
         is_here=found.is_here,
         size_bytes=found.size_bytes,
         architecture=header.architecture,
-        num_parameters=sum(math.prod(tensor.shape) for tensor in header.tensors),
+        size_label=header.size_label,
+        num_weights=header.num_weights,
+        num_output_weights=0 if output is None else math.prod(output.shape),
         num_layers=shape.num_layers,
         width=shape.width,
         num_heads=shape.num_heads,

@@ -58,7 +58,7 @@ def show(fields: Fields) -> Aside:
             "model_info": {
                 "general.architecture": model.architecture,
                 "general.basename": model.name,
-                "general.parameter_count": model.num_parameters,
+                "general.parameter_count": model.num_weights,
                 f"{model.architecture}.context_length": model.context_length,
                 f"{model.architecture}.embedding_length": model.width,
             },
@@ -119,14 +119,14 @@ def _capabilities(model: ServedModel | ServedEmbedder) -> list[str]:
 
 
 def _model_details(model: ServedFile[Any]) -> dict[str, Any]:
-    number = model.num_parameters
-    size = f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.1f}M"
+    number = model.num_weights
+    counted = f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.1f}M"
     return {
         "parent_model": "",
         "format": "gguf",
         "family": model.architecture,
         "families": [model.architecture],
-        "parameter_size": size,
+        "parameter_size": model.size_label or counted,
         "quantization_level": model.quantization,
     }
 

@@ -6,7 +6,6 @@ import abc
 import asyncio
 import contextlib
 import hashlib
-import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
@@ -42,9 +41,9 @@ class ServedFile(abc.ABC, Generic[_Opened]):
 
     preset: the model's, if it has one. file_name: without its folders. created: Unix time of
     the file. num_trained: tokens of context that the model was trained for. context_length:
-    those that it has here. width: numbers of a row. chat_template, tool_template: the sources
-    of its template and of the one for tools, or "". keep_s:
-    how long it stays loaded without a request; None is the server's default. needed_bytes: the
+    those that it has here. num_weights, size_label: see `Header`. width: numbers of a row.
+    chat_template, tool_template: the sources of its template and of the one for tools, or "".
+    keep_s: how long it stays loaded without a request; None is the server's default. needed_bytes: the
     memory that it takes while it is loaded; gpu_bytes: of that on GPUs, None if that is not
     known here.
     """
@@ -61,7 +60,7 @@ class ServedFile(abc.ABC, Generic[_Opened]):
         shape = ModelShape(header)
         self.architecture = header.architecture
         self.num_trained, self.width = shape.context_length, shape.width
-        self.num_parameters = sum(math.prod(tensor.shape) for tensor in header.tensors)
+        self.num_weights, self.size_label = header.num_weights, header.size_label
         self.chat_template = str(header.metadata.get("tokenizer.chat_template", ""))
         self.tool_template = str(header.metadata.get("tokenizer.chat_template.tool_use", ""))
         target = None if preset is None else preset.target
