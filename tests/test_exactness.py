@@ -277,7 +277,7 @@ def test_verify_counts_rows_that_are_equal(q8_target, demo_draft):
 def test_explain_says_what_it_takes_and_whether_it_was_enough(q8_target):
     def exact():
         found = localspec.explain(target=q8_target)
-        [line] = [one for one in explanation_text(found).splitlines() if "--exact" in one]
+        [line] = [one for one in explanation_text(found, []).splitlines() if "--exact" in one]
         return found.target.exactness, line
 
     known, line = exact()

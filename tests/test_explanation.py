@@ -178,7 +178,7 @@ def test_measured_costs_give_the_gain(own_folders, demo_target, demo_draft):
     assert speedups == sorted(speedups)
     assert found.gains[-1].num_draft_tokens == 3
     assert 0.3 < found.break_even < 0.7
-    text = explanation_text(found)
+    text = explanation_text(found, [])
     assert f"pays if at least {found.break_even:.0%} of its tokens are accepted" in text
     assert f"if 90% are: {speedups[-1]:.2f} times as fast, with 3 draft tokens" in text
 

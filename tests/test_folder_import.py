@@ -170,5 +170,5 @@ def test_why_there_is_no_draft_is_said(tmp_path, models):
         r"no draft: S has its tokenizer and (\d+)% of its size, above a third", lines["m"]
     )
     assert abs(int(re.search(r"(\d+)%", lines["m"])[1]) - 100 * share) < 3
-    assert lines["s"].endswith("no draft: it is the smallest here with its tokenizer")
-    assert lines["o"].endswith("no draft: no other model here has its tokenizer")
+    assert lines["s"].endswith("no draft: no smaller model here has its tokenizer")
+    assert lines["o"].endswith("no draft: no smaller model here has its tokenizer")

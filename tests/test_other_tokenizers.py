@@ -61,7 +61,7 @@ def test_import_gives_no_draft_of_another_tokenizer(tmp_path, demo_target, other
     write_random_model(tmp_path / "large.gguf", demo_target, width=256)
     named = {one.name: one for one in search_folder(tmp_path).proposals}
     assert named["large"].draft is None
-    assert named["large"].why_no_draft == "no other model here has its tokenizer"
+    assert named["large"].why_no_draft == "no smaller model here has its tokenizer"
     write_random_model(tmp_path / "same.gguf", demo_target, width=64)
     named = {one.name: one for one in search_folder(tmp_path).proposals}
     assert named["large"].draft == tmp_path / "same.gguf"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from localspec.cli import exit_codes
+from localspec.cli.flags import usual_flag
 from localspec.cli.help import Command
 from localspec.cli.json_output import json_option, write_json
 from localspec.cli.options import model_argument, shared
@@ -66,12 +68,13 @@ def explain(
 
     is_target = asked["draft"] is not None or asked["head"] is not None
     first = choose_model(model, None, target, is_target=is_target)
+    at_once: dict[str, int] = {}
     if parallel is not None:
-        asked |= {"parallel": parallel}
-        asked |= {"kept_bytes": served_kept_bytes(memory_here().total_bytes)}
+        at_once["parallel"] = parallel
+        at_once["kept_bytes"] = served_kept_bytes(memory_here().total_bytes)
     try:
         with waiting(lambda: "Looking at the models …"):
-            found = explanation.explain(first, target=target, **asked)
+            found = explanation.explain(first, target=target, **asked, **at_once)
     except DownloadError as error:
         preset = None if first is None else resolve(first).preset
         if preset is None or is_target or as_json:
@@ -82,7 +85,7 @@ def explain(
     if as_json:
         write_json(found)
     else:
-        click.echo(explanation_text(found))
+        click.echo(explanation_text(found, _commands(found, model, {"target": target} | asked)))
     if not found.is_pair:
         raise click.exceptions.Exit(exit_codes.FAILED)
 
@@ -104,8 +107,47 @@ def _size(num_bytes: int | None, *, is_here: bool) -> str:
     return f"{readable_bytes(num_bytes)} {'on this machine' if is_here else 'to download'}"
 
 
-def explanation_text(found: Explanation) -> str:
-    """The explanation as text: titles, and the facts under each."""
+def _commands(
+    found: Explanation, model: str | None, named: dict[str, Any]
+) -> list[tuple[str, str]]:
+    """The commands to type next, each with its title.
+
+    Args:
+        found: the explanation.
+        model: the argument MODEL, if one was given.
+        named: the other options of the models that were given, by their keywords.
+    """
+    if not found.is_pair:
+        return []
+    if not found.fits and not found.largest_context:
+        smaller = found.smaller
+        return [("To chat", f"localspec chat {smaller}")] if smaller else []
+    if not found.fits:
+        named = {**named, "context_length": found.largest_context}
+    if found.draft_here is not None and found.target.can_roll_back:
+        named = {**named, "draft": found.draft_here}
+    commands = [("To chat", _command("chat", model, named))]
+    if found.draft_to_measure is not None and found.target.can_roll_back:
+        named = {**named, "draft": found.draft_to_measure}
+        commands.append(("To measure", _command("bench", model, named)))
+    return commands
+
+
+def _command(name: str, model: str | None, named: dict[str, Any]) -> str:
+    """A command of localspec as it is typed, with a model and options by their keywords."""
+    words = ["localspec", name, *([] if model is None else [model])]
+    for keyword, value in named.items():
+        if value not in (None, ()):
+            is_list = isinstance(value, tuple | list)
+            words += [usual_flag(keyword), ",".join(map(str, value)) if is_list else str(value)]
+    return shlex.join(words)
+
+
+def explanation_text(found: Explanation, commands: Sequence[tuple[str, str]]) -> str:
+    """The explanation as text: titles, and the facts under each.
+
+    commands: what to type next, with a title for each. They come last.
+    """
     facts = [("Pair", [found.description])] if found.description else []
     facts += [("Target", _model_lines(found.target)), ("Exact", [_exact(found.target)])]
     if found.draft is not None:
@@ -130,8 +172,9 @@ def explanation_text(found: Explanation) -> str:
     facts.append(("Memory", _memory_lines(found)))
     if found.can_draft:
         facts.append(("Speed-up", _gain_lines(found)))
-    variants = [f"{name}: {description}" for name, description in found.variants.items()]
-    return titled([*facts, ("Variants", variants)])
+    facts.append(("Variants", [f"{name}: {text}" for name, text in found.variants.items()]))
+    facts += [(title, [command]) for title, command in commands]
+    return titled(facts)
 
 
 def _model_lines(model: ModelFacts) -> list[str]:
@@ -200,11 +243,14 @@ def _projector(projector: ProjectorReport) -> str:
 
 
 def _draft_here(found: Explanation) -> list[str]:
-    """The draft on this machine that could be named, unless the target cannot roll back."""
-    draft = found.draft_here
-    if draft is None or not found.target.can_roll_back:
+    """Which model on this machine could draft, or why none, if the target can roll back."""
+    if not found.target.can_roll_back:
         return []
-    return [f"could be --draft {shlex.quote(str(draft))}"]
+    if found.draft_here is not None:
+        return [f"{found.draft_here.name} could draft: its tokenizer and its size fit"]
+    if found.draft_to_measure is not None:
+        return [f"{found.why_no_draft}: a draft of that size hardly pays"]
+    return [f"{found.why_no_draft}: a draft is a small model of the same family"]
 
 
 def _rollback(found: Explanation) -> str:

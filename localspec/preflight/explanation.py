@@ -48,7 +48,12 @@ from localspec.preflight.plan import (
     plan_side_by_side,
     target_context_length,
 )
-from localspec.presets.local_models import compare_vocabularies, draft_here, size_warning
+from localspec.presets.local_models import (
+    DraftChoice,
+    compare_vocabularies,
+    draft_here,
+    size_warning,
+)
 from localspec.presets.located import (
     FoundHeader,
     find_model,
@@ -160,8 +165,11 @@ class Explanation:
     GPUs, if no number fits, or if the number was left open. at_once: how many answers run at
     once. gains: None if costs of decoding were not measured
     here. break_even: the lowest acceptance rate that pays, None if none does. variants: other
-    presets of the same models. smaller: a preset that fits, if this pair does not. draft_here:
-    a model on this machine that could draft, if nothing was named that drafts.
+    presets of the same models. smaller: a preset that fits, if this pair does not.
+
+    If nothing was named that drafts: draft_here is a model on this machine that could;
+    draft_to_measure one with the target's tokenizer that is too large to pay by its size alone;
+    why_no_draft says why there is no draft_here.
     """
 
     description: str
@@ -182,6 +190,8 @@ class Explanation:
     variants: dict[str, str]
     smaller: str | None
     draft_here: Path | None
+    draft_to_measure: Path | None
+    why_no_draft: str
 
     @property
     def fits(self) -> bool:
@@ -258,6 +268,9 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     )
     smaller = fitting_preset(free) if free.shortages(memory) else None
     head_report = _head_report(found, memory, asked)
+    here = DraftChoice(None, "")
+    if len(found) == 1:
+        here = draft_here(found["target"].header)
     costs = _measured_costs(found, head_report)
     return Explanation(
         description="" if chosen is None else chosen.description,
@@ -279,7 +292,9 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         else break_even_acceptance(costs, len(costs.steps) - 2),
         variants={} if chosen is None else _variants(chosen),
         smaller=None if smaller is None else smaller.name,
-        draft_here=None if len(found) > 1 else draft_here(found["target"].header),
+        draft_here=None if here.why_not else here.path,
+        draft_to_measure=here.path if here.why_not else None,
+        why_no_draft=here.why_not,
     )
 
 

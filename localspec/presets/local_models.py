@@ -117,6 +117,16 @@ def search_folder(folder: Path) -> FolderContent:
     return FolderContent(proposals=proposals, known=known, skipped=skipped)
 
 
+class DraftChoice(NamedTuple):
+    """The model of a folder that could draft for another one."""
+
+    path: Path | None
+    """The smallest with its tokenizer; None if every model with it is as large."""
+
+    why_not: str
+    """Why this is no draft for it, in words; empty if it is one."""
+
+
 class _Named(NamedTuple):
     """A model's file, the name it has elsewhere, and a projector that is named with it."""
 
@@ -171,9 +181,9 @@ def _proposals(
             name=name,
             target=path,
             size_bytes=target.weights_bytes,
-            draft=None if isinstance(chosen, str) else chosen,
+            draft=None if chosen.why_not else chosen.path,
             mmproj=projectors.get(path),
-            why_no_draft=chosen if isinstance(chosen, str) else "",
+            why_no_draft=chosen.why_not,
         )
 
 
@@ -228,9 +238,8 @@ def _used_file() -> Path:
 
 def choose_draft(
     target: Header, others: Iterable[tuple[Path, Header]], names: Mapping[Path, str]
-) -> Path | str:
-    """The smallest model with the target's tokenizer, if it has at most a third of its size;
-    why there is none.
+) -> DraftChoice:
+    """The smallest model with the target's tokenizer; a draft has at most a third of its size.
 
     others: models that could draft, ascending by size. names: what to call them.
     """
@@ -241,12 +250,13 @@ def choose_draft(
             continue
         share = other.weights_bytes / target.weights_bytes
         if share <= LARGEST_SHARE:
-            return path
+            return DraftChoice(path, "")
         if share >= 1:
-            return "it is the smallest here with its tokenizer"
+            break
         name = names.get(path, path.name)
-        return f"{name} has its tokenizer and {share:.0%} of its size, above a third"
-    return "no other model here has its tokenizer"
+        why_not = f"{name} has its tokenizer and {share:.0%} of its size, above a third"
+        return DraftChoice(path, why_not)
+    return DraftChoice(None, "no smaller model here has its tokenizer")
 
 
 def compare_vocabularies(target: Header, draft: Header) -> SharedVocabulary:
@@ -265,22 +275,20 @@ def size_warning(target: Header, draft: Header) -> str:
     return f"{names} and has {share:.0%} of its size: above a third drafting hardly pays"
 
 
-def draft_here(target: Header) -> Path | None:
+def draft_here(target: Header) -> DraftChoice:
     """Find a draft for a target: a model of a preset, or a file in the target's folder.
 
-    The choice is that of `choose_draft`. None if no model pays by its size, or the target has a
-    head that drafts. Reads headers alone, and uses no network.
+    The choice is that of `choose_draft`; a target with a head that drafts needs none. Reads
+    headers alone, and uses no network.
     """
     facts = head_facts(target)
     if facts is not None and not facts.why_not:
-        return None
-    chosen = choose_draft(target, _smaller_models(target), {})
-    return None if isinstance(chosen, str) else chosen
+        return DraftChoice(None, "the target has a head")
+    return choose_draft(target, _smaller_models(target), {})
 
 
 def _smaller_models(target: Header) -> Iterator[tuple[Path, Header]]:
-    """Models that are small enough to draft for it, ascending by size."""
-    most = LARGEST_SHARE * target.weights_bytes
+    """Models with fewer bytes than the target, ascending by size."""
     sizes = {}
     presets = load_presets().values()
     models = [model for preset in presets for model in (preset.target, preset.draft)]
@@ -292,7 +300,7 @@ def _smaller_models(target: Header) -> Iterator[tuple[Path, Header]]:
         if is_other and all_parts(path.name)[0] == path.name:
             with contextlib.suppress(OSError):
                 sizes[path.resolve()] = (path.stat().st_size, path)
-    small = sorted(each for each in sizes.values() if each[0] <= most)
+    small = sorted(each for each in sizes.values() if each[0] < target.weights_bytes)
     for _, path in small[:_MOST_READ]:
         with contextlib.suppress(ModelFileError):
             header = check_model_file(path)
