@@ -25,7 +25,7 @@ def proposed(folder):
 def test_a_draft_that_is_here_is_proposed_if_it_has_the_tokenizer_and_is_small(
     tmp_path, demo_target
 ):
-    large = write_random_model(tmp_path / "large.gguf", demo_target, width=256)
+    write_random_model(tmp_path / "large.gguf", demo_target, width=256)
     assert proposed(tmp_path) is None  # the demo's draft knows its own topics only
     write_spm_model(tmp_path / "other.gguf")
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")

@@ -98,7 +98,7 @@ class Header:
 
     @property
     def size_label(self) -> str:
-        """The number of parameters as the maker rounds it, as 1.5B or 8x7B; "" if not stated."""
+        """The number of parameters as the maker rounds it: 1.5B, 8x7B, or "" if not stated."""
         return str(self.metadata.get("general.size_label", ""))
 
     @property

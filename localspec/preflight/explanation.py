@@ -83,11 +83,8 @@ _ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 class ModelFacts:
     """A model, as its header states it.
 
-    size_label: the number of parameters as the maker rounds it, as 1.5B, or empty. num_weights:
-    those that the file stores; num_output_weights: of them, in an output layer that is stored
-    beside the embeddings. Some files have one although the model's is the embeddings, and then
-    it counts twice. type_bytes: bytes of weights by type, the largest first. num_kv_heads: the
-    most of any layer. sliding_window: tokens, 0 if every layer sees all of them. exact_settings: settings
+    type_bytes: bytes of weights by type, the largest first. num_kv_heads: the most of any
+    layer. sliding_window: tokens, 0 if every layer sees all of them. exact_settings: settings
     for exact decodes, see docs/lossless.md; exactness: found with them on this machine.
     """
 
@@ -95,9 +92,19 @@ class ModelFacts:
     is_here: bool
     size_bytes: int
     architecture: str
+
     size_label: str
+    """The number of parameters as the maker rounds it, as 1.5B; empty if that is not stated."""
+
     num_weights: int
+    """The weights that the file stores."""
+
     num_output_weights: int
+    """Of these, the output layer; 0 if the file has none beside the embeddings.
+
+    In some files it repeats the embeddings, and then there are fewer parameters than weights.
+    """
+
     num_layers: int
     width: int
     num_heads: int
@@ -166,10 +173,6 @@ class Explanation:
     once. gains: None if costs of decoding were not measured
     here. break_even: the lowest acceptance rate that pays, None if none does. variants: other
     presets of the same models. smaller: a preset that fits, if this pair does not.
-
-    If nothing was named that drafts: draft_here is a model on this machine that could;
-    draft_to_measure one with the target's tokenizer that is too large to pay by its size alone;
-    why_no_draft says why there is no draft_here.
     """
 
     description: str
@@ -189,9 +192,15 @@ class Explanation:
     break_even: float | None
     variants: dict[str, str]
     smaller: str | None
+
     draft_here: Path | None
+    """A model on this machine that could draft, if nothing was named that drafts."""
+
     draft_to_measure: Path | None
+    """In its place, one with the target's tokenizer, by its size too large to pay."""
+
     why_no_draft: str
+    """Why there is no `draft_here`, in words; empty if there is, or none was looked for."""
 
     @property
     def fits(self) -> bool:

@@ -43,9 +43,9 @@ class ServedFile(abc.ABC, Generic[_Opened]):
     the file. num_trained: tokens of context that the model was trained for. context_length:
     those that it has here. num_weights, size_label: see `Header`. width: numbers of a row.
     chat_template, tool_template: the sources of its template and of the one for tools, or "".
-    keep_s: how long it stays loaded without a request; None is the server's default. needed_bytes: the
-    memory that it takes while it is loaded; gpu_bytes: of that on GPUs, None if that is not
-    known here.
+    keep_s: how long it stays loaded without a request; None is the server's default.
+    needed_bytes: the memory that it takes while it is loaded; gpu_bytes: of that on GPUs, None
+    if that is not known here.
     """
 
     context_length: int
