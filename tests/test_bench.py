@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+import math
+import re
 
 import command_line
 import pytest
@@ -13,7 +16,7 @@ from interruptions import wish_at_decode
 import inside
 import localspec
 from localspec.checks import bench
-from localspec.checks.bench import Bench, DecodeCosts, KindSpeed, Outcome, run_bench
+from localspec.checks.bench import NARROW, Bench, DecodeCosts, KindSpeed, Outcome, run_bench
 from localspec.checks.limit import EndedBy
 from localspec.checks.prompts import Task, built_in_tasks
 from localspec.checks.rounds import SHORTEST_ANSWER, Stretch
@@ -193,8 +196,58 @@ def test_each_kind_has_its_own_verdict_and_there_is_one_over_all():
     assert lines[2].startswith("  code        faster              1.50 times plain (1.4")
     assert lines[3].startswith("  chat        no difference seen  1.00 times plain (0.9")
     assert lines[2].endswith("), 0% accepted")
-    assert lines[-1] == "Too little text so far, use more --seconds: tool."
+    assert lines[-2] == "Too little text so far: tool."
+    assert lines[-1] == "Enough text probably takes about 108 s here: --seconds 110."
     assert all(len(line) < 80 for line in lines)
+
+
+def test_the_time_that_is_advised_would_be_enough():
+    """Just so, if the same text comes again and again."""
+    for ratios in ([1.43, 1.01, 1.23], [0.97, 1.04, 0.9, 0.99]):
+        few = compared("code", ratios)
+        assert few.outcome is Outcome.NO_DIFFERENCE
+        value = few.estimate.value
+        reach = max(NARROW, value, 1 / value)
+        more = math.ceil(few.estimate.times_as_much(reach))
+        assert compared("code", ratios * more).estimate.reach <= reach
+        assert compared("code", ratios * (more // 3)).estimate.reach > reach
+
+
+APART = "To tell the sides apart"
+
+
+@pytest.mark.parametrize(
+    ("ratios", "time_s", "words"),
+    [
+        ([1.43, 1.01, 1.23], 90.0, rf"{APART} probably takes .* here: --seconds \d+0\."),
+        (
+            [3.0, 0.1, 1.0, 0.5, 2.0],
+            90.0,
+            rf"{APART} probably .* minutes here: --seconds \d+0\.",
+        ),
+        ([1.3, 0.8], 3600.0, "Enough text would take about 108 minutes here: use a smaller"),
+        ([1.3, 0.8, 0.9, 1.0] * 5, 3000.0, rf"{APART} would take about .* hours here"),
+        ([1.3], 90.0, r"Enough text probably takes about 5 minutes here: --seconds 360\."),
+        ([], 20.0, r"How long that takes is not known yet: .*\. Try --seconds 80\."),
+        ([1.3, 1.33, 1.32], 90.0, None),
+    ],
+)
+def test_how_long_a_verdict_takes_is_computed_from_what_was_seen(ratios, time_s, words):
+    found = compared("code", ratios)
+    found.answers[0] = dataclasses.replace(found.answers[0], total_time_s=time_s)
+    advice = verdict(dataclasses.replace(benched(found), time_s=time_s))[-1]
+    if words is None:
+        assert "--seconds" not in advice
+    else:
+        assert re.match(words, advice), advice
+
+
+def test_no_time_is_advised_where_answers_are_too_short():
+    found = dataclasses.replace(compared("code", []), is_too_short=True)
+    assert verdict(benched(found)) == [
+        "Not enough text for a verdict.",
+        "Answers too short to time both sides: code.",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ _COSTS_SHARE = 0.1  # of the time limit: later no more decodes are timed
 NARROW = 1.05  # an interval that reaches less far needs no more text
 NOT_FEW = 8  # stretches from which a narrow interval counts
 _NUM_CACHED = 64  # tokens in front of a timed decode, at most
+_SPARE = 1.2  # times the seconds that should be needed
 _BUSY_CORES = 0.5  # beyond the cores that our threads leave free
 
 
@@ -90,6 +91,9 @@ class KindSpeed:
     kind: KindOfText
     stretches: list[Stretch] = field(default_factory=list)
     answers: list[Stats] = field(default_factory=list)
+
+    is_too_short: bool = False
+    """Whether all prompts were answered, and no answer was long enough for a stretch."""
 
     @property
     def estimate(self) -> RatioEstimate | None:
@@ -172,6 +176,30 @@ class Bench:
         return _outcome(self.over_all, sum(found.num_drafted for found in self.kinds))
 
     @property
+    def seconds_needed(self) -> float | None:
+        """Seconds that are probably enough for intervals that are missing or too wide.
+
+        Every kind needs an interval, and the one over all has to leave out 1, or to be narrow.
+        None if nothing is missing, or no stretch shows how long one takes.
+        """
+        num_stretches = sum(len(found.stretches) for found in self.kinds)
+        num_lacking = sum(
+            max(0, FEWEST - len(found.stretches))
+            for found in self.kinds
+            if not found.is_too_short
+        )
+        times_as_much = 1.0
+        if self.over_all is not None and self.outcome is Outcome.NO_DIFFERENCE:
+            value = self.over_all.value
+            times_as_much = self.over_all.times_as_much(max(NARROW, value, 1 / value))
+        if not num_stretches or (num_lacking == 0 and times_as_much <= 1.0):
+            return None
+        writing_s = sum(stats.total_time_s for each in self.kinds for stats in each.answers)
+        first_s = num_lacking * writing_s / num_stretches
+        more_s = max(0.0, times_as_much - 1.0) * writing_s
+        return _SPARE * (self.time_s + first_s + more_s)
+
+    @property
     def partial(self) -> bool:
         """Whether it was interrupted, or a kind has too little text."""
         lacks = any(found.outcome is Outcome.TOO_LITTLE for found in self.kinds)
@@ -244,11 +272,8 @@ class _Kind:
 
     @property
     def needs_more(self) -> bool:
-        num_stretches = len(self.found.stretches)
-        is_narrow = self.reach <= NARROW and num_stretches >= NOT_FEW
-        # Answers may be too short for a stretch.
-        is_hopeless = not num_stretches and len(self.found.answers) >= len(self.tasks)
-        return bool(self.tasks) and not (is_narrow or is_hopeless)
+        is_narrow = self.reach <= NARROW and len(self.found.stretches) >= NOT_FEW
+        return bool(self.tasks) and not (is_narrow or self.found.is_too_short)
 
     @property
     def reach(self) -> float:
@@ -334,6 +359,8 @@ class _BenchRun:
             return
         kind.found.stretches += rounds.stretches
         kind.found.answers.append(reply.stats)
+        has_all_answers = len(kind.found.answers) >= len(kind.tasks)
+        kind.found.is_too_short = has_all_answers and not kind.found.stretches
         if self.ended.is_requested:
             raise Interrupted("the measurement was ended")
 

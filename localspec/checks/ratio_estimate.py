@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 FEWEST = 3  # stretches that show their noise
 _NORMAL = 1.95996
+_FINE = 1.1  # from one number of stretches that is tried to the next
 # For 1, 2, 3 … degrees of freedom.
 _QUANTILES = (
     *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
@@ -44,6 +45,18 @@ class RatioEstimate:
     def high(self) -> float:
         """The upper end of the interval."""
         return self.value * self.reach
+
+    def times_as_much(self, reach: float) -> float:
+        """How many times as many stretches probably make the interval reach only so far."""
+        times = 1.0
+        while self._reach_after(times) > reach:
+            times *= _FINE
+        return times
+
+    def _reach_after(self, times: float) -> float:
+        """The reach that so many times as many stretches of this noise would have."""
+        freedom = round((self.freedom + 1) * times) - 1
+        return math.exp(_student(freedom) * self.error / math.sqrt(times))
 
 
 def estimate_ratio(above: Sequence[float], below: Sequence[float]) -> RatioEstimate | None:

@@ -17,8 +17,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localspec.checks.identity import ENOUGH_ACCEPTED, GREEDY, Identity, IdentityCheck, Rounding
+from localspec.checks.identity import (
+    ENOUGH_ACCEPTED,
+    GREEDY,
+    Identity,
+    IdentityCheck,
+    Reference,
+    Rounding,
+)
 from localspec.checks.limit import EndedBy, limited
+from localspec.checks.pace import Pace
 from localspec.checks.prompts import check_lengths
 from localspec.checks.step_law import BOUND, ENOUGH_PLACES, StepLaw, StepLawCheck
 from localspec.engine.engine import Engine
@@ -180,6 +188,7 @@ class _Check:
             for params in (GREEDY, sampled)
         )
         self._law = StepLawCheck(loop, is_end, chain, sampled)
+        self._pace = Pace()
         self._has_prompts = True  # whether any is left
         self._started_s = time.monotonic()
 
@@ -198,14 +207,15 @@ class _Check:
 
     def report(self, ending: EndedBy | None) -> Report:
         """The report on the results so far."""
-        spent_s, share = time.monotonic() - self._started_s, min(self._shares)
+        spent_s = time.monotonic() - self._started_s
+        left_s = self._seconds_left()
         return Report(
             self._rounding,
             self._greedy.result,
             self._seeded.result,
             self._law.result,
             spent_s,
-            _SPARE * spent_s / share if share > 0.0 else None,
+            None if left_s is None else _SPARE * (spent_s + left_s),
             not self._has_prompts,
             ending,
         )
@@ -229,9 +239,13 @@ class _Check:
             or any(check.result.bugs(bound) for check in (self._greedy, self._seeded))
         )
 
+    def _seconds_left(self) -> float | None:
+        return self._pace.seconds_left(
+            [self._greedy.result, self._seeded.result], self._law.result
+        )
+
     def _tell(self, stage: str) -> None:
-        share, spent_s = sum(self._shares) / 3, time.monotonic() - self._started_s
-        self._watch.progress(stage, spent_s * (1.0 - share) / share if share > 0.0 else None)
+        self._watch.progress(stage, self._seconds_left())
 
     def _check_text(
         self, name: str, check: IdentityCheck, number: int, prompt: list[int], seed: int | None
@@ -240,13 +254,22 @@ class _Check:
         stage = f"Comparing {name} text {number + 1} of {len(self._prompts)}"
         known = f"{check.result.num_accepted} of {ENOUGH_ACCEPTED} tokens"
         self._tell(f"{stage}: {known}")
-        reference = check.reference(prompt, seed)
+        with self._pace.timed("writing"):
+            reference = check.reference(prompt, seed)
+        self._pace.num_texts += 1
+        self._pace.num_written += len(reference.plain)
+        with self._pace.timed("enumerating"):
+            self._enumerate(prompt, reference)
+        if not (self._law.result.bugs or check.result.is_enough):
+            self._tell(f"{stage}: {known}")
+            with self._pace.timed("comparing"):
+                check.compare(number, reference)
+
+    def _enumerate(self, prompt: list[int], reference: Reference) -> None:
+        """Enumerate steps at places of a text, until there are enough, or a bug."""
         law = self._law.result
         places = self._law.run(prompt, reference.plain, reference.rows)
         for _ in itertools.islice(places, max(0, min(_PLACES, ENOUGH_PLACES - law.num_places))):
             if law.bugs:
                 return
             self._tell(f"Enumerating steps: {law.num_places} of {ENOUGH_PLACES} places")
-        if not check.result.is_enough:
-            self._tell(f"{stage}: {known}")
-            check.compare(number, reference)

@@ -13,6 +13,10 @@ from localspec.checks.step_law import ENOUGH_PLACES
 from localspec.cli.screen import PROPOSER_NAMES, counted, duration, fitted, pays_from
 from localspec.speculative.metrics import WHY_OFF
 
+_LONGEST_LIMIT_S = 3600.0  # nobody is advised to wait longer
+# Where nothing was seen that says how long a verdict takes
+_LEAST_LIMIT_S, _MUCH_LONGER = 60.0, 4
+
 
 def bench_text(found: Bench) -> str:
     """The measurement as text."""
@@ -23,15 +27,18 @@ def verdict(found: Bench) -> list[str]:
     """The result over all in one line, that of each kind, then advice."""
     known = [each for each in found.kinds if each.outcome is not Outcome.TOO_LITTLE]
     if found.over_all is None:
-        headline = "Not enough text for a verdict: use more --seconds."
+        headline = "Not enough text for a verdict."
     else:
         headline = f"{found.outcome.value.capitalize()}: {_times(found.over_all)}"
         headline += " over all." if len(known) > 1 else f", {known[0].kind} text."
     lines = [headline]
     if len(known) > 1:
         lines += ["", *map(_kind_line, known), ""]
-    if missing := [each.kind for each in found.kinds if each not in known]:
-        lines.append(f"Too little text so far, use more --seconds: {', '.join(missing)}.")
+    missing = [each for each in found.kinds if each not in known]
+    if short := [each.kind for each in missing if each.is_too_short]:
+        lines.append(f"Answers too short to time both sides: {', '.join(short)}.")
+    if too_little := [each.kind for each in missing if not each.is_too_short]:
+        lines.append(f"Too little text so far: {', '.join(too_little)}.")
     if found.left_out:
         counts = [counted(count, f"{kind} prompt") for kind, count in found.left_out.items()]
         why = "this model cannot call tools, or its context is too short"
@@ -41,7 +48,31 @@ def verdict(found: Bench) -> list[str]:
     if found.outcome is Outcome.NOTHING_DRAFTED:
         reason = "" if found.draft_off is None else f" ({WHY_OFF[found.draft_off]})"
         lines.append(f"No tokens were drafted{reason}: both sides are plain decoding.")
-    return lines
+    return [*lines, *_more_seconds(found, is_missing=bool(too_little))]
+
+
+def _more_seconds(found: Bench, *, is_missing: bool) -> list[str]:
+    """How much more time would probably be enough, unless all intervals are narrow.
+
+    is_missing: whether a kind of text has too little for an interval, and can have more.
+    """
+    needed = found.seconds_needed
+    if found.ended_by is None or (needed is None and not is_missing):
+        return []
+    if needed is None:
+        limit = _limit_above(max(_LEAST_LIMIT_S, _MUCH_LONGER * found.time_s))
+        why = "How long that takes is not known yet: no stretch of text was timed."
+        return [f"{why} Try --seconds {limit}."]
+    about = f"about {duration(needed)} here"
+    if needed <= _LONGEST_LIMIT_S:
+        what = "Enough text" if is_missing else "To tell the sides apart"
+        return [f"{what} probably takes {about}: --seconds {_limit_above(needed)}."]
+    if is_missing:
+        return [f"Enough text would take {about}: use a smaller model, or fewer --prompts."]
+    return [
+        f"To tell the sides apart would take {about}. Their difference is too small for this "
+        "machine, or other programs disturb the measurement."
+    ]
 
 
 def _times(estimate: RatioEstimate) -> str:
@@ -153,9 +184,26 @@ def _seconds_needed(report: Report) -> str:
             "No time limit would be enough: too few draft tokens are proposed or accepted. Use "
             "other --prompts, or a better draft or head."
         )
-    needed = report.seconds_needed
-    tens = 10 * math.ceil(report.time_s if needed is None else needed / 10)
-    if needed is None:
-        why = "How long a verdict takes is not known yet: too little was compared."
-        return f"{why} Try --seconds {tens}."
-    return f"A verdict needs about {duration(needed)} here: --seconds {tens}."
+    if report.seconds_needed is None:
+        limit = _limit_above(max(_LEAST_LIMIT_S, _MUCH_LONGER * report.time_s))
+        return (
+            "How long a verdict takes is not known yet: the target had not written a whole "
+            f"text. Try --seconds {limit}."
+        )
+    needed, limit = duration(report.seconds_needed), _limit_above(report.seconds_needed)
+    if report.seconds_needed > _LONGEST_LIMIT_S:
+        return (
+            f"A verdict would take about {needed} here (--seconds {limit}). It takes less with "
+            "a draft or --prompts of which more tokens are accepted."
+        )
+    return f"A verdict needs about {needed} here: --seconds {limit}."
+
+
+def _limit_above(seconds: float) -> int:
+    """A time limit that is as long or longer, as a person would type it."""
+    step = 10
+    if seconds > 2 * 60:
+        step = 60
+    if seconds > 20 * 60:
+        step = 600
+    return step * math.ceil(seconds / step)

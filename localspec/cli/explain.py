@@ -68,7 +68,7 @@ def explain(
 
     is_target = asked["draft"] is not None or asked["head"] is not None
     first = choose_model(model, None, target, is_target=is_target)
-    at_once: dict[str, int] = {}
+    at_once: dict[str, Any] = {}
     if parallel is not None:
         at_once["parallel"] = parallel
         at_once["kept_bytes"] = served_kept_bytes(memory_here().total_bytes)

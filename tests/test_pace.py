@@ -1,0 +1,89 @@
+"""How long `localspec verify` says that a verdict takes, on checks whose costs are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from localspec.checks.identity import ENOUGH_ACCEPTED, Identity, Rounding
+from localspec.checks.limit import EndedBy
+from localspec.checks.pace import Pace
+from localspec.checks.selfcheck import Report
+from localspec.checks.step_law import ENOUGH_PLACES, StepLaw
+from localspec.cli.check_reports import report_text
+
+
+@dataclass
+class Costs:
+    """A pair of models: what each text costs, and what it shows."""
+
+    text_tokens: int = 64
+    token_s: float = 0.1
+    place_s: float = 0.02
+    compared: int = 150
+    accepted: int = 40
+    comparing_s: float = 9.0
+
+
+def estimates(costs: Costs) -> tuple[list[tuple[float, float | None]], float]:
+    """After each text the time so far and the time that is expected; and the whole time."""
+    pace, texts, law = Pace(), [Identity(), Identity()], StepLaw()
+    expected: list[tuple[float, float | None]] = [(0.0, pace.seconds_left(texts, law))]
+    while min(one.num_accepted for one in texts) < ENOUGH_ACCEPTED:
+        text = min(texts, key=lambda one: one.num_accepted)
+        pace.seconds["writing"] += costs.text_tokens * costs.token_s
+        pace.num_texts += 1
+        pace.num_written += costs.text_tokens
+        num_places = min(50, ENOUGH_PLACES - law.num_places)
+        law.num_places += num_places
+        pace.seconds["enumerating"] += num_places * costs.place_s
+        part = min(1.0, (ENOUGH_ACCEPTED - text.num_accepted) / costs.accepted)
+        text.num_tokens += round(part * costs.compared)
+        text.num_accepted += round(part * costs.accepted)
+        pace.seconds["comparing"] += part * costs.comparing_s
+        expected.append((sum(pace.seconds.values()), pace.seconds_left(texts, law)))
+    return expected, sum(pace.seconds.values())
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [Costs(), Costs(accepted=90), Costs(accepted=4), Costs(token_s=3.0), Costs(text_tokens=9)],
+)
+def test_the_time_that_is_expected_is_what_the_check_takes(costs):
+    expected, whole_s = estimates(costs)
+    (_, before_any), *behind = expected
+    assert before_any is None
+    for spent_s, left_s in behind:
+        assert left_s is not None
+        assert 0.6 * whole_s < spent_s + left_s < 1.5 * whole_s
+
+
+def report(time_s: float, seconds_needed: float | None) -> Report:
+    return Report(
+        rounding=Rounding(),
+        greedy=Identity(),
+        seeded=Identity(),
+        step_law=StepLaw(),
+        time_s=time_s,
+        seconds_needed=seconds_needed,
+        is_hopeless=False,
+        ended_by=EndedBy.TIME,
+    )
+
+
+@pytest.mark.parametrize(
+    ("needed_s", "words"),
+    [
+        (13.1, "A verdict needs about 13 s here: --seconds 20."),
+        (190.0, "A verdict needs about 3 minutes here: --seconds 240."),
+        (1801.0, "A verdict needs about 30 minutes here: --seconds 2400."),
+        (12_345.0, "A verdict would take about 3.4 hours here (--seconds 12600)."),
+        (None, "How long a verdict takes is not known yet: the target had not written a whole"),
+    ],
+)
+def test_a_limit_is_advised_that_a_person_would_type(needed_s, words):
+    advice = report_text(report(180.0, needed_s)).splitlines()[-2]
+    assert advice.startswith(words)
+    if needed_s is None:
+        assert advice.endswith("Try --seconds 720.")
