@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import api_page
 import option_table
 import pytest
 
@@ -23,7 +24,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built pages."""
-    for name in ("mkdocs", "mkdocstrings", "mkdocs_click"):
+    for name in ("mkdocs", "mkdocs_click"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed (python -m pip install '.[docs]')")
     folder = tmp_path_factory.mktemp("docs")
@@ -42,10 +43,29 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_public_name_has_its_entry(site):
     page = (site / "api.html").read_text("utf-8")
     for name in localspec.__all__:
-        assert re.search(rf'id="localspec\.[a-z_.]+\.{name}"', page), name
+        assert f"<code>{name}</code>" in page, name
+
+
+def test_the_reference_of_python_is_as_the_code_has_it():
+    """And needs no program to be read: signatures and docstrings are in the page."""
+    text = api_page.PAGE.read_text("utf-8")
+    assert text == api_page.page(text), "run: python scripts/develop/api_page.py"
+    for name in localspec.__all__:
+        assert f"### `{name}`" in text, name
     for method in ("generate", "generate_raw", "chat", "cancel"):
-        assert re.search(rf'id="localspec\.engine\.engine\.Engine\.{method}"', page), method
-    assert page.count(">logprobs</span>") >= 8  # unpacked into each signature
+        assert f"#### `Engine.{method}`" in text, method
+    assert re.search(
+        r"^### `load`\n\n```python\nload\(\n    preset: .*\n\) -> Engine\n```\n\nAn engine for",
+        text,
+        re.M | re.S,
+    )
+    assert ":::" not in text
+
+
+def test_a_public_name_needs_a_place_in_the_reference(monkeypatch):
+    monkeypatch.setitem(api_page.SECTIONS, "Loading", ("load",))
+    with pytest.raises(ValueError, match="SECTIONS lacks Embedded, Embedder, Progress"):
+        api_page.reference()
 
 
 @pytest.mark.process
