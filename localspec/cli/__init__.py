@@ -106,13 +106,13 @@ def main() -> None:
 
     \b
         localspec chat                 chat with the demo pair, offline
-        localspec chat qwen2-7b        a preset, a file or a name on the hub
+        localspec chat qwen3.5-9b      a preset, a file or a name on the hub
         localspec chat T.gguf --draft D.gguf
         localspec generate "Why is the sky blue?"
         localspec serve                a server for OpenAI's and other clients
         localspec claude qwen2.5-7b    Claude Code with a model of this machine
-        localspec explain qwen2-7b     whether it fits and pays, before a download
-        localspec download qwen2-7b    download a preset's files
+        localspec explain qwen3.5-9b   whether it fits and pays, before a download
+        localspec download qwen3.5-9b  download a preset's files
         localspec sessions             saved conversations
         localspec doctor               what is installed, and what to improve
     """

@@ -60,7 +60,7 @@ def download(
     hf:owner/repo@revision/file.gguf or owner/repo:QUANT.
 
     \b
-        localspec download qwen2-7b
+        localspec download qwen3.5-9b
         localspec download smollm2-1.7b --local-dir models
         localspec download bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0
     """

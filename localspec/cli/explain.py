@@ -57,7 +57,7 @@ def explain(
     megabytes. MODEL: as for chat. Exit code 1 if the draft or head does not match the target.
 
     \b
-        localspec explain qwen2-7b
+        localspec explain qwen3.5-9b
         localspec explain T.gguf --draft D.gguf --ctx 16384
         localspec explain T.gguf --head H.gguf
         localspec explain qwen2-7b --parallel 4
