@@ -267,7 +267,7 @@ def test_a_preset_for_embeddings_is_opened_by_its_name(monkeypatch, tmp_path, me
             ask("mine")
         assert "load_embedder" in caught.value.hint
     listed = run("models")
-    assert "PRESET': mine, bge-small-en-v1.5" in listed.output
+    assert "PRESET': mine, nomic-embed-text-v1.5, bge-small-en-v1.5" in listed.output
     presets.write_text("[mine]\nembeds = 1\n")
     with pytest.raises(localspec.PresetError, match="embeds: is 1, not of type bool"):
         user_presets()

@@ -110,8 +110,9 @@ def test_the_list_has_a_header_and_says_what_fits(users_file, tmp_path):
     )
     users_file.write_text(large + unknown)
     shown = run("models")
-    first, *lines = shown.stdout.splitlines()
-    assert first.split() == ["PRESET", "STATE", "SIZE", "FITS", "LICENCE"]
+    table, _, _ = shown.stdout.partition("\n\n")
+    first, *lines = table.splitlines()
+    assert first.split() == ["PRESET", "STATE", "SIZE", "FITS", "RELEASED", "LICENCE"]
     fits = {line.split()[0]: line[first.index("FITS") :].split()[0] for line in lines}
     assert (fits["demo"], fits["large"], fits["unknown"]) == ("yes", "no", "-")
     assert "qwen2-7b*" in fits

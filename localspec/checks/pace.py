@@ -12,14 +12,14 @@ from typing import Literal
 from localspec.checks.identity import ENOUGH_ACCEPTED, NUMS_DRAFT_TOKENS, Identity
 from localspec.checks.step_law import ENOUGH_PLACES, StepLaw
 
-Part = Literal["writing", "comparing", "enumerating"]
+CheckPart = Literal["writing", "comparing", "enumerating"]
 
 
 @dataclass(slots=True)
 class Pace:
     """The seconds of each part of a check."""
 
-    seconds: dict[Part, float] = field(
+    seconds: dict[CheckPart, float] = field(
         default_factory=lambda: {"writing": 0.0, "comparing": 0.0, "enumerating": 0.0}
     )
 
@@ -30,7 +30,7 @@ class Pace:
     """These texts."""
 
     @contextlib.contextmanager
-    def timed(self, part: Part) -> Iterator[None]:
+    def timed(self, part: CheckPart) -> Iterator[None]:
         """Add the time of the block to a part, also if it is interrupted."""
         started_s = time.monotonic()
         try:

@@ -14,13 +14,19 @@ from localspec.cli.completion import complete_model, complete_preset
 from localspec.cli.help import Group
 from localspec.cli.json_output import json_option, to_json, write_json
 from localspec.cli.options import shared
-from localspec.cli.screen import counted, note, printable, readable_bytes, say
+from localspec.cli.screen import counted, fitted, note, printable, readable_bytes, say
 from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import waiting
 from localspec.errors import DownloadError, LocalspecError, PresetError
 from localspec.hub.hub_file import HubModel
 from localspec.preflight.free_memory import MemoryRoom, free_memory
 from localspec.preflight.plan import fits_by_size
+from localspec.preflight.recommendation import (
+    ASSUMED_BYTES_PER_S,
+    ENOUGH_TOKENS_PER_S,
+    measured_bytes_per_s,
+    recommend,
+)
 from localspec.presets import located
 from localspec.presets.local_models import (
     FolderContent,
@@ -54,50 +60,62 @@ if TYPE_CHECKING:
     from localspec.engine.disk_usage import DiskUsage
 
 _KINDS = {HubModel: "hub", PackagedModel: "packaged", LocalModel: "local"}
-_STATES = ("ready", "partial", "absent")  # in the order of the list
+# In the order of the list
+_STATES = ("ready", "partial", "absent")
+_FITS = (True, None, False)
 
 
 _ELSEWHERE = {"MODEL": "localspec explain MODEL"}
 
 
 @click.group(cls=Group, invoke_without_command=True, elsewhere=_ELSEWHERE)
+@click.option("--fits", "only_fitting", is_flag=True, help="Only presets that fit.")
 @json_option("array with everything known")
 @click.pass_context
-def models(context: click.Context, *, as_json: bool) -> None:
-    """List presets: state, size, whether they fit into free memory, licence.
+def models(context: click.Context, *, only_fitting: bool, as_json: bool) -> None:
+    """List presets, and say which of them to take on this machine.
 
-    Presets on this machine come first. A * marks presets with facts that only one source or
-    none confirms; --json says which. Then come files that were used or lie in usual folders.
+    Those that fit into the memory that is free now come first: of them those that are on this
+    machine, then the newest. A * marks presets with facts that only one source or none
+    confirms; --json says which. Then come files that were used or lie in usual folders.
 
     \b
         localspec models
-        localspec models default qwen2-7b
-        localspec models path qwen2-7b
+        localspec models --fits
+        localspec models default qwen3.5-9b
+        localspec models path qwen3.5-9b
         localspec models add mine --target T.gguf --draft D.gguf
         localspec models import ~/.lmstudio/models
     """
     if context.invoked_subcommand is not None:
         return
     free = free_memory()
-    states = sorted(list_models(), key=lambda state: _STATES.index(state.state))
+    known = sorted(list_models(), key=lambda state: state.preset.released, reverse=True)
+    known.sort(key=lambda state: (_FITS.index(_fits(state, free)), _STATES.index(state.state)))
+    embedders = [state.name for state in known if state.preset.embeds]
+    states = [state for state in known if _fits(state, free)] if only_fitting else known
     if as_json:
         write_json([_state_json(state, free) for state in states])
         return
     width = max(len(state.name) for state in states) + 2
-    click.echo(f"{'PRESET':<{width}}{'STATE':<8}{'SIZE':>9}  {'FITS':<6}LICENCE")
+    head = f"{'STATE':<8}{'SIZE':>9}  {'FITS':<6}{'RELEASED':<10}LICENCE"
+    click.echo(f"{'PRESET':<{width}}{head}")
     for state in states:
         name = state.name + ("*" if state.preset.unconfirmed else "")
         size = readable_bytes(state.size_bytes)
         fits = {None: "-", True: "yes", False: "no"}[_fits(state, free)]
-        license = state.preset.target.license or "-"
-        click.echo(printable(f"{name:<{width}}{state.state:<8}{size:>9}  {fits:<6}{license}"))
-    if here := files_here():
+        facts = (
+            f"{fits:<6}{state.preset.released or '-':<10}{state.preset.target.license or '-'}"
+        )
+        click.echo(printable(f"{name:<{width}}{state.state:<8}{size:>9}  {facts}"))
+    here = files_here()
+    click.echo("\n" + fitted("\n".join(_advice(known, here, free))))
+    if here:
         click.echo("\nFiles that no preset names, for 'localspec chat FILE':")
     for path in here:
         size = readable_bytes(located.size_of(LocalModel(path=path)))
         click.echo(printable(f"{size:>9}  {path}"))
     usual = usual_model()
-    embedders = [state.name for state in states if state.preset.embeds]
     note(
         "FITS: into the memory that is free now, judged by file sizes; 'localspec explain "
         "PRESET' is more exact.\n"
@@ -105,6 +123,36 @@ def models(context: click.Context, *, as_json: bool) -> None:
         f"For 'localspec serve --embeddings PRESET': {', '.join(embedders)}.\n"
         f"Default: {DEFAULT_PRESET if usual is None else usual.name}."
     )
+
+
+def _advice(known: list[PresetState], here: list[Path], free: MemoryRoom) -> list[str]:
+    """The preset to take on this machine, and why."""
+    targets = [located.path_of(state.preset.target) for state in known if state.is_installed]
+    best = recommend(known, free, measured_bytes_per_s([*targets, *here], free))
+    question = "Which should I take?"
+    if best is None:
+        return [f"{question} {DEFAULT_PRESET}: nothing else fits into the memory that is free."]
+    name = best.state.name
+    size = f"it takes {readable_bytes(best.state.size_bytes)}"
+    if best.is_on_gpus:
+        why = f"of the largest of {best.year} that fit onto the GPU, the newest; {size}"
+        return [f"{question} {name}: {why}.", f"    localspec chat {name}"]
+    enough = f"{ENOUGH_TOKENS_PER_S:.0f} tokens/s"
+    fitting = f"that fit into main memory and can write {enough} there"
+    why = f"of the largest of {best.year} {fitting}, the newest"
+    if not best.is_quick:
+        why = f"the quickest of {best.year} that fits, though none can write {enough} here"
+    speed = best.bytes_per_s or ASSUMED_BYTES_PER_S
+    source = "measured here" if best.bytes_per_s else "assumed, since nothing was measured here"
+    most = (
+        f"up to {best.tokens_per_s:.0f} tokens/s" if best.tokens_per_s >= 1 else "less than one"
+    )
+    return [
+        f"{question} {name}: {why}; {size}.",
+        f"It reads {readable_bytes(best.token_bytes)} for a token, of memory with "
+        f"{speed / 1e9:.0f} GB/s ({source}): {most}, and more where drafts are accepted.",
+        f"    localspec chat {name}",
+    ]
 
 
 @models.command("path")

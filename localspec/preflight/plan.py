@@ -382,5 +382,13 @@ def fits_by_size(size_bytes: int, free: MemoryRoom) -> bool:
 
     size_bytes: of their files.
     """
+    return fits_on_gpus(size_bytes, free) or size_bytes * _OVER_FILES <= free.main_bytes
+
+
+def fits_on_gpus(size_bytes: int, free: MemoryRoom) -> bool:
+    """Whether models are likely to fit into GPUs with memory of their own.
+
+    size_bytes: of their files.
+    """
     own = sum(gpu.free_bytes for gpu in free.gpus if not is_in_main_memory(gpu))
-    return size_bytes * _OVER_FILES <= max(own, free.main_bytes)
+    return size_bytes * _OVER_FILES <= own

@@ -47,6 +47,7 @@ DEFAULT_PRESET = "demo"
 OWN_PACKAGE = "localspec"
 PRESET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9._-]+)?")
 
+_MONTH = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
 _MAX_LENGTH = 2**31 - 1  # llama.cpp counts tokens in 32 bits
 _PAGE = "docs/presets.md lists the keys of a preset."
 
@@ -133,6 +134,12 @@ class Preset:
     unconfirmed: str = ""
     embeds: bool = False
 
+    released: str = ""
+    """The month in which the makers released the target, as 2026-08; empty if unknown."""
+
+    active_share: float = 1.0
+    """The part of the target's weights that a token needs: below 1 for a mixture of experts."""
+
     def __post_init__(self) -> None:
         for role in get_args(Role):
             model = getattr(self, role)
@@ -145,6 +152,10 @@ class Preset:
         check_length("context_length", self.context_length)
         if self.max_context_length is not None:
             check_length("max_context_length", self.max_context_length)
+        if self.released and not _MONTH.fullmatch(self.released):
+            raise OptionError(f"released is {self.released!r}", "Give a month, as 2026-08.")
+        if not 0.0 < self.active_share <= 1.0:
+            raise OptionError(f"active_share is {self.active_share}", "Give 0 to 1, but not 0.")
         object.__setattr__(self, "rpc", checked_addresses(self.rpc))
 
     @property
@@ -186,9 +197,10 @@ _MODEL: dict[str, dict[str, type]] = {
     "repo": {"repo": str, "revision": str, "parts": list, **_FILE, **_COMMON},
 }
 _PRESET: dict[str, type] = {
-    **dict.fromkeys(("extends", "description", "notes", "unconfirmed"), str),
+    **dict.fromkeys(("extends", "description", "notes", "released", "unconfirmed"), str),
     **dict.fromkeys(("context_length", "max_context_length"), int),
     **dict.fromkeys(("sampling", *get_args(Role)), dict),
+    "active_share": float,
     "embeds": bool,
     "rpc": list,
 }
