@@ -242,6 +242,13 @@ def test_how_long_a_verdict_takes_is_computed_from_what_was_seen(ratios, time_s,
         assert re.match(words, advice), advice
 
 
+def test_a_time_is_advised_where_no_text_was_begun():
+    """The limit ended the timing of decodes, which comes first."""
+    headline, advice = verdict(dataclasses.replace(benched(), time_s=4.0))
+    assert headline == "Not enough text for a verdict."
+    assert advice.endswith("no stretch of text was timed. Try --seconds 60.")
+
+
 def test_no_time_is_advised_where_answers_are_too_short():
     found = dataclasses.replace(compared("code", []), is_too_short=True)
     assert verdict(benched(found)) == [

@@ -208,7 +208,7 @@ class _Check:
     def report(self, ending: EndedBy | None) -> Report:
         """The report on the results so far."""
         spent_s = time.monotonic() - self._started_s
-        left_s = self._seconds_left()
+        left_s = self._seconds_left() if self._has_prompts else None
         return Report(
             self._rounding,
             self._greedy.result,

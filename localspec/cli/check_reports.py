@@ -48,7 +48,8 @@ def verdict(found: Bench) -> list[str]:
     if found.outcome is Outcome.NOTHING_DRAFTED:
         reason = "" if found.draft_off is None else f" ({WHY_OFF[found.draft_off]})"
         lines.append(f"No tokens were drafted{reason}: both sides are plain decoding.")
-    return [*lines, *_more_seconds(found, is_missing=bool(too_little))]
+    is_missing = bool(too_little) or not found.kinds
+    return [*lines, *_more_seconds(found, is_missing=is_missing)]
 
 
 def _more_seconds(found: Bench, *, is_missing: bool) -> list[str]:
