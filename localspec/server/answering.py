@@ -38,7 +38,7 @@ from localspec.streaming.record import AnswerRecord, Reading
 from localspec.streaming.reply import Piece, Reply
 from localspec.streaming.waiting import Outbox
 
-_LONG_S = 20.0
+_LONG_S = 10.0  # to read the rest of a prompt, from which the log tells how far it is
 _LONG = 1024  # tokens, where it is not known how long one takes
 
 
@@ -69,12 +69,12 @@ class ReadingPrompt(NamedTuple):
         return {"prompt_progress": progress}
 
     def __str__(self) -> str:
-        text = f"reading {self.num_tokens - self.num_decoded:,} tokens".replace(",", " ")
+        text = f"read {self.num_decoded:,} of {self.num_tokens:,} tokens of the prompt"
         if self.left_s is None:
             return text
         is_short = self.left_s < 90
         length = f"{self.left_s:.0f} seconds" if is_short else f"{self.left_s / 60:.0f} minutes"
-        return f"{text}, about {length}"
+        return f"{text}, about {length} left"
 
 
 class Waiting(NamedTuple):
@@ -133,7 +133,7 @@ Event = Waiting | ReadingPrompt | NewPiece | Finished
 
 logger = logging.getLogger(__name__)
 
-_LOGGED_S = 60.0  # between two lines in the log about the reading of a prompt
+_LOGGED_S = 10.0  # between two lines in the log about the reading of a prompt
 
 
 class ServerTurn:
