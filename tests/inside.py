@@ -22,6 +22,7 @@ from localspec.chat.template import Message
 from localspec.chat.turns import Turn
 from localspec.chat.workshop import PromptWorkshop
 from localspec.cli import launch
+from localspec.cli.agents import ServerFound
 from localspec.cli.serve import _at_once
 from localspec.cli.terminal.line_editor import _history
 from localspec.engine.base import BaseEngine
@@ -317,9 +318,7 @@ def say_ready(runner: Runner) -> None:
 # commands
 
 
-def chosen_to_launch(
-    found: list[dict[str, object]], model: str | None = None
-) -> launch.ServerFound:
+def chosen_to_launch(found: list[dict[str, Any]], model: str | None = None) -> ServerFound:
     """The named one of a server's models, or the first, as a program is started with it."""
     return launch._chosen(found, model, None, 1)
 

@@ -6,6 +6,8 @@ import contextlib
 import http.server
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +19,8 @@ from typing import ClassVar
 
 import pytest
 
+from agent_model import write_agent_model, write_agent_preset
+from localspec.cli.agents import AGENTS
 from localspec.cli.cloud_keys import CLOUD_KEYS
 from localspec.server.own_server import PROOF_PATH, ServerKey, announced, new_nonce, read_key
 from server_runner import free_port, running_server
@@ -79,6 +83,19 @@ SECRET = "a-secret-key"
 ELSEWHERE = {**dict.fromkeys(CLOUD_KEYS, SECRET), "CLAUDE_CODE_USE_BEDROCK": "1"}
 
 
+@pytest.fixture(scope="module")
+def config(tmp_path_factory, demo_target):
+    """A configuration directory with the preset "agent", whose context suffices for agents."""
+    folder = tmp_path_factory.mktemp("config")
+    write_agent_preset(folder, demo_target, {})
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _with_preset(config, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(config))
+
+
 def installed(folder: Path, name: str, end: str = "") -> None:
     """A program of that name. end: what it does at last."""
     text = ASKS.format(python=sys.executable, finds=PROGRAMS[name], end=end)
@@ -120,15 +137,16 @@ def listens(port: int) -> bool:
 def test_a_server_is_started_for_the_program_and_ended_behind_it(name, tmp_path):
     installed(tmp_path, name, "sys.exit(7)")
     port = free_port()
-    words = (name, "demo", "--ctx", "512", "--port", str(port), "--", "-p", "--", "Say hello.")
+    words = (name, "agent", "--ctx", "32768", "--port", str(port), "--")
+    words += ("-p", "--", "Say hello.")
     code, said = ended(started(tmp_path, *words))
     assert (tmp_path / "found").exists(), said
     found = json.loads((tmp_path / "found").read_text())
     assert code == 7
-    assert found["answer"]["model"] == "demo"
+    assert found["answer"]["model"] == "agent"
     usage = found["answer"]["usage"]
     assert usage.get("output_tokens", usage.get("completion_tokens")) == 3
-    assert found["context"] == 512
+    assert found["context"] == 32_768
     assert found["rest"] == ["-p", "--", "Say hello."]
     assert not listens(port)
     assert SECRET not in found["variables"].values()
@@ -136,22 +154,69 @@ def test_a_server_is_started_for_the_program_and_ended_behind_it(name, tmp_path)
         assert "CLAUDE_CODE_USE_BEDROCK" not in found["variables"]
 
 
-def test_a_server_that_runs_is_used_and_stays(tmp_path, demo_target):
+def test_a_server_that_runs_is_used_and_stays(tmp_path, config):
     installed(tmp_path, "claude")
-    with running_server(presets=["demo", str(demo_target)], context_length=256) as server:
+    other = shutil.copyfile(config / "localspec" / "agent.gguf", tmp_path / "other.gguf")
+    with running_server(presets=["agent", str(other)], context_length=32_768) as server:
         port = server.url.rpartition(":")[2]
-        assert ended(started(tmp_path, "claude", "--port", port)) == (0, "")
-        assert json.loads((tmp_path / "found").read_text())["answer"]["model"] == "demo"
-        words = ("claude", str(demo_target), "--port", port)
-        assert ended(started(tmp_path, *words)) == (0, "")
+        code, said = ended(started(tmp_path, "claude", "--port", port))
+        assert code == 0, said
+        assert json.loads((tmp_path / "found").read_text())["answer"]["model"] == "agent"
+        code, said = ended(started(tmp_path, "claude", str(other), "--port", port))
+        assert code == 0, said
         found = json.loads((tmp_path / "found").read_text())
-        assert (found["answer"]["model"], found["context"]) == (demo_target.stem, 256)
-        code, said = ended(started(tmp_path, "claude", "other.gguf", "--port", port))
+        assert (found["answer"]["model"], found["context"]) == ("other", 32_768)
+        code, said = ended(started(tmp_path, "claude", "absent.gguf", "--port", port))
         assert code == 2
-        assert f"has demo, {demo_target.stem}, not other.gguf" in said
-        code, said = ended(started(tmp_path, "claude", "--ctx", "512", "--port", port))
-        assert "context of 256, not 512" in said
+        assert "has agent, other, not absent.gguf" in said
+        code, said = ended(started(tmp_path, "claude", "--ctx", "65536", "--port", port))
+        assert "context of 32768, not 65536" in said
         assert server.client.get("/health").status_code == 200
+
+
+def test_a_context_that_is_too_small_is_refused_before_anything_starts(tmp_path):
+    installed(tmp_path, "claude")
+    port = str(free_port())
+    for words, reason, remedy in (
+        (
+            ("agent", "--ctx", "16384"),
+            "a context of 16,384 tokens: it needs 25,000",
+            "Give a larger one: --ctx 32768.",
+        ),
+        (
+            ("demo",),
+            "a context of 2,048 tokens: it needs 25,000",
+            "Choose another model: this one was trained for 2,048.",
+        ),
+    ):
+        code, said = ended(started(tmp_path, "claude", *words, "--port", port))
+        assert (code, said.splitlines()) == (
+            2,
+            [f"Error: Claude Code does not work with {reason}", f"Hint: {remedy}"],
+        )
+    with running_server(presets=["agent"], context_length=16_384) as server:
+        port = server.url.rpartition(":")[2]
+        code, said = ended(started(tmp_path, "claude", "--port", port))
+        hint = f"Hint: Stop the server at port {port}. Give a larger one: --ctx 32768."
+        assert (code, said.splitlines()[-1]) == (2, hint)
+        assert not (tmp_path / "found").exists()
+
+
+def test_a_server_gets_a_context_that_suffices(tmp_path, demo_target):
+    """Where nobody asks for another: that of serve would be 8192."""
+    installed(tmp_path, "codex")
+    target = write_agent_model(tmp_path / "own.gguf", demo_target, "")
+    words = ("codex", str(target), "--port", str(free_port()))
+    code, said = ended(started(tmp_path, *words))
+    assert code == 0, said
+    assert json.loads((tmp_path / "found").read_text())["context"] == 32_768
+
+
+@pytest.mark.parametrize("agent", AGENTS.values(), ids=AGENTS)
+def test_the_documentation_has_the_context_of_each_agent(agent):
+    page = (Path(__file__).parent.parent / "docs" / "clients.md").read_text("utf-8")
+    numbers = f"{agent.first_prompt:,} tokens \\| {agent.least_context:,}".replace(",", " ")
+    assert re.search(rf"\| {agent.title} [\d.]+ \| {numbers} \|", page)
 
 
 def test_without_a_program_or_a_server_nothing_is_started(tmp_path):
@@ -173,7 +238,7 @@ def test_a_server_that_needs_a_key_is_not_used(tmp_path):
     installed(tmp_path, "claude")
     with running_server(keys=["a-key"]) as server:
         port = server.url.rpartition(":")[2]
-        words = ("claude", "demo", "--ctx", "256", "--port", port)
+        words = ("claude", "agent", "--ctx", "32768", "--port", port)
         code, said = ended(started(tmp_path, *words))
     assert code == 0, said
     assert f":{port} is no localspec server of yours, or needs a key" in said
@@ -222,7 +287,7 @@ def test_no_stranger_is_taken_for_this_user_s_server(tmp_path, is_after_a_kill):
         secret = None
         if is_after_a_kill:
             secret = until_end.enter_context(announced(port)).secret
-        words = ("claude", "demo", "--ctx", "256", "--port", str(port))
+        words = ("claude", "agent", "--ctx", "32768", "--port", str(port))
         code, said = ended(started(tmp_path, *words))
     assert code == 0, said
     assert f":{port} is no localspec server of yours, or needs a key" in said
@@ -284,7 +349,7 @@ def test_a_server_that_can_keep_no_key_is_ended_with_the_reason(tmp_path, monkey
     (tmp_path / "no folder").write_bytes(b"")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "no folder"))
     port = free_port()
-    words = ("claude", "demo", "--ctx", "256", "--port", str(port))
+    words = ("claude", "agent", "--ctx", "32768", "--port", str(port))
     code, said = ended(started(tmp_path, *words))
     assert code == 1
     assert "the server did not start" in said
@@ -297,7 +362,7 @@ def test_a_server_that_can_keep_no_key_is_ended_with_the_reason(tmp_path, monkey
 def test_told_to_end_it_ends_the_program_and_the_server(tmp_path):
     installed(tmp_path, "claude", "import time; time.sleep(600)")
     port = free_port()
-    process = started(tmp_path, "claude", "demo", "--ctx", "256", "--port", str(port))
+    process = started(tmp_path, "claude", "agent", "--ctx", "32768", "--port", str(port))
     wait_until(lambda: (tmp_path / "found").exists() or process.poll() is not None, 120)
     assert listens(port)
     process.send_signal(signal.SIGTERM)

@@ -111,7 +111,8 @@ def test_a_path_is_kept_for_every_folder(monkeypatch, model):
 
 def test_a_server_of_an_aliass_file_is_found_by_the_alias(model):
     set_alias("o", str(model))
-    found = [{"id": "first", "max_model_len": 512}, {"id": "other", "max_model_len": 512}]
+    length = {"max_model_len": 512, "meta": {"n_ctx_train": 512}}
+    found = [{"id": "first", **length}, {"id": "other", **length}]
     assert inside.chosen_to_launch(found, "o").model == "other"
     assert inside.chosen_to_launch(found, "first").model == "first"
     with pytest.raises(OptionError, match="has first, other, not absent"):

@@ -110,7 +110,8 @@ def test_nothing_of_the_page_makes_html_by_itself():
 
 @pytest.mark.parametrize("sign", sorted('"%&|<>^!\r\n'))
 def test_no_sign_of_a_shell_reaches_a_program_of_windows(monkeypatch, sign):
-    found = [{"id": f"a{sign}calc", "max_model_len": 512}]
+    length = {"max_model_len": 512, "meta": {"n_ctx_train": 512}}
+    found = [{"id": f"a{sign}calc", **length}]
     assert inside.chosen_to_launch(found).model == f"a{sign}calc"
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(OptionError, match="signs that Windows' shell reads"):

@@ -89,7 +89,7 @@ def serving(folder, demo_target, *options):
             stderr=stderr,
         )
     try:
-        wait_until(lambda: log.read_text().endswith("in a browser.\n") or process.poll(), 120)
+        wait_until(lambda: log.read_text().endswith("Ctrl-C stops.\n") or process.poll(), 120)
         found = re.findall(r"^(\S[^\n]*):\n((?: +\S[^\n]*\n)+)", log.read_text(), re.M)
         yield {title.partition(",")[0]: textwrap.dedent(text) for title, text in found}
     finally:

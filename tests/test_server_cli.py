@@ -25,6 +25,15 @@ from server_runner import free_port, running_server
 from waiting import wait_until
 
 
+def lines_until_ready(stderr):
+    """The lines up to the one that says where the server listens."""
+    lines = []
+    while not any(line.startswith("Listening on ") for line in lines):
+        lines.append(stderr.readline())
+        assert lines[-1], lines  # it has ended
+    return lines
+
+
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
 @pytest.mark.parametrize("ends", [["SIGINT"], ["SIGINT", "SIGINT"], ["SIGKILL"]])
@@ -41,13 +50,10 @@ def test_it_says_where_it_listens_answers_and_stops(tmp_path, ends):
         cwd=tmp_path,
     )
     try:
-        line = process.stderr.readline()
-        assert line.startswith("Listening on http://127.0.0.1:")
+        *told, line = lines_until_ready(process.stderr)
         url = line.split()[2]
-        told = ""
-        while "\nA tiny pair" not in told:
-            told += process.stderr.readline()
-        assert f"ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN=YOUR_KEY" in told
+        assert line == f"Listening on {url} with demo (context 2048). Ctrl-C stops.\n"
+        assert f"  export OLLAMA_HOST={url} OLLAMA_API_KEY=YOUR_KEY\n" in told
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "odd": 1}
         with httpx.Client(base_url=url, timeout=300, trust_env=False) as client:
             assert client.post("/v1/chat/completions", json=body).status_code == 401
@@ -188,6 +194,56 @@ def test_a_projector_is_the_first_models_and_none_is_for_all(
     given = () if named is None else ("--mmproj", named)
     assert "that is all" in run("serve", *models, *given).output
     assert made == [named, others, others]
+
+
+ALL_AGENTS = ("Claude Code:", "Codex, in ~/.codex/config.toml:", "opencode, in opencode.json:")
+ALL_NEED = "Claude Code (25,000 tokens), Codex (12,600 tokens), opencode (11,200 tokens)"
+
+
+@pytest.mark.parametrize(
+    ("context", "trained", "shown", "said"),
+    [
+        (
+            2048,
+            2048,
+            (),
+            f"A larger context is needed for {ALL_NEED}: this model was trained for 2,048.",
+        ),
+        (
+            8192,
+            131_072,
+            (),
+            f"A larger context is needed for {ALL_NEED}: --ctx 32768.",
+        ),
+        (
+            16_384,
+            32_768,
+            ALL_AGENTS[1:],
+            "A larger context is needed for Claude Code (25,000 tokens): --ctx 32768.",
+        ),
+        (8192, 16_384, (), "opencode (11,200 tokens): --ctx 16384."),
+        (32_768, 32_768, ALL_AGENTS, None),
+    ],
+)
+def test_agents_settings_are_shown_where_the_context_suffices(
+    monkeypatch, context, trained, shown, said
+):
+    monkeypatch.setattr(ServedModels, "open_first", lambda models: sized(models.all[0]))
+    monkeypatch.setattr(Runner, "run", lambda runner, **_: inside.say_ready(runner))
+
+    def sized(model):
+        model.context_length = context
+        model.num_trained = trained
+
+    result = run("serve", "--port", "0")
+    lines = result.stderr.splitlines()
+    assert [line for line in lines if line in ALL_AGENTS] == list(shown)
+    told = [line for line in lines if line.startswith("A larger context")]
+    if said is None:
+        assert told == []
+    else:
+        assert [line[-len(said) :] for line in told] == [said]
+    assert lines[-1].startswith("Listening on http://127.0.0.1:")
 
 
 @pytest.mark.parametrize(

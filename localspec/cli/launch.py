@@ -20,88 +20,28 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import click
 
+from localspec.cli.agents import AGENT_CONTEXT, AGENTS, Agent, ServerFound, require_context
 from localspec.cli.cloud_keys import CLOUD_KEYS
 from localspec.cli.download import offer_download
 from localspec.cli.help import Command
-from localspec.cli.options import SERVED_CONTEXT, model_argument, shared
-from localspec.cli.serve import DEFAULT_PORT, opencode_settings, require_server, usual_name
+from localspec.cli.options import model_argument, shared
+from localspec.cli.serve import DEFAULT_PORT, require_server, usual_name
 from localspec.cli.waiting import told_to_end, waiting
 from localspec.errors import LocalspecError, OptionError
 from localspec.presets.source import resolve
 from localspec.server.own_server import HOST, PROOF_PATH, ServerKey, new_nonce, read_key
 
-_KEY = "local"  # a server without keys takes any
 _LOOK_S = 0.2  # between two looks whether the server is ready
 _MOST_UNKNOWN = 50  # of these looks may find a server that does not show whose it is
 _CONNECT_S = 5.0  # what takes longer lets nobody in
 _END_S = 60.0  # for the server to end
 _MOST_ANSWERED = 16_000_000  # bytes of a list of models
-
-
-class ServerFound(NamedTuple):
-    """A server's address, as http://127.0.0.1:8617, a model, and its context in tokens."""
-
-    address: str
-    model: str
-    context: int
-
-
-# How a program is told of a server: arguments, and variables; None removes one.
-Told = tuple[list[str], dict[str, str | None]]
-
-
-class Agent(NamedTuple):
-    """A program that can be started. package: of npm. tell: how it gets a server's settings."""
-
-    title: str
-    package: str
-    tell: Callable[[ServerFound], Told]
-
-
-def _tell_claude(served: ServerFound) -> Told:
-    clouds = [name for name in os.environ if name.startswith("CLAUDE_CODE_USE_")]
-    return ["--model", served.model], {
-        **dict.fromkeys(clouds),  # it would ask one of them
-        "ANTHROPIC_BASE_URL": served.address,
-        "ANTHROPIC_AUTH_TOKEN": _KEY,
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),
-    }
-
-
-def _tell_codex(served: ServerFound) -> Told:
-    provider = "model_providers.localspec"
-    settings: dict[str, str | int] = {
-        "model": served.model,
-        "model_provider": "localspec",
-        "model_context_window": served.context,
-        f"{provider}.name": "localspec",
-        f"{provider}.base_url": f"{served.address}/v1",
-        f"{provider}.wire_api": "responses",
-        f"{provider}.experimental_bearer_token": _KEY,
-    }
-    arguments = []
-    for key, value in settings.items():
-        # A string of JSON is one of TOML, too.
-        arguments += ["-c", f"{key}={json.dumps(value, ensure_ascii=False)}"]
-    return arguments, {}
-
-
-def _tell_opencode(served: ServerFound) -> Told:
-    settings = opencode_settings(served.address, served.model, served.context, _KEY)
-    return [], {"OPENCODE_CONFIG_CONTENT": settings}  # above its files
-
-
-AGENTS = {
-    "claude": Agent("Claude Code", "@anthropic-ai/claude-code", _tell_claude),
-    "codex": Agent("Codex", "@openai/codex", _tell_codex),
-    "opencode": Agent("opencode", "opencode-ai", _tell_opencode),
-}
 
 
 class _LaunchCommand(Command):
@@ -124,12 +64,16 @@ def _launcher(program: str, agent: Agent) -> click.Command:
         environment. Arguments behind -- are {agent.title}'s.
 
         \b
-            localspec {program} qwen2.5-7b --ctx 32768
+            localspec {program} qwen2.5-7b
             localspec {program} -- --help
         """,
     )
     @model_argument
-    @shared("context_length", help=SERVED_CONTEXT)
+    @shared(
+        "context_length",
+        help=f"Context in tokens. [default: {AGENT_CONTEXT}; less if MODEL was trained for "
+        "less, more if its preset has more]",
+    )
     @click.option(
         "--port",
         type=click.IntRange(1, 65535),
@@ -146,7 +90,7 @@ def _launcher(program: str, agent: Agent) -> click.Command:
             raise OptionError(
                 f"{agent.title} is not installed", f"Install it: npm install -g {agent.package}"
             )
-        with _server(model, context_length, port) as served:
+        with _server(agent, model, context_length, port) as served:
             arguments, variables = agent.tell(served)
             code = _run([path, *arguments, *more], variables)
         raise click.exceptions.Exit(code)
@@ -155,12 +99,20 @@ def _launcher(program: str, agent: Agent) -> click.Command:
 
 
 @contextlib.contextmanager
-def _server(model: str | None, context_length: int | None, port: int) -> Iterator[ServerFound]:
-    """This user's server at that port; one that had to be started is ended at the exit."""
+def _server(
+    agent: Agent, model: str | None, context_length: int | None, port: int
+) -> Iterator[ServerFound]:
+    """This user's server at that port; one that had to be started is ended at the exit.
+
+    Raises OptionError if its context is too small for the agent.
+    """
     with waiting(lambda: f"Waiting for the server at port {port} …"):
-        found = _models_at(port)
-    if found is not None:
-        yield _chosen(found, model, context_length, port)
+        listed = _models_at(port)
+    if listed is not None:
+        chosen = _chosen(listed, model, context_length, port)
+        stop = f"Stop the server at port {port}. "
+        require_context(agent, chosen.context, chosen.num_trained, stop)
+        yield chosen
         return
     require_server()  # before a download
     if _listens(port):
@@ -171,19 +123,34 @@ def _server(model: str | None, context_length: int | None, port: int) -> Iterato
             f"Another is started at port {port}.",
             err=True,
         )
-    words = ["serve", *([] if model is None else [model]), "--port", str(port)]
-    if context_length is not None:
-        words += ["--ctx", str(context_length)]
-    offer_download(model or usual_name())
+    name = model or usual_name()
+    offer_download(name)
+    context = _context_for(agent, name, context_length)
+    words = ["serve", name, "--port", str(port), "--ctx", str(context)]
     with _started(words) as (process, log):
         with waiting(lambda: "Starting the server …"):
-            found = _models_once_ready(process, log, port)
-        yield _chosen(found, None, None, port)
+            listed = _models_once_ready(process, log, port)
+        yield _chosen(listed, None, None, port)
+
+
+def _context_for(agent: Agent, name: str, wanted: int | None) -> int:
+    """The context of a model with which a server is started for an agent.
+
+    Raises OptionError if that is too small, and as a `ServedModel` does.
+    """
+    from localspec.server.served_models import ServedModel
+
+    model = ServedModel(name, wanted)
+    context = model.context_length
+    if wanted is None:
+        context = max(context, min(model.num_trained, AGENT_CONTEXT))
+    require_context(agent, context, model.num_trained, "")
+    return context
 
 
 def _models_once_ready(
     process: subprocess.Popen[bytes], log: IO[bytes], port: int
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """The models of the server that was started. Raises LocalspecError if it does not start."""
     num_unknown = 0
     while (found := _models_at(port)) is None:
@@ -198,7 +165,7 @@ def _models_once_ready(
     return found
 
 
-def _models_at(port: int) -> list[dict[str, object]] | None:
+def _models_at(port: int) -> list[dict[str, Any]] | None:
     """The models that answer of this user's server at that port; None without such a server.
 
     A server that loads its first model listens, and answers once it has. What cannot show that
@@ -256,7 +223,7 @@ def _free_port() -> int:
 
 
 def _chosen(
-    found: list[dict[str, object]], model: str | None, context_length: int | None, port: int
+    found: list[dict[str, Any]], model: str | None, context_length: int | None, port: int
 ) -> ServerFound:
     """The model that is asked for, else the first. Raises OptionError if it is not there."""
     names = _served_names(model) if model else {found[0]["id"]}
@@ -272,13 +239,14 @@ def _chosen(
             f"the model's name {chosen['id']!r} has signs that Windows' shell reads",
             "Give it a name of your own: localspec models alias NAME MODEL",
         )
-    context = int(str(chosen["max_model_len"]))
+    context = int(chosen["max_model_len"])
     if context_length not in (None, context):
         raise OptionError(
             f"the server at port {port} has a context of {context}, not {context_length}",
             "Stop it, leave --ctx out, or start another: --port N.",
         )
-    return ServerFound(f"http://{HOST}:{port}", str(chosen["id"]), context)
+    num_trained = int(chosen["meta"]["n_ctx_train"])
+    return ServerFound(f"http://{HOST}:{port}", str(chosen["id"]), context, num_trained)
 
 
 def _served_names(model: str) -> set[str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from localspec.cli.agents import ServerFound, settings_of_agents
 from localspec.cli.completion import complete_model
 from localspec.cli.download import offer_download
 from localspec.cli.flags import read_option_file
@@ -35,32 +36,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 8617  # no other model server uses it
-# Agents that do not know the context length assume a far longer one, and send too much.
 _CLIENT_SETTINGS = Template("""\
-Listening on $address with $model (context $context). Ctrl-C stops.
-
 OpenAI's libraries, aider, Open WebUI:
   export OPENAI_BASE_URL=$address/v1 OPENAI_API_BASE=$address/v1 OPENAI_API_KEY=$key
   aider --model openai/$model --no-show-model-warnings
   OPENAI_API_BASE_URL=$address/v1 open-webui serve
 Ollama's library for Python, and programs that ask an Ollama:
   export OLLAMA_HOST=$address OLLAMA_API_KEY=$key
-Claude Code:
-  export ANTHROPIC_BASE_URL=$address ANTHROPIC_AUTH_TOKEN=$key
-  CLAUDE_CODE_MAX_CONTEXT_TOKENS=$context claude --model $model
-Codex, in ~/.codex/config.toml:
-  model = "$model"
-  model_provider = "localspec"
-  model_context_window = $context
-  [model_providers.localspec]
-  name = "localspec"
-  base_url = "$address/v1"
-  wire_api = "responses"
-  experimental_bearer_token = "$key"
-opencode, in opencode.json:
-  $opencode
 """)
-_OUTPUT_SHARE = 4  # the part of the context that opencode leaves free for an answer
 
 
 @click.command(cls=Command)
@@ -273,27 +256,31 @@ def _prepare(
 
 
 def _greeting(address: str, model: ServedModel, *, has_key: bool, has_page: bool) -> str:
-    """Settings to copy into clients, and what to know of the first model.
+    """Settings to copy into clients, what to know of the first model, and the address.
 
-    address: like http://127.0.0.1:8617. has_key: whether clients need an API key.
+    Args:
+        address: The server's, like http://127.0.0.1:8617.
+        model: The first model.
+        has_key: Whether clients need an API key.
+        has_page: Whether there is a page for browsers.
     """
     from localspec.engine.cache_store import kept_folder
 
     key, context = "YOUR_KEY" if has_key else "local", model.context_length
-    settings = _CLIENT_SETTINGS.substitute(
-        address=address,
-        model=model.name,
-        context=context,
-        key=key,
-        opencode=opencode_settings(address, model.name, context, key),
-    )
+    settings = _CLIENT_SETTINGS.substitute(address=address, model=model.name, key=key)
+    served = ServerFound(address, model.name, context, model.num_trained)
+    settings += settings_of_agents(served, key)
     words = f"{printable(settings)}\n{_at_once(model)}"
     if model.engine is not None:
         words += f"\n{printable(in_flags(model.engine.description))}."
     if num_bytes := model.cache_disk.num_bytes:
         size = readable_bytes(num_bytes)
         words += f"\nCaches of conversations are kept in {kept_folder()}, up to {size}."
-    return f"{words}\nTo chat, open {address} in a browser." if has_page else words
+    if has_page:
+        words += "\nTo chat, open the address in a browser."
+    # The last line, which a small window shows.
+    name = printable(model.name)
+    return f"{words}\nListening on {address} with {name} (context {context}). Ctrl-C stops."
 
 
 def _at_once(model: ServedModel) -> str:
@@ -330,15 +317,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def opencode_settings(address: str, model: str, context_length: int, key: str) -> str:
-    """The content of opencode.json for a server."""
-    limit = {"context": context_length, "output": context_length // _OUTPUT_SHARE}
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "options": {"baseURL": f"{address}/v1", "apiKey": key},
-        "models": {model: {"limit": limit}},
-    }
-    settings = {"model": f"localspec/{model}", "provider": {"localspec": provider}}
-    return json.dumps(settings, ensure_ascii=False)

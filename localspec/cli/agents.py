@@ -1,0 +1,193 @@
+"""Coding agents: the settings with which they use a server, and the context that they need."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from string import Template
+from typing import NamedTuple
+
+from localspec.errors import OptionError
+
+AGENT_CONTEXT = 32_768
+"""Tokens of context with which every agent here works."""
+
+_ROOM = 4_000
+"""Tokens that an agent needs beside its first prompt: for a file that it reads, and answers."""
+
+_OUTPUT_SHARE = 4
+"""The part of the context that opencode leaves free for an answer is one in so many."""
+
+_KEY = "local"  # a server without keys takes any
+
+
+class ServerFound(NamedTuple):
+    """A model of a server that an agent is to use."""
+
+    address: str
+    """The server's, as http://127.0.0.1:8617."""
+
+    model: str
+
+    context: int
+    """The context of the model in tokens."""
+
+    num_trained: int
+    """The tokens of context that the model was trained for."""
+
+
+# How a program is told of a server: arguments, and variables; None removes one.
+Told = tuple[list[str], dict[str, str | None]]
+
+
+class Agent(NamedTuple):
+    """A program that can be started with a server."""
+
+    title: str
+
+    package: str
+    """Its name in npm."""
+
+    first_prompt: int
+    """About how many tokens its first prompt has: its instructions, its tools and a question.
+
+    Counted in Qwen2.5's vocabulary, as Claude Code 2.1.197, Codex 0.171 and opencode 1.18.33
+    ask "Say hello." in an empty git repository.
+    """
+
+    tell: Callable[[ServerFound], Told]
+    """Tells it of a server when it is started."""
+
+    settings: Template
+    """The same settings as a person gives them, below a line that says where."""
+
+    @property
+    def least_context(self) -> int:
+        """The tokens of context below which it is of no use."""
+        return self.first_prompt + _ROOM
+
+
+def _tell_claude(served: ServerFound) -> Told:
+    clouds = [name for name in os.environ if name.startswith("CLAUDE_CODE_USE_")]
+    return ["--model", served.model], {
+        **dict.fromkeys(clouds),  # it would ask one of them
+        "ANTHROPIC_BASE_URL": served.address,
+        "ANTHROPIC_AUTH_TOKEN": _KEY,
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),
+    }
+
+
+def _tell_codex(served: ServerFound) -> Told:
+    provider = "model_providers.localspec"
+    settings: dict[str, str | int] = {
+        "model": served.model,
+        "model_provider": "localspec",
+        "model_context_window": served.context,
+        f"{provider}.name": "localspec",
+        f"{provider}.base_url": f"{served.address}/v1",
+        f"{provider}.wire_api": "responses",
+        f"{provider}.experimental_bearer_token": _KEY,
+    }
+    arguments = []
+    for key, value in settings.items():
+        # A string of JSON is one of TOML, too.
+        arguments += ["-c", f"{key}={json.dumps(value, ensure_ascii=False)}"]
+    return arguments, {}
+
+
+def _tell_opencode(served: ServerFound) -> Told:
+    return [], {"OPENCODE_CONFIG_CONTENT": _opencode_json(served, _KEY)}  # above its files
+
+
+def _opencode_json(served: ServerFound, key: str) -> str:
+    """The content of opencode.json for a server."""
+    limit = {"context": served.context, "output": served.context // _OUTPUT_SHARE}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{served.address}/v1", "apiKey": key},
+        "models": {served.model: {"limit": limit}},
+    }
+    settings = {"model": f"localspec/{served.model}", "provider": {"localspec": provider}}
+    return json.dumps(settings, ensure_ascii=False)
+
+
+# Agents that do not know the context length assume a far longer one, and send too much.
+_CLAUDE_SETTINGS = Template("""\
+Claude Code:
+  export ANTHROPIC_BASE_URL=$address ANTHROPIC_AUTH_TOKEN=$key
+  CLAUDE_CODE_MAX_CONTEXT_TOKENS=$context claude --model $model
+""")
+_CODEX_SETTINGS = Template("""\
+Codex, in ~/.codex/config.toml:
+  model = "$model"
+  model_provider = "localspec"
+  model_context_window = $context
+  [model_providers.localspec]
+  name = "localspec"
+  base_url = "$address/v1"
+  wire_api = "responses"
+  experimental_bearer_token = "$key"
+""")
+_OPENCODE_SETTINGS = Template("""\
+opencode, in opencode.json:
+  $opencode
+""")
+
+AGENTS = {
+    "claude": Agent(
+        "Claude Code", "@anthropic-ai/claude-code", 21_000, _tell_claude, _CLAUDE_SETTINGS
+    ),
+    "codex": Agent("Codex", "@openai/codex", 8_600, _tell_codex, _CODEX_SETTINGS),
+    "opencode": Agent("opencode", "opencode-ai", 7_200, _tell_opencode, _OPENCODE_SETTINGS),
+}
+
+
+def settings_of_agents(served: ServerFound, key: str) -> str:
+    """Settings to copy into the agents, and which agents need a larger context.
+
+    Args:
+        served: The server and its model.
+        key: An API key of the server.
+    """
+    fields = {**served._asdict(), "key": key, "opencode": _opencode_json(served, key)}
+    suited = [each for each in AGENTS.values() if each.least_context <= served.context]
+    settings = "".join(each.settings.substitute(fields) for each in suited)
+    lacking = [each for each in AGENTS.values() if each not in suited]
+    if not lacking:
+        return settings
+    needs = ", ".join(f"{each.title} ({each.least_context:,} tokens)" for each in lacking)
+    least = min(each.least_context for each in lacking)
+    remedy = _context_option(served.num_trained, least)
+    if remedy is None:
+        remedy = f"this model was trained for {served.num_trained:,}"
+    return f"{settings}A larger context is needed for {needs}: {remedy}.\n"
+
+
+def require_context(agent: Agent, context: int, num_trained: int, first: str) -> None:
+    """Raise OptionError if the context is too small for the agent.
+
+    Args:
+        agent: The agent.
+        context: The context of the model in tokens.
+        num_trained: The tokens of context that the model was trained for.
+        first: What has to be done before another context can be given: a sentence and a space,
+            or nothing.
+    """
+    least = agent.least_context
+    if context >= least:
+        return
+    option = _context_option(num_trained, least)
+    if option is None:
+        remedy = f"Choose another model: this one was trained for {num_trained:,}."
+    else:
+        remedy = f"Give a larger one: {option}."
+    raise OptionError(
+        f"{agent.title} does not work with a context of {context:,} tokens: it needs {least:,}",
+        f"{first}{remedy}",
+    )
+
+
+def _context_option(num_trained: int, least: int) -> str | None:
+    """The option for a context that suits agents; None if the model cannot have the least."""
+    return f"--ctx {min(num_trained, AGENT_CONTEXT)}" if num_trained >= least else None
